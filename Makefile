@@ -1,0 +1,87 @@
+# Commands for a checkout. Each makes .venv when it is missing, or stale against pyproject.toml and constraints.txt, then does its work.
+#
+# Needs Python 3.11 or later and Java 17 or later. uv is used when it is there (`make UV= test` does without).
+# PYTHON=/path/to/python chooses the Python of a new .venv.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.tallyflow-installed
+UV ?= $(shell command -v uv 2>/dev/null)
+PYTHON ?=
+
+TEST_PATHS = $(wildcard tests/unit tests/spark tests/integration)
+CRASH_TESTS = $(wildcard tests/crash/test_*.py)
+LINTED = pipelines resources sql dagster_project tests bench examples
+
+.PHONY: help demo test crash bench lint venv check-java constraints
+
+help:
+	@echo "make demo    start real servers, send 300,000 events through, check every one of them"
+	@echo "make test    unit, Spark and integration tests"
+	@echo "make crash   the tests that kill processes"
+	@echo "make bench   throughput, CPU per event, memory, latency"
+	@echo "make lint    ruff and mypy"
+
+demo: check-java venv
+	@$(BIN)/tallyflow demo
+
+test: check-java venv
+	$(BIN)/python -m pytest $(TEST_PATHS) -m "not crash"
+
+crash: check-java venv
+	@if [ -z "$(CRASH_TESTS)" ]; then echo "make crash: no test file in tests/crash, nothing was run"; \
+	else echo "$(BIN)/python -m pytest tests/crash"; $(BIN)/python -m pytest tests/crash; fi
+
+bench: check-java venv
+	@$(BIN)/python -m bench
+
+lint: venv
+	$(BIN)/ruff check $(wildcard $(LINTED))
+	$(BIN)/ruff format --check $(wildcard $(LINTED))
+	$(BIN)/mypy
+
+# Exact pins for Python 3.11 and later; needs uv. Present pins stay unless pyproject.toml excludes them; `make constraints UPGRADE=--upgrade`.
+constraints:
+	uv pip compile pyproject.toml --extra local --extra dev --universal --python-version 3.11 $(UPGRADE) \
+	    --no-header --no-annotate --no-emit-index-url --quiet --output-file constraints.txt
+
+# The stamp holds the place and the checksum of what was installed and is written last: an interrupted install is done again.
+# A .venv that was copied along with the tree, or whose Python is gone, is made anew.
+venv:
+	@set -eu; \
+	wanted="$$(pwd -P) $$(cat pyproject.toml constraints.txt | cksum)"; \
+	found="$$(cat $(STAMP) 2>/dev/null || true)"; \
+	if [ "$$found" = "$$wanted" ] && $(BIN)/python -c "" 2>/dev/null; then exit 0; fi; \
+	case "$$found" in ""|"$$(pwd -P) "*) ;; *) rm -rf $(VENV);; esac; \
+	rm -f $(STAMP); \
+	if [ -n "$(UV)" ]; then probe="import sys"; else probe="import pip"; fi; \
+	if ! $(BIN)/python -c "$$probe; import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null; then \
+	    python=""; \
+	    for name in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	        if "$$name" -c "import sys; sys.exit(sys.version_info < (3, 11))" >/dev/null 2>&1; then python="$$name"; break; fi; \
+	    done; \
+	    if [ -z "$$python" ]; then \
+	        echo "Python 3.11 or later is needed and was not found$(if $(PYTHON), as $(PYTHON),): install it (for example the package python3), or name one with PYTHON=" >&2; exit 1; \
+	    fi; \
+	    if [ -z "$(UV)" ] && ! "$$python" -c "import ensurepip, venv" 2>/dev/null; then \
+	        version="$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"; \
+	        echo "$$python cannot make a virtual environment: install the package python$$version-venv (Debian, Ubuntu), or uv" >&2; exit 1; \
+	    fi; \
+	    echo "making $(VENV) with $$python"; \
+	    rm -rf $(VENV); \
+	    if [ -n "$(UV)" ]; then "$(UV)" venv --no-python-downloads --python "$$(command -v "$$python")" $(VENV); else "$$python" -m venv $(VENV); fi; \
+	fi; \
+	echo "installing what constraints.txt names (about 700 MB once)"; \
+	if [ -n "$(UV)" ]; then "$(UV)" pip install --python $(BIN)/python -c constraints.txt -e ".[local,dev]"; \
+	else $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[local,dev]"; fi; \
+	printf '%s\n' "$$wanted" > $(STAMP)
+
+# The same rule as resources/local/java.py: a JAVA_HOME that is set decides, because Spark would use it, too.
+check-java:
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	version="$$("$$java" -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9][0-9]*\).*/\2/p' | head -n 1)"; \
+	if [ -z "$$version" ]; then \
+	    echo "Java 17 or later is needed and $$java does not run: install it (for example the package openjdk-17-jre-headless), or set JAVA_HOME to one" >&2; exit 1; \
+	elif [ "$$version" -lt 17 ]; then \
+	    echo "Java 17 or later is needed, $$java is Java $$version: install it (for example the package openjdk-17-jre-headless), or set JAVA_HOME to one" >&2; exit 1; \
+	fi

@@ -1,0 +1,284 @@
+"""The `tallyflow` command. A composition root: the one place under pipelines/ (with demo.py) that knows the local servers."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from pipelines.config import PipelineConfig, json_schema, load, notes
+from pipelines.errors import ConfigurationError, TallyflowError
+from pipelines.naming import LEGS, Names
+from resources.local import cli as local_cli
+from resources.local.stack import default_home
+
+app = typer.Typer(
+    help="Kafka into ClickHouse, exactly once, with every event accounted for.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(local_cli.up)
+app.command()(local_cli.down)
+app.command()(local_cli.env)
+
+File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+_STOP_SECONDS = 60.0
+
+out = Console()
+err = Console(stderr=True)
+
+
+@contextmanager
+def _errors_as_exit() -> Iterator[None]:
+    """Our errors as one message and exit code 1 (2 for a file that cannot be used); anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except ConfigurationError as error:
+        err.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    except TallyflowError as error:
+        err.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+
+
+@app.command()
+def validate(file: File) -> None:
+    """Check a pipeline file: all faults at once, then what is worth knowing about a sound one. Connects to nothing."""
+    from pipelines.preflight import check_supported, check_types
+
+    with _errors_as_exit():
+        config = load(file)
+        check_types(config)
+        for note in notes(config):
+            out.print(f"note: {note}", style="yellow", markup=False)
+        check_supported(config)
+    out.print(f"{file}: pipeline {config.pipeline_id} is valid", markup=False)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the pipeline file, for editors."""
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def run(
+    file: File,
+    leg: Annotated[list[str] | None, typer.Option(help=f"Run this leg only ({', '.join(LEGS)}); may repeat.")] = None,
+    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when all that Kafka holds now is in ClickHouse.")] = False,
+    connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at the start.")] = 60.0,
+    master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
+) -> None:
+    """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
+    from pipelines.runner import Runner, RunOptions
+    from pipelines.status import StatusServer
+
+    with _errors_as_exit():
+        config = load(file)
+        unknown = [name for name in leg or () if name not in LEGS]
+        if unknown:
+            raise typer.BadParameter(f"no such leg: {', '.join(unknown)}; legs are {', '.join(LEGS)}")
+        for note in notes(config):
+            err.print(f"note: {note}", style="yellow", markup=False)
+        options = RunOptions(tuple(leg) if leg else LEGS, until_caught_up, connect_timeout, master)
+        tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
+        runner = Runner(config, file.read_text(), default_home(), options, tell)
+        runner.on_start = StatusServer
+        try:
+            runner.run()
+        except TallyflowError as error:
+            err.print(str(error), style="red", markup=False, highlight=False)
+            _leave(1)
+        _leave(0)
+
+
+def _leave(code: int) -> None:
+    """Ends a process that ran Spark: everything is closed by now, and the threads that Spark's gateway leaves would only delay the exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@app.command()
+def stop(file: File) -> None:
+    """Stop the runner of a pipeline on this host: batches in work are finished first."""
+    from pipelines.status import find_runner
+
+    with _errors_as_exit():
+        directory = _directory(load(file))
+    found = find_runner(directory)
+    if found is None:
+        out.print("no runner of this pipeline on this host")
+        return
+    os.kill(found["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while find_runner(directory) is not None:
+        if time.monotonic() > deadline:
+            err.print(f"process {found['pid']} has not ended within {_STOP_SECONDS:.0f} s; its state is safe, kill -9 it if you must")
+            raise typer.Exit(1)
+        time.sleep(0.1)
+    out.print("stopped")
+
+
+@app.command()
+def status(
+    file: Annotated[Path | None, typer.Argument(help="A pipeline file.", exists=True, dir_okay=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a running pipeline (legs, lag, rows/s, errors); without a file: the local servers."""
+    if file is None:
+        local_cli.status(as_json=as_json)
+        return
+    with _errors_as_exit():
+        directory = _directory(load(file))
+    now = _ask(directory)
+    if now is None:
+        out.print("not running on this host; `tallyflow tally` shows what it has done")
+        raise typer.Exit(1)
+    if as_json:
+        typer.echo(json.dumps(now, indent=2))
+    elif not watch:
+        out.print(_status_table(now, None))
+    else:
+        _watch(directory, now)
+    if not now["healthy"]:
+        raise typer.Exit(1)
+
+
+def _watch(directory: Path, now: dict[str, Any]) -> None:
+    with Live(_status_table(now, None), console=out) as live:
+        while True:
+            time.sleep(1)
+            newer = _ask(directory)
+            if newer is None:
+                return
+            live.update(_status_table(newer, now))
+            now = newer
+
+
+def _ask(directory: Path) -> dict[str, Any] | None:
+    from pipelines.status import find_runner
+
+    found = find_runner(directory)
+    if found is None:
+        return None
+    answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:{found['port']}/status", timeout=10).json()
+    return answer
+
+
+def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
+    """One row per leg. Rates are over the time between two looks, or since the start."""
+    lag = sum(now["lag"].values())
+    caption = f"lag {lag:,} offsets over {len(now['lag'])} partitions; up {now['uptime_seconds']:,.0f} s; epoch {now['epoch']}"
+    title = f"pipeline {now['pipeline']}"
+    table = Table("leg", "state", "rows in", "rows out", "rows/s", "last batch", "message", title=title, caption=caption)
+    for name, leg in now["legs"].items():
+        totals, last = leg["totals"], leg["last_batch"]
+        earlier = before["legs"][name]["totals"].get("rows_in", 0) if before else None
+        seconds = now["uptime_seconds"] - (before["uptime_seconds"] if before else 0)
+        rate = f"{(totals.get('rows_in', 0) - earlier) / max(seconds, 1e-3):,.0f}" if earlier is not None else ""
+        batch = f"{last['counts'].get('rows_in', 0):,} rows, {last['seconds'] * 1000:,.0f} ms" if last else ""
+        table.add_row(name, leg["state"], f"{totals.get('rows_in', 0):,}", f"{totals.get('rows_out', 0):,}", rate, batch, leg["message"])
+    return table
+
+
+@app.command()
+def tally(file: File, as_json: AsJson = False) -> None:
+    """Show per leg what went in and where it went; the exit code is 1 if anything is not accounted for."""
+    from pipelines.connectors.jetstream import JetStream
+    from pipelines.tally import tally as account
+
+    with _errors_as_exit():
+        config = load(file)
+        log = JetStream(config.nats).connect()
+        try:
+            found = account(log, Names(config.pipeline_id))
+        finally:
+            log.close()
+    if as_json:
+        legs = [{**asdict(leg), "residue": leg.residue} for leg in found.legs]
+        typer.echo(json.dumps({"pipeline": config.pipeline_id, "residue": found.residue, "legs": legs}, indent=2))
+    else:
+        from pipelines.report import tally_table
+
+        out.print(tally_table(config.pipeline_id, found))
+    if found.residue:
+        raise typer.Exit(1)
+
+
+@app.command()
+def delete(
+    file: File,
+    keep_table: Annotated[bool, typer.Option("--keep-table", help="Keep the ClickHouse table.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a stopped pipeline: its streams, its state on this host and, if it made the table, the table. Lists it first and asks."""
+    from pipelines.delete import Deletion
+
+    with _errors_as_exit():
+        config = load(file)
+        deletion = Deletion(config, _directory(config), keep_table)
+        for line in deletion.lines():
+            out.print(f"  - {line}", markup=False, highlight=False)
+        if not yes:
+            typer.confirm("Delete this for good?", abort=True)
+        deletion.run()
+    out.print("deleted")
+
+
+@app.command()
+def produce(
+    file: File,
+    count: Annotated[int, typer.Option(min=1, help="Events to send.")] = 100_000,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Events per second. Default: as fast as it goes.")] = None,
+    size: Annotated[int, typer.Option(min=150, help="Bytes per event, about.")] = 200,
+    duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of events that are copies of earlier ones.")] = 0.0,
+    bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that no pipeline can parse.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic is made.")] = 4,
+) -> None:
+    """Send restaurant orders to the topic of a pipeline file (examples/orders)."""
+    from pipelines.produce import produce as send
+
+    with _errors_as_exit():
+        source = load(file).sources[0]
+        brokers = ",".join(source.connection_params.brokers)
+        summary = send(brokers, source.topic, count, rate, size, duplicate_share, bad_share, seed, partitions)
+    typer.echo(json.dumps(asdict(summary), indent=2))
+
+
+@app.command()
+def demo(
+    count: Annotated[int, typer.Option(min=1, help="Events to produce.")] = 300_000,
+    size: Annotated[int, typer.Option(min=150, help="Bytes per event, about.")] = 200,
+    bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that cannot be parsed.")] = 0.001,
+    seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
+) -> None:
+    """Start real servers, produce orders, run the pipeline over them, and check every position against the table."""
+    from pipelines.demo import demo as show
+
+    with _errors_as_exit():
+        code = show(count=count, size=size, bad_share=bad_share, seed=seed)
+    raise typer.Exit(code)
+
+
+def _directory(config: PipelineConfig) -> Path:
+    return Names(config.pipeline_id).directory(default_home())
+
+
+if __name__ == "__main__":
+    sys.exit(app())

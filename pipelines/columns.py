@@ -1,0 +1,379 @@
+"""ClickHouse column types: text in, a checked tree out, and back to canonical text that is safe in DDL.
+
+`parse_type` accepts the grammar of the types that a sink column may have and nothing else, so text from a pipeline file can be placed in a
+statement once it went through here. `arrow_type` says in which Arrow type a column travels to ClickHouse (`FORMAT ArrowStream`).
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+import pyarrow as pa
+
+INTEGER_BITS = {f"{sign}Int{bits}": bits for sign in ("", "U") for bits in (8, 16, 32, 64, 128, 256)}
+"""Width in bits of every integer type, by its ClickHouse name."""
+_DECIMAL_PRECISION = {"Decimal32": 9, "Decimal64": 18, "Decimal128": 38, "Decimal256": 76}
+_PLAIN = {*INTEGER_BITS, "Bool", "Float32", "Float64", "String", "UUID", "Date", "Date32", "IPv4", "IPv6", "JSON"}
+_LOW_CARDINALITY = {
+    *INTEGER_BITS,
+    "Bool",
+    "Float32",
+    "Float64",
+    "String",
+    "FixedString",
+    "Date",
+    "Date32",
+    "DateTime",
+    "UUID",
+    "IPv4",
+    "IPv6",
+}
+_NEVER_NULLABLE = {"Array", "Map", "Tuple"}
+_MAX_DEPTH = 16
+_MAX_FIXED_STRING = 0xFFFFFF
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
+_TIME_ZONE = re.compile(r"[A-Za-z0-9_+\-/]{1,64}\Z", re.ASCII)
+_TOKEN = re.compile(
+    r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>-?[0-9]{1,20})|(?P<quoted>'(?:[^'\\]|\\.|'')*')|(?P<mark>[(),=`]))", re.S | re.A
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+
+
+@dataclass(frozen=True)
+class EnumMember:
+    name: str
+    value: int
+
+    def __str__(self) -> str:
+        return f"{quote_string(self.name)} = {self.value}"
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """One ClickHouse type. `str()` gives its canonical text, as `system.columns` shows it.
+
+    `arguments` by `name`: FixedString (length,), DateTime (zone,) or (), DateTime64 (precision,) or (precision, zone),
+    Decimal (precision, scale), Enum8/Enum16 (EnumMember, ...), Array (ColumnType,), Map (key, value), Tuple (ColumnType, ...); else ().
+    `fields` names the members of a Tuple, and is empty if they have no names. LowCardinality(Nullable(T)) has both flags set.
+    """
+
+    name: str
+    arguments: tuple["ColumnType | EnumMember | int | str", ...] = ()
+    nullable: bool = False
+    low_cardinality: bool = False
+    fields: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = self.name + self._argument_text()
+        if self.nullable:
+            text = f"Nullable({text})"
+        return f"LowCardinality({text})" if self.low_cardinality else text
+
+    @property
+    def inner(self) -> tuple["ColumnType", ...]:
+        """The types inside an Array, Map or Tuple; empty for any other type."""
+        return tuple(argument for argument in self.arguments if isinstance(argument, ColumnType))
+
+    @property
+    def members(self) -> tuple[EnumMember, ...]:
+        """The members of an Enum; empty for any other type."""
+        return tuple(argument for argument in self.arguments if isinstance(argument, EnumMember))
+
+    def number(self, index: int) -> int:
+        """The numeric argument at `index` (length, precision, scale)."""
+        argument = self.arguments[index]
+        if not isinstance(argument, int):
+            raise TypeError(f"{self}: argument {index} is not a number")
+        return argument
+
+    def _argument_text(self) -> str:
+        if self.fields:
+            return f"({', '.join(f'{quote_identifier(name)} {kind}' for name, kind in zip(self.fields, self.inner, strict=True))})"
+        if not self.arguments:
+            return ""
+        return f"({', '.join(quote_string(a) if isinstance(a, str) else str(a) for a in self.arguments)})"
+
+
+def quote_identifier(name: str) -> str:
+    """`name` itself: names outside `[A-Za-z_][A-Za-z0-9_]*` raise ValueError, so no quoting is ever needed."""
+    if not _IDENTIFIER.match(name):
+        raise ValueError(f"{name[:80]!r} is not a plain name: letters, digits and underscores, not starting with a digit")
+    return name
+
+
+def quote_string(text: str) -> str:
+    """`text` as a ClickHouse string literal."""
+    escaped = (
+        text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r").replace("\0", "\\0")
+    )
+    return f"'{escaped}'"
+
+
+def parse_type(text: str) -> ColumnType:
+    """The tree of a ClickHouse type text; raises ValueError that names the position (counted from 1) and what was expected there."""
+    parser = _Parser(text)
+    column = parser.type(depth=0)
+    parser.finish()
+    return column
+
+
+def arrow_type(column: ColumnType) -> pa.DataType:
+    """The Arrow type in which a value of `column` is sent. Source: measured, see
+    tests/integration/test_column_types.py.
+
+    UUID, Enum, IPv4 and wide integers travel in their binary form: as text a null would fail instead of taking the column's DEFAULT.
+    UUID bytes are big-endian (`uuid.bytes`), IPv6 is in network order, [U]Int256 and UInt128 are little-endian.
+    """
+    name = column.name
+    if name in _ARROW:
+        return _ARROW[name]
+    if name == "FixedString":
+        return pa.binary()
+    if name == "DateTime64":
+        precision = column.number(0)
+        return pa.timestamp("ms" if precision <= 3 else "us" if precision <= 6 else "ns", tz="UTC")
+    if name == "Decimal":
+        precision, scale = column.number(0), column.number(1)
+        return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
+    if name == "Array":
+        return pa.list_(arrow_type(column.inner[0]))
+    if name == "Map":
+        return pa.map_(arrow_type(column.inner[0]), arrow_type(column.inner[1]))
+    if name == "Tuple":
+        return pa.struct([pa.field(member, arrow_type(kind)) for member, kind in zip(tuple_fields(column), column.inner, strict=True)])
+    raise TypeError(f"no Arrow type for {column}")
+
+
+def tuple_fields(column: ColumnType) -> tuple[str, ...]:
+    """The member names of a Tuple; ClickHouse calls the members of an unnamed one '1', '2', ..."""
+    return column.fields or tuple(str(index) for index in range(1, len(column.inner) + 1))
+
+
+_ARROW: dict[str, pa.DataType] = {
+    **{f"Int{bits}": kind for bits, kind in zip((8, 16, 32, 64), (pa.int8(), pa.int16(), pa.int32(), pa.int64()), strict=True)},
+    **{f"UInt{bits}": kind for bits, kind in zip((8, 16, 32, 64), (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()), strict=True)},
+    "Int128": pa.binary(16),
+    "UInt128": pa.binary(16),
+    "Int256": pa.binary(32),
+    "UInt256": pa.binary(32),
+    "Bool": pa.bool_(),
+    "Float32": pa.float32(),
+    "Float64": pa.float64(),
+    "String": pa.string(),
+    "JSON": pa.string(),
+    "UUID": pa.binary(16),
+    "Enum8": pa.int8(),
+    "Enum16": pa.int16(),
+    "IPv4": pa.uint32(),
+    "IPv6": pa.binary(16),
+    "Date": pa.date32(),
+    "Date32": pa.date32(),
+    "DateTime": pa.timestamp("s", tz="UTC"),
+}
+
+
+class _Parser:
+    """Recursive descent over one type text; every method leaves the cursor after what it read."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(self._scan())
+        self._cursor = 0
+
+    def type(self, depth: int) -> ColumnType:
+        if depth > _MAX_DEPTH:
+            self._fail(f"at most {_MAX_DEPTH} nested types")
+        start = self._cursor
+        name = self._take("name", "a type name")
+        if name in _PLAIN:
+            return ColumnType(name)
+        reader = self._reader(name)
+        if reader is None:
+            self._cursor = start
+            self._fail(f"a supported type, got {name!r}")
+        return reader(depth)
+
+    def finish(self) -> None:
+        if self._cursor != len(self._tokens):
+            self._fail("the end of the type")
+
+    def _reader(self, name: str) -> Callable[[int], ColumnType] | None:
+        if name in _DECIMAL_PRECISION:
+            return lambda _: self._decimal(_DECIMAL_PRECISION[name])
+        if name in ("Enum", "Enum8", "Enum16"):
+            return lambda _: self._enum(name)
+        readers: dict[str, Callable[[int], ColumnType]] = {
+            "FixedString": lambda _: ColumnType("FixedString", (self._single_number("a length", 1, _MAX_FIXED_STRING),)),
+            "Decimal": lambda _: self._decimal(None),
+            "DateTime": lambda _: self._date_time(),
+            "DateTime64": lambda _: self._date_time64(),
+            "Nullable": self._nullable,
+            "LowCardinality": self._low_cardinality,
+            "Array": lambda depth: ColumnType("Array", tuple(self._types(depth, 1))),
+            "Map": self._map,
+            "Tuple": self._tuple,
+        }
+        return readers.get(name)
+
+    def _nullable(self, depth: int) -> ColumnType:
+        start = self._cursor
+        (inner,) = self._types(depth, 1)
+        if inner.nullable or inner.low_cardinality or inner.name in _NEVER_NULLABLE:
+            self._cursor = start
+            self._fail(f"a type that can be Nullable, got {inner}")
+        return ColumnType(inner.name, inner.arguments, nullable=True)
+
+    def _low_cardinality(self, depth: int) -> ColumnType:
+        start = self._cursor
+        (inner,) = self._types(depth, 1)
+        if inner.low_cardinality or inner.name not in _LOW_CARDINALITY:
+            self._cursor = start
+            self._fail(f"a type that can be LowCardinality, got {inner}")
+        return ColumnType(inner.name, inner.arguments, nullable=inner.nullable, low_cardinality=True)
+
+    def _map(self, depth: int) -> ColumnType:
+        start = self._cursor
+        key, value = self._types(depth, 2)
+        if key.nullable or key.name in {"Map", "JSON", "Float32", "Float64"}:
+            self._cursor = start
+            self._fail(f"a type that can be a Map key, got {key}")
+        return ColumnType("Map", (key, value))
+
+    def _tuple(self, depth: int) -> ColumnType:
+        names: list[str] = []
+        kinds: list[ColumnType] = []
+        for _ in self._items():
+            following = self._tokens[self._cursor + 1][0] if self._cursor + 1 < len(self._tokens) else ""
+            if self._peek() == "`" or following == "name":
+                names.append(self._member_name(names))
+            kinds.append(self.type(depth + 1))
+            if names and len(names) != len(kinds):
+                self._fail("a name for every member of the Tuple, or for none")
+        return ColumnType("Tuple", tuple(kinds), fields=tuple(names))
+
+    def _member_name(self, names: list[str]) -> str:
+        ticked = self._peek() == "`"
+        if ticked:
+            self._mark("`")
+        name = self._take("name", "a plain member name")
+        if ticked:
+            self._mark("`")
+        if name in names:
+            self._fail(f"distinct member names, got {name!r} twice")
+        return name
+
+    def _decimal(self, precision: int | None) -> ColumnType:
+        if precision is not None:
+            return ColumnType("Decimal", (precision, self._single_number("a scale", 0, precision)))
+        self._mark("(")
+        precision = self._number("a precision", 1, 76)
+        scale = 0
+        if self._peek() == ",":
+            self._mark(",")
+            scale = self._number("a scale", 0, precision)
+        self._mark(")")
+        return ColumnType("Decimal", (precision, scale))
+
+    def _date_time(self) -> ColumnType:
+        if self._peek() != "(":
+            return ColumnType("DateTime")
+        self._mark("(")
+        zone = self._zone()
+        self._mark(")")
+        return ColumnType("DateTime", (zone,))
+
+    def _date_time64(self) -> ColumnType:
+        self._mark("(")
+        precision = self._number("a precision", 0, 9)
+        arguments: tuple[int | str, ...] = (precision,)
+        if self._peek() == ",":
+            self._mark(",")
+            arguments = (precision, self._zone())
+        self._mark(")")
+        return ColumnType("DateTime64", arguments)
+
+    def _enum(self, name: str) -> ColumnType:
+        members: list[EnumMember] = []
+        for _ in self._items():
+            label = self._quoted("an enum member such as 'a' = 1")
+            value = members[-1].value + 1 if members else 1
+            if self._peek() == "=":
+                self._mark("=")
+                value = self._number("an enum value", -0x8000, 0x7FFF)
+            if any(label == member.name or value == member.value for member in members):
+                self._fail(f"distinct enum members, got {label!r} = {value}")
+            members.append(EnumMember(label, value))
+        fits = all(-0x80 <= member.value <= 0x7F for member in members)
+        if name == "Enum8" and not fits:
+            self._fail("values of Enum8 between -128 and 127")
+        if any(member.value > 0x7FFF for member in members):
+            self._fail("values of Enum16 between -32768 and 32767")
+        width = name if name != "Enum" else "Enum8" if fits else "Enum16"
+        return ColumnType(width, tuple(members))
+
+    def _types(self, depth: int, count: int) -> list[ColumnType]:
+        kinds = [self.type(depth + 1) for _ in self._items()]
+        if len(kinds) != count:
+            self._fail(f"{count} type{'s' if count > 1 else ''} in the parentheses, got {len(kinds)}")
+        return kinds
+
+    def _items(self) -> Iterator[None]:
+        """Reads the parentheses and commas around items that the caller reads, one per step."""
+        self._mark("(")
+        yield None
+        while self._peek() == ",":
+            self._mark(",")
+            yield None
+        self._mark(")")
+
+    def _single_number(self, what: str, low: int, high: int) -> int:
+        self._mark("(")
+        number = self._number(what, low, high)
+        self._mark(")")
+        return number
+
+    def _number(self, what: str, low: int, high: int) -> int:
+        number = int(self._take("number", what))
+        if not low <= number <= high:
+            self._cursor -= 1
+            self._fail(f"{what} between {low} and {high}")
+        return number
+
+    def _zone(self) -> str:
+        zone = self._quoted("a time zone such as 'UTC'")
+        if not _TIME_ZONE.match(zone):
+            self._cursor -= 1
+            self._fail("a time zone such as 'UTC' or 'Europe/Berlin'")
+        return zone
+
+    def _quoted(self, what: str) -> str:
+        literal = self._take("quoted", what)[1:-1]
+        return re.sub(r"\\(.)|''", lambda found: _ESCAPES.get(found[1], found[1]) if found[1] else "'", literal, flags=re.S)
+
+    def _mark(self, mark: str) -> None:
+        if self._peek() != mark:
+            self._fail(repr(mark))
+        self._cursor += 1
+
+    def _peek(self) -> str:
+        return self._tokens[self._cursor][1] if self._cursor < len(self._tokens) else ""
+
+    def _take(self, kind: str, what: str) -> str:
+        if self._cursor >= len(self._tokens) or self._tokens[self._cursor][0] != kind:
+            self._fail(what)
+        self._cursor += 1
+        return self._tokens[self._cursor - 1][1]
+
+    def _scan(self) -> Iterator[tuple[str, str, int]]:
+        position, end = 0, len(self._text.rstrip())
+        while position < end:
+            found = _TOKEN.match(self._text, position, end)
+            if found is None or found.lastgroup is None:
+                raise ValueError(f"type {self._text[:200]!r}, position {position + 1}: unexpected text")
+            yield found.lastgroup, found[found.lastgroup], found.start(found.lastgroup)
+            position = found.end()
+
+    def _fail(self, expected: str) -> NoReturn:
+        position = self._tokens[self._cursor][2] if self._cursor < len(self._tokens) else len(self._text)
+        raise ValueError(f"type {self._text[:200]!r}, position {position + 1}: expected {expected}")

@@ -1,0 +1,78 @@
+"""The pipeline file: GlassFlow's pipeline format v3 with optional fields of ours, as one frozen tree of models.
+
+The single source of truth for defaults, bounds and the rules between fields; docs/pipeline-file.md and the JSON Schema are made from it.
+
+    text.py         YAML or JSON to a tree             interpolate.py  ${NAME} and {file: PATH} in the tree
+    base.py         what the models share              durations.py    "1h30m" and "512MiB"
+    sources.py transforms.py sink.py pipeline.py       the models, in the order of the file
+    rules.py        rules between sections             partial.py      judging what is sound of a faulty file
+    faults.py       pydantic's errors in plain words   load.py         all of that, from text to PipelineConfig
+    judge.py        notes, version, shape, what this release cannot run
+    schema.py       JSON Schema of the file
+"""
+
+from pipelines.config.base import Duration, LiteralSecret, Secret, Size
+from pipelines.config.durations import format_duration, parse_duration, parse_size
+from pipelines.config.judge import document_of, notes, shape_of, unsupported, version_of
+from pipelines.config.load import load, parse
+from pipelines.config.pipeline import Metadata, NatsConnection, NatsTls, PipelineConfig, Resources, StreamResources
+from pipelines.config.rules import fields_at_sink
+from pipelines.config.schema import json_schema
+from pipelines.config.sink import ClickHouseConnection, ClickHouseSink, ColumnMapping
+from pipelines.config.sources import KafkaColumn, KafkaConnection, KafkaSource, SchemaField
+from pipelines.config.transforms import (
+    DedupConfig,
+    DedupTransform,
+    FilterConfig,
+    FilterTransform,
+    Join,
+    JoinOutput,
+    JoinSide,
+    StatelessConfig,
+    StatelessOutput,
+    StatelessTransform,
+    Transform,
+)
+
+__all__ = [
+    "ClickHouseConnection",
+    "ClickHouseSink",
+    "ColumnMapping",
+    "DedupConfig",
+    "DedupTransform",
+    "Duration",
+    "FilterConfig",
+    "FilterTransform",
+    "Join",
+    "JoinOutput",
+    "JoinSide",
+    "KafkaColumn",
+    "KafkaConnection",
+    "KafkaSource",
+    "LiteralSecret",
+    "Metadata",
+    "NatsConnection",
+    "NatsTls",
+    "PipelineConfig",
+    "Resources",
+    "SchemaField",
+    "Secret",
+    "Size",
+    "StatelessConfig",
+    "StatelessOutput",
+    "StatelessTransform",
+    "StreamResources",
+    "Transform",
+    "document_of",
+    "fields_at_sink",
+    "format_duration",
+    "json_schema",
+    "load",
+    "notes",
+    "parse",
+    "parse_duration",
+    "parse_size",
+    "shape_of",
+    "unsupported",
+    "version_of",
+]

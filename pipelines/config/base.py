@@ -1,0 +1,219 @@
+"""What the models of the pipeline file share: the frozen base, the types of its scalars, and how a rule reports a fault."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar, Self, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from pipelines.config.durations import DURATION_PATTERN, SIZE_PATTERN, format_duration, parse_duration, parse_size
+
+Location = tuple[str | int, ...]
+Faults = Iterator[tuple[Location, str]]
+
+IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]{0,126}$"
+
+
+class External(str):
+    """Text that came from the environment or a file, not from the pipeline file itself: never shown in a message."""
+
+
+class LiteralSecret(SecretStr):
+    """A secret written into the pipeline file itself; accepted, masked, and worth a note."""
+
+
+class Model(BaseModel):
+    """Base of every object of the pipeline file: frozen, unknown fields are faults, null means absent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_by_name=True, validate_by_alias=True)
+
+    not_supported: ClassVar[dict[str, str]] = {}
+    """Fields of GlassFlow's format that Tallyflow refuses, with the reason."""
+
+    unshown: ClassVar[frozenset[str]] = frozenset()
+    """Fields other than `Secret` ones whose value no message may show."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()} | cls.not_supported.keys()
+        return {key: item for key, item in value.items() if item is not None or key not in known}
+
+    def faults(self) -> Faults:
+        """What is wrong between sound fields, as (location relative to this object, sentence).
+
+        Also run over a `Partial` in place of self, so it only reads attributes.
+        """
+        yield from ()
+
+    @model_validator(mode="after")
+    def _no_faults(self) -> Self:
+        report(type(self).__name__, self.faults())
+        return self
+
+
+def models_in(annotation: Any) -> list[type[Model]]:
+    """Every model class that a field with this annotation can hold, directly, in a tuple or in a union."""
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in models_in(argument)]
+
+
+def model_for(models: list[type[Model]], raw: Any) -> type[Model] | None:
+    """The one of `models` that the object `raw` of the file means: the only one, or the one whose `type` it has."""
+    if len(models) == 1:
+        return models[0]
+    kind = raw.get("type") if isinstance(raw, dict) else None
+    return next((model for model in models if kind in get_args(model.model_fields["type"].annotation)), None)
+
+
+def field_named(model: type[Model], key: str) -> FieldInfo | None:
+    """The field that is called `key` in the file."""
+    return next((field for name, field in model.model_fields.items() if (field.alias or name) == key), None)
+
+
+def ours(default: Any, description: str, **options: Any) -> Any:
+    """A field that GlassFlow's format does not have."""
+    return Field(default, description=description, json_schema_extra={"x-ours": True}, **options)
+
+
+def report(title: str, faults: Iterable[tuple[Location, str]]) -> None:
+    """Raise one pydantic ValidationError with every fault, or return if there is none. Locations are relative to the validated object."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError("rule", "{message}", {"message": message}), loc=location, input=None)
+        for location, message in faults
+    ]
+    if details:
+        raise ValidationError.from_exception_data(title, details, hide_input=True)
+
+
+def repeated(items: Iterable[str]) -> list[tuple[int, str]]:
+    """Index and value of every item that was there before."""
+    seen: set[str] = set()
+    again = []
+    for index, item in enumerate(items):
+        if item in seen:
+            again.append((index, item))
+        seen.add(item)
+    return again
+
+
+def matching(pattern: str, message: str) -> Callable[[str], str]:
+    """A validator: the text must match `pattern`, else ValueError(`message`)."""
+    compiled = re.compile(pattern)
+
+    def check(text: str) -> str:
+        # `$` also matches before a final newline; fullmatch does not.
+        if not compiled.fullmatch(text):
+            raise ValueError(message)
+        return text
+
+    return check
+
+
+def no_flag(value: Any) -> Any:
+    """Refuse true and false where a number is meant; Python takes them for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _duration(value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("must be a duration with its unit, such as 60s or 1h30m")
+    return parse_duration(value.strip())
+
+
+def _positive(duration: timedelta) -> timedelta:
+    if duration <= timedelta(0):
+        raise ValueError("must be longer than zero")
+    return duration
+
+
+def _size(value: Any) -> Any:
+    return parse_size(value.strip()) if isinstance(value, str) else no_flag(value)
+
+
+def _secret(value: Any) -> SecretStr:
+    if isinstance(value, SecretStr):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("must be text: put it in quotes, or write ${NAME} or {file: PATH}")
+    return SecretStr(str(value)) if isinstance(value, External) else LiteralSecret(value)
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _no_repeats(names: tuple[str, ...]) -> tuple[str, ...]:
+    if repeated(names):
+        raise ValueError("names a field twice")
+    return names
+
+
+_DURATION_SCHEMA = WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "x-type": "duration"})
+_DURATION_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
+
+Text = Annotated[str, Field(min_length=1)]
+Whole = Annotated[int, BeforeValidator(no_flag)]
+Positive = Annotated[int, Field(gt=0), BeforeValidator(no_flag)]
+Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(no_flag)]
+Duration = Annotated[timedelta, BeforeValidator(_duration), _DURATION_TEXT, _DURATION_SCHEMA]
+Window = Annotated[timedelta, BeforeValidator(_duration), AfterValidator(_positive), _DURATION_TEXT, _DURATION_SCHEMA]
+Size = Annotated[
+    int,
+    BeforeValidator(_size),
+    Field(ge=0),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SIZE_PATTERN}], "x-type": "size"}),
+]
+Secret = Annotated[
+    SecretStr,
+    BeforeValidator(_secret),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "object", "properties": {"file": {"type": "string"}}, "required": ["file"], "additionalProperties": False},
+            ],
+            "x-type": "secret",
+        }
+    ),
+]
+Identifier = Annotated[
+    str,
+    AfterValidator(matching(IDENTIFIER, "must be letters, digits and underscores, not starting with a digit, at most 127 characters")),
+    Field(json_schema_extra={"pattern": IDENTIFIER}),
+]
+FieldPath = Annotated[
+    str,
+    Field(max_length=512),
+    AfterValidator(matching(r"^[^.\x00-\x1f]+(\.[^.\x00-\x1f]+)*$", "must be a field name, or names joined by single dots")),
+]
+Key = Annotated[
+    tuple[FieldPath, ...],
+    BeforeValidator(_one_or_many),
+    AfterValidator(_no_repeats),
+    Field(min_length=1),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}], "x-type": "field, or list of fields"}
+    ),
+]

@@ -1,0 +1,111 @@
+"""`${NAME}`, `${NAME:-default}` and `{file: PATH}` inside the parsed tree of a pipeline file."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.base import External, Location
+from pipelines.config.text import path_text
+from pipelines.errors import Fault
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{")
+_MAX_DEPTH = 50
+_MAX_VALUES = 100_000
+
+
+class Unavailable:
+    """In place of a value that could not be had: no validator accepts it, and its fault is known."""
+
+    def __repr__(self) -> str:
+        return "<not available>"
+
+
+class _Refused(Exception):
+    """A value cannot be had; the message says why, without the value."""
+
+
+def interpolate(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Fault]]:
+    """`tree` with every reference replaced by the text it stands for (an `External`), and a fault per reference that stands for none.
+
+    `${NAME}` is the variable; `${NAME:-default}` the default if it is unset or empty; `$${` is `${` itself. A mapping with the one
+    key `file` is the text of that file without its last line end. Text that came in is never read for references again.
+    """
+    walk = _Walk(environment)
+    return walk.value(tree, ()), walk.faults
+
+
+class _Walk:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._values = 0
+        self.faults: list[Fault] = []
+
+    def value(self, value: Any, at: Location) -> Any:
+        # Bounded: YAML aliases make small files into large or endless trees.
+        self._values += 1
+        if len(at) > _MAX_DEPTH or self._values > _MAX_VALUES:
+            return self._refuse(at[:1], "is nested too deeply or too large")
+        if isinstance(value, dict):
+            return self._mapping(value, at)
+        if isinstance(value, list):
+            return [self.value(item, (*at, index)) for index, item in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        try:
+            return expand(value, self._environment)
+        except _Refused as error:
+            return self._refuse(at, str(error))
+
+    def _mapping(self, value: dict[Any, Any], at: Location) -> Any:
+        result: dict[str, Any] = {}
+        for key, item in value.items():
+            if isinstance(key, str):
+                result[key] = self.value(item, (*at, key))
+            else:
+                self._refuse((*at, str(key)), "a field name must be text: put it in quotes")
+        if at and result.keys() == {"file"} and isinstance(result["file"], str):
+            try:
+                return read_secret(Path(result["file"]))
+            except _Refused as error:
+                return self._refuse(at, str(error))
+        return result
+
+    def _refuse(self, at: Location, message: str) -> Unavailable:
+        fault = Fault(path_text(at), message)
+        if fault not in self.faults:
+            self.faults.append(fault)
+        return Unavailable()
+
+
+def expand(text: str, environment: Mapping[str, str]) -> str:
+    """`text` with its references replaced; an `External` if there was one. Raises _Refused."""
+    outside = False
+
+    def replace(match: re.Match[str]) -> str:
+        nonlocal outside
+        if match[0] == "$${":
+            return "${"
+        if match[1] is None:
+            raise _Refused("'${' starts a reference: write ${NAME} or ${NAME:-default}, or $${ for the characters themselves")
+        outside = True
+        value = environment.get(match[1])
+        if match[2] is not None:
+            return value or match[2]
+        if value is None:
+            raise _Refused(f"the environment variable {match[1]} is not set")
+        return value
+
+    result = _REFERENCE.sub(replace, text)
+    return External(result) if outside else result
+
+
+def read_secret(path: Path) -> External:
+    """The text of the file without its last line end; a relative path starts at the working directory. Raises _Refused."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _Refused(f"cannot read the file {str(path)!r}: {error.strerror}") from error
+    except ValueError:
+        raise _Refused(f"the file {str(path)!r} is not UTF-8 text") from None
+    return External(text.removesuffix("\n").removesuffix("\r"))

@@ -1,0 +1,69 @@
+"""From the text of a pipeline file to a PipelineConfig, or to every fault in it.
+
+The order matters: YAML or JSON first, then `${NAME}` and `{file: PATH}` inside the parsed tree, then the model. A value from the
+environment is only ever the text of one scalar; it cannot add fields.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipelines.config.base import External
+from pipelines.config.faults import faults_of
+from pipelines.config.interpolate import interpolate
+from pipelines.config.partial import Partial
+from pipelines.config.pipeline import PipelineConfig
+from pipelines.config.text import path_text, read_tree
+from pipelines.errors import ConfigurationError, Fault
+
+
+def load(path: Path, environment: Mapping[str, str] = os.environ) -> PipelineConfig:
+    """The pipeline that the file at `path` (YAML or JSON, UTF-8) describes.
+
+    Raises ConfigurationError with every fault of the file; nothing was started, the caller shows it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(str(path), [Fault("", f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(str(path), [Fault("", f"is not UTF-8 text (byte {error.start})")]) from None
+    return parse(text, name=str(path), environment=environment)
+
+
+def parse(text: str, *, name: str, environment: Mapping[str, str]) -> PipelineConfig:
+    """The pipeline that `text` describes; `name` is what messages call it. Reads the files that `{file: PATH}` names.
+
+    NATS_URL of `environment` is the NATS server if the file names none. Raises ConfigurationError with every fault.
+    """
+    tree, faults = read_tree(text, name)
+    tree, more = interpolate(tree, environment)
+    faults += more
+    config: PipelineConfig | None = None
+    try:
+        config = PipelineConfig.model_validate(_with_nats_url(tree, environment))
+    except ValidationError as error:
+        faults += _model_faults(error, tree, {fault.path for fault in faults})
+    if config is None or faults:
+        # No cause: a pydantic error can carry values of the file.
+        raise ConfigurationError(name, list(dict.fromkeys(faults))) from None
+    return config
+
+
+def _model_faults(error: ValidationError, tree: Any, known: set[str]) -> list[Fault]:
+    """The faults that pydantic and the rules found, but for places where a fault is known already: a value that could not be had."""
+    faults = faults_of(error, tree)
+    if isinstance(tree, dict):
+        faults += [Fault(path_text(location), message) for location, message in Partial(PipelineConfig, tree).all_faults()]
+    return [fault for fault in faults if fault.path not in known]
+
+
+def _with_nats_url(tree: Any, environment: Mapping[str, str]) -> Any:
+    url = environment.get("NATS_URL")
+    nats = tree.get("nats") if isinstance(tree, dict) else None
+    if not url or not isinstance(tree, dict) or not isinstance(nats, dict | None) or (nats and nats.get("url")):
+        return tree
+    return tree | {"nats": {**(nats or {}), "url": External(url)}}

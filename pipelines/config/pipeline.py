@@ -1,0 +1,162 @@
+"""The root of the pipeline file, with what belongs to no stage: NATS, retention, tags."""
+
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import unquote, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from pipelines.config import rules
+from pipelines.config.base import Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report
+from pipelines.config.sink import ClickHouseSink
+from pipelines.config.sources import KafkaSource
+from pipelines.config.transforms import Join, Transform
+
+PIPELINE_ID = r"^[a-z0-9][a-z0-9-]{3,38}[a-z0-9]$"
+DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
+
+
+def _only_v3(value: Any) -> Any:
+    if value != "v3":
+        raise ValueError("must be v3: other versions of the format are not read")
+    return value
+
+
+class Metadata(Model):
+    """What people want to know about the pipeline."""
+
+    tags: tuple[Text, ...] = Field(default=(), description="Words to find the pipeline by.")
+
+
+class StreamResources(Model):
+    """How much the raw and out streams keep."""
+
+    max_age: Window = Field(
+        default=timedelta(hours=24), description="How long records are kept after they were passed on; what can be rebuilt and verified."
+    )
+    max_bytes: Size = Field(
+        default=0, description="Largest size of each stream; 0 is unlimited. A full stream slows the source down, nothing is lost."
+    )
+    max_messages: Whole | None = Field(default=None, alias="maxMsgs", description="Accepted and ignored: one message carries many records.")
+
+
+class NatsResources(Model):
+    """Resources of NATS."""
+
+    stream: StreamResources = Field(default=StreamResources(), description="How much the streams keep.")
+
+
+class Resources(Model):
+    """GlassFlow's Kubernetes resources; only `nats.stream` means something here, the rest is accepted and ignored."""
+
+    nats: NatsResources = Field(default=NatsResources(), description="Resources of NATS.")
+    sources: tuple[dict[str, Any], ...] = Field(default=(), description="Accepted and ignored: replicas, requests and limits per source.")
+    transform: tuple[dict[str, Any], ...] = Field(
+        default=(), description="Accepted and ignored: replicas, storage, requests and limits per source."
+    )
+    sink: dict[str, Any] = Field(default_factory=dict, description="Accepted and ignored: replicas, requests and limits of the sink.")
+
+
+class NatsTls(Model):
+    """TLS to NATS."""
+
+    ca_file: Text | None = ours(None, "PEM file with the certificates to trust. Default: the system's.")
+    cert_file: Text | None = ours(None, "PEM file with the client certificate.")
+    key_file: Text | None = ours(None, "PEM file with the key of the client certificate.")
+    hostname: Text | None = ours(None, "Name to expect in the server's certificate. Default: the host of the URL.")
+    handshake_first: bool = ours(False, "Start TLS before the server's greeting, as the server's `handshake_first` wants it.")
+
+    def faults(self) -> Faults:
+        if self.cert_file and not self.key_file:
+            yield ("key_file",), "is required with cert_file"
+        if self.key_file and not self.cert_file:
+            yield ("cert_file",), "is required with key_file"
+
+
+class NatsConnection(Model):
+    """How to reach NATS and log in: with a credentials file, a user name and password, a token, or nothing."""
+
+    url: str = ours(DEFAULT_NATS_URL, "Server, or several separated by commas. Default: the environment variable NATS_URL, else this.")
+    credentials_file: Text | None = ours(None, "Path of a `.creds` file (JWT and nkey).")
+    username: Text | None = ours(None, "User name.")
+    password: Secret | None = ours(None, "Password of the user.")
+    token: Secret | None = ours(None, "Token.")
+    tls: NatsTls | None = ours(None, "TLS settings; a `tls://` URL uses TLS without them.")
+
+    unshown: ClassVar[frozenset[str]] = frozenset({"url"})
+    """Fields whose value no message may show: a URL can hold a password."""
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The URLs, one per server, without credentials."""
+        return tuple(self.url.split(","))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _credentials_out_of_url(cls, value: Any) -> Any:
+        # nats://user:password@host is usual; kept in the URL the password would show in every log line that names the server.
+        if not isinstance(value, dict) or not isinstance(value.get("url"), str) or "@" not in value["url"]:
+            return value
+        keep = type(value["url"])
+        urls = [url.strip() for url in value["url"].split(",")]
+        logins = {url.partition("://")[2].rpartition("@")[0] for url in urls}
+        if len(logins) != 1 or value.keys() & {"username", "password", "token", "credentials_file"}:
+            report(
+                "nats",
+                [(("url",), "give the login once: in every server's URL alike, or in username and password, token or credentials_file")],
+            )
+        bare = ",".join(f"{url.partition('://')[0]}://{url.rpartition('@')[2]}" for url in urls)
+        name, colon, password = logins.pop().partition(":")
+        login = {"username": unquote(name), "password": keep(unquote(password))} if colon else {"token": keep(unquote(name))}
+        return value | {"url": bare} | login
+
+    def faults(self) -> Faults:
+        if not all(_is_nats_url(url) for url in self.servers):
+            yield ("url",), "must be nats://host:port or tls://host:port, several separated by commas"
+        if (self.username is None) != (self.password is None):
+            yield ("password" if self.password is None else "username",), "username and password go together"
+        ways = [name for name in ("credentials_file", "username", "token") if getattr(self, name) is not None]
+        if len(ways) > 1:
+            yield (ways[1],), f"choose one way to log in: {' or '.join(ways)}"
+
+
+def _is_nats_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+    except ValueError:
+        return False
+
+
+class PipelineConfig(Model):
+    """One pipeline: from Kafka topics through transforms to one ClickHouse table."""
+
+    version: Annotated[Literal["v3"], BeforeValidator(_only_v3)] = Field(description="Version of the format: `v3`.")
+    pipeline_id: Annotated[
+        str,
+        AfterValidator(
+            matching(PIPELINE_ID, "must be 5 to 40 lower-case letters, digits and hyphens, with a letter or digit at both ends")
+        ),
+        Field(json_schema_extra={"pattern": PIPELINE_ID}),
+    ] = Field(description="Name of the pipeline in streams, tokens and directories; never changes.")
+    name: str = Field(default="", description="Name for people.")
+    sources: Annotated[tuple[KafkaSource, ...], Field(min_length=1)] = Field(description="One Kafka topic, or two with a join.")
+    transforms: tuple[Transform, ...] = Field(default=(), description="Dedup, filter and stateless transforms, in order.")
+    join: Join | None = Field(default=None, description="Joins two sources.")
+    sink: ClickHouseSink = Field(description="The ClickHouse table to write.")
+    metadata: Metadata = Field(default=Metadata(), description="What people want to know about the pipeline.")
+    resources: Resources = Field(default=Resources(), description="Retention of the streams; the rest is accepted and ignored.")
+    nats: NatsConnection = ours(NatsConnection(), "How to reach NATS.")
+    buckets: Annotated[int, Field(ge=1, le=1024), BeforeValidator(no_flag)] = ours(
+        8, "Units of parallelism; fixed once the pipeline has run. 64 or more on a cluster."
+    )
+    on_error: Literal["dead_letter", "halt"] = ours(
+        "dead_letter", "What becomes of a record that a stage rejects: it goes to the dead-letter queue, or the pipeline stops at it."
+    )
+
+    def consumer_group(self, source: KafkaSource) -> str:
+        """Kafka consumer group of one of the sources."""
+        return source.consumer_group or f"tallyflow-{self.pipeline_id}"
+
+    def faults(self) -> Faults:
+        yield from rules.faults(self)

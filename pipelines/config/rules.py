@@ -1,0 +1,128 @@
+"""The rules between the sections of the pipeline file: ids that must meet, fields that must exist, limits of the format.
+
+Each takes a PipelineConfig or, of a faulty file, a `Partial` that raises Unjudged where a value has a fault of its own.
+"""
+
+from difflib import get_close_matches
+from typing import Any
+
+from pipelines.config.base import Faults, Location, repeated
+from pipelines.config.partial import Unjudged
+
+
+def faults(config: Any) -> Faults:
+    """Every fault between the sections of `config` as (location, sentence)."""
+    for rule in (_sources, _transform_sources, _dedups, _join_sources, _mapping):
+        try:
+            yield from rule(config)
+        except Unjudged:
+            continue
+
+
+def joins(config: Any) -> bool:
+    """True if the file has a join that is switched on."""
+    return config.join is not None and bool(config.join.enabled)
+
+
+def _sources(config: Any) -> Faults:
+    if len(config.sources) > 2:
+        yield ("sources",), f"at most two sources, got {len(config.sources)}"
+    elif len(config.sources) == 2 and not joins(config):
+        yield ("sources",), "two sources need a join that is enabled"
+    elif len(config.sources) == 1 and joins(config):
+        yield ("join", "enabled"), "a join needs two sources"
+    for index, source_id in repeated(source.source_id for source in config.sources):
+        yield ("sources", index, "source_id"), f"the source_id {source_id!r} is used twice"
+
+
+def _transform_sources(config: Any) -> Faults:
+    known = [source.source_id for source in config.sources]
+    for index, transform in enumerate(config.transforms):
+        if transform.source_id is None:
+            if len(known) > 1 and transform.type == "dedup":
+                yield ("transforms", index, "source_id"), "is required with two sources"
+        elif transform.source_id not in known:
+            yield ("transforms", index, "source_id"), f"there is no source {transform.source_id!r}{suggestion(transform.source_id, known)}"
+
+
+def _dedups(config: Any) -> Faults:
+    seen: set[str] = set()
+    for index, transform in enumerate(config.transforms):
+        source = source_of(config, transform.source_id) if transform.type == "dedup" else None
+        if source is None:
+            continue
+        if source.source_id in seen:
+            yield ("transforms", index), f"a source has at most one dedup, and {source.source_id!r} has one already"
+        seen.add(source.source_id)
+        at: Location = ("transforms", index, "config")
+        yield from _unknown_fields((*at, "key"), transform.config.key, source.field_names)
+        if transform.config.time_field:
+            yield from _unknown_fields((*at, "time_field"), [transform.config.time_field], source.field_names)
+
+
+def _join_sources(config: Any) -> Faults:
+    if not joins(config):
+        return
+    known = [source.source_id for source in config.sources]
+    named: list[tuple[Location, str, tuple[str, ...]]] = []
+    for side in ("left_source", "right_source"):
+        at = getattr(config.join, side)
+        if at is not None:
+            named.append((("join", side), at.source_id, at.key))
+    named.extend(
+        (("join", "output_fields", index), field.source_id, (field.name,)) for index, field in enumerate(config.join.output_fields)
+    )
+    for location, source_id, fields in named:
+        if source_id not in known:
+            yield (*location, "source_id"), f"there is no source {source_id!r}{suggestion(source_id, known)}"
+        else:
+            yield from _unknown_fields(
+                (*location, "name" if location[1] == "output_fields" else "key"), fields, fields_before_join(config, source_id)
+            )
+
+
+def _mapping(config: Any) -> Faults:
+    known = fields_at_sink(config)
+    for index, column in enumerate(config.sink.mapping):
+        try:
+            yield from _unknown_fields(("sink", "mapping", index, "name"), [column.name], known)
+        except Unjudged:
+            continue
+
+
+def source_of(config: Any, source_id: str | None) -> Any:
+    """The source that a transform names, the only one if it names none, or None if there is no such source."""
+    if source_id is None:
+        return config.sources[0] if len(config.sources) == 1 else None
+    return next((source for source in config.sources if source.source_id == source_id), None)
+
+
+def fields_before_join(config: Any, source_id: str) -> list[str]:
+    """Names of the fields of one source after its own transforms."""
+    fields: list[str] = source_of(config, source_id).field_names
+    for transform in config.transforms:
+        if transform.type == "stateless" and transform.source_id == source_id:
+            fields = [output.output_name for output in transform.config.transforms]
+    return fields
+
+
+def fields_at_sink(config: Any) -> list[str]:
+    """Names of the fields that reach the sink: of the source, the join or the last stateless transform."""
+    joined = joins(config)
+    fields = [field.joined_name for field in config.join.output_fields] if joined else config.sources[0].field_names
+    for transform in config.transforms:
+        if transform.type == "stateless" and (transform.source_id is None or not joined):
+            fields = [output.output_name for output in transform.config.transforms]
+    return fields
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """ "; did you mean ...?" if one of `known` is close to `name`, else nothing."""
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _unknown_fields(location: Location, names: Any, known: Any) -> Faults:
+    for name in names:
+        if name not in known:
+            yield location, f"there is no field {name!r} here{suggestion(name, list(known))}"

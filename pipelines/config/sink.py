@@ -1,0 +1,89 @@
+"""The `sink` of the pipeline file: the ClickHouse table, how to reach it, batching and the column mapping."""
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from pipelines.config.base import Faults, FieldPath, Identifier, Model, Port, Positive, Secret, Text, Window, matching, ours, repeated
+
+
+def _column_type(text: str) -> str:
+    # Inside the function: the grammar needs pyarrow, and the JSON Schema and the docs do without.
+    from pipelines.columns import parse_type
+
+    parse_type(text)
+    return text
+
+
+def _not_reserved(name: str) -> str:
+    if name.startswith("_tf_"):
+        raise ValueError("names that start with _tf_ are reserved")
+    return name
+
+
+Host = Annotated[
+    str, AfterValidator(matching(r"^[A-Za-z0-9._-]+$|^[0-9A-Fa-f:.%]+$", "must be a host name or address, without scheme or port"))
+]
+SinkColumn = Annotated[Identifier, AfterValidator(_not_reserved)]
+
+
+class ClickHouseConnection(Model):
+    """How to reach ClickHouse and log in. Tallyflow speaks HTTP."""
+
+    host: Host = Field(description="Host name or address.")
+    port: Port = Field(description="Native port in GlassFlow's files; used for HTTP if `http_port` is not given.")
+    http_port: Port | None = Field(default=None, description="HTTP(S) port, usually 8123 or 8443. Default: `port`.")
+    database: Identifier = Field(default="default", description="Database of the table.")
+    username: Text = Field(default="default", description="User.")
+    password: Secret = Field(default=SecretStr(""), description="Password; may be empty.")
+    secure: bool = Field(default=False, description="Use TLS.")
+    skip_certificate_verification: bool = Field(default=False, description="Do not check the server's certificate. Only for tests.")
+
+    @property
+    def http_port_effective(self) -> int:
+        """The port to speak HTTP to: `http_port` when given, else `port`."""
+        return self.http_port or self.port
+
+
+class ColumnMapping(Model):
+    """Which field goes to which column."""
+
+    name: FieldPath = Field(description="Field that reaches the sink: of the source, or of the last stateless transform or join.")
+    column_name: SinkColumn = Field(description="Column of the table; letters, digits, underscores; `_tf_` is reserved.")
+    column_type: Annotated[str, AfterValidator(_column_type)] = Field(
+        description="ClickHouse type of the column, such as `Nullable(String)`."
+    )
+
+
+class ClickHouseSink(Model):
+    """The ClickHouse table that the pipeline writes."""
+
+    type: Literal["clickhouse"] = Field(description="Kind of sink.")
+    connection_params: ClickHouseConnection = Field(description="How to reach ClickHouse and log in.")
+    table: Identifier = Field(description="Table name, without the database.")
+    max_batch_size: Positive = Field(default=1000, description="Rows that make a batch full: it is inserted at once.")
+    max_delay_time: Window = Field(default=timedelta(seconds=60), description="Longest time a row waits for its batch to fill.")
+    mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = Field(description="Which field goes to which column.")
+    create_table: bool = ours(
+        False, "Create the table from the mapping if it does not exist, with the deduplication window that exactly-once needs."
+    )
+    order_by: tuple[SinkColumn, ...] = ours(
+        (), "Sorting key of a created table, columns of the mapping. Default: none, `ORDER BY tuple()`."
+    )
+    delivery: Literal["exactly_once", "at_least_once"] = ours(
+        "exactly_once",
+        "`exactly_once` refuses to start on a table that cannot drop a repeated insert; `at_least_once` may repeat rows after a crash.",
+    )
+
+    def faults(self) -> Faults:
+        for index, name in repeated(column.column_name for column in self.mapping):
+            yield ("mapping", index, "column_name"), f"the column {name!r} is mapped twice"
+        types = {column.column_name: column.column_type for column in self.mapping}
+        for index, name in enumerate(self.order_by):
+            if name not in types:
+                yield ("order_by", index), f"the column {name!r} is not in the mapping"
+            elif types[name].startswith("Nullable("):
+                yield ("order_by", index), f"the column {name!r} is Nullable, which ClickHouse refuses in a sorting key"
+        for index, name in repeated(self.order_by):
+            yield ("order_by", index), f"the column {name!r} is named twice"

@@ -1,0 +1,217 @@
+"""The `sources` of the pipeline file: one Kafka topic each, its connection, and the fields to read from its records."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from pipelines.config.base import Faults, FieldPath, Location, Model, Secret, Text, matching, ours, repeated, report
+
+FieldType = Literal[
+    "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
+    "float", "float32", "float64", "bool", "bytes", "array", "object", "map",
+]  # fmt: skip
+ColumnType = Literal["string", "bytes", "map", "int32", "int64", "timestamp"]
+ColumnOrigin = Literal["key", "headers", "offset", "partition", "timestamp", "topic"]
+
+_ORIGIN_TYPES: dict[str, tuple[ColumnType, ...]] = {
+    "key": ("string", "bytes"),
+    "headers": ("map",),
+    "header": ("string", "bytes"),
+    "offset": ("int64",),
+    "partition": ("int32",),
+    "timestamp": ("timestamp",),
+    "topic": ("string",),
+}
+"""Types that a column from each part of the Kafka record may have, the default first; "header" is one header of `headers`."""
+
+_OTLP = ("otlp.logs", "otlp.traces", "otlp.metrics")
+_BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):([0-9]{1,5})")
+
+
+def _broker(text: str) -> str:
+    match = _BROKER.fullmatch(text)
+    if not match or not 1 <= int(match[1]) <= 65535:
+        raise ValueError("must be host:port")
+    return text
+
+
+def _split_at_commas(value: Any) -> Any:
+    """`["${BROKERS}"]` often holds the usual comma-separated bootstrap list."""
+    if not isinstance(value, list | tuple):
+        return value
+    parts: list[Any] = []
+    for item in value:
+        if isinstance(item, str) and "," in item:
+            parts.extend(type(item)(part.strip()) for part in item.split(","))
+        else:
+            parts.append(item)
+    return parts
+
+
+def _type_of_origin(fields: dict[str, Any]) -> ColumnType:
+    return _ORIGIN_TYPES["header" if fields["header"] else fields["origin"]][0]
+
+
+def _json_only(value: Any) -> Any:
+    if isinstance(value, str) and value in ("avro", "protobuf"):
+        raise ValueError(f"{value} is not supported: Tallyflow reads JSON")
+    return value
+
+
+Broker = Annotated[str, AfterValidator(_broker)]
+Topic = Annotated[
+    str,
+    AfterValidator(
+        matching(r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}$", "must be a Kafka topic name: at most 249 letters, digits, '.', '_' or '-'")
+    ),
+]
+
+
+class KafkaConnection(Model):
+    """How to reach the brokers and log in."""
+
+    brokers: Annotated[tuple[Broker, ...], Field(min_length=1), BeforeValidator(_split_at_commas)] = Field(
+        description="Bootstrap servers, `host:port` each; one entry may hold several, separated by commas."
+    )
+    protocol: Literal["PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL"] = Field(
+        default="PLAINTEXT", description="Security protocol: `SSL` means encrypted, `SASL` means with a login."
+    )
+    mechanism: Literal["NO_AUTH", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER"] = Field(
+        default="NO_AUTH", description="How to log in; used with the SASL protocols only. `OAUTHBEARER` is Tallyflow's."
+    )
+    username: str = Field(default="", description="User name for PLAIN and SCRAM; the client principal for GSSAPI.")
+    password: Secret | None = Field(default=None, description="Password for PLAIN and SCRAM.")
+    root_ca: str | None = Field(
+        default=None, description="Certificates to trust: PEM text, base64 of it, or the path of a PEM file. Default: the system's."
+    )
+    skip_tls_verification: bool = Field(default=False, description="Do not check the brokers' certificates. Only for tests.")
+    kerberos_service_name: str | None = Field(default=None, description="Service name of the brokers, usually `kafka`; for GSSAPI.")
+    kerberos_keytab: Secret | None = Field(default=None, description="Path of the keytab, or base64 of its content; for GSSAPI.")
+    kerberos_realm: str | None = Field(default=None, description="Kerberos realm. Default: the one in the Kerberos configuration.")
+    kerberos_config: str | None = Field(default=None, description="Text of a krb5.conf, or its path. Default: the system's.")
+    skip_auth: bool = Field(default=False, description="Do not log in; the same as mechanism `NO_AUTH`.")
+    client_cert: str | None = Field(default=None, description="Client certificate for mutual TLS: PEM text or the path of a PEM file.")
+    client_key: Secret | None = Field(default=None, description="Private key of `client_cert`: PEM text or the path of a PEM file.")
+    oauth_token_endpoint_url: str | None = ours(None, "URL that gives tokens for OAUTHBEARER (OIDC client credentials).")
+    oauth_client_id: str | None = ours(None, "Client id for OAUTHBEARER.")
+    oauth_client_secret: Secret | None = ours(None, "Client secret for OAUTHBEARER.")
+    oauth_scope: str | None = ours(None, "Scope to ask for with OAUTHBEARER.")
+    oauth_extensions: str | None = ours(None, "SASL extensions for OAUTHBEARER, `key=value` separated by commas.")
+
+    @property
+    def logs_in(self) -> bool:
+        """True if the connection authenticates with SASL."""
+        return self.protocol.startswith("SASL_") and not self.skip_auth and self.mechanism != "NO_AUTH"
+
+    def faults(self) -> Faults:
+        if self.protocol.startswith("SASL_") and not self.logs_in:
+            yield (
+                ("mechanism",),
+                f"protocol {self.protocol} logs in: give a mechanism, or use a protocol without SASL",
+            )
+        if self.logs_in:
+            for name in self._needed():
+                value = getattr(self, name)
+                if not (value if isinstance(value, str | None) else value.get_secret_value()):
+                    yield (name,), f"is required with mechanism {self.mechanism}"
+        for name, other in (("client_cert", "client_key"), ("client_key", "client_cert")):
+            if getattr(self, name) and not getattr(self, other):
+                yield (other,), f"is required with {name}"
+        if self.client_cert and not self.protocol.endswith("SSL"):
+            yield ("client_cert",), f"needs protocol SSL or SASL_SSL, not {self.protocol}"
+
+    def _needed(self) -> tuple[str, ...]:
+        if self.mechanism == "GSSAPI":
+            return ("username", "kerberos_service_name", "kerberos_keytab")
+        if self.mechanism == "OAUTHBEARER":
+            return ("oauth_token_endpoint_url", "oauth_client_id", "oauth_client_secret")
+        return ("username", "password")
+
+
+class SchemaField(Model):
+    """One field to read from the JSON value of a record."""
+
+    name: FieldPath = Field(description="Field name; a dotted path reads a nested object, unless a key with dots is there.")
+    type: FieldType = Field(description="Type; a value of another type rejects the record. `int` is int64, `float` is float64.")
+
+
+class KafkaColumn(Model):
+    """One field to read from the Kafka record around the value; usable wherever a schema field is."""
+
+    name: FieldPath = Field(description="Name of the field; must not be a name of `schema_fields`.")
+    origin: ColumnOrigin = Field(alias="from", description="Part of the record: `headers` is all as a map, unless `header` names one.")
+    header: Text | None = Field(default=None, description="With `from: headers`: one header; its last value, null if absent.")
+    type: ColumnType = Field(
+        default_factory=_type_of_origin,
+        description=(
+            "Type. Default: what the part is: key, topic and one header are `string` (key and header may be `bytes`), headers `map`, "
+            "offset `int64`, partition `int32`, timestamp `timestamp` (UTC)."
+        ),
+    )
+
+    def faults(self) -> Faults:
+        if self.header and self.origin != "headers":
+            yield ("header",), f"is only for 'from: headers', not {self.origin}"
+            return
+        types = _ORIGIN_TYPES["header" if self.header else self.origin]
+        if self.type not in types:
+            yield ("type",), f"a column from {'one header' if self.header else self.origin} is {' or '.join(types)}, not {self.type}"
+
+
+class KafkaSource(Model):
+    """One Kafka topic with JSON values."""
+
+    not_supported: ClassVar[dict[str, str]] = {
+        "schema": "Avro and Protobuf schemas are not supported: Tallyflow reads JSON, described by schema_fields",
+        "schema_registry": "a schema registry is not supported: describe the JSON with schema_fields",
+        "schema_version": "a schema registry is not supported: describe the JSON with schema_fields",
+    }
+
+    type: Literal["kafka"] = Field(description="Kind of source; GlassFlow's `otlp.*` sources are not supported.")
+    topic: Topic = Field(description="Topic to read, all partitions.")
+    source_id: Text = Field(
+        default_factory=lambda fields: str(fields["topic"]),
+        description="Name of the source in transforms and join. Default: the topic.",
+    )
+    connection_params: KafkaConnection = Field(description="How to reach the brokers and log in.")
+    consumer_group_initial_offset: Literal["earliest", "latest"] = Field(
+        default="latest", description="Where the first start begins; later starts continue where the pipeline is."
+    )
+    consumer_group: Text | None = ours(None, "Kafka consumer group whose offsets show the progress. Default: `tallyflow-<pipeline_id>`.")
+    format: Annotated[Literal["json"], BeforeValidator(_json_only)] = Field(default="json", description="Format of the values.")
+    schema_fields: Annotated[tuple[SchemaField, ...], Field(min_length=1)] = Field(
+        description="Fields to read from the values; others are ignored."
+    )
+    columns: tuple[KafkaColumn, ...] = ours((), "Fields to read from the key, headers, offset, partition, timestamp or topic.")
+    on_data_loss: Literal["halt", "skip"] = ours(
+        "halt", "If offsets expired before they were read, or the topic was made again: stop, or go on and count what was skipped."
+    )
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Type by name of everything the source gives: schema fields, then columns."""
+        fields: tuple[SchemaField | KafkaColumn, ...] = (*self.schema_fields, *self.columns)
+        return {field.name: field.type for field in fields}
+
+    @property
+    def field_names(self) -> list[str]:
+        """Names of everything the source gives: schema fields, then columns."""
+        return [field.name for field in self.schema_fields] + [column.name for column in self.columns]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_otlp(cls, value: Any) -> Any:
+        # Before the fields: an OTLP source has none of Kafka's, and ten "is required" would hide the reason.
+        if isinstance(value, dict) and value.get("type") in _OTLP:
+            report("source", [(("type",), f"{value['type']} is not supported: Tallyflow reads Kafka topics only")])
+        return value
+
+    def faults(self) -> Faults:
+        for index, name in repeated(self.field_names):
+            at = index - len(self.schema_fields)
+            where: Location = ("columns", at, "name") if at >= 0 else ("schema_fields", index, "name")
+            yield where, f"the name {name!r} is used twice in this source"
+        for index, column in enumerate(self.columns):
+            if column.name.startswith("_tf_"):
+                yield ("columns", index, "name"), "names that start with _tf_ are reserved"

@@ -1,0 +1,141 @@
+"""The `transforms` and the `join` of the pipeline file. Their shape only: expressions are judged by the transform stage."""
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipelines.config.base import Duration, Faults, FieldPath, Key, Model, Text, Window, ours, repeated
+from pipelines.config.sources import FieldType
+
+_SOURCE_ID = (
+    "The source it applies to. May be left out with one source; with a join, leaving it out of a filter or a stateless transform "
+    "means: after the join."
+)
+
+
+class DedupConfig(Model):
+    """Which records are duplicates."""
+
+    key: Key = Field(
+        description="Field or fields that make two records the same; several are Tallyflow's. A null in one rejects the record."
+    )
+    time_window: Window = Field(description="A record with a key seen less than this long ago is a duplicate.")
+    time: Literal["arrival", "event"] = ours("arrival", "What the window is measured on: arrival in the pipeline, or `time_field`.")
+    time_field: FieldPath | None = ours(None, "Field with the event's own time; needed with `time: event`.")
+    allowed_lateness: Duration = ours(
+        timedelta(0), "With `time: event`: how far a record may lie behind the newest one before it is rejected as late."
+    )
+    keep_duplicates: bool = ours(False, "Write every dropped copy to the dead-letter queue instead of only counting it.")
+
+    def faults(self) -> Faults:
+        if self.time == "event" and self.time_field is None:
+            yield ("time_field",), "is required with 'time: event'"
+        if self.time == "arrival" and self.time_field is not None:
+            yield ("time_field",), "is only for 'time: event'"
+        if self.time == "arrival" and self.allowed_lateness:
+            yield ("allowed_lateness",), "is only for 'time: event'"
+
+
+class DedupTransform(Model):
+    """Drops records whose key was seen within the window; the first one stays."""
+
+    type: Literal["dedup"] = Field(description="Kind of transform.")
+    source_id: Text | None = Field(default=None, description=_SOURCE_ID)
+    config: DedupConfig = Field(description="Which records are duplicates.")
+
+
+class FilterConfig(Model):
+    """Which records stay."""
+
+    expression: Text = Field(description="Boolean expression over the fields; records for which it is true stay.")
+
+
+class FilterTransform(Model):
+    """Keeps the records for which an expression is true; the others are counted as filtered."""
+
+    type: Literal["filter"] = Field(description="Kind of transform.")
+    source_id: Text | None = Field(default=None, description=_SOURCE_ID)
+    config: FilterConfig = Field(description="Which records stay.")
+
+
+class StatelessOutput(Model):
+    """One field of the new record."""
+
+    expression: Text = Field(description="Expression over the fields of the record before.")
+    output_name: FieldPath = Field(description="Name of the new field.")
+    output_type: Literal[FieldType, "[]string"] = Field(description="Type of the new field.")
+
+
+class StatelessConfig(Model):
+    """The fields of the new record."""
+
+    transforms: Annotated[tuple[StatelessOutput, ...], Field(min_length=1)] = Field(
+        description="The fields of the new record; what is not listed is gone."
+    )
+
+    def faults(self) -> Faults:
+        for index, name in repeated(output.output_name for output in self.transforms):
+            yield ("transforms", index, "output_name"), f"the name {name!r} is given twice"
+
+
+class StatelessTransform(Model):
+    """Replaces each record by a new one, computed from it."""
+
+    type: Literal["stateless"] = Field(description="Kind of transform.")
+    source_id: Text | None = Field(default=None, description=_SOURCE_ID)
+    config: StatelessConfig = Field(description="The fields of the new record.")
+
+
+Transform = Annotated[DedupTransform | FilterTransform | StatelessTransform, Field(discriminator="type")]
+
+
+class JoinSide(Model):
+    """One side of the join."""
+
+    source_id: Text = Field(description="The source of this side.")
+    key: Key = Field(description="Field or fields to join on, in the same order on both sides; several are Tallyflow's.")
+    time_window: Window = Field(description="How long a record of this side waits for the other.")
+
+
+class JoinOutput(Model):
+    """One field of the joined record."""
+
+    source_id: Text = Field(description="The source the field comes from.")
+    name: FieldPath = Field(description="Field of that source.")
+    output_name: FieldPath | None = Field(default=None, description="Name in the joined record. Default: `name`.")
+
+    @property
+    def joined_name(self) -> str:
+        """Name of the field in the joined record."""
+        return self.output_name or self.name
+
+
+class Join(Model):
+    """Joins two sources on a key within a time window."""
+
+    enabled: bool = Field(default=False, description="False: the join is not run, whatever else is given here.")
+    type: Literal["temporal"] = Field(default="temporal", description="Kind of join.")
+    left_source: JoinSide | None = Field(
+        default=None, description="Left side: each of its records is emitted at most once. Needed when enabled."
+    )
+    right_source: JoinSide | None = Field(
+        default=None, description="Right side: the newest record per key within its window. Needed when enabled."
+    )
+    output_fields: tuple[JoinOutput, ...] = Field(default=(), description="Fields of the joined record. Needed when enabled.")
+    unmatched: Literal["drop", "emit", "dead_letter"] = ours(
+        "drop", "What becomes of a left record that found no right one: counted and dropped, emitted with nulls, or dead-lettered."
+    )
+
+    def faults(self) -> Faults:
+        if self.enabled:
+            for name in ("left_source", "right_source", "output_fields"):
+                if not getattr(self, name):
+                    yield (name,), "is required when the join is enabled"
+        if self.left_source and self.right_source:
+            if self.left_source.source_id == self.right_source.source_id:
+                yield ("right_source", "source_id"), "must be another source than the left one"
+            if len(self.left_source.key) != len(self.right_source.key):
+                yield ("right_source", "key"), "must have as many fields as the left one"
+        for index, name in repeated(field.joined_name for field in self.output_fields):
+            yield ("output_fields", index), f"the name {name!r} is given twice: set output_name"

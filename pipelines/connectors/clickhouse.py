@@ -1,0 +1,270 @@
+"""ClickHouse over HTTP: what a table is, its creation, and one insert per chunk.
+
+Every insert carries a deduplication token and says all settings that its meaning rests on, because server defaults move between releases
+(reference/reliability.md section 2.2).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import clickhouse_connect
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError, Error
+from urllib3.exceptions import HTTPError
+
+from pipelines.columns import quote_identifier
+from pipelines.config import ClickHouseSink
+from pipelines.errors import HaltError, RetryableError, TallyflowError
+
+CONNECT_TIMEOUT_SECONDS = 5
+RESPONSE_TIMEOUT_SECONDS = 60
+
+RETRYABLE_CODES = {
+    3: "UNEXPECTED_END_OF_FILE",
+    159: "TIMEOUT_EXCEEDED",
+    160: "TOO_SLOW",
+    198: "DNS_ERROR",
+    201: "QUOTA_EXCEEDED",
+    202: "TOO_MANY_SIMULTANEOUS_QUERIES",
+    203: "NO_FREE_CONNECTION",
+    209: "SOCKET_TIMEOUT",
+    210: "NETWORK_ERROR",
+    225: "NO_ZOOKEEPER",
+    236: "ABORTED",
+    241: "MEMORY_LIMIT_EXCEEDED",
+    242: "TABLE_IS_READ_ONLY",
+    243: "NOT_ENOUGH_SPACE",
+    252: "TOO_MANY_PARTS",
+    285: "TOO_FEW_LIVE_REPLICAS",
+    286: "UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE",
+    319: "UNKNOWN_STATUS_OF_INSERT",
+    394: "QUERY_WAS_CANCELLED",
+    425: "SYSTEM_ERROR",
+    439: "CANNOT_SCHEDULE_TASK",
+    519: "ALL_REPLICAS_ARE_STALE",
+    999: "KEEPER_EXCEPTION",
+}
+"""Codes after which the same chunk, with the same token, is sent again."""
+
+_REMEDIES = {
+    60: "create the table, or set `create_table: true` in the sink",
+    81: "create the database, or correct `database` in the sink's connection_params",
+    192: "check `username` in the sink's connection_params",
+    193: "check `password` in the sink's connection_params",
+    194: "give `password` in the sink's connection_params",
+    497: "grant the user the right that the message names",
+    516: "check `username` and `password` in the sink's connection_params",
+}
+
+INSERT_SETTINGS: dict[str, Any] = {
+    "async_insert": 0,
+    "wait_end_of_query": 1,
+    "insert_deduplicate": 1,
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    "input_format_null_as_default": 1,
+    "max_insert_threads": 1,
+    # One block per chunk: the same token with another split loses rows silently (reliability.md 2.1, row 7q).
+    "max_insert_block_size": 4_000_000,
+    "min_insert_block_size_rows": 0,
+    "min_insert_block_size_bytes": 0,
+}
+
+
+def map_error(doing: str, error: Exception) -> TallyflowError:
+    """The driver's exception as one of ours. Network trouble is retryable; a code that is not known is a halt, never a drop."""
+    if isinstance(error, TallyflowError):
+        return error
+    if not isinstance(error, ClickHouseError):
+        if isinstance(error, HTTPError | OSError):
+            return RetryableError(f"{doing}: ClickHouse did not answer ({type(error).__name__})")
+        return HaltError(f"{doing}: {type(error).__name__}: {error}")
+    code = error.code if isinstance(error, Error) else None
+    text = _first_line(str(error))
+    if code is None:
+        return HaltError(f"{doing}: {text}") if re.search(r"HTTP (driver|status).*\b4\d\d\b", text) else RetryableError(f"{doing}: {text}")
+    if code in RETRYABLE_CODES:
+        return RetryableError(f"{doing}: ClickHouse error {code} ({RETRYABLE_CODES[code]}): {text}")
+    return HaltError(
+        f"{doing}: ClickHouse error {code}: {text}; {_REMEDIES.get(code, 'nothing was dropped: mend the cause and start again')}"
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:500] if text.strip() else "no message"
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """One column as `system.columns` tells it; `default_kind` is '', DEFAULT, MATERIALIZED, ALIAS or EPHEMERAL."""
+
+    name: str
+    type: str
+    default_kind: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the sink needs to know about a target: its columns, engine, and how many insert tokens it remembers (0: none)."""
+
+    database: str
+    name: str
+    engine: str
+    columns: tuple[TableColumn, ...]
+    dedup_window: int
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.database}.{self.name}"
+
+
+class ClickHouse:
+    """One HTTP client for one sink. Methods raise RetryableError (send again) or HaltError; no method retries by itself."""
+
+    def __init__(self, sink: ClickHouseSink) -> None:
+        self._sink = sink
+        self._client: Client | None = None
+
+    def connect(self) -> "ClickHouse":
+        """Connects now. Idempotent."""
+        if self._client is None:
+            connection = self._sink.connection_params
+            try:
+                self._client = clickhouse_connect.get_client(
+                    host=connection.host,
+                    port=connection.http_port_effective,
+                    username=connection.username,
+                    password=connection.password.get_secret_value(),
+                    secure=connection.secure,
+                    verify=not connection.skip_certificate_verification,
+                    connect_timeout=CONNECT_TIMEOUT_SECONDS,
+                    send_receive_timeout=RESPONSE_TIMEOUT_SECONDS,
+                    autogenerate_session_id=False,
+                    query_retries=0,
+                    client_name="tallyflow",
+                )
+            except Exception as error:
+                raise map_error(f"connecting to ClickHouse at {connection.host}:{connection.http_port_effective}", error) from error
+        return self
+
+    @property
+    def _connected(self) -> Client:
+        self.connect()
+        assert self._client is not None
+        return self._client
+
+    def rows(self, doing: str, sql: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """Rows of a SELECT. `{name:Type}` in the text takes `parameters[name]` on the server's side."""
+        try:
+            return [tuple(row) for row in self._connected.query(sql, parameters=parameters).result_rows]
+        except Exception as error:
+            raise map_error(doing, error) from error
+
+    def command(self, doing: str, sql: str) -> None:
+        """A statement without rows, such as DDL. Its text must be built from validated identifiers and types only."""
+        try:
+            self._connected.command(sql)
+        except Exception as error:
+            raise map_error(doing, error) from error
+
+    def inspect(self, database: str, name: str) -> Table | None:
+        """The table's facts; None when it does not exist."""
+        doing = f"inspecting table {database}.{name}"
+        names = {"database": database, "name": name}
+        found = self.rows(
+            doing, "SELECT engine, engine_full FROM system.tables WHERE database = {database:String} AND name = {name:String}", names
+        )
+        if not found:
+            return None
+        engine, definition = found[0]
+        columns = self.rows(
+            doing,
+            "SELECT name, type, default_kind FROM system.columns "
+            "WHERE database = {database:String} AND table = {name:String} ORDER BY position",
+            names,
+        )
+        return Table(database, name, engine, tuple(TableColumn(*column) for column in columns), self._dedup_window(engine, definition))
+
+    def _dedup_window(self, engine: str, definition: str) -> int:
+        """Insert tokens that the table remembers: its own setting, else the server's default; 0 for engines without deduplication."""
+        if "MergeTree" not in engine:
+            return 0
+        replicated = engine.startswith(("Replicated", "Shared"))
+        setting = "replicated_deduplication_window" if replicated else "non_replicated_deduplication_window"
+        own = re.search(rf"(?<![a-z_]){setting} = (\d+)", definition)
+        if own:
+            return int(own[1])
+        default = self.rows(
+            "reading the server's default deduplication window",
+            "SELECT value FROM system.merge_tree_settings WHERE name = {name:String}",
+            {"name": setting},
+        )
+        return int(default[0][0]) if default else 0
+
+    def view_targets(self, database: str, name: str) -> list[Table]:
+        """Tables that materialized views fill from this one, followed through views on views."""
+        targets: list[Table] = []
+        sources = [(database, name)]
+        while sources:
+            source = sources.pop()
+            for view_database, view in self._views_on(*source):
+                target = self._view_target(view_database, view)
+                if target is not None and all(target.full_name != known.full_name for known in targets):
+                    targets.append(target)
+                    sources.append((target.database, target.name))
+        return targets
+
+    def _views_on(self, database: str, name: str) -> list[tuple[Any, ...]]:
+        return self.rows(
+            f"listing the materialized views on {database}.{name}",
+            "SELECT d.1, d.2 FROM system.tables ARRAY JOIN arrayZip(dependencies_database, dependencies_table) AS d "
+            "WHERE database = {database:String} AND name = {name:String}",
+            {"database": database, "name": name},
+        )
+
+    def _view_target(self, database: str, view: str) -> Table | None:
+        found = self.rows(
+            f"reading the materialized view {database}.{view}",
+            "SELECT create_table_query, toString(uuid) FROM system.tables WHERE database = {database:String} AND name = {name:String}",
+            {"database": database, "name": view},
+        )
+        if not found:
+            return None
+        statement, uuid = found[0]
+        explicit = re.search(r"\bTO\s+(?:`?(\w+)`?\.)?`?(\w+)`?", statement.partition(" AS SELECT ")[0])
+        if explicit:
+            return self.inspect(explicit[1] or database, explicit[2])
+        return self.inspect(database, f".inner_id.{uuid}") or self.inspect(database, f".inner.{view}")
+
+    def create_table(self, database: str, name: str, columns: Sequence[tuple[str, str]], order_by: Sequence[str], window: int) -> None:
+        """Creates a MergeTree with a deduplication window. Column types must come from `columns.parse_type`."""
+        body = ", ".join(f"{quote_identifier(column)} {kind}" for column, kind in columns)
+        order = ", ".join(quote_identifier(column) for column in order_by)
+        self.command(
+            f"creating table {database}.{name}",
+            f"CREATE TABLE IF NOT EXISTS {quote_identifier(database)}.{quote_identifier(name)} ({body}) ENGINE = MergeTree "
+            f"ORDER BY ({order}) SETTINGS non_replicated_deduplication_window = {int(window)}",
+        )
+
+    def drop_table(self, database: str, name: str) -> None:
+        self.command(
+            f"dropping table {database}.{name}", f"DROP TABLE IF EXISTS {quote_identifier(database)}.{quote_identifier(name)} SYNC"
+        )
+
+    def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int) -> None:
+        """Inserts one Arrow IPC stream of one record batch as one block with `token`.
+
+        Raises RetryableError when the outcome is unknown or the server asks to wait: the caller sends the same block with the same
+        token until the answer is definite. `table` is `database.name`, validated.
+        """
+        settings = {**INSERT_SETTINGS, "insert_deduplication_token": token, "max_execution_time": max_execution_seconds}
+        try:
+            self._connected.raw_insert(table, list(columns), insert_block=block, settings=settings, fmt="ArrowStream")
+        except Exception as error:
+            raise map_error(f"inserting a chunk into {table}", error) from error
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None

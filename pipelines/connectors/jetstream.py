@@ -1,0 +1,401 @@
+"""NATS JetStream, as the pipeline uses it: one connection per process, driven from ordinary threads.
+
+Reads of resume points go to the stream's leader (`STREAM.MSG.GET`); ranges are read with batched direct gets (ADR-31), which need no
+consumer on the server and which a crashed reader leaves nothing behind of. Writers use compare-and-set per subject only: message ids
+deduplicate within a time window and prove nothing (reference/reliability.md section 3).
+"""
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
+
+from pipelines.config import NatsConnection
+from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError, TallyflowError
+from pipelines.records import Message
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+REQUEST_TIMEOUT_SECONDS = 5.0
+FETCH_BATCH_MESSAGES = 256
+# A pull of 100 MB in one request had the connection closed as a slow consumer (reliability.md section 3).
+FETCH_BATCH_BYTES = 8 * 1024 * 1024
+_DIRECT_HEADERS = {
+    "Nats-Stream",
+    "Nats-Subject",
+    "Nats-Sequence",
+    "Nats-Time-Stamp",
+    "Nats-Num-Pending",
+    "Nats-Last-Sequence",
+    "Nats-UpTo-Sequence",
+}
+
+_WRONG_LAST_SEQUENCE = 10071
+_STREAM_FULL = {10047, 10077}
+_NO_MESSAGE = 10037
+_NO_STREAM = 10059
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What a stream holds: first and last sequence (last stays when all is purged), counts, and the metadata given at creation."""
+
+    first_sequence: int
+    last_sequence: int
+    messages: int
+    bytes: int
+    max_bytes: int
+    metadata: dict[str, str]
+
+
+def _instant(text: str) -> datetime:
+    """RFC 3339 with nanoseconds, as the server writes it, cut to microseconds."""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(whole).replace(microsecond=int((fraction + "000000")[:6]), tzinfo=UTC)
+
+
+def _map_error(doing: str, error: BaseException) -> TallyflowError:
+    """The driver's exception as one of ours; what is not known is a halt."""
+    if isinstance(error, APIError):
+        code = error.err_code or 0
+        if code == _WRONG_LAST_SEQUENCE:
+            return ConflictError(f"{doing}: {error.description}")
+        if code in _STREAM_FULL:
+            return RetryableError(
+                f"{doing}: the stream is full ({error.description}); waiting until its reader has confirmed what it holds"
+            )
+        if code == _NO_STREAM:
+            return HaltError(f"{doing}: the stream does not exist; start the pipeline once to create it, or restore it from a backup")
+        if error.code == 503 or code == 10008:
+            return RetryableError(f"{doing}: JetStream is not available ({error.description})")
+        return HaltError(f"{doing}: JetStream error {code}: {error.description}")
+    if isinstance(error, nats.errors.AuthorizationError | nats.errors.MaxPayloadError):
+        return HaltError(f"{doing}: {error}")
+    if isinstance(error, nats.errors.NoServersError | nats.errors.Error | TimeoutError | FutureTimeoutError | OSError):
+        return RetryableError(f"{doing}: NATS did not answer ({type(error).__name__})")
+    return HaltError(f"{doing}: {type(error).__name__}: {error}")
+
+
+def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int) -> None:
+    """Raises DataLossError unless `sequences` are exactly `after` + 1 .. `to`."""
+    if list(sequences) != list(range(after + 1, to + 1)):
+        missing = sorted(set(range(after + 1, to + 1)) - set(sequences))
+        raise DataLossError(
+            f"reading {stream}: sequences {missing[:5]} of {after + 1}..{to} are missing; they were removed before they were confirmed. "
+            "Restore the stream from a backup, or delete the pipeline and start it anew"
+        )
+
+
+class JetStream:
+    """A connection to one NATS server; safe to use from several threads.
+
+    Every method raises RetryableError when the server is away or the outcome is unknown (after REQUEST_TIMEOUT_SECONDS; the client
+    reconnects by itself), ConflictError for a lost compare-and-set, and HaltError for the rest.
+    """
+
+    def __init__(self, settings: NatsConnection, name: str = "tallyflow") -> None:
+        self._settings = settings
+        self._name = name
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
+        self._thread.start()
+        self._client: Client | None = None
+        self._jetstream: JetStreamContext | None = None
+        self._connecting = threading.Lock()
+        self._fetches = 0
+
+    def connect(self) -> "JetStream":
+        """Connects now, so that a wrong address or password is known before anything starts. Idempotent."""
+        with self._connecting:
+            if self._client is None:
+                self._client = self._wait(f"connecting to NATS at {self._settings.url}", self._connect(), CONNECT_TIMEOUT_SECONDS + 1)
+                self._jetstream = self._client.jetstream(timeout=REQUEST_TIMEOUT_SECONDS)
+        return self
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._wait("closing the NATS connection", self._client.close())
+            self._client = None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=REQUEST_TIMEOUT_SECONDS)
+
+    async def _connect(self) -> Client:
+        options = _connection_options(self._settings)
+        refused: list[Exception] = []
+
+        async def on_error(error: Exception) -> None:
+            refused.append(error)
+
+        try:
+            return await asyncio.wait_for(
+                nats.connect(
+                    list(self._settings.servers),
+                    name=self._name,
+                    connect_timeout=CONNECT_TIMEOUT_SECONDS,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.25,
+                    error_cb=on_error,
+                    **options,
+                ),
+                CONNECT_TIMEOUT_SECONDS,
+            )
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            if any("authorization" in str(e).lower() for e in [*refused, error]):
+                raise HaltError(
+                    f"connecting to NATS at {self._settings.url}: the server refused the credentials; check `nats` in the pipeline file"
+                ) from error
+            raise
+
+    def _wait(self, doing: str, work: Coroutine[Any, Any, T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
+        return self._result(doing, asyncio.run_coroutine_threadsafe(work, self._loop), timeout)
+
+    def _result(self, doing: str, future: "Future[T]", timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
+        try:
+            return future.result(timeout)
+        except TallyflowError:
+            raise
+        except Exception as error:
+            future.cancel()
+            raise _map_error(doing, error) from error
+
+    @property
+    def _js(self) -> JetStreamContext:
+        if self._jetstream is None:
+            self.connect()
+        assert self._jetstream is not None
+        return self._jetstream
+
+    def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
+        """Appends one message iff `expected` is the subject's last sequence (0: the subject is empty); returns the new sequence.
+
+        Raises ConflictError if it is not. RetryableError means the outcome is unknown: read the last message before trying again.
+        """
+        all_headers = {**headers, "Nats-Expected-Last-Subject-Sequence": str(expected)}
+        ack = self._wait(
+            f"publishing to {subject}", self._js.publish(subject, payload, headers=all_headers, timeout=REQUEST_TIMEOUT_SECONDS)
+        )
+        return int(ack.seq)
+
+    def last(self, stream: str, subject: str) -> Message | None:
+        """The last message of a subject, from the stream's leader; None when the subject is empty. The subject may hold wildcards."""
+        return self._read(stream, subject, self._js.get_msg(stream, subject=subject))
+
+    def get(self, stream: str, sequence: int) -> Message | None:
+        """The message at `sequence`, from the stream's leader; None when it is not there (purged, or not yet written)."""
+        return self._read(stream, str(sequence), self._js.get_msg(stream, seq=sequence))
+
+    def _read(self, stream: str, what: str, work: Coroutine[Any, Any, api.RawStreamMsg]) -> Message | None:
+        async def read() -> api.RawStreamMsg | None:
+            try:
+                return await work
+            except NotFoundError as error:
+                if error.err_code == _NO_MESSAGE:
+                    return None
+                raise
+
+        raw = self._wait(f"reading {what} of stream {stream}", read())
+        if raw is None:
+            return None
+        time = raw.time if isinstance(raw.time, datetime) else _instant(str(raw.time))
+        return Message(raw.subject, int(raw.seq), time, raw.data or b"", dict(raw.headers or {}))
+
+    def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
+        """Messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order, prefetching one window ahead.
+
+        Direct gets may be answered by a replica that lags, so the end of the iterator is not proof of completeness: callers check
+        that sequences (or the subject's chain of expected-last-sequence headers) are without a gap.
+        """
+        doing = f"reading {stream} from {after + 1} to {to}"
+        js = self._js
+        pending = asyncio.run_coroutine_threadsafe(self._window(js, stream, subject, after + 1), self._loop) if after < to else None
+        while pending is not None:
+            messages, more = self._result(doing, pending, 4 * REQUEST_TIMEOUT_SECONDS)
+            last = messages[-1].sequence if messages else to
+            pending = None
+            if more and last < to:
+                pending = asyncio.run_coroutine_threadsafe(self._window(js, stream, subject, last + 1), self._loop)
+            for message in messages:
+                if message.sequence > to:
+                    return
+                yield message
+
+    def scan(self, stream: str, after: int, to: int) -> list[Message]:
+        """Every message of the stream with `after` < sequence <= `to`, headers and times only (empty payloads), without a gap.
+
+        Uses a short-lived headers-only consumer. Raises DataLossError when sequences are missing: they were purged or the stream lost them.
+        """
+        found = self._wait(
+            f"scanning {stream} from {after + 1} to {to}", self._scan(self._js, stream, after, to), 6 * REQUEST_TIMEOUT_SECONDS
+        )
+        check_contiguous(stream, [message.sequence for message in found], after, to)
+        return found
+
+    async def _scan(self, js: JetStreamContext, stream: str, after: int, to: int) -> list[Message]:
+        if after >= to:
+            return []
+        config = api.ConsumerConfig(
+            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=after + 1,
+            ack_policy=api.AckPolicy.NONE,
+            headers_only=True,
+            inactive_threshold=30.0,
+            mem_storage=True,
+        )
+        info = await js.add_consumer(stream, config)
+        consumer = await js.pull_subscribe_bind(info.name, stream)
+        found: list[Message] = []
+        try:
+            while not found or found[-1].sequence < to:
+                wanted = min(FETCH_BATCH_MESSAGES, to - (found[-1].sequence if found else after))
+                for raw in await consumer.fetch(wanted, timeout=REQUEST_TIMEOUT_SECONDS):
+                    place = raw.metadata
+                    time = place.timestamp.astimezone(UTC)
+                    found.append(Message(raw.subject, place.sequence.stream, time, b"", dict(raw.headers or {})))
+        finally:
+            await consumer.unsubscribe()
+            await js.delete_consumer(stream, info.name)
+        return [message for message in found if message.sequence <= to]
+
+    async def _window(self, js: JetStreamContext, stream: str, subject: str, start: int) -> tuple[list[Message], bool]:
+        """One batched direct get; (messages, whether the stream holds more of this subject)."""
+        client = self._client
+        assert client is not None
+        inbox = client.new_inbox()
+        replies = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        try:
+            request = {"seq": start, "next_by_subj": subject, "batch": FETCH_BATCH_MESSAGES, "max_bytes": FETCH_BATCH_BYTES}
+            await client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
+            messages: list[Message] = []
+            while True:
+                reply = await replies.next_msg(timeout=REQUEST_TIMEOUT_SECONDS)
+                status = (reply.headers or {}).get("Status")
+                if status is None:
+                    messages.append(_direct_message(reply))
+                elif status == "204":
+                    return messages, int((reply.headers or {}).get("Nats-Num-Pending", "0")) > 0
+                elif status == "404":
+                    return messages, False
+                elif status == "503":
+                    raise RetryableError(f"reading {stream}: no direct-get responder (is the stream there, with allow_direct?)")
+                else:
+                    raise HaltError(f"reading {stream}: direct get answered {status} {(reply.headers or {}).get('Description', '')}")
+        finally:
+            await replies.unsubscribe()
+
+    def state(self, stream: str) -> StreamState | None:
+        """The stream's state; None when it does not exist."""
+
+        async def read() -> api.StreamInfo | None:
+            try:
+                return await js.stream_info(stream)
+            except NotFoundError:
+                return None
+
+        js = self._js
+        info = self._wait(f"reading the state of stream {stream}", read())
+        if info is None:
+            return None
+        state, config = info.state, info.config
+        return StreamState(
+            state.first_seq, state.last_seq, state.messages, state.bytes, config.max_bytes or -1, dict(config.metadata or {})
+        )
+
+    def subjects(self, stream: str, subject: str) -> dict[str, int]:
+        """Subjects of the stream that match `subject` and hold messages, with their counts."""
+        info = self._wait(f"listing the subjects of {stream}", self._js.stream_info(stream, subjects_filter=subject))
+        return dict(info.state.subjects or {})
+
+    def ensure_stream(self, stream: str, subjects: str, metadata: dict[str, str], max_bytes: int = -1) -> StreamState:
+        """Creates the stream if it is missing; an existing one keeps its metadata. Returns its state.
+
+        `limits` retention with `discard: new`: a full stream refuses writers (back-pressure) and never drops what nobody has read.
+        """
+        if (found := self.state(stream)) is not None:
+            return found
+        config = api.StreamConfig(
+            name=stream,
+            subjects=[subjects],
+            retention=api.RetentionPolicy.LIMITS,
+            discard=api.DiscardPolicy.NEW,
+            storage=api.StorageType.FILE,
+            max_bytes=max_bytes,
+            max_age=0,
+            allow_direct=True,
+            # Message ids are not used; the smallest window keeps the server's id table empty.
+            duplicate_window=1,
+            metadata=metadata,
+        )
+        self._wait(f"creating stream {stream}", self._js.add_stream(config))
+        created = self.state(stream)
+        if created is None:
+            raise HaltError(f"creating stream {stream}: it was created and is gone again; is another process deleting this pipeline?")
+        return created
+
+    def delete_stream(self, stream: str) -> bool:
+        """Deletes the stream with all it holds; False when it was not there."""
+        if self.state(stream) is None:
+            return False
+        return bool(self._wait(f"deleting stream {stream}", self._js.delete_stream(stream)))
+
+    def purge(self, stream: str, subject: str, below: int) -> None:
+        """Removes the subject's messages with sequence < `below`. Never call it with `below` above the subject's last sequence."""
+        self._wait(f"purging {subject} below {below}", self._js.purge_stream(stream, seq=below, subject=subject))
+
+    def on_message(self, subject: str, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls `callback` (from the connection's thread) whenever anything is published on `subject`; returns the way to stop it.
+
+        A plain subscription: it may miss messages around a reconnect, so callers also look by themselves now and then.
+        """
+
+        async def received(_: Msg) -> None:
+            callback()
+
+        async def subscribe() -> Any:
+            assert self._client is not None
+            return await self._client.subscribe(subject, cb=received)
+
+        self.connect()
+        subscription = self._wait(f"subscribing to {subject}", subscribe())
+        return lambda: self._wait(f"unsubscribing from {subject}", subscription.unsubscribe())
+
+
+def _direct_message(reply: Msg) -> Message:
+    headers = reply.headers or {}
+    own = {name: value for name, value in headers.items() if name not in _DIRECT_HEADERS}
+    return Message(headers["Nats-Subject"], int(headers["Nats-Sequence"]), _instant(headers["Nats-Time-Stamp"]), reply.data, own)
+
+
+def _connection_options(settings: NatsConnection) -> dict[str, Any]:
+    """nats-py options for the credentials and TLS of the pipeline file."""
+    options: dict[str, Any] = {}
+    if settings.credentials_file:
+        options["user_credentials"] = str(settings.credentials_file)
+    if settings.username:
+        options["user"] = settings.username
+    if settings.password:
+        options["password"] = settings.password.get_secret_value()
+    if settings.token:
+        options["token"] = settings.token.get_secret_value()
+    if (tls := settings.tls) is not None:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if tls.cert_file:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+        options["tls"] = context
+        options["tls_handshake_first"] = tls.handshake_first
+        if tls.hostname:
+            options["tls_hostname"] = tls.hostname
+    return options

@@ -1,0 +1,395 @@
+"""Kafka through confluent-kafka: topic facts, offsets, and ranges of records as Arrow tables.
+
+Offsets have gaps (compaction, transaction markers, aborted transactions), so a range ends where the consumer's position says, never
+after a count. `read_committed` throughout: the end of a partition is its last stable offset.
+"""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from pipelines.config import KafkaConnection, KafkaSource
+from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
+from pipelines.records import HEADERS_TYPE, INSTANT, MAX_RECORD_BYTES, OVERSIZE_HEAD_BYTES, OVERSIZE_TYPE, RAW_SCHEMA
+
+REQUEST_TIMEOUT_SECONDS = 10.0
+STALL_SECONDS = 2.0
+GIVE_UP_SECONDS = 15.0
+CONSUME_MESSAGES = 5_000
+
+_HALTING = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError._SSL,
+    KafkaError._INVALID_ARG,
+}
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_ID}
+_GONE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
+
+
+def map_error(doing: str, error: BaseException | KafkaError) -> TallyflowError:
+    """The driver's error as one of ours. librdkafka reconnects by itself, so transport errors are waits."""
+    cause = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    if not isinstance(cause, KafkaError):
+        return HaltError(f"{doing}: {type(error).__name__}: {error}")
+    text = f"{doing}: Kafka says {cause.name()}: {cause.str()}"
+    if cause.code() in _MISSING:
+        return HaltError(f"{text}; create the topic, or correct `topic` in the pipeline file")
+    if cause.code() in _GONE:
+        return DataLossError(f"{text}; these records expired before they were read: see `on_data_loss` in the pipeline file")
+    if cause.code() in _HALTING:
+        return HaltError(f"{text}; check the credentials and rights in `connection_params`")
+    if cause.fatal():
+        return HaltError(text)
+    return RetryableError(text)
+
+
+def client_settings(source: KafkaSource) -> dict[str, str | bool | int]:
+    """librdkafka settings that connect: brokers, protocol, authentication, TLS. They hold secrets: never log them.
+
+    Names: librdkafka CONFIGURATION.md.
+    """
+    connection = source.connection_params
+    settings: dict[str, str | bool | int] = {
+        "bootstrap.servers": ",".join(connection.brokers),
+        "security.protocol": connection.protocol if connection.logs_in else connection.protocol.replace("SASL_PLAINTEXT", "PLAINTEXT"),
+        "client.id": "tallyflow",
+        "socket.keepalive.enable": True,
+        "reconnect.backoff.ms": 100,
+        "reconnect.backoff.max.ms": 2_000,
+    }
+    if connection.protocol == "SASL_SSL" and not connection.logs_in:
+        settings["security.protocol"] = "SSL"
+    if connection.logs_in:
+        settings |= _login_settings(connection)
+    if connection.protocol.endswith("SSL"):
+        settings |= _tls_settings(connection)
+    return settings
+
+
+def _login_settings(connection: KafkaConnection) -> dict[str, str | bool | int]:
+    settings: dict[str, str | bool | int] = {"sasl.mechanism": connection.mechanism}
+    if connection.mechanism == "GSSAPI":
+        settings["sasl.kerberos.service.name"] = connection.kerberos_service_name or "kafka"
+        settings["sasl.kerberos.principal"] = connection.username
+        if connection.kerberos_keytab:
+            settings["sasl.kerberos.keytab"] = connection.kerberos_keytab.get_secret_value()
+    elif connection.mechanism == "OAUTHBEARER":
+        settings["sasl.oauthbearer.method"] = "oidc"
+        settings["sasl.oauthbearer.token.endpoint.url"] = connection.oauth_token_endpoint_url or ""
+        settings["sasl.oauthbearer.client.id"] = connection.oauth_client_id or ""
+        if connection.oauth_client_secret:
+            settings["sasl.oauthbearer.client.secret"] = connection.oauth_client_secret.get_secret_value()
+        if connection.oauth_scope:
+            settings["sasl.oauthbearer.scope"] = connection.oauth_scope
+        if connection.oauth_extensions:
+            settings["sasl.oauthbearer.extensions"] = connection.oauth_extensions
+    else:
+        settings["sasl.username"] = connection.username
+        settings["sasl.password"] = connection.password.get_secret_value() if connection.password else ""
+    return settings
+
+
+def _tls_settings(connection: KafkaConnection) -> dict[str, str | bool | int]:
+    settings: dict[str, str | bool | int] = {"enable.ssl.certificate.verification": not connection.skip_tls_verification}
+    texts = {
+        "ssl.ca": connection.root_ca,
+        "ssl.certificate": connection.client_cert,
+        "ssl.key": connection.client_key.get_secret_value() if connection.client_key else None,
+    }
+    for name, text in texts.items():
+        if text:
+            settings[f"{name}.{'pem' if '-----BEGIN' in text else 'location'}"] = text
+    return settings
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """What the cluster says about a topic: its id (a topic made again has another one) and its partitions."""
+
+    topic_id: str
+    partitions: tuple[int, ...]
+
+
+class KafkaTopic:
+    """Facts and offsets of one source's topic. Calls time out after 10 s with RetryableError."""
+
+    def __init__(self, source: KafkaSource) -> None:
+        self._topic = source.topic
+        self._errors: list[KafkaError] = []
+        self._admin = AdminClient({**client_settings(source), "error_cb": self._errors.append, "log_level": 0})
+
+    def facts(self) -> TopicFacts:
+        """Raises HaltError when the topic does not exist."""
+        doing = f"describing topic {self._topic}"
+        found = self._result(doing, self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=REQUEST_TIMEOUT_SECONDS))
+        description = found[self._topic]
+        return TopicFacts(str(description.topic_id), tuple(sorted(p.id for p in description.partitions)))
+
+    def starts(self, partitions: Sequence[int]) -> dict[int, int]:
+        """First offset that still exists, per partition."""
+        return self._offsets(partitions, OffsetSpec.earliest())
+
+    def ends(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Last stable offset (exclusive end of what a read_committed reader sees), per partition."""
+        return self._offsets(partitions, OffsetSpec.latest())
+
+    def _offsets(self, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
+        if not partitions:
+            return {}
+        wanted = {TopicPartition(self._topic, p): spec for p in partitions}
+        futures = self._admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_SECONDS)
+        found = self._result(f"listing offsets of {self._topic}", futures)
+        return {tp.partition: result.offset for tp, result in found.items()}
+
+    def _result(self, doing: str, futures: Mapping[Any, Any]) -> dict[Any, Any]:
+        self._errors.clear()
+        try:
+            return {key: future.result(REQUEST_TIMEOUT_SECONDS + 1) for key, future in futures.items()}
+        except (KafkaException, TimeoutError) as error:
+            told = [e for e in self._errors if e.code() in _HALTING]
+            if told:
+                raise map_error(doing, told[0]) from error
+            if isinstance(error, TimeoutError):
+                raise RetryableError(f"{doing}: Kafka did not answer within {REQUEST_TIMEOUT_SECONDS:.0f} s") from error
+            raise map_error(doing, error) from error
+
+
+class GroupOffsets:
+    """Commits the consumer group's offsets, so that ordinary lag tools tell the truth. Nothing resumes from them."""
+
+    def __init__(self, source: KafkaSource, group: str) -> None:
+        self._topic = source.topic
+        self._consumer = Consumer({**client_settings(source), "group.id": group, "enable.auto.commit": False, "log_level": 0})
+
+    def commit(self, next_offsets: Mapping[int, int]) -> None:
+        """Sends the commit without waiting; the next one makes up for a lost one."""
+        positions = [TopicPartition(self._topic, partition, offset) for partition, offset in next_offsets.items()]
+        if positions:
+            with contextlib.suppress(KafkaException):
+                self._consumer.commit(offsets=positions, asynchronous=True)
+            # Serves the commit's reply queue; the consumer subscribes to nothing, so it never returns a record.
+            self._consumer.poll(0)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Records of one partition in offset order (RAW_SCHEMA), and the offset after the last one passed, row or not.
+
+    `skipped`: offsets of the block that had expired; such a block has no rows.
+    """
+
+    partition: int
+    records: pa.Table
+    next_offset: int
+    skipped: int = 0
+
+
+class RangeReader:
+    """Reads ranges of offsets of one topic. Keeps its consumer and what it read too far, so that contiguous ranges waste nothing.
+
+    `keep_partitions`: stay assigned to partitions that a range does not name (a reader that serves all partitions in turn); otherwise
+    only what is being read is fetched.
+    """
+
+    def __init__(self, source: KafkaSource, keep_partitions: bool = False) -> None:
+        self._topic = source.topic
+        self._keep_partitions = keep_partitions
+        self._consumer = Consumer(
+            {
+                **client_settings(source),
+                "group.id": "tallyflow-reader",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_committed",
+                "queued.max.messages.kbytes": 16 * 1024,
+                "fetch.message.max.bytes": 4 * 1024 * 1024,
+                "fetch.wait.max.ms": 100,
+                "log_level": 0,
+            }
+        )
+        self._next: dict[int, int] = {}
+        self._ahead: dict[int, list[Block]] = {}
+
+    def open(self) -> int:
+        """Reaches the cluster now; returns how many partitions the topic has."""
+        try:
+            return len(self._consumer.list_topics(self._topic, timeout=REQUEST_TIMEOUT_SECONDS).topics[self._topic].partitions)
+        except KafkaException as error:
+            raise map_error(f"reading the metadata of {self._topic}", error) from error
+
+    def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Block]:
+        """Blocks that cover every range {partition: (start, end)} (end exclusive), each partition's in offset order.
+
+        The last block of a partition has `next_offset` == end, with or without rows. Raises DataLossError when `start` has expired,
+        RetryableError when Kafka gives nothing for 15 s.
+        """
+        open_ranges = {p: (start, end) for p, (start, end) in ranges.items() if start < end}
+        self._position(open_ranges)
+        heard = time.monotonic()
+        repositioned = heard
+        while open_ranges:
+            for partition in list(open_ranges):
+                yield from self._take_ahead(partition, open_ranges)
+            if not open_ranges:
+                return
+            if self._poll(min(CONSUME_MESSAGES, sum(end - start for start, end in open_ranges.values()))):
+                heard = repositioned = time.monotonic()
+            elif time.monotonic() - heard > GIVE_UP_SECONDS:
+                raise RetryableError(f"reading {self._topic} {open_ranges}: Kafka gave no record for {GIVE_UP_SECONDS:.0f} s")
+            elif time.monotonic() - repositioned > STALL_SECONDS:
+                # An end-of-partition event is told once; after a quiet spell only a new assignment tells it again.
+                self._assign({**(self._next if self._keep_partitions else {}), **{p: start for p, (start, _) in open_ranges.items()}})
+                repositioned = time.monotonic()
+
+    def _take_ahead(self, partition: int, open_ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
+        queue = self._ahead.get(partition, [])
+        while queue and partition in open_ranges:
+            start, end = open_ranges[partition]
+            block = queue.pop(0)
+            if block.next_offset > end:
+                block, rest = _split(block, end)
+                queue.insert(0, rest)
+            if block.next_offset >= end:
+                del open_ranges[partition]
+            else:
+                open_ranges[partition] = (block.next_offset, end)
+            if block.next_offset > start:
+                self._next[partition] = block.next_offset
+                yield block
+
+    def _position(self, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Leaves the consumer where it is if every range starts where reading stopped; else assigns anew."""
+        if all(self._next.get(p) == start for p, (start, _) in ranges.items()):
+            return
+        kept = self._next if self._keep_partitions else {}
+        self._assign({**kept, **{p: start for p, (start, _) in ranges.items()}})
+
+    def _assign(self, starts: Mapping[int, int]) -> None:
+        self._ahead.clear()
+        self._next = dict(starts)
+        try:
+            self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in starts.items()])
+        except KafkaException as error:
+            raise map_error(f"assigning partitions of {self._topic}", error) from error
+
+    def _poll(self, wanted: int) -> bool:
+        """Moves up to `wanted` messages into `_ahead`; False when there was nothing.
+
+        `consume` waits for as many as it is asked for, so asking for what is left of the ranges returns without waiting.
+        """
+        try:
+            messages = self._consumer.consume(wanted, timeout=0.05)
+        except KafkaException as error:
+            raise map_error(f"reading {self._topic}", error) from error
+        if not messages:
+            return False
+        progress = False
+        errors = list(map(Message.error, messages))
+        if any(errors):
+            ends = [m for m, e in zip(messages, errors, strict=True) if e is not None and e.code() == KafkaError._PARTITION_EOF]
+            for told in errors:
+                if told is not None and told.code() != KafkaError._PARTITION_EOF:
+                    self._raise_unless_transient(told)
+            messages = list(compress(messages, [e is None for e in errors]))
+        else:
+            ends = []
+        for block in _blocks(messages):
+            self._ahead.setdefault(block.partition, []).append(block)
+            progress = True
+        for end in ends:
+            self._ahead.setdefault(end.partition(), []).append(Block(end.partition(), RAW_SCHEMA.empty_table(), end.offset()))
+            progress = True
+        return progress
+
+    def _raise_unless_transient(self, error: KafkaError) -> None:
+        mapped = map_error(f"reading {self._topic}", error)
+        if not isinstance(mapped, RetryableError):
+            raise mapped
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _split(block: Block, at: int) -> tuple[Block, Block]:
+    """The block before offset `at`, and the rest."""
+    offsets = block.records.column("offset").to_numpy()
+    cut = int(np.searchsorted(offsets, at))
+    return Block(block.partition, block.records.slice(0, cut), at), Block(block.partition, block.records.slice(cut), block.next_offset)
+
+
+def _blocks(messages: list[Message]) -> Iterator[Block]:
+    """Messages as one block per partition."""
+    if not messages:
+        return
+    partitions = np.fromiter(map(Message.partition, messages), dtype=np.int32, count=len(messages))
+    for partition in np.unique(partitions):
+        mine = partitions == partition
+        own = messages if mine.all() else list(compress(messages, mine))
+        records = to_records(own, int(partition))
+        yield Block(int(partition), records, own[-1].offset() + 1)
+
+
+def to_records(messages: list[Message], partition: int) -> pa.Table:
+    """confluent-kafka messages of one partition as RAW_SCHEMA: no Python code runs per record, only C calls under `map`."""
+    count = len(messages)
+    value = pa.array(list(map(Message.value, messages)), pa.binary())
+    key = pa.array(list(map(Message.key, messages)), pa.binary())
+    millis = np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), dtype=np.int64, count=count)
+    headers = list(map(Message.headers, messages))
+    columns = [
+        key,
+        value,
+        pa.array([[(k.encode(), v) for k, v in pairs] if pairs else None for pairs in headers], HEADERS_TYPE)
+        if any(headers)
+        else pa.nulls(count, HEADERS_TYPE),
+        pa.repeat(pa.scalar(partition, pa.int32()), count),
+        pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
+        pa.array(millis * 1000).cast(INSTANT),
+        pa.nulls(count, OVERSIZE_TYPE),
+    ]
+    return shorten_oversize(pa.table(columns, schema=RAW_SCHEMA))
+
+
+def shorten_oversize(records: pa.Table) -> pa.Table:
+    """Replaces the value of each record over MAX_RECORD_BYTES by its head, with its size and SHA-256 in `oversize`; drops its headers.
+
+    The record keeps its position and is rejected by parse, so there is one writer of dead letters and one identity for all of them.
+    """
+    sizes = pc.add(pc.fill_null(pc.binary_length(records.column("value")), 0), pc.fill_null(pc.binary_length(records.column("key")), 0))
+    if records.column("headers").null_count < records.num_rows:
+        sizes = pc.add(sizes, pa.array([_headers_bytes(pairs) for pairs in records.column("headers").to_pylist()], pa.int32()))
+    if records.num_rows == 0 or pc.max(sizes).as_py() <= MAX_RECORD_BYTES:
+        return records
+    rows = records.to_pylist()
+    for row, size in zip(rows, sizes.to_pylist(), strict=True):
+        if size > MAX_RECORD_BYTES:
+            value = row["value"] or b""
+            row["oversize"] = {"bytes": size, "sha256": hashlib.sha256(value).digest()}
+            row["value"] = value[:OVERSIZE_HEAD_BYTES]
+            row["key"] = row["key"][:OVERSIZE_HEAD_BYTES] if row["key"] is not None else None
+            row["headers"] = None
+    return pa.Table.from_pylist(rows, schema=RAW_SCHEMA)
+
+
+def _headers_bytes(pairs: list[tuple[bytes, bytes | None]] | None) -> int:
+    return sum(len(k) + len(v or b"") for k, v in pairs) if pairs else 0

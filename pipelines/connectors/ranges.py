@@ -1,0 +1,251 @@
+"""The two Python Data Sources: their offsets are positions, their rows are ranges of positions, never records.
+
+Spark starts one planner process per source and query (pyspark/sql/datasource.py). An exception there ends the query, so waiting for a
+system that is away happens here: a planner that cannot see new data says that there is none. `latestOffset` sleeps until there is new
+data, at most IDLE_SECONDS, so an idle leg costs a wake-up per half second and a busy one starts at once.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from threading import Event
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.kafka import KafkaTopic
+from pipelines.errors import RetryableError
+from pipelines.ledger import read_chain
+from pipelines.run_spec import load_run
+
+IDLE_SECONDS = 0.5
+MAX_OFFSETS_PER_BATCH = 500_000
+MAX_FRAMES_PER_BATCH = 128
+_FACTS_EVERY_SECONDS = 5.0
+_OUTAGE_PAUSE_SECONDS = 0.25
+
+RANGE_SCHEMA = StructType(
+    [StructField("part", StringType(), False), StructField("start", LongType(), False), StructField("stop", LongType(), False)]
+)
+Offset = dict[str, int]
+
+
+class RangePartition(InputPartition):
+    """One sub-range: of a Kafka partition (offsets, end exclusive) or of a stream (sequences, start exclusive, end inclusive)."""
+
+    def __init__(self, part: str, start: int, stop: int) -> None:
+        self.part, self.start, self.stop = part, start, stop
+
+
+class _RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What both sources share: waiting, admission, and the frozen end of an available-now query."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = dict(options)
+        self._frozen: Offset | None = None
+
+    def initialOffset(self) -> Offset:
+        """The start that the runner read from the ledger; a checkpoint never outlives a start."""
+        return _offset(self._options["start"])
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(int(self._options.get("max_per_batch", self._default_limit)))
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """End of the next range: at most `limit` beyond `start`; `start` itself when nothing came within IDLE_SECONDS."""
+        deadline = time.monotonic() + IDLE_SECONDS
+        while True:
+            try:
+                end = self._admit(start, self._frozen or self._available(start), limit)
+                if end != start:
+                    return end
+                pause = self._pause()
+            except RetryableError:
+                pause = _OUTAGE_PAUSE_SECONDS
+            left = deadline - time.monotonic()
+            if left <= 0 or self._frozen is not None:
+                return start
+            self._sleep(min(pause, left))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._frozen = self._available(self.initialOffset())
+
+    def _admit(self, start: Offset, available: Offset, limit: ReadLimit) -> Offset:
+        rows = None if isinstance(limit, ReadAllAvailable) else limit.max_rows if isinstance(limit, ReadMaxRows) else self._default_limit
+        return admit(start, available, rows)
+
+    def commit(self, end: Offset) -> None:
+        """Nothing: the ledger's `done` is the commit, and purging follows it."""
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[str, int, int]]:
+        assert isinstance(partition, RangePartition)
+        yield partition.part, partition.start, partition.stop
+
+    _default_limit: int
+
+    @abstractmethod
+    def _available(self, start: Offset) -> Offset:
+        """Newest end that may be planned now."""
+
+    def _pause(self) -> float:
+        return IDLE_SECONDS
+
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def admit(start: Offset, available: Offset, limit: int | None) -> Offset:
+    """`available`, or a part of it with at most `limit` positions beyond `start`, shared among the parts by what each has waiting."""
+    waiting = {part: max(0, end - start.get(part, 0)) for part, end in available.items()}
+    total = sum(waiting.values())
+    if limit is None or total <= limit:
+        return {part: max(end, start.get(part, 0)) for part, end in available.items()}
+    share = {part: -(-count * limit // total) for part, count in waiting.items()}
+    return {part: start.get(part, 0) + min(waiting[part], share[part]) for part in available}
+
+
+def _offset(text: str) -> Offset:
+    """`0:12,1:7` as an offset: planners compare offsets as JSON text, so parts keep their numeric order."""
+    pairs = (item.rsplit(":", 1) for item in text.split(",") if item)
+    return {part: int(value) for part, value in sorted(pairs, key=lambda pair: (len(pair[0]), pair[0]))}
+
+
+def offset_text(offset: Mapping[Any, int]) -> str:
+    return ",".join(f"{part}:{value}" for part, value in offset.items())
+
+
+class _KafkaRangeReader(_RangeReader):
+    """Offsets are {partition: next offset}. New partitions join from offset 0 within 5 s."""
+
+    _default_limit = MAX_OFFSETS_PER_BATCH
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._topic: KafkaTopic | None = None
+        self._partitions: tuple[int, ...] = ()
+        self._looked_at = -_FACTS_EVERY_SECONDS
+        self._quiet_since = time.monotonic()
+
+    def _available(self, start: Offset) -> Offset:
+        if self._topic is None:
+            self._topic = KafkaTopic(load_run(self._options["run"]).config.sources[0])
+        now = time.monotonic()
+        if now - self._looked_at >= _FACTS_EVERY_SECONDS:
+            self._partitions = self._topic.facts().partitions
+            self._looked_at = now
+        ends = self._topic.ends(self._partitions)
+        return {str(p): ends[p] for p in sorted(ends)}
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        end = super().latestOffset(start, limit)
+        if end != start:
+            self._quiet_since = time.monotonic()
+        return end
+
+    def _pause(self) -> float:
+        """Kafka cannot tell us of new records without sending them: look every 15 ms, and seldom once it has been quiet for long."""
+        quiet = time.monotonic() - self._quiet_since
+        return 0.015 if quiet < 2 else 0.05 if quiet < 30 else 0.1
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        return [RangePartition(part, start.get(part, 0), stop) for part, stop in end.items() if stop > start.get(part, 0)]
+
+
+class _StreamRangeReader(_RangeReader):
+    """Offset is {"sequence": last sequence}. Woken by the upstream leg's ledger entries; looks by itself every half second as well.
+
+    With `min_rows` and `max_delay_ms` it holds back until that many rows wait, or the oldest has waited that long.
+    """
+
+    _default_limit = MAX_FRAMES_PER_BATCH
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._log: JetStream | None = None
+        # Spark pickles a reader once per plan to send it to the tasks; an event does not survive that, so it is made on connecting.
+        self._woken: Event | None = None
+        self._min_rows = int(options.get("min_rows", "0"))
+        self._max_delay = int(options.get("max_delay_ms", "0")) / 1000
+        self._waiting_since: float | None = None
+
+    def _connect(self) -> JetStream:
+        if self._log is None:
+            run = load_run(self._options["run"])
+            log, woken = JetStream(run.config.nats, "tallyflow-planner").connect(), Event()
+            log.on_message(run.names.chain(self._options["upstream"]), woken.set)
+            self._log, self._woken = log, woken
+        return self._log
+
+    def _available(self, start: Offset) -> Offset:
+        log = self._connect()
+        assert self._woken is not None
+        self._woken.clear()
+        names = load_run(self._options["run"]).names
+        state = log.state(names.stream(self._options["role"]))
+        last = max(start["sequence"], state.last_sequence if state else 0)
+        if last == start["sequence"]:
+            self._waiting_since = None
+            return start
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        if time.monotonic() - self._waiting_since < self._max_delay and self._rows_waiting(log) < self._min_rows:
+            return start
+        self._waiting_since = None
+        return {"sequence": last}
+
+    def _rows_waiting(self, log: JetStream) -> int:
+        """Rows that the upstream leg has written and this one has not confirmed, by the totals of their last `done` entries."""
+        names = load_run(self._options["run"]).names
+        stream = names.stream("ledger")
+
+        def total(leg: str, count: str) -> int:
+            done = read_chain(log, stream, names.chain(leg)).done
+            return int(done.body["totals"].get(count, 0)) if done else 0
+
+        return total(self._options["upstream"], "rows_out") - total(self._options["leg"], "rows_in")
+
+    def _pause(self) -> float:
+        if self._waiting_since is None:
+            return IDLE_SECONDS
+        return max(0.001, self._max_delay - (time.monotonic() - self._waiting_since))
+
+    def _sleep(self, seconds: float) -> None:
+        if self._woken is None:
+            time.sleep(seconds)
+        else:
+            self._woken.wait(seconds)
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        first, last = start["sequence"], end["sequence"]
+        return [RangePartition("sequence", first, last)] if last > first else []
+
+
+class KafkaRanges(DataSource):
+    """`format("tallyflow_kafka")`: option `run` is the path of the run file, `start` the first offsets as `partition:offset,...`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tallyflow_kafka"
+
+    def schema(self) -> StructType:
+        return RANGE_SCHEMA
+
+    def streamReader(self, schema: StructType) -> _KafkaRangeReader:
+        return _KafkaRangeReader(self.options)
+
+
+class StreamRanges(DataSource):
+    """`format("tallyflow_stream")`: options `run`, `start`, `role` (raw or out), `leg`, `upstream`, and what the batching needs."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tallyflow_stream"
+
+    def schema(self) -> StructType:
+        return RANGE_SCHEMA
+
+    def streamReader(self, schema: StructType) -> _StreamRangeReader:
+        return _StreamRangeReader(self.options)

@@ -1,0 +1,70 @@
+"""The one place that builds a Spark session."""
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from pipelines.connectors.ranges import KafkaRanges, StreamRanges
+
+_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+SETTINGS: dict[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "640m",
+    "spark.sql.session.timeZone": "UTC",
+    # A task is a bucket: coalescing or splitting partitions would break the one-writer rule (protocol.md section 3).
+    "spark.sql.adaptive.enabled": "false",
+    "spark.speculation": "false",
+    "spark.python.worker.reuse": "true",
+    # The checkpoint is a hint that lives as long as one start; the default manager costs 35-50 ms per file (dagster-pyspark.md section 0).
+    "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+    "spark.sql.streaming.minBatchesToRetain": "4",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.pollingDelay": "1ms",
+    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.sql.streaming.numRecentProgressUpdates": "4",
+    # Three legs share the task slots; a leg with little to do must not wait behind another's long job.
+    "spark.scheduler.mode": "FAIR",
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|sasl|jaas",
+}
+
+_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:MaxMetaspaceSize=256m -XX:ReservedCodeCacheSize=96m"
+
+
+def default_master(cores: int | None = None) -> str:
+    """`local[N,4]`: plain `local[N]` never retries a task (measured: one killed worker failed the job)."""
+    return f"local[{cores or os.cpu_count() or 2},4]"
+
+
+def build_session(name: str, directory: Path, master: str | None = None) -> SparkSession:
+    """Starts (or joins) this process's session with our two data sources registered.
+
+    Workers run this interpreter: a `python3` found on PATH would not have our packages. The JVM logs
+    to `spark.log` in `directory`: what ends a query reaches the runner as an exception, and the runner says it in its own words.
+    """
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    local = directory / "spark"
+    local.mkdir(parents=True, exist_ok=True)
+    builder = SparkSession.builder.appName(name).master(master or default_master())
+    for key, value in SETTINGS.items():
+        builder = builder.config(key, value)
+    builder = (
+        builder.config("spark.local.dir", str(local))
+        .config("spark.sql.warehouse.dir", str(local / "warehouse"))
+        .config("spark.driver.extraJavaOptions", f"{_JAVA_OPTIONS} {_log_options(directory)} -Dderby.system.home={local}")
+    )
+    session = builder.getOrCreate()
+    for source in (KafkaRanges, StreamRanges):
+        session.dataSource.register(source)
+    return session
+
+
+def _log_options(directory: Path) -> str:
+    settings = Path(__file__).with_name("spark_log4j2.properties")
+    return f"-Dlog4j2.configurationFile={settings.as_uri()} -Dtallyflow.spark.log={directory / 'spark.log'}"

@@ -1,0 +1,53 @@
+"""Deleting a pipeline: its streams, its directory on this host and the table that it made. What was deleted cannot come back."""
+
+import shutil
+from pathlib import Path
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.connectors.jetstream import JetStream
+from pipelines.lease import Lease
+from pipelines.naming import ROLES, Names
+
+
+class Deletion:
+    """What goes, and its going. A table is dropped only if the file says `create_table` and it is not kept."""
+
+    def __init__(self, config: PipelineConfig, directory: Path, keep_table: bool) -> None:
+        self._config, self._directory = config, directory
+        self._names = Names(config.pipeline_id)
+        self._drops_table = config.sink.create_table and not keep_table
+
+    def lines(self) -> list[str]:
+        """One line per thing that goes."""
+        log = JetStream(self._config.nats).connect()
+        try:
+            states = {role: log.state(self._names.stream(role)) for role in ROLES}
+        finally:
+            log.close()
+        found = {self._names.stream(role): state for role, state in states.items() if state}
+        lines = [f"stream {name} ({state.messages:,} messages, {state.bytes:,} bytes)" for name, state in found.items()]
+        lines.append(f"directory {self._directory}")
+        if self._drops_table:
+            lines.append(f"table {self._config.sink.connection_params.database}.{self._config.sink.table} with all its rows")
+        return lines
+
+    def run(self) -> None:
+        """Deletes, holding the lease, so that no runner is at work. Raises FencedError when one is. Safe to repeat."""
+        log = JetStream(self._config.nats).connect()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            if log.state(self._names.stream("ledger")) is not None:
+                lease = Lease(log, self._names, self._directory)
+                lease.acquire()
+                lease.abandon()
+            if self._drops_table:
+                clickhouse = ClickHouse(self._config.sink)
+                clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
+                clickhouse.close()
+            # The ledger goes last: while it stands, a repeated delete still meets the lease.
+            for role in ("out", "dlq", "raw", "ledger"):
+                log.delete_stream(self._names.stream(role))
+        finally:
+            log.close()
+        shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,0 +1,73 @@
+"""The error tree, by what to do next.
+
+    TallyflowError
+    ├── ConfigurationError     stop before anything starts; carries every fault with its path
+    ├── RetryableError         a system is away or overloaded: back off and wait
+    ├── ConflictError          a compare-and-set lost: read the last message again and go on from it
+    └── HaltError              stop the leg; the message says what to do next
+        ├── FencedError        another runner holds the pipeline
+        ├── DataLossError      positions that were promised are gone or have other content
+        ├── NotSupportedError  the file asks for a stage this release does not run
+        └── InvariantError     our own bug: the protocol's promise does not hold
+
+Bad records are not exceptions: a stage returns them as `rejected` rows (see `records.REJECTED_SCHEMA`). Whatever is none of
+these is unknown, and unknown is a halt, never a drop. Connectors map their driver's exceptions into this tree, once.
+"""
+
+from dataclasses import dataclass
+
+
+class TallyflowError(Exception):
+    """Base of every error that Tallyflow raises on purpose."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a pipeline file: where it is (`sources[0].topic`) and what is wrong with it."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ConfigurationError(TallyflowError):
+    """A pipeline file (or a setting) that cannot be used; nothing was started."""
+
+    def __init__(self, subject: str, faults: list[Fault]) -> None:
+        self.subject = subject
+        self.faults = faults
+        lines = "\n".join(f"  - {fault}" for fault in faults)
+        super().__init__(f"{subject}: {len(faults)} fault{'s' if len(faults) != 1 else ''}\n{lines}")
+
+
+class RetryableError(TallyflowError):
+    """The network or a system is away or overloaded; the caller backs off and tries the same thing again."""
+
+
+class HaltError(TallyflowError):
+    """The leg must stop: going on could lose or double an event, or can never succeed. The message names the remedy."""
+
+
+class FencedError(HaltError):
+    """Another runner with a higher epoch writes this pipeline; this one must write nothing more."""
+
+
+class DataLossError(HaltError):
+    """Positions are gone before they were read, or hold other content than when they were read."""
+
+
+class NotSupportedError(HaltError):
+    """The pipeline file is valid but asks for something this release does not run."""
+
+
+class InvariantError(HaltError):
+    """A promise of the protocol does not hold: a bug of ours, or a foreign writer on our streams."""
+
+
+class ConflictError(TallyflowError):
+    """A compare-and-set lost (JetStream error 10071): the subject's last sequence is not the expected one.
+
+    The writer reads the last message again: it may be its own, stored although the acknowledgement was lost.
+    """

@@ -1,0 +1,119 @@
+"""Dates and instants: from text, from unix seconds, into the ranges and precisions of ClickHouse's types.
+
+Ranges (both ends included) are those of the ClickHouse manual, "Date", "Date32", "DateTime", "DateTime64"; a DateTime64 finer than
+microseconds ends where 64 bits of nanoseconds end. Outside of them ClickHouse stores another instant without an error (measured, 26.9).
+"""
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.columns import ColumnType, arrow_type
+from pipelines.rejections import Mask, to_mask
+
+_MICROS = pa.timestamp("us", tz="UTC")
+_DAY = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)"
+_DATES = {"Date": (date(1970, 1, 1), date(2149, 6, 6)), "Date32": (date(1900, 1, 1), date(2299, 12, 31))}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECONDS = (_EPOCH, datetime(2106, 2, 7, 6, 28, 15, 999999, tzinfo=UTC))
+_TICKS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2299, 12, 31, 23, 59, 59, 999999, tzinfo=UTC))
+_NANOSECONDS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2262, 4, 11, 23, 47, 15, 999999, tzinfo=UTC))
+_PER_SECOND = 1_000_000
+
+
+def parse_dates(engine: duckdb.DuckDBPyConnection, texts: pa.Array, kind: str) -> tuple[pa.Array, Mask, Mask]:
+    """(date32 column, rows that are no `YYYY-MM-DD`, rows out of the range of `kind`: Date or Date32)."""
+    malformed = _mismatch(texts, rf"^{_DAY}$")
+    days, impossible = _cast(engine, _without(texts, malformed), pa.date32())
+    low, high = (pa.scalar(bound, pa.date32()) for bound in _DATES[kind])
+    beyond = to_mask(pc.or_(pc.less(days, low), pc.greater(days, high)))
+    return days, malformed | impossible, beyond
+
+
+def parse_instants(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask, Mask]:
+    """(timestamps of the target's unit, malformed rows, rows out of range).
+
+    Texts are `YYYY-MM-DD`, then `T` or a space, `hh:mm:ss`, up to nine digits after a point, and a zone (`Z`, `+hh`, `+hhmm`, `+hh:mm`) or
+    none, which means UTC. A leap second (`:60`) is malformed.
+    """
+    malformed = _mismatch(texts, rf"^{_DAY}[T ]{_TIME}{_ZONE}?$")
+    zoned = _zoned(_without(texts, malformed))
+    micros, impossible = _cast(engine, _shortened(zoned), _MICROS)
+    result, beyond = truncate_instants(micros, target)
+    if arrow_type(target).unit == "ns":
+        result = _without(zoned, beyond | impossible).cast(arrow_type(target))
+    return result, malformed | impossible, beyond
+
+
+def seconds_to_instants(numbers: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask]:
+    """(timestamps, rows out of range) of unix seconds; a float is taken to the nearest microsecond."""
+    low, high = _bounds(target)
+    seconds: npt.NDArray[Any] = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
+    inside = (seconds >= np.ceil(low.timestamp())) & (seconds <= np.floor(high.timestamp()))
+    kept = np.where(inside, seconds, 0)
+    micros = np.rint(kept * float(_PER_SECOND)).astype(np.int64) if kept.dtype.kind == "f" else kept.astype(np.int64) * _PER_SECOND
+    result, _ = truncate_instants(pa.array(micros, pa.int64(), mask=to_mask(pc.is_null(numbers))).cast(_MICROS), target)
+    return result, ~inside
+
+
+def truncate_instants(micros: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask]:
+    """(timestamps of the target's unit, rows out of range) of microsecond timestamps; what is finer is cut towards the past."""
+    low, high = (pa.scalar(bound, _MICROS) for bound in _bounds(target))
+    beyond = to_mask(pc.or_(pc.less(micros, low), pc.greater(micros, high)))
+    wire = arrow_type(target)
+    kept = _without(micros, beyond)
+    if wire.unit in ("us", "ns"):
+        return kept.cast(wire), beyond
+    divisor = {"s": _PER_SECOND, "ms": 1000}[wire.unit]
+    ticks = pc.fill_null(kept.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) // divisor
+    return pa.array(ticks, pa.int64(), mask=to_mask(pc.is_null(kept)) if kept.null_count else None).cast(wire), beyond
+
+
+def _bounds(target: ColumnType) -> tuple[datetime, datetime]:
+    if target.name == "DateTime":
+        return _SECONDS
+    return _NANOSECONDS if arrow_type(target).unit == "ns" else _TICKS
+
+
+def _zoned(texts: pa.Array) -> pa.Array:
+    has_zone = pc.match_substring_regex(texts, rf":[0-9.]+{_ZONE}$")
+    if pc.all(has_zone).as_py() is not False:
+        return texts
+    return pc.if_else(has_zone, texts, pc.binary_join_element_wise(texts, "Z", ""))
+
+
+def _shortened(texts: pa.Array) -> pa.Array:
+    """Without the digits beyond microseconds."""
+    if not pc.any(pc.match_substring_regex(texts, r"\.[0-9]{7}")).as_py():
+        return texts
+    return pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
+
+
+def _cast(engine: duckdb.DuckDBPyConnection, texts: pa.Array, wire: pa.DataType) -> tuple[pa.Array, Mask]:
+    """The texts, right but for days that no month has, and which rows have such a day."""
+    nowhere = np.zeros(len(texts), dtype=bool)
+    try:
+        return texts.cast(wire), nowhere
+    except pa.ArrowInvalid:
+        engine.register("_tf_values", pa.table({"v": pc.utf8_slice_codeunits(texts, 0, 10)}))
+        try:
+            known = engine.sql("SELECT v IS NULL OR try_cast(v AS DATE) IS NOT NULL AS v FROM _tf_values").to_arrow_table()["v"]
+        finally:
+            engine.unregister("_tf_values")
+        impossible = ~to_mask(known.combine_chunks())
+        return _without(texts, impossible).cast(wire), impossible
+
+
+def _mismatch(texts: pa.Array, pattern: str) -> Mask:
+    return to_mask(pc.invert(pc.match_substring_regex(texts, pattern)))
+
+
+def _without(column: pa.Array, rows: Mask) -> pa.Array:
+    return pc.if_else(pa.array(rows), pa.scalar(None, column.type), column) if rows.any() else column

@@ -1,0 +1,77 @@
+"""The connections of one process (driver or worker), opened at first use and kept, because opening costs more than a small batch."""
+
+from functools import lru_cache
+
+import duckdb
+
+from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.kafka import KafkaTopic, RangeReader
+from pipelines.legs import stage_config
+from pipelines.legs.stage_config import StageConfig
+from pipelines.run_spec import RunSpec, load_run
+
+
+class Connections:
+    """What a leg's work needs of the outside. The reader and the engine serve one thread at a time; the log serves many."""
+
+    def __init__(self, run: RunSpec, keep_partitions: bool, log: JetStream | None = None) -> None:
+        self.run = run
+        self.config = run.config
+        self.names = run.names
+        self._keep_partitions = keep_partitions
+        self._log = log
+        self._owns_log = log is None
+        self._reader: RangeReader | None = None
+        self._topic: KafkaTopic | None = None
+        self._engine: duckdb.DuckDBPyConnection | None = None
+        self._stage_configs: dict[str, StageConfig] = {}
+
+    @property
+    def log(self) -> JetStream:
+        if self._log is None:
+            self._log = JetStream(self.config.nats).connect()
+        return self._log
+
+    @property
+    def reader(self) -> RangeReader:
+        if self._reader is None:
+            self._reader = RangeReader(self.config.sources[0], self._keep_partitions)
+        return self._reader
+
+    @property
+    def topic(self) -> KafkaTopic:
+        if self._topic is None:
+            self._topic = KafkaTopic(self.config.sources[0])
+        return self._topic
+
+    @property
+    def engine(self) -> duckdb.DuckDBPyConnection:
+        if self._engine is None:
+            self._engine = open_engine()
+        return self._engine
+
+    def stage_config(self, version: str) -> StageConfig:
+        if version not in self._stage_configs:
+            self._stage_configs[version] = stage_config.load(self.log, self.names, version)
+        return self._stage_configs[version]
+
+    def discard_reader(self) -> None:
+        """After a failed read: the next one starts with a fresh consumer."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def close(self) -> None:
+        self.discard_reader()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        if self._log is not None and self._owns_log:
+            self._log.close()
+
+
+@lru_cache(maxsize=1)
+def worker_connections(run_path: str) -> Connections:
+    """A worker's connections for one run; a worker process outlives its tasks."""
+    return Connections(load_run(run_path), keep_partitions=False)

@@ -1,0 +1,251 @@
+"""The ingest leg: ranges of Kafka offsets to frames on the raw stream. A work item is one partition's range."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from pipelines.append import Appender, Tail, Written
+from pipelines.connectors.kafka import Block
+from pipelines.errors import DataLossError, RetryableError
+from pipelines.failpoints import reach
+from pipelines.ingest import PartitionWriter, check_cover, last_offset
+from pipelines.ledger import Entry
+from pipelines.legs.connections import Connections
+from pipelines.legs.execute import Item, Report, run_here, run_in_tasks
+from pipelines.legs.leg import Leg
+from pipelines.records import (
+    HEADER_FIRST,
+    HEADER_PARTITION,
+    HEADER_RUN,
+    HEADER_TOPIC,
+    HEADER_TOPIC_ID,
+    RAW_SCHEMA,
+    encode_frame,
+)
+
+HEADER_SKIPPED = "Tf-Skipped"
+FLUSH_BYTES = 4 * 1024 * 1024
+DRIVER_OFFSETS = 20_000
+"""Ranges of at most this many offsets are read in the driver."""
+
+
+def ingest(connections: Connections, item: Item) -> Report:
+    """Reads the item's ranges {partition: [start, end]} and appends their frames; reports what now stands, whoever wrote it.
+
+    Encoding and publishing run on a thread of their own, one flush behind reading.
+    """
+    ranges = {int(p): (start, end) for p, (start, end) in item["ranges"].items()}
+    tails = {int(p): Tail(sequence, last) for p, (sequence, last) in item["tails"].items()}
+    writers = {p: _writer(connections, p, start, end, tails.get(p)) for p, (start, end) in ranges.items()}
+    try:
+        _copy(connections, ranges, writers)
+    except (DataLossError, RetryableError):
+        connections.discard_reader()
+        raise
+    return {str(p): _report(connections, writer, *ranges[p], p, tails.get(p)) for p, writer in writers.items()}
+
+
+def _writer(connections: Connections, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
+    names, source = connections.names, connections.config.sources[0]
+    subject = names.raw(source.source_id, partition)
+    appender = Appender(connections.log, names.stream("raw"), subject, last_offset, end - 1, tail)
+    return PartitionWriter(appender, start, end, frame_headers(connections, partition))
+
+
+def frame_headers(connections: Connections, partition: int) -> dict[str, str]:
+    return {
+        HEADER_TOPIC: connections.config.sources[0].topic,
+        HEADER_TOPIC_ID: connections.run.topic_id,
+        HEADER_PARTITION: str(partition),
+        HEADER_RUN: str(connections.run.epoch),
+    }
+
+
+def _copy(connections: Connections, ranges: dict[int, tuple[int, int]], writers: dict[int, PartitionWriter]) -> None:
+    held: dict[int, list[Block]] = {}
+    with ThreadPoolExecutor(1, "append") as publisher:
+        last: Future[None] | None = None
+        for block in _blocks(connections, ranges):
+            reach("ingest.after-poll")
+            waiting = held.setdefault(block.partition, [])
+            waiting.append(block)
+            is_last = block.next_offset == ranges[block.partition][1]
+            if is_last or block.skipped or sum(b.records.nbytes for b in waiting) >= FLUSH_BYTES:
+                if last is not None:
+                    last.result()
+                last = publisher.submit(_write, writers[block.partition], held.pop(block.partition))
+        if last is not None:
+            last.result()
+    reach("ingest.after-publish")
+
+
+def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
+    """Blocks as frames; skipped offsets, which only a last block has, in a frame of their own that says how many."""
+    *before, end = blocks
+    if end.skipped:
+        if before:
+            writer.write(pa.concat_tables([b.records for b in before]), before[-1].next_offset)
+        writer.write(end.records, end.next_offset, {HEADER_SKIPPED: str(end.skipped)})
+    else:
+        writer.write(pa.concat_tables([b.records for b in blocks]), end.next_offset)
+
+
+def _blocks(connections: Connections, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
+    """Blocks of all ranges; where the source says `on_data_loss: skip`, expired offsets come as a block that says how many."""
+    left = dict(ranges)
+    while left:
+        try:
+            for block in connections.reader.read(left):
+                left[block.partition] = (block.next_offset, left[block.partition][1])
+                yield block
+            return
+        except DataLossError:
+            if connections.config.sources[0].on_data_loss != "skip":
+                raise
+            connections.discard_reader()
+        expired = list(_expired(connections, left))
+        if not expired:
+            raise DataLossError(f"reading {connections.config.sources[0].topic}: offsets {left} cannot be read, yet Kafka says they exist")
+        for block in expired:
+            left[block.partition] = (block.next_offset, left[block.partition][1])
+            yield block
+        left = {p: (start, end) for p, (start, end) in left.items() if start < end}
+
+
+def _expired(connections: Connections, left: dict[int, tuple[int, int]]) -> Iterator[Block]:
+    first_kept = connections.topic.starts(list(left))
+    for partition, (start, end) in left.items():
+        resume = min(first_kept[partition], end)
+        if resume > start:
+            yield Block(partition, RAW_SCHEMA.empty_table(), resume, skipped=resume - start)
+
+
+def _report(connections: Connections, writer: PartitionWriter, start: int, end: int, partition: int, tail: Tail[int] | None) -> Report:
+    """The frames of the range as they stand on the subject, with their sequences."""
+    subject = connections.names.raw(connections.config.sources[0].source_id, partition)
+    frames = writer.frames
+    skipped = 0
+    if writer.is_interrupted or connections.config.sources[0].on_data_loss == "skip":
+        frames, skipped = _stored_frames(connections, subject, start, tail)
+    check_cover(frames, start, end, subject)
+    rows = sum(frame.rows for frame in frames)
+    return {
+        "frames": [[frame.first, frame.last, frame.rows, frame.sequence] for frame in frames],
+        "tail": [frames[-1].sequence, frames[-1].last],
+        "rows": rows,
+        "skipped": skipped,
+        "bytes": sum(frame.bytes for frame in frames),
+    }
+
+
+def _stored_frames(connections: Connections, subject: str, start: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
+    """Frames of the range that stand on the subject, ours and those of earlier attempts, and how many offsets they skip."""
+    stream = connections.names.stream("raw")
+    end = connections.log.last(stream, subject)
+    frames, skipped = [], 0
+    for message in connections.log.fetch(stream, subject, tail.sequence if tail else 0, end.sequence if end else 0):
+        first = int(message.headers[HEADER_FIRST])
+        if first >= start and last_offset(message) >= first:
+            frames.append(Written(first, last_offset(message), message.rows, message.sequence, len(message.payload)))
+            skipped += int(message.headers.get(HEADER_SKIPPED, "0"))
+    return frames, skipped
+
+
+def anchor(connections: Connections, starts: dict[int, int]) -> None:
+    """Stores the first-start offsets as an empty frame per partition that has no frame yet.
+
+    So `latest` is resolved once: a crash before the first record must not choose a later start (protocol.md 2.14).
+    """
+    names, source = connections.names, connections.config.sources[0]
+    for partition, start in starts.items():
+        subject = names.raw(source.source_id, partition)
+        appender = Appender(connections.log, names.stream("raw"), subject, last_offset, start - 1)
+        if appender.tail.sequence == 0:
+            appender.append(encode_frame(RAW_SCHEMA.empty_table()), start, start - 1, 0, frame_headers(connections, partition))
+
+
+def resume_points(connections: Connections, partitions: Sequence[int]) -> dict[int, Tail[int]]:
+    """Tail of each partition's subject; partitions without a frame are left out."""
+    names, source = connections.names, connections.config.sources[0]
+    tails: dict[int, Tail[int]] = {}
+    for partition in partitions:
+        message = connections.log.last(names.stream("raw"), names.raw(source.source_id, partition))
+        if message is not None:
+            if message.headers[HEADER_TOPIC_ID] != connections.run.topic_id:
+                raise DataLossError(
+                    f"topic {source.topic} was deleted and made again (its id is {connections.run.topic_id}, the pipeline read "
+                    f"{message.headers[HEADER_TOPIC_ID]}): its offsets mean other records; delete the pipeline and start it anew, "
+                    "or use another pipeline_id"
+                )
+            tails[partition] = Tail(message.sequence, last_offset(message))
+    return tails
+
+
+class IngestLeg(Leg):
+    """Offsets are {partition: next offset}."""
+
+    name = "ingest"
+
+    def start_offset(self) -> dict[str, int]:
+        """Where each partition's subject ends. Raises DataLossError when that lies before what the chain confirmed."""
+        done = self.chain.state.to or {}
+        partitions = sorted({*self.connections.topic.facts().partitions, *map(int, done)})
+        tails = resume_points(self.connections, partitions)
+        for partition, confirmed in done.items():
+            tail = tails.get(int(partition))
+            if tail is None or tail.position is None or tail.position + 1 < confirmed:
+                raise DataLossError(
+                    f"resuming ingest: the raw stream of partition {partition} ends before offset {confirmed}, which was confirmed; "
+                    "restore the streams of this pipeline from one moment, or delete the pipeline and start it anew"
+                )
+        return {str(p): done.get(str(p), (tail.position or 0) + 1 if (tail := tails.get(p)) else 0) for p in partitions}
+
+    def covers(self, end: dict[str, int]) -> bool:
+        to = self.chain.state.to or {}
+        return all(to.get(partition, -1) >= offset for partition, offset in end.items())
+
+    def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+        start = self.chain.state.to or self.start_offset()
+        start = {**dict.fromkeys(end, 0), **start}
+        return start, {partition: max(offset, end.get(partition, 0)) for partition, offset in start.items()}, {}
+
+    def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        self._check_topic()
+        start, to = plan.body["from"], plan.body["to"]
+        ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
+        known = self.chain.state.done.body["tails"] if self.chain.state.done else {}
+        offsets = sum(end - begin for begin, end in ranges.values())
+        tails = {p: known[p] for p in ranges if p in known}
+        if offsets <= DRIVER_OFFSETS:
+            reports = run_here(self.connections, ingest, [{"ranges": ranges, "tails": tails}])
+        else:
+            items = [{"ranges": {p: r}, "tails": {p: tails[p]} if p in tails else {}} for p, r in ranges.items()]
+            reports = run_in_tasks(session, self.run_path, ingest, items)
+        self._check_topic()
+        by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.items()}
+        rows = sum(report["rows"] for report in by_partition.values())
+        skipped = sum(report["skipped"] for report in by_partition.values())
+        counts = {
+            "offsets": offsets,
+            "rows_in": rows,
+            "rows_out": rows,
+            "offsets_skipped": skipped,
+            "offsets_without_record": offsets - rows - skipped,
+            "frames": sum(len(report["frames"]) for report in by_partition.values()),
+            "bytes": sum(report["bytes"] for report in by_partition.values()),
+        }
+        return counts, {
+            "tails": {**known, **{p: report["tail"] for p, report in by_partition.items()}},
+            "frames": {p: report["frames"] for p, report in by_partition.items()},
+        }
+
+    def _check_topic(self) -> None:
+        facts = self.connections.topic.facts()
+        if facts.topic_id != self.connections.run.topic_id:
+            raise DataLossError(
+                f"topic {self.connections.config.sources[0].topic} was deleted and made again while it was read: its offsets mean other "
+                "records; delete the pipeline and start it anew, or use another pipeline_id"
+            )

@@ -1,0 +1,126 @@
+"""What a plan must be finished with: the part of the configuration that decides what becomes of a record, and its version.
+
+It is published once per version under `ledger.config.<version>`; plans name the version, so a range that one configuration began is
+never finished by another. Connections and secrets are not part of it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from pipelines.columns import parse_type
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse import Table
+from pipelines.errors import ConflictError, HaltError
+from pipelines.ledger import Log
+from pipelines.naming import Names
+from pipelines.parse import ParsedField
+from pipelines.records import POSITION_COLUMNS
+from pipelines.transform import TargetColumn
+
+RELEASE = 1
+"""Meaning of the stages: raised when a release would give other rows for the same records and configuration."""
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """Fields to read, columns to write. `mapping` rows are (field, column, type, whether the table gives a DEFAULT)."""
+
+    release: int
+    source: str
+    topic: str
+    buckets: int
+    fields: tuple[tuple[str, str], ...]
+    mapping: tuple[tuple[str, str, str, bool], ...]
+    database: str
+    table: str
+    position_columns: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def version(self) -> str:
+        return hashlib.sha256(self.encode()).hexdigest()[:16]
+
+    @property
+    def parsed_fields(self) -> list[ParsedField]:
+        return [ParsedField(name, kind) for name, kind in self.fields]
+
+    @property
+    def targets(self) -> list[TargetColumn]:
+        return [TargetColumn(source, name, parse_type(kind), has_default) for source, name, kind, has_default in self.mapping]
+
+    @property
+    def insert_columns(self) -> list[str]:
+        return [name for _, name, _, _ in self.mapping] + list(self.position_columns)
+
+    @property
+    def full_table(self) -> str:
+        return f"{self.database}.{self.table}"
+
+
+def stage_config(config: PipelineConfig, table: Table) -> StageConfig:
+    """The stages of `config` for the table as it is now: nullness and DEFAULTs are the table's, types the mapping's.
+
+    A column that the mapping declares by its base type may be Nullable in the table (GlassFlow's files do so).
+    """
+    source = config.sources[0]
+    actual = {column.name: column for column in table.columns}
+    mapping = []
+    for entry in config.sink.mapping:
+        column = actual[entry.column_name]
+        declared = parse_type(entry.column_type)
+        kind = str(declared)
+        if column.type == f"Nullable({kind})" or column.type == f"LowCardinality(Nullable({declared.name}))":
+            kind = column.type
+        mapping.append((entry.name, entry.column_name, kind, column.default_kind == "DEFAULT"))
+    return StageConfig(
+        release=RELEASE,
+        source=source.source_id,
+        topic=source.topic,
+        buckets=config.buckets,
+        fields=tuple((field.name, field.type) for field in source.schema_fields),
+        mapping=tuple(mapping),
+        database=table.database,
+        table=table.name,
+        position_columns=tuple(name for name in POSITION_COLUMNS if name in actual),
+    )
+
+
+def store(log: Log, names: Names, config: StageConfig) -> str:
+    """Publishes the configuration under its version, once; returns the version."""
+    subject = names.config(config.version)
+    if log.last(names.stream("ledger"), subject) is None:
+        try:
+            log.publish(subject, config.encode(), {}, 0)
+        except ConflictError:
+            # Another start stored the same bytes between our look and our write.
+            return config.version
+    return config.version
+
+
+def load(log: Log, names: Names, version: str) -> StageConfig:
+    """The configuration that a plan names. Raises HaltError when it is gone, or when this release would give it another meaning."""
+    message = log.last(names.stream("ledger"), names.config(version))
+    if message is None:
+        raise HaltError(f"reading configuration {version}: it is not in {names.stream('ledger')}; restore the ledger stream from a backup")
+    record = json.loads(message.payload)
+    if record["release"] != RELEASE:
+        raise HaltError(
+            f"configuration {version} was written by release {record['release']} of the stages, this is {RELEASE}: "
+            "start the older version once with --until-caught-up, then this one"
+        )
+    return StageConfig(
+        **{
+            **record,
+            "fields": _tuples(record["fields"]),
+            "mapping": _tuples(record["mapping"]),
+            "position_columns": tuple(record["position_columns"]),
+        }
+    )
+
+
+def _tuples(rows: Sequence[Sequence[object]]) -> tuple[tuple[object, ...], ...]:
+    return tuple(tuple(row) for row in rows)

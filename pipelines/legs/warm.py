@@ -1,0 +1,16 @@
+"""What a worker does before the runner reports ready: the imports and the connections that a first batch would otherwise pay for."""
+
+from pipelines.legs.connections import Connections
+from pipelines.legs.execute import Item, Report
+from pipelines.parse import parse
+from pipelines.records import RAW_SCHEMA, with_positions
+from pipelines.transform import map_columns
+
+
+def warm(connections: Connections, item: Item) -> Report:
+    """Opens the connections and runs the stages over no record; writes nothing."""
+    config = connections.stage_config(connections.run.stage_config)
+    records = with_positions(RAW_SCHEMA.empty_table(), 1, config.topic, 0)
+    parsed = parse(connections.engine, records, config.parsed_fields)
+    mapped = map_columns(connections.engine, parsed.accepted, config.targets)
+    return {"rows": connections.reader.open() + mapped.accepted.num_rows, **item}

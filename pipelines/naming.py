@@ -1,0 +1,84 @@
+"""Every name that more than one module or run must agree on: streams, subjects, directories, insert tokens. Pure.
+
+A pipeline id is `[a-z0-9-]`, so it is a subject token and a stream name as it is; source ids are free text and are escaped.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+STREAM_ID_KEY = "tallyflow-id"
+SHAPE_KEY = "tallyflow-shape"
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]")
+
+
+def subject_token(text: str) -> str:
+    """`text` as one NATS subject token: characters outside `[A-Za-z0-9_-]` become `=XX` per UTF-8 byte. Injective."""
+    return "".join(c if _PLAIN.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in text)
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of one pipeline."""
+
+    pipeline: str
+
+    def stream(self, role: str) -> str:
+        """Stream name; `role` is raw, out, dlq or ledger."""
+        return f"tf-{self.pipeline}-{role}"
+
+    def subjects(self, role: str) -> str:
+        """The wildcard of all subjects of one stream."""
+        return f"tf.{self.pipeline}.{role}.>"
+
+    def raw(self, source: str, partition: int) -> str:
+        return f"tf.{self.pipeline}.raw.{subject_token(source)}.{partition}"
+
+    def out(self, bucket: int) -> str:
+        return f"tf.{self.pipeline}.out.{bucket}"
+
+    def dead_letters(self, leg: str, bucket: int) -> str:
+        return f"tf.{self.pipeline}.dlq.{leg}.{bucket}"
+
+    def chain(self, leg: str) -> str:
+        """Subject of one leg's chain in the ledger."""
+        return f"tf.{self.pipeline}.ledger.{leg}"
+
+    @property
+    def lease(self) -> str:
+        return f"tf.{self.pipeline}.ledger.lease"
+
+    def config(self, version: str) -> str:
+        """Subject that holds the stage configuration of one version, for the plans that name it."""
+        return f"tf.{self.pipeline}.ledger.config.{version}"
+
+    @property
+    def consumer_group(self) -> str:
+        return f"tallyflow-{self.pipeline}"
+
+    def directory(self, home: Path) -> Path:
+        """State directory of the pipeline on this host: lock, checkpoints, run description, log."""
+        return home / "pipelines" / self.pipeline
+
+
+ROLES = ("raw", "out", "dlq", "ledger")
+LEGS = ("ingest", "process", "sink")
+
+
+def bucket_of_partition(partition: int, buckets: int) -> int:
+    """Bucket of records without a key: a function of the Kafka partition alone, never of the task."""
+    return partition % buckets
+
+
+def partitions_of_bucket(partitions: Iterable[int], bucket: int, buckets: int) -> list[int]:
+    return sorted(p for p in partitions if bucket_of_partition(p, buckets) == bucket)
+
+
+def insert_token(pipeline: str, stream_id: str, table: str, first: int, last: int, digest: str) -> str:
+    """ClickHouse `insert_deduplication_token` of a chunk: out-stream sequences `first`..`last` (inclusive) and its rows' digest.
+
+    The digest turns the silent loss of "same token, other rows" (reference/reliability.md 2.1, row 2) into a halt before the insert.
+    """
+    return f"tf:{pipeline}:{stream_id}:{table}:{first}-{last}:{digest}"

@@ -1,0 +1,173 @@
+"""Before anything runs: are the systems there, is the table fit, and is this the pipeline that the streams belong to.
+
+Every check fails with one clear message and changes nothing, except that missing streams (and, if the file says so, the table) are made.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from pipelines.columns import parse_type
+from pipelines.config import PipelineConfig, shape_of, unsupported
+from pipelines.connectors.clickhouse import ClickHouse, Table
+from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.kafka import KafkaTopic, TopicFacts
+from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
+from pipelines.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
+from pipelines.parse import ParsedField
+from pipelines.transform import TargetColumn, check_mapping
+
+CREATED_DEDUP_WINDOW = 10_000
+MIN_DEDUP_WINDOW = 4
+POSITION_COLUMN_TYPES = (
+    ("_tf_sequence", "UInt64"),
+    ("_tf_ordinal", "UInt32"),
+    ("_tf_emit", "UInt32"),
+    ("_tf_topic", "LowCardinality(String)"),
+    ("_tf_partition", "Int32"),
+    ("_tf_offset", "Int64"),
+    ("_tf_arrival", "DateTime64(6, 'UTC')"),
+)
+_STREAM_OVERHEAD_SUBJECTS = ("dlq", "ledger")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the checks found: the topic, the table as it is, and the id of each stream by role."""
+
+    topic: TopicFacts
+    table: Table
+    stream_ids: dict[str, str]
+
+
+def check_supported(config: PipelineConfig) -> None:
+    """Raises NotSupportedError for a valid file that asks for what this release does not run."""
+    missing = unsupported(config)
+    if missing:
+        raise NotSupportedError(f"pipeline {config.pipeline_id}: not supported yet: {'; '.join(missing)}. Nothing was started")
+
+
+def check_types(config: PipelineConfig) -> None:
+    """Raises ConfigurationError when a mapped field cannot become its column's type."""
+    fields = [ParsedField(field.name, field.type) for field in config.sources[0].schema_fields]
+    targets = [TargetColumn(m.name, m.column_name, parse_type(m.column_type), False) for m in config.sink.mapping]
+    faults = check_mapping(fields, targets)
+    if faults:
+        raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("sink.mapping", fault) for fault in faults])
+
+
+def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhouse: ClickHouse) -> Prepared:
+    """All checks, in the order of the data. Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest."""
+    facts = topic.facts()
+    log.connect()
+    table = ensure_table(config, clickhouse)
+    return Prepared(facts, table, ensure_streams(config, log))
+
+
+def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
+    """Makes the streams that are missing; refuses a pipeline file of another shape. Returns the streams' ids by role."""
+    names, shape = Names(config.pipeline_id), _shape_text(config)
+    found = {role: log.state(names.stream(role)) for role in ROLES}
+    missing = [role for role, state in found.items() if state is None]
+    if missing and len(missing) < len(ROLES):
+        raise DataLossError(
+            f"starting pipeline {config.pipeline_id}: of its streams {', '.join(names.stream(role) for role in missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} gone; restore all streams from one moment, or delete the pipeline and start it anew"
+        )
+    limits = config.resources.nats.stream
+    ids = {}
+    for role in ROLES:
+        metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
+        size = limits.max_bytes if limits.max_bytes and role not in _STREAM_OVERHEAD_SUBJECTS else -1
+        state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size)
+        if state.metadata.get(SHAPE_KEY) != shape:
+            raise HaltError(_shape_difference(config.pipeline_id, state.metadata.get(SHAPE_KEY, "{}"), shape))
+        ids[role] = state.metadata[STREAM_ID_KEY]
+    return ids
+
+
+def _shape_text(config: PipelineConfig) -> str:
+    return json.dumps(shape_of(config), sort_keys=True, separators=(",", ":"))
+
+
+def _shape_difference(pipeline: str, before: str, now: str) -> str:
+    old: dict[str, Any] = json.loads(before)
+    new: dict[str, Any] = json.loads(now)
+    changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+    told = "; ".join(f"{key} was {old.get(key)!r}, the file says {new.get(key)!r}" for key in changed)
+    return (
+        f"starting pipeline {pipeline}: {told}. These decide where a record's state lives and may not change while the pipeline lives; "
+        "put them back, or give the changed pipeline another pipeline_id"
+    )
+
+
+def ensure_table(config: PipelineConfig, clickhouse: ClickHouse) -> Table:
+    """The target table, made if the file says so; checked for columns, types and its deduplication window."""
+    sink = config.sink
+    database = sink.connection_params.database
+    clickhouse.connect()
+    table = clickhouse.inspect(database, sink.table)
+    if table is None:
+        if not sink.create_table:
+            raise HaltError(
+                f"checking table {database}.{sink.table}: it does not exist; create it, or set `create_table: true` in the sink"
+            )
+        _create(config, clickhouse)
+        table = clickhouse.inspect(database, sink.table)
+        if table is None:
+            raise HaltError(f"creating table {database}.{sink.table}: it was created and is not there; is another process dropping it?")
+    faults = _column_faults(config, table)
+    if faults:
+        raise ConfigurationError(f"table {table.full_name} does not fit the mapping", faults)
+    if sink.delivery == "exactly_once":
+        for target in [table, *clickhouse.view_targets(database, sink.table)]:
+            _check_window(target)
+    return table
+
+
+def _create(config: PipelineConfig, clickhouse: ClickHouse) -> None:
+    sink = config.sink
+    columns = [(m.column_name, str(parse_type(m.column_type))) for m in sink.mapping]
+    order = sink.order_by or ("_tf_sequence", "_tf_ordinal", "_tf_emit")
+    clickhouse.create_table(sink.connection_params.database, sink.table, [*columns, *POSITION_COLUMN_TYPES], order, CREATED_DEDUP_WINDOW)
+
+
+def _column_faults(config: PipelineConfig, table: Table) -> list[Fault]:
+    actual = {column.name: column for column in table.columns}
+    faults = []
+    for index, entry in enumerate(config.sink.mapping):
+        path = f"sink.mapping[{index}]"
+        column = actual.get(entry.column_name)
+        if column is None:
+            faults.append(Fault(f"{path}.column_name", f"the table has no column {entry.column_name!r}"))
+        elif column.default_kind in ("MATERIALIZED", "ALIAS"):
+            faults.append(Fault(f"{path}.column_name", f"column {entry.column_name!r} is {column.default_kind}, it cannot be inserted"))
+        elif not _fits(entry.column_type, column.type):
+            said = f"column {entry.column_name!r} is {column.type}, the file says {entry.column_type}"
+            faults.append(Fault(f"{path}.column_type", said))
+    for name, kind in POSITION_COLUMN_TYPES:
+        if name in actual and actual[name].type != kind:
+            faults.append(Fault("sink.table", f"position column {name} is {actual[name].type}, not {kind}"))
+    return faults
+
+
+def _fits(declared: str, actual: str) -> bool:
+    """GlassFlow's files declare a Nullable or LowCardinality column by its base type."""
+    wanted = str(parse_type(declared))
+    return actual in (wanted, f"Nullable({wanted})", f"LowCardinality({wanted})", f"LowCardinality(Nullable({wanted}))")
+
+
+def _check_window(table: Table) -> None:
+    if "MergeTree" not in table.engine:
+        raise HaltError(
+            f"checking table {table.full_name}: engine {table.engine} does not deduplicate inserts, so exactly-once is not possible; "
+            "use a MergeTree engine, or say `delivery: at_least_once` in the sink"
+        )
+    if table.dedup_window < MIN_DEDUP_WINDOW:
+        setting = "replicated_deduplication_window" if table.engine.startswith("Replicated") else "non_replicated_deduplication_window"
+        raise HaltError(
+            f"checking table {table.full_name}: it remembers {table.dedup_window} insert tokens, exactly-once needs at least "
+            f"{MIN_DEDUP_WINDOW}; run ALTER TABLE {table.full_name} MODIFY SETTING {setting} = {CREATED_DEDUP_WINDOW}, "
+            "or say `delivery: at_least_once` in the sink"
+        )

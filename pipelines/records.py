@@ -1,0 +1,216 @@
+"""Frames and positions: the schemas that cross the seams, and how tables become JetStream messages and back.
+
+A frame is one JetStream message that carries many records as one Arrow IPC stream of one record batch (lz4). Its headers say which
+positions it covers, so that a writer can resume, and a reader can plan, without decoding it.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+MAX_FRAME_BYTES = 512 * 1024
+"""Upper bound of an encoded frame; half of NATS's default `max_payload`, so headers and a foreign server's limit have room."""
+MAX_RECORD_BYTES = 448 * 1024
+"""A record whose key, value and headers are larger together travels as head and digest only, and is dead-lettered by parse."""
+OVERSIZE_HEAD_BYTES = 1024
+_TARGET_FRAME_BYTES = 384 * 1024
+
+INSTANT = pa.timestamp("us", tz="UTC")
+HEADERS_TYPE = pa.map_(pa.binary(), pa.binary())
+OVERSIZE_TYPE = pa.struct([("bytes", pa.int64()), ("sha256", pa.binary())])
+TOPIC_TYPE = pa.dictionary(pa.int32(), pa.string())
+
+RAW_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS_TYPE),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", INSTANT),
+        ("oversize", OVERSIZE_TYPE),
+    ]
+)
+"""A raw frame, in offset order. `oversize` is non-null where `value` is only the first 1024 bytes of a record that was too large."""
+
+POSITION_FIELDS = [
+    pa.field("_tf_sequence", pa.uint64()),
+    pa.field("_tf_ordinal", pa.uint32()),
+    pa.field("_tf_topic", TOPIC_TYPE),
+    pa.field("_tf_partition", pa.int32()),
+    pa.field("_tf_offset", pa.int64()),
+    pa.field("_tf_arrival", INSTANT),
+]
+"""Where a record stands: raw stream sequence and ordinal in the frame (its identity), Kafka coordinates, and its arrival."""
+
+EMIT_FIELD = pa.field("_tf_emit", pa.uint32())
+POSITION_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_topic", "_tf_partition", "_tf_offset", "_tf_arrival")
+"""The position columns of an out frame, after the sink's own columns."""
+
+REJECTED_SCHEMA = pa.schema(
+    [
+        ("_tf_sequence", pa.uint64()),
+        ("_tf_ordinal", pa.uint32()),
+        ("stage", pa.string()),
+        ("code", pa.string()),
+        ("field", pa.string()),
+        ("message", pa.string()),
+    ]
+)
+"""One row per rejected record: its position, the stage that refused it, an error code, the field or column, and the reason."""
+
+HEADER_FIRST = "Tf-First"
+HEADER_LAST = "Tf-Last"
+HEADER_ROWS = "Tf-Rows"
+HEADER_TOPIC = "Tf-Topic"
+HEADER_TOPIC_ID = "Tf-Topic-Id"
+HEADER_PARTITION = "Tf-Partition"
+HEADER_RUN = "Tf-Run"
+
+
+@dataclass(frozen=True)
+class StageOutput:
+    """What a stage gives back: the records that go on, and those it refused (`REJECTED_SCHEMA`)."""
+
+    accepted: pa.Table
+    rejected: pa.Table
+
+
+@dataclass(frozen=True)
+class Message:
+    """One stored JetStream message. `time` is the server's; it may step back, so use the arrival rule, not this, for windows."""
+
+    subject: str
+    sequence: int
+    time: datetime
+    payload: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return int(self.headers.get(HEADER_ROWS, "0"))
+
+
+class Position(NamedTuple):
+    """Position of an out row or a dead letter; compares in stream order."""
+
+    sequence: int
+    ordinal: int
+    emit: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.sequence}.{self.ordinal}.{self.emit}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        sequence, ordinal, emit = text.split(".")
+        return cls(int(sequence), int(ordinal), int(emit))
+
+
+def empty_rejected() -> pa.Table:
+    return REJECTED_SCHEMA.empty_table()
+
+
+def encode_frame(table: pa.Table) -> bytes:
+    """The table as one Arrow IPC stream of one record batch, lz4; an empty table gives a schema and an empty batch."""
+    batches = table.combine_chunks().to_batches()
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(batch)
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+def decode_frame(payload: bytes) -> pa.Table:
+    """Inverse of `encode_frame`. Raises pyarrow.ArrowInvalid for bytes that are no frame; the caller halts (a foreign writer)."""
+    with pa.ipc.open_stream(payload) as reader:
+        return reader.read_all()
+
+
+def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
+    """Cuts `table`, in order, into (rows, encoded frame) pairs of at most MAX_FRAME_BYTES, aiming at 384 KiB.
+
+    Where a cut falls carries no meaning: two attempts may cut differently. Raises ValueError if one row alone does not fit; stages
+    reject such rows before (`MAX_RECORD_BYTES`).
+    """
+    start, rows = 0, _first_guess(table)
+    while start < table.num_rows:
+        part = table.slice(start, rows)
+        payload = encode_frame(part)
+        if len(payload) > MAX_FRAME_BYTES:
+            if part.num_rows == 1:
+                raise ValueError(f"one row takes {len(payload)} bytes, a frame holds {MAX_FRAME_BYTES}")
+            rows = max(1, min(part.num_rows // 2, int(part.num_rows * _TARGET_FRAME_BYTES / len(payload))))
+            continue
+        yield part, payload
+        start += part.num_rows
+        rows = max(1, min(4 * rows, int(part.num_rows * _TARGET_FRAME_BYTES / len(payload))))
+
+
+def _first_guess(table: pa.Table) -> int:
+    """Rows of the first frame: as if compression halved the size; corrected from the second frame on."""
+    if table.num_rows == 0:
+        return 1
+    return max(1, int(2 * _TARGET_FRAME_BYTES * table.num_rows / max(1, table.nbytes)))
+
+
+def digest(payload: bytes) -> str:
+    """Digest that names a frame's content in the ledger: 128 bits of BLAKE2b, hex."""
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+
+
+def with_positions(frame: pa.Table, sequence: int, topic: str, arrival_us: int) -> pa.Table:
+    """A decoded raw frame as the input of the stages: `key, value, headers, timestamp, oversize` and POSITION_FIELDS, in position order.
+
+    `arrival_us` is the frame's arrival in microseconds since 1970, UTC.
+    """
+    rows = frame.num_rows
+    columns = {name: frame.column(name) for name in ("key", "value", "headers", "timestamp", "oversize")}
+    positions = {
+        "_tf_sequence": pa.array(np.full(rows, sequence, dtype=np.uint64)),
+        "_tf_ordinal": pa.array(np.arange(rows, dtype=np.uint32)),
+        "_tf_topic": pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, dtype=np.int32)), pa.array([topic])),
+        "_tf_partition": frame.column("partition"),
+        "_tf_offset": frame.column("offset"),
+        "_tf_arrival": pa.repeat(pa.scalar(arrival_us, pa.int64()), rows).cast(INSTANT),
+    }
+    return pa.table({**columns, **positions})
+
+
+def position_keys(table: pa.Table) -> np.ndarray:
+    """(sequence, ordinal) of each row as one sortable uint64: exact while a frame has under 2^20 rows and sequences stay under 2^44."""
+    sequence = table.column("_tf_sequence").to_numpy()
+    ordinal = table.column("_tf_ordinal").to_numpy().astype(np.uint64)
+    keys: np.ndarray = (sequence << np.uint64(20)) | ordinal
+    return keys
+
+
+def beyond(table: pa.Table, last: Position | None) -> pa.Table:
+    """Rows of a position-sorted table that lie after `last` (exclusive); all of them when `last` is None."""
+    if last is None or table.num_rows == 0:
+        return table
+    sequence, ordinal = table.column("_tf_sequence"), table.column("_tf_ordinal")
+    emit = table.column("_tf_emit") if "_tf_emit" in table.column_names else pa.repeat(pa.scalar(0, pa.uint32()), table.num_rows)
+    same_record = pc.and_(pc.equal(sequence, last.sequence), pc.equal(ordinal, last.ordinal))
+    later_record = pc.or_(
+        pc.greater(sequence, last.sequence),
+        pc.and_(pc.equal(sequence, last.sequence), pc.greater(ordinal, last.ordinal)),
+    )
+    return table.filter(pc.or_(later_record, pc.and_(same_record, pc.greater(emit, last.emit))))
+
+
+def first_and_last(table: pa.Table) -> tuple[Position, Position]:
+    """Positions of the first and the last row of a non-empty, position-sorted table."""
+
+    def at(row: int) -> Position:
+        emit = table.column("_tf_emit")[row].as_py() if "_tf_emit" in table.column_names else 0
+        return Position(table.column("_tf_sequence")[row].as_py(), table.column("_tf_ordinal")[row].as_py(), emit)
+
+    return at(0), at(table.num_rows - 1)

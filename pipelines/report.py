@@ -1,0 +1,26 @@
+"""Tables for people, used by the command line and the demo."""
+
+from rich.table import Table
+
+from pipelines.tally import Tally
+
+
+def tally_table(pipeline: str, found: Tally) -> Table:
+    """Per leg what went in, where it went, what waits, and the residue (0 unless something is wrong)."""
+    verdict = "every event is accounted for" if found.residue == 0 else f"{found.residue:,} events are NOT accounted for"
+    table = Table("leg", "in", "went to", "rows", "waiting before it", "residue", title=f"tally of {pipeline}", caption=verdict)
+    for leg in found.legs:
+        outcomes = list(leg.outcomes.items())
+        for index, (outcome, rows) in enumerate(outcomes):
+            is_first = index == 0
+            waiting = f"{leg.waiting:,}" + (" (a plan is open)" if leg.has_open_plan else "")
+            table.add_row(
+                leg.leg if is_first else "",
+                f"{leg.rows_in:,}" if is_first else "",
+                outcome,
+                f"{rows:,}",
+                waiting if is_first and leg.leg != "ingest" else "",
+                f"{leg.residue:,}" if is_first else "",
+                end_section=index == len(outcomes) - 1,
+            )
+    return table

@@ -1,0 +1,47 @@
+"""What every process of one run must agree on: a small file in the run's directory, written before the first leg starts.
+
+It holds the pipeline file's own text, with `${...}` references unresolved, so no secret lies on disk or in Spark's plans; each process
+resolves them from its own environment. An edit of the pipeline file while it runs changes nothing until the next start.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from pipelines.config import PipelineConfig, parse
+from pipelines.naming import Names
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One start of a runner. `stage_config` is the version that new plans name."""
+
+    config_text: str
+    config_name: str
+    epoch: int
+    stream_ids: dict[str, str]
+    topic_id: str
+    stage_config: str
+    until_caught_up: bool
+
+    def save(self, path: Path) -> None:
+        partial = path.with_suffix(".partial")
+        partial.touch(mode=0o600)
+        partial.write_text(json.dumps(asdict(self), indent=1))
+        partial.replace(path)
+
+    @property
+    def config(self) -> PipelineConfig:
+        return parse(self.config_text, name=self.config_name, environment=os.environ)
+
+    @property
+    def names(self) -> Names:
+        return Names(self.config.pipeline_id)
+
+
+@lru_cache(maxsize=8)
+def load_run(path: str) -> RunSpec:
+    """Reads the file once per process; a new start writes a new path."""
+    return RunSpec(**json.loads(Path(path).read_text()))

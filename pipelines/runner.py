@@ -1,0 +1,275 @@
+"""One running pipeline: its lease, session, three streaming queries, status, and the way it stops.
+
+The runner is an ordinary process: started by the command line, a service manager or Dagster alike. SIGTERM lets the batches in work
+finish and exits 0. A kill at any moment is repaired by the next start.
+"""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.kafka import GroupOffsets, KafkaTopic
+from pipelines.connectors.ranges import offset_text
+from pipelines.connectors.spark import build_session
+from pipelines.errors import HaltError, RetryableError
+from pipelines.failpoints import RUNNER_PID_VARIABLE
+from pipelines.lease import Lease
+from pipelines.ledger import Chain
+from pipelines.legs import stage_config
+from pipelines.legs.connections import Connections
+from pipelines.legs.execute import run_in_tasks
+from pipelines.legs.ingest import IngestLeg, anchor, resume_points
+from pipelines.legs.leg import Leg
+from pipelines.legs.process import ProcessLeg
+from pipelines.legs.sink import SinkLeg
+from pipelines.legs.warm import warm
+from pipelines.naming import LEGS, Names
+from pipelines.preflight import Prepared, check_supported, check_types, prepare
+from pipelines.run_spec import RunSpec
+
+CAUGHT_UP_SINK_DELAY_MS = 50
+RESTARTS_WITHOUT_PROGRESS = 5
+_LEG_CLASSES: dict[str, type[Leg]] = {"ingest": IngestLeg, "process": ProcessLeg, "sink": SinkLeg}
+
+
+class Service(Protocol):
+    """Something that lives as long as the runner, such as the status server."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run: which legs, whether to end when Kafka's present end is confirmed, and how long to wait for systems at the start."""
+
+    legs: tuple[str, ...] = LEGS
+    until_caught_up: bool = False
+    connect_seconds: float = 60.0
+    master: str | None = None
+
+
+class Runner:
+    """Runs one pipeline until `stop`, a halt of every leg, or the frozen end. Use it once."""
+
+    def __init__(
+        self, config: PipelineConfig, config_text: str, home: Path, options: RunOptions, tell: Callable[[str], None] = print
+    ) -> None:
+        self.config, self.options = config, options
+        self._text, self._tell = config_text, tell
+        self.names = Names(config.pipeline_id)
+        self.directory = self.names.directory(home)
+        self.stop_requested = threading.Event()
+        self.legs: dict[str, Leg] = {}
+        self.is_ready = False
+        self.on_start: Callable[[Runner], Service] | None = None
+        self.started_at = time.time()
+        self._queries: dict[str, StreamingQuery] = {}
+        self._restarts: dict[str, tuple[int, int]] = {}
+        self._targets: dict[int, int] | None = None
+
+    def run(self) -> None:
+        """Runs to the end. Raises HaltError, ConfigurationError or RetryableError (a system stayed away at the start)."""
+        check_supported(self.config)
+        check_types(self.config)
+        self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}")
+        self.topic = KafkaTopic(self.config.sources[0])
+        prepared = self._wait_for_systems()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.lease = Lease(self.log, self.names, self.directory)
+        self.epoch = self.lease.acquire()
+        session: SparkSession | None = None
+        service = self.on_start(self) if self.on_start else None
+        try:
+            if service:
+                service.start()
+            self.stop_on_signals()
+            run_path = self._write_run(prepared)
+            self._build_legs(prepared, run_path)
+            if self.options.until_caught_up:
+                self._targets = self.topic.ends(prepared.topic.partitions)
+            os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
+            session = build_session(f"tallyflow-{self.config.pipeline_id}", self.directory, self.options.master)
+            self.stop_on_signals()
+            run_in_tasks(session, str(run_path), warm, [{}] * session.sparkContext.defaultParallelism)
+            for leg in self.legs.values():
+                self._start(session, leg, run_path)
+            self.is_ready = True
+            self._watch(session, run_path)
+        finally:
+            self._shut_down(session)
+            if service:
+                service.close()
+
+    def _wait_for_systems(self) -> Prepared:
+        """The start-up checks, again and again while a system is away, for `connect_seconds`."""
+        clickhouse = ClickHouse(self.config.sink)
+        retrying = Retrying(
+            retry=retry_if_exception_type(RetryableError),
+            wait=wait_exponential_jitter(initial=0.5, max=5),
+            stop=stop_after_delay(self.options.connect_seconds),
+            before_sleep=lambda state: self._tell(f"waiting: {state.outcome.exception() if state.outcome else ''}"),
+            reraise=True,
+        )
+        try:
+            return retrying(prepare, self.config, self.log, self.topic, clickhouse)
+        finally:
+            clickhouse.close()
+
+    def _write_run(self, prepared: Prepared) -> Path:
+        """Stores the stage configuration and the run file of this start; files of earlier starts go."""
+        version = stage_config.store(self.log, self.names, stage_config.stage_config(self.config, prepared.table))
+        run = RunSpec(
+            self._text,
+            f"pipeline {self.config.pipeline_id}",
+            self.epoch,
+            prepared.stream_ids,
+            prepared.topic.topic_id,
+            version,
+            self.options.until_caught_up,
+        )
+        for old in self.directory.glob("run-*"):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        path = self.directory / f"run-{self.epoch}.json"
+        run.save(path)
+        self.run_spec = run
+        return path
+
+    def _build_legs(self, prepared: Prepared, run_path: Path) -> None:
+        for name in self.options.legs:
+            connections = Connections(self.run_spec, keep_partitions=True, log=self.log)
+            chain = Chain(self.log, self.names.stream("ledger"), self.names.chain(name), self.epoch)
+            chain.open()
+            self.legs[name] = _LEG_CLASSES[name](connections, chain, self.lease, run_path, self.stop_requested)
+        if "ingest" in self.legs:
+            self._anchor(self.legs["ingest"].connections, prepared.topic.partitions)
+            self._group = GroupOffsets(self.config.sources[0], self.config.consumer_group(self.config.sources[0]))
+
+    def _anchor(self, connections: Connections, partitions: Sequence[int]) -> None:
+        """Fixes where each partition begins, at the pipeline's first start; partitions added later begin at their beginning."""
+        known = resume_points(connections, partitions)
+        if known:
+            return
+        source = self.config.sources[0]
+        is_latest = source.consumer_group_initial_offset == "latest"
+        anchor(connections, self.topic.ends(partitions) if is_latest else self.topic.starts(partitions))
+
+    def _start(self, session: SparkSession, leg: Leg, run_path: Path) -> None:
+        checkpoint = self.directory / f"run-{self.epoch}-{leg.name}-{self._restarts.get(leg.name, (0, 0))[0]}"
+        options = {"run": str(run_path), "start": offset_text(leg.start_offset()), "leg": leg.name}
+        source = "tallyflow_kafka" if leg.name == "ingest" else "tallyflow_stream"
+        if leg.name == "process":
+            options |= {"role": "raw", "upstream": "ingest"}
+        if leg.name == "sink":
+            sink = self.config.sink
+            delay_ms = int(sink.max_delay_time.total_seconds() * 1000)
+            delay_ms = min(delay_ms, CAUGHT_UP_SINK_DELAY_MS) if self.options.until_caught_up else delay_ms
+            options |= {"role": "out", "upstream": "process", "min_rows": str(sink.max_batch_size), "max_delay_ms": str(delay_ms)}
+        frame = session.readStream.format(source).options(**options).load()
+        self._queries[leg.name] = (
+            frame.writeStream.queryName(leg.name)
+            .option("checkpointLocation", str(checkpoint))
+            .foreachBatch(lambda batch, number: self._on_batch(leg, batch, number, checkpoint))
+            .start()
+        )
+        leg.status.state = "running"
+
+    def _on_batch(self, leg: Leg, batch: Any, number: int, checkpoint: Path) -> None:
+        leg.on_batch(batch, number, checkpoint)
+        if leg.name == "ingest" and leg.chain.state.to:
+            self._group.commit({int(p): offset for p, offset in leg.chain.state.to.items()})
+
+    def _watch(self, session: SparkSession, run_path: Path) -> None:
+        """Until told to stop, or all is confirmed: notices legs that ended, starts again those that may go on."""
+        while not self.stop_requested.wait(0.1):
+            for name, query in list(self._queries.items()):
+                if not query.isActive:
+                    self._ended(session, self.legs[name], query, run_path)
+            halted = [leg for leg in self.legs.values() if leg.failure is not None]
+            if halted and (self.options.until_caught_up or len(halted) == len(self.legs) or self.lease.lost.is_set()):
+                raise halted[0].failure or HaltError(f"{halted[0].name} halted")
+            if self._targets is not None and self.is_caught_up():
+                return
+
+    def _ended(self, session: SparkSession, leg: Leg, query: StreamingQuery, run_path: Path) -> None:
+        """A query that ended by itself: a halt stays; anything else (a killed planner, say) starts again behind the chain."""
+        del self._queries[leg.name]
+        error = query.exception()
+        words = str(error).strip() if error else "it ended without an error"
+        if leg.failure is None and any(name in words for name in ("HaltError", "DataLossError", "InvariantError")):
+            leg.failure = HaltError(_told(words))
+        if leg.failure is not None:
+            leg.status.state, leg.status.message = "halted", str(leg.failure)
+            self._tell(f"{leg.name} halted: {leg.failure}")
+            return
+        count, batches = self._restarts.get(leg.name, (0, 0))
+        fruitless = count + 1 if leg.status.batches == batches else 1
+        if fruitless > RESTARTS_WITHOUT_PROGRESS:
+            leg.failure = HaltError(f"{leg.name}: its query ended {fruitless} times without progress, last with: {_told(words)}")
+            leg.status.state, leg.status.message = "halted", str(leg.failure)
+            return
+        self._restarts[leg.name] = (fruitless, leg.status.batches)
+        self._tell(f"{leg.name}: starting the query again after: {_told(words)}")
+        leg.chain.open()
+        self._start(session, leg, run_path)
+
+    def is_caught_up(self) -> bool:
+        """True when the sink has confirmed everything up to the frozen ends of the topic."""
+        targets = self._targets or {}
+        if "ingest" in self.legs:
+            reached = self.legs["ingest"].chain.state.to or {}
+            if any(reached.get(str(p), 0) < end for p, end in targets.items()):
+                return any(targets.values()) is False
+        for name, role in (("process", "raw"), ("sink", "out")):
+            if name in self.legs:
+                state = self.log.state(self.names.stream(role))
+                if state is None or (self.legs[name].chain.state.to or 0) < state.last_sequence:
+                    return False
+        return True
+
+    def request_stop(self) -> None:
+        self.stop_requested.set()
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM and SIGINT ask for a stop. Called again once Spark is up: it installs a SIGINT handler that interrupts a batch."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.request_stop())
+
+    def _shut_down(self, session: SparkSession | None) -> None:
+        """Lets the batches in work finish, then gives back what is held, in the opposite order."""
+        self.stop_requested.set()
+        for name, query in self._queries.items():
+            leg = self.legs[name]
+            with leg.working:
+                query.stop()
+            if leg.failure is None:
+                leg.status.state = "stopped"
+        if session is not None:
+            session.stop()
+        for leg in self.legs.values():
+            leg.close()
+        if "ingest" in self.legs:
+            self._group.close()
+        self.lease.release()
+        self.log.close()
+
+
+def _told(words: str) -> str:
+    lines = [line.strip() for line in words.splitlines() if "Error" in line]
+    return (lines[-1] if lines else words.splitlines()[0])[:500]

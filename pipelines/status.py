@@ -1,0 +1,168 @@
+"""What a running pipeline says of itself, over HTTP on loopback: `/status` (JSON), `/healthz`, and Prometheus `/metrics`.
+
+The port is chosen by the system and written to `status.json` in the pipeline's directory, where the command line finds it.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pipelines.errors import RetryableError
+
+if TYPE_CHECKING:
+    from pipelines.runner import Runner
+
+FILE = "status.json"
+STATES = ("starting", "running", "waiting", "halted", "stopped")
+_CLOSE_SECONDS = 2
+
+
+def snapshot(runner: "Runner") -> dict[str, Any]:
+    """The runner's state now: legs with their last batch and totals, lag per partition, what it waits for."""
+    uptime = time.time() - runner.started_at
+    return {
+        "pipeline": runner.config.pipeline_id,
+        "pid": os.getpid(),
+        "epoch": getattr(runner, "epoch", 0),
+        "ready": runner.is_ready,
+        "healthy": is_healthy(runner),
+        "uptime_seconds": round(uptime, 3),
+        "legs": {
+            name: {
+                "state": leg.status.state,
+                "message": leg.status.message,
+                "retries": leg.status.retries,
+                "batches": leg.status.batches,
+                "seconds_busy": round(leg.status.seconds_busy, 3),
+                "last_batch": leg.status.last_batch,
+                "totals": leg.status.totals,
+            }
+            for name, leg in runner.legs.items()
+        },
+        "lag": _lag(runner),
+    }
+
+
+def is_healthy(runner: "Runner") -> bool:
+    """Ready, and no leg has halted. A leg that waits for a system is healthy: it goes on by itself."""
+    return runner.is_ready and all(leg.failure is None for leg in runner.legs.values()) and not runner.lease.lost.is_set()
+
+
+def _lag(runner: "Runner") -> dict[str, int]:
+    """Offsets per partition that ingest has not confirmed; empty while Kafka is away or ingest runs elsewhere."""
+    leg = runner.legs.get("ingest")
+    if leg is None or not leg.chain.state.to:
+        return {}
+    reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
+    try:
+        ends = runner.topic.ends(sorted(reached))
+    except RetryableError:
+        return {}
+    return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}
+
+
+class _Metrics:
+    """Prometheus collector over the same snapshot."""
+
+    def __init__(self, runner: "Runner") -> None:
+        self._runner = runner
+
+    def collect(self) -> list[Metric]:
+        now = snapshot(self._runner)
+        labels = ["pipeline", "leg"]
+        pipeline = now["pipeline"]
+        rows = CounterMetricFamily("tallyflow_rows", "Rows by leg and outcome since the pipeline began", labels=[*labels, "outcome"])
+        batches = CounterMetricFamily("tallyflow_batches", "Plans done since this start", labels=labels)
+        retries = CounterMetricFamily("tallyflow_retries", "Times a leg waited for a system since this start", labels=labels)
+        busy = CounterMetricFamily("tallyflow_busy_seconds", "Seconds of work since this start", labels=labels)
+        state = GaugeMetricFamily("tallyflow_leg_state", "1 for the state that the leg is in", labels=[*labels, "state"])
+        lag = GaugeMetricFamily("tallyflow_lag_offsets", "Offsets of a Kafka partition not yet confirmed", labels=["pipeline", "partition"])
+        for leg, facts in now["legs"].items():
+            for outcome, count in facts["totals"].items():
+                rows.add_metric([pipeline, leg, outcome], count)
+            batches.add_metric([pipeline, leg], facts["batches"])
+            retries.add_metric([pipeline, leg], facts["retries"])
+            busy.add_metric([pipeline, leg], facts["seconds_busy"])
+            for name in STATES:
+                state.add_metric([pipeline, leg, name], float(facts["state"] == name))
+        for partition, count in now["lag"].items():
+            lag.add_metric([pipeline, partition], count)
+        healthy = GaugeMetricFamily("tallyflow_healthy", "1 when ready and no leg has halted", labels=["pipeline"])
+        healthy.add_metric([pipeline], float(now["healthy"]))
+        return [rows, batches, retries, busy, state, lag, healthy]
+
+
+class StatusServer:
+    """Serves one runner from a thread of its own."""
+
+    def __init__(self, runner: "Runner") -> None:
+        self._runner = runner
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Metrics(runner))
+
+        def status(_: Request) -> Response:
+            return JSONResponse(snapshot(runner))
+
+        def healthz(_: Request) -> Response:
+            healthy = is_healthy(runner)
+            return JSONResponse({"healthy": healthy}, status_code=200 if healthy else 503)
+
+        def metrics(_: Request) -> Response:
+            return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+        application = Starlette(routes=[Route("/status", status), Route("/healthz", healthz), Route("/metrics", metrics)])
+        settings = uvicorn.Config(application, log_level="error", access_log=False, timeout_graceful_shutdown=_CLOSE_SECONDS)
+        self._server = uvicorn.Server(settings)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="status", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def start(self) -> None:
+        """Starts to serve and writes where, and who (pid and its start time, so that a reused pid is not mistaken for the runner)."""
+        self._thread.start()
+        path = self._runner.directory / FILE
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"pid": os.getpid(), "created": process_started(os.getpid()), "port": self.port}))
+        partial.replace(path)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=2 * _CLOSE_SECONDS)
+        self._socket.close()
+        (self._runner.directory / FILE).unlink(missing_ok=True)
+
+
+def process_started(pid: int) -> float:
+    """When the process was created, seconds since 1970; 0.0 when there is none."""
+    import psutil
+
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def find_runner(directory: Path) -> dict[str, Any] | None:
+    """`{pid, created, port}` of the live runner of a pipeline's directory on this host; None when none runs."""
+    path = directory / FILE
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return found if found["created"] and process_started(found["pid"]) == found["created"] else None

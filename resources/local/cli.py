@@ -1,0 +1,154 @@
+"""The commands `up`, `down`, `status` and `env` of the local servers."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+
+from resources.local.errors import LocalServerError
+from resources.local.server import START_TIMEOUT, Progress, ServerStatus
+from resources.local.stack import LocalStack, default_home
+
+app = typer.Typer(help="The local servers: real Kafka, NATS and ClickHouse on loopback.", no_args_is_help=True)
+
+Home = Annotated[
+    Path | None, typer.Option("--home", envvar="TALLYFLOW_HOME", help="Directory of all state.", show_default=".tallyflow", file_okay=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+_COLOURS = {"healthy": "green", "starting": "yellow", "unhealthy": "red", "dead": "red", "stopped": "dim"}
+
+
+@app.command()
+def up(
+    home: Home = None,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(help="ClickHouse user as name:password[:rights], kept for later starts; may repeat, the first is the one in `env`."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each server to answer.")] = START_TIMEOUT.total_seconds(),
+    new_ports: Annotated[bool, typer.Option("--new-ports", help="Move servers whose port another process has taken.")] = False,
+) -> None:
+    """Start what does not run, repair what does not answer, leave the rest alone."""
+    stack = _stack(home, timedelta(seconds=timeout))
+    with _errors_as_exit(), _live_progress() as progress:
+        stack.up(progress, users=user or (), new_ports=new_ports)
+    Console().print(_table(stack.status()))
+    Console().print('Addresses for this shell: eval "$(tallyflow env)"', highlight=False)
+
+
+@app.command()
+def down(
+    home: Home = None,
+    purge: Annotated[bool, typer.Option("--purge", help="Delete all that the servers hold, too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --purge.")] = False,
+) -> None:
+    """Stop the servers; what they hold stays."""
+    stack = _stack(home)
+    if purge and not yes:
+        typer.confirm(f"Delete all topics, streams and tables under {stack.home}?", abort=True)
+    with _errors_as_exit(), _live_progress() as progress:
+        stack.down(progress, purge=purge)
+
+
+@app.command()
+def status(home: Home = None, as_json: AsJson = False) -> None:
+    """Show the servers; the exit code is 0 only if all are healthy."""
+    with _errors_as_exit():
+        found = _stack(home).status()
+    if as_json:
+        typer.echo(json.dumps([_as_json(one) for one in found], indent=2))
+    else:
+        Console().print(_table(found))
+    if any(one.state != "healthy" for one in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def env(home: Home = None, as_json: AsJson = False) -> None:
+    """Print the addresses as shell exports."""
+    with _errors_as_exit():
+        addresses = _stack(home).addresses()
+    typer.echo(json.dumps(addresses.environment(), indent=2) if as_json else addresses.shell_exports())
+
+
+def _stack(home: Path | None, start_timeout: timedelta = START_TIMEOUT) -> LocalStack:
+    return LocalStack(home or default_home(), start_timeout)
+
+
+@contextmanager
+def _errors_as_exit() -> Iterator[None]:
+    try:
+        yield
+    except LocalServerError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
+@contextmanager
+def _live_progress() -> Iterator[Progress]:
+    """One line per server that is rewritten on a terminal; elsewhere one line per change, without the counting ones."""
+    console = Console(stderr=True)
+    latest: dict[str, str] = {}
+    if not console.is_terminal:
+
+        def print_change(server: str, text: str) -> None:
+            subject = text.split(",")[0].split(":")[0]
+            if latest.get(server) != subject:
+                latest[server] = subject
+                console.print(f"{server}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+        yield print_change
+        return
+
+    spinner = Spinner("dots")
+    with Live(console=console, refresh_per_second=12) as live:
+
+        def show(server: str, text: str) -> None:
+            latest[server] = text
+            spinner.update(text="\n  ".join(f"{name:<11}{doing}" for name, doing in sorted(latest.items())))
+            live.update(spinner)
+
+        yield show
+
+
+def _table(found: list[ServerStatus]) -> Table:
+    table = Table("server", "state", "pid", "address", "version", "since", "memory")
+    for one in found:
+        since = "" if one.since is None else _age(datetime.now(UTC) - one.since)
+        memory = "" if one.rss_bytes is None else f"{one.rss_bytes / 2**20:.0f} MiB"
+        state = f"[{_COLOURS[one.state]}]{one.state}[/]"
+        table.add_row(one.name, state, str(one.pid or ""), one.address, one.version or "", since, memory)
+    faults = [f"{one.name}: {one.detail}" for one in found if one.detail]
+    table.caption = "\n".join(faults) or None
+    return table
+
+
+def _age(age: timedelta) -> str:
+    minutes, seconds = divmod(max(0, int(age.total_seconds())), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
+    first = next((place for place, (count, _unit) in enumerate(parts) if count), 3)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2])
+
+
+def _as_json(one: ServerStatus) -> dict[str, object]:
+    return {
+        "name": one.name,
+        "state": one.state,
+        "pid": one.pid,
+        "address": one.address,
+        "version": one.version,
+        "since": one.since.isoformat() if one.since else None,
+        "rss_bytes": one.rss_bytes,
+        "detail": one.detail,
+    }

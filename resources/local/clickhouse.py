@@ -1,0 +1,93 @@
+"""The real ClickHouse engine (chdb) behind our own HTTP server, as one of the local servers.
+
+Its users are kept in `users.json` (mode 0600) and not on the command line, where `ps` would show their passwords.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+
+from resources.local.clickhouse_users import User, UsersError, parse_user, read_users
+from resources.local.errors import LocalServerError
+from resources.local.files import write_atomically
+from resources.local.ports import HOST
+from resources.local.server import NotReadyError, Place
+
+DEFAULT_USER = User("default", "")
+
+
+class ClickHouse:
+    """How to run ClickHouse on a loopback port, with the users that `keep_users` kept, else `default` without a password."""
+
+    name = "clickhouse"
+
+    def settings(self, place: Place) -> str:
+        """The users are not part of it: the server reads their file again by itself."""
+        return place.address
+
+    def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
+        if not users_file(place.directory).is_file():
+            _write_users(place.directory, [DEFAULT_USER])
+        command = [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(place.directory / "data")]
+        return [*command, "--host", HOST, "--port", str(place.port), "--users-file", str(users_file(place.directory))]
+
+    def probe(self, place: Place, timeout: timedelta) -> str:
+        user = read_first_user(place.directory)
+        asking = f"asking ClickHouse for its version at {place.address}"
+        try:
+            # Without the environment's proxies: this is loopback.
+            with httpx.Client(base_url=f"http://{place.address}", timeout=timeout.total_seconds(), trust_env=False) as client:
+                ping = client.get("/ping")
+                answer = client.post("/", content="SELECT version()", auth=(user.name, user.password))
+        except httpx.HTTPError as error:
+            raise NotReadyError(f"{asking}: {error or type(error).__name__}") from error
+        if ping.text.strip() != "Ok." or answer.status_code != 200:
+            raise NotReadyError(f"{asking}: /ping says {ping.text[:80]!r}, SELECT version() {answer.status_code} {answer.text[:200]!r}")
+        return answer.text.strip()
+
+    def logs(self, directory: Path) -> Sequence[Path]:
+        return [directory / "console.log"]
+
+
+def users_file(directory: Path) -> Path:
+    """Where the users are kept."""
+    return directory / "users.json"
+
+
+def keep_users(directory: Path, users: Sequence[str]) -> None:
+    """Keeps users given as `name:password[:rights]`, in place of those kept before; a running server follows at once.
+
+    Raises LocalServerError if one is malformed; nothing is kept then.
+    """
+    try:
+        parsed = [parse_user(user) for user in users]
+    except UsersError as error:
+        raise LocalServerError(f"reading the ClickHouse users: {error}") from error
+    _write_users(directory, parsed)
+
+
+def read_first_user(directory: Path) -> User:
+    """The user that the addresses carry: the first of those kept, else `default` without a password. Raises LocalServerError."""
+    path = users_file(directory)
+    if not path.is_file():
+        return DEFAULT_USER
+    try:
+        users = read_users(path)
+    except UsersError as error:
+        raise LocalServerError(str(error)) from error
+    if not users:
+        raise LocalServerError(f"reading users file {path}: no user in it; name one with `tallyflow up --user name:password`")
+    return next(iter(users.values()))
+
+
+def _write_users(directory: Path, users: Sequence[User]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    entries = {
+        user.name: {"password": user.password, "rights": ["all"] if user.is_unlimited else sorted(right.value for right in user.rights)}
+        for user in users
+    }
+    write_atomically(users_file(directory), json.dumps(entries, indent=2) + "\n", mode=0o600)

@@ -1,0 +1,88 @@
+"""Loopback ports: chosen free once, kept in `ports.json`, so that an address handed out stays good over stop and start."""
+
+import json
+import secrets
+import socket
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import psutil
+
+from resources.local.errors import LocalServerError
+from resources.local.files import write_atomically
+
+HOST = "127.0.0.1"
+
+# Below the ports that Linux (32768+) and macOS (49152+) give to outgoing connections: else a client anywhere on the machine
+# could sit on a server's port while the server is down.
+PORT_RANGE = range(20_000, 32_000)
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do it: connections of the last run that linger in TIME_WAIT do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether anything listens on this loopback port now."""
+    try:
+        with socket.create_connection((HOST, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def choose_port(taken: Iterable[int]) -> int:
+    """A free loopback port that is not in `taken`; raises LocalServerError if there is none to be found."""
+    avoid = set(taken)
+    for _ in range(1000):
+        port = PORT_RANGE[secrets.randbelow(len(PORT_RANGE))]
+        if port not in avoid and is_free(port):
+            return port
+    raise LocalServerError(
+        f"choosing a port: none free between {PORT_RANGE.start} and {PORT_RANGE.stop} on {HOST}; stop something that listens there"
+    )
+
+
+def read_ports(path: Path) -> dict[str, int]:
+    """The ports kept in `path`, by name; empty if the file is not there. Raises LocalServerError if it is damaged."""
+    try:
+        kept = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise LocalServerError(f"reading {path}: not JSON ({error}); delete it to choose new ports") from error
+    if not isinstance(kept, dict) or not all(type(port) is int and 0 < port < 65536 for port in kept.values()):
+        raise LocalServerError(f"reading {path}: not a table of ports; delete it to choose new ones")
+    return kept
+
+
+def keep_ports(path: Path, names: Iterable[str], renew: Collection[str] = ()) -> dict[str, int]:
+    """The kept ports, with a fresh free one for each name that has none yet or is in `renew`; writes `path` if any changed."""
+    ports = {name: port for name, port in read_ports(path).items() if name not in renew}
+    missing = [name for name in names if name not in ports]
+    for name in missing:
+        ports[name] = choose_port(ports.values())
+    if missing:
+        write_atomically(path, json.dumps(ports, indent=2) + "\n")
+    return ports
+
+
+def port_holder(port: int) -> str:
+    """Who listens on the loopback port, for a message: "process 4711 (nginx)", or "another process" if the system does not tell."""
+    for process in psutil.process_iter(["name"]):
+        try:
+            listening = [one for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        except psutil.Error:
+            continue
+        if any(one.laddr and one.laddr.port == port for one in listening):
+            return f"process {process.pid} ({process.info['name']})"
+    return "another process"

@@ -1,0 +1,268 @@
+"""One local server: its life as a detached process, the same for all three kinds.
+
+Kept per server in `<home>/servers/<name>/`: `pid.json` (who runs, with which settings, whether it was ever ready), the
+server's own configuration, `data/` and its logs. `pid.json` is only a hint: every question about a process goes to the kernel,
+and a server whose `pid.json` is gone is found by the marks in its environment.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from threading import Event
+from typing import Literal, Protocol
+
+from resources.local.errors import LocalServerError
+from resources.local.files import write_atomically
+from resources.local.ports import HOST, is_free, port_holder
+from resources.local.processes import HOME_MARK, NAME_MARK, POLL_SECONDS, ProcessIdentity, find_marked, spawn
+
+_LOGGER = logging.getLogger(__name__)
+
+Progress = Callable[[str, str], None]
+"""Called with (server, what it does now), from any of the threads that start servers; returns at once."""
+
+State = Literal["healthy", "starting", "unhealthy", "dead", "stopped"]
+"""healthy: runs and answers. starting: runs, has not answered yet. unhealthy: runs, answered once, does not now.
+dead: ended although nobody stopped it. stopped: was stopped, or never started."""
+
+# Kafka re-reads its last segments after kill -9, NATS its streams: seconds per gigabyte on a slow disk.
+START_TIMEOUT = timedelta(minutes=3)
+# A server that once was ready has this long to answer before `up` takes it for hung and starts it anew.
+HUNG_AFTER = timedelta(seconds=15)
+STOP_PATIENCE = timedelta(seconds=30)
+PROBE_TIMEOUT = timedelta(seconds=5)
+LOG_TAIL_LINES = 20
+
+
+class NotReadyError(Exception):
+    """A server does not answer as it should (yet); the message says what was asked and what came back."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one server lives: its directory (absolute), its loopback port and the environment it starts with."""
+
+    directory: Path
+    port: int
+    environment: Mapping[str, str]
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+
+class ServerKind(Protocol):
+    """What differs between Kafka, NATS and ClickHouse."""
+
+    @property
+    def name(self) -> str: ...
+
+    def settings(self, place: Place) -> str:
+        """All that, when changed, needs a restart of a running server; holds no secret in clear."""
+
+    def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
+        """Makes ready what the server needs on disk and returns its command line. May repeat after a crash at any point."""
+
+    def probe(self, place: Place, timeout: timedelta) -> str:
+        """The version that the server itself reports over its own protocol; raises NotReadyError."""
+
+    def logs(self, directory: Path) -> Sequence[Path]:
+        """The files to look into when it fails, most telling last."""
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """One server as `status` shows it; pid, since and rss_bytes are None without a process, version without an answer."""
+
+    name: str
+    state: State
+    address: str
+    pid: int | None = None
+    version: str | None = None
+    since: datetime | None = None
+    rss_bytes: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class _Record:
+    pid: int
+    start: str
+    settings_sha256: str
+    was_ready: bool
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.start)
+
+
+def _environment(home: Path, name: str) -> dict[str, str]:
+    """Ours, the marks, and the way to this very package: a server runs in another directory, and the package may not be installed."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, HOME_MARK: str(home), NAME_MARK: name, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+class LocalServer:
+    """Starts, stops, kills and inspects one server. Safe against other processes that do the same to the same home."""
+
+    def __init__(self, kind: ServerKind, home: Path, port: int, lock: Callable[[], AbstractContextManager[object]]) -> None:
+        self.kind = kind
+        self.name = kind.name
+        self._home = home
+        self._lock = lock
+        directory = home / "servers" / kind.name
+        self.place = Place(directory, port, _environment(home, kind.name))
+        self._record_path = directory / "pid.json"
+
+    def start(self, timeout: timedelta = START_TIMEOUT) -> None:
+        """Like `up` for this server alone. Raises LocalServerError."""
+        with self._lock():
+            self.ensure(timeout, lambda _server, _text: None, Event())
+
+    def stop(self) -> None:
+        """Ends it with SIGTERM (SIGKILL after 30 s) and waits until it is gone, with all that it started."""
+        with self._lock():
+            self.end(lambda _server, _text: None)
+
+    def kill(self) -> None:
+        """Ends it with SIGKILL, as the kernel's memory killer would; waits until it is gone. For fault tests."""
+        record = self._read_record()
+        if record is not None:
+            record.identity.kill()
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the living process, or None."""
+        record = self._read_record()
+        return record.pid if record is not None and record.identity.is_running() else None
+
+    def status(self) -> ServerStatus:
+        """Asks the kernel for the process and the server for its version; takes up to 5 s if it does not answer."""
+        bare = ServerStatus(self.name, "stopped", self.place.address)
+        record = self._read_record()
+        if record is None:
+            return bare
+        if not record.identity.is_running():
+            return replace(bare, state="dead", detail=f"process {record.pid} ended by itself or was killed; run `tallyflow up`")
+        running = replace(bare, pid=record.pid, since=record.identity.since, rss_bytes=record.identity.rss_bytes())
+        try:
+            return replace(running, state="healthy", version=self.kind.probe(self.place, PROBE_TIMEOUT))
+        except NotReadyError as error:
+            return replace(running, state="unhealthy" if record.was_ready else "starting", detail=str(error))
+
+    def ensure(self, timeout: timedelta, progress: Progress, cancelled: Event) -> None:
+        """Leaves a healthy server alone, starts any other; returns when it answers. The caller holds the lock.
+
+        Raises LocalServerError with the tail of the log if it ends or does not answer within `timeout`; it is not left running then.
+        """
+        record = self._read_record()
+        if record is not None and record.identity.is_running():
+            if self._keep(record, timeout, progress, cancelled):
+                return
+            record.identity.stop(STOP_PATIENCE)
+        for stray in find_marked(self._home, self.name):
+            progress(self.name, f"stopping process {stray.pid}, left over from an earlier start")
+            stray.stop(STOP_PATIENCE)
+        if not is_free(self.place.port):
+            raise LocalServerError(
+                f"starting {self.name} on {self.place.address}: the port is taken by {port_holder(self.place.port)}; stop that process, "
+                "or run `tallyflow up --new-ports` to move to a free port (addresses already exported must then be exported again)"
+            )
+        self._launch(timeout, progress, cancelled)
+
+    def end(self, progress: Progress) -> None:
+        """Stops the server and whatever else carries its marks; nothing of it runs afterwards. The caller holds the lock."""
+        record = self._read_record()
+        if record is not None and record.identity.is_running():
+            progress(self.name, "stopping")
+            record.identity.stop(STOP_PATIENCE)
+        for stray in find_marked(self._home, self.name):
+            progress(self.name, f"stopping process {stray.pid}")
+            stray.stop(STOP_PATIENCE)
+        self._record_path.unlink(missing_ok=True)
+        progress(self.name, "stopped")
+
+    def _keep(self, record: _Record, timeout: timedelta, progress: Progress, cancelled: Event) -> bool:
+        """Whether the running server can stay: same settings, and it answers (a young one has the whole time-out to do so)."""
+        if record.settings_sha256 != self._settings_sha256():
+            progress(self.name, "restarting with changed settings")
+            return False
+        patience = HUNG_AFTER if record.was_ready else timeout
+        fault = self._await_answer(record.identity, patience, progress, cancelled)
+        if fault is not None:
+            progress(self.name, f"restarting: {fault}")
+            return False
+        self._write_record(replace(record, was_ready=True))
+        return True
+
+    def _launch(self, timeout: timedelta, progress: Progress, cancelled: Event) -> None:
+        self.place.directory.mkdir(parents=True, exist_ok=True)
+        command = self.kind.prepare(self.place, lambda text: progress(self.name, text))
+        progress(self.name, "starting")
+        try:
+            identity = spawn(command, self.place.environment, self.place.directory, self.place.directory / "console.log")
+        except OSError as error:
+            raise LocalServerError(f"starting {self.name}: {error}") from error
+        record = _Record(identity.pid, identity.start, self._settings_sha256(), was_ready=False)
+        self._write_record(record)
+        fault = self._await_answer(identity, timeout, progress, cancelled)
+        if fault is not None:
+            identity.stop(STOP_PATIENCE)
+            self._record_path.unlink(missing_ok=True)
+            raise LocalServerError(f"starting {self.name} on {self.place.address}: {fault}\n{self.log_tail()}")
+        self._write_record(replace(record, was_ready=True))
+
+    def _await_answer(self, identity: ProcessIdentity, patience: timedelta, progress: Progress, cancelled: Event) -> str | None:
+        """None as soon as the server answers; else why not: it ended, or did not answer within `patience`."""
+        began = time.monotonic()
+        while True:
+            try:
+                version = self.kind.probe(self.place, timedelta(seconds=1))
+            except NotReadyError as error:
+                reason = str(error)
+            else:
+                if identity.is_running():
+                    progress(self.name, f"ready on {self.place.address} ({version})")
+                    return None
+                reason = "another process answers in its place"
+            if not identity.is_running():
+                return f"process {identity.pid} ended ({reason})"
+            waited = time.monotonic() - began
+            if waited > patience.total_seconds():
+                return f"no answer within {patience.total_seconds():.0f} s ({reason})"
+            if cancelled.wait(POLL_SECONDS):
+                raise LocalServerError(f"starting {self.name}: interrupted; the process is left running, `tallyflow down` stops it")
+            progress(self.name, f"waiting for an answer, {waited:.0f} s")
+
+    def log_tail(self) -> str:
+        """The last lines of each of its logs, under the path of the file."""
+        parts = []
+        for path in self.kind.logs(self.place.directory):
+            lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:] if path.is_file() else []
+            if lines:
+                parts.append(f"{path}, last {len(lines)} lines:\n" + "\n".join(f"  {line}" for line in lines))
+        return "\n".join(parts) or f"its logs in {self.place.directory} are empty"
+
+    def _settings_sha256(self) -> str:
+        return hashlib.sha256(self.kind.settings(self.place).encode()).hexdigest()
+
+    def _read_record(self) -> _Record | None:
+        try:
+            return _Record(**json.loads(self._record_path.read_text()))
+        except FileNotFoundError:
+            detached = find_marked(self._home, self.name)
+        except (ValueError, TypeError):
+            _LOGGER.warning("%s is damaged: looking for the process by its marks", self._record_path)
+            detached = find_marked(self._home, self.name)
+        # With unknown settings `up` starts it anew; until then it is shown and can be stopped.
+        return _Record(detached[0].pid, detached[0].start, settings_sha256="", was_ready=False) if detached else None
+
+    def _write_record(self, record: _Record) -> None:
+        write_atomically(self._record_path, json.dumps(asdict(record)) + "\n")

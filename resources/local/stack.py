@@ -1,0 +1,176 @@
+"""The local servers as one thing: `LocalStack(home).up()` gives the addresses of a running Kafka, NATS and ClickHouse.
+
+State lives under one home directory; ports are chosen once per home and kept. All that changes anything takes the
+home's file lock, so any number of `up` and `down` may run at once; whatever died in between, the next `up` repairs.
+"""
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+
+from filelock import FileLock, Timeout
+
+from resources.local.clickhouse import ClickHouse, keep_users, read_first_user
+from resources.local.errors import LocalServerError
+from resources.local.files import write_atomically
+from resources.local.kafka import Kafka
+from resources.local.nats import Nats
+from resources.local.ports import HOST, is_free, keep_ports, read_ports
+from resources.local.server import START_TIMEOUT, LocalServer, Progress, ServerKind, ServerStatus
+
+LOCK_TIMEOUT = timedelta(minutes=10)
+
+SERVERS = ("kafka", "nats", "clickhouse")
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the servers listen. The ClickHouse password is not part of the repr."""
+
+    kafka_bootstrap: str
+    nats_url: str
+    clickhouse_host: str
+    clickhouse_port: int
+    clickhouse_user: str
+    clickhouse_password: str = field(repr=False)
+
+    def environment(self) -> dict[str, str]:
+        """The addresses as environment variables, by the names that pipeline files use."""
+        return {
+            "KAFKA_BOOTSTRAP": self.kafka_bootstrap,
+            "NATS_URL": self.nats_url,
+            "CLICKHOUSE_HOST": self.clickhouse_host,
+            "CLICKHOUSE_PORT": str(self.clickhouse_port),
+            "CLICKHOUSE_USER": self.clickhouse_user,
+            "CLICKHOUSE_PASSWORD": self.clickhouse_password,
+        }
+
+    def shell_exports(self) -> str:
+        """One `export NAME=value` per line, quoted for a POSIX shell."""
+        return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in self.environment().items())
+
+
+def default_home(environment: Mapping[str, str] | None = None) -> Path:
+    """TALLYFLOW_HOME, else `.tallyflow` in the working directory; absolute."""
+    named = (os.environ if environment is None else environment).get("TALLYFLOW_HOME")
+    return Path(named or ".tallyflow").resolve()
+
+
+def ignore_progress(_server: str, _text: str) -> None:
+    """The progress of callers who want none."""
+
+
+class LocalStack:
+    """The local servers of one home. Cheap to make; nothing is read or started before a method is called."""
+
+    def __init__(self, home: Path, start_timeout: timedelta = START_TIMEOUT, servers: Sequence[str] = SERVERS) -> None:
+        """`servers` limits the stack to some of kafka, nats and clickhouse."""
+        self.home = home.resolve()
+        self._start_timeout = start_timeout
+        kinds: Sequence[ServerKind] = (Kafka(), Nats(), ClickHouse())
+        self._kinds = {kind.name: kind for kind in kinds if kind.name in servers}
+        self._directory = self.home / "servers"
+        self._ports_path = self._directory / "ports.json"
+
+    def up(self, progress: Progress = ignore_progress, users: Sequence[str] = (), new_ports: bool = False) -> Addresses:
+        """Starts what does not run, repairs what does not answer, leaves the rest alone; returns when all answer.
+
+        `users`: ClickHouse users as `name:password[:rights]`, kept for later starts; the first is the one in the addresses.
+        `new_ports`: give a stopped server whose port another process took a new one, instead of failing.
+        `progress` is called from several threads. Raises LocalServerError that tells of each server that did not start;
+        the others run. Interrupted (Ctrl-C), it leaves what it has started to the next `up` or `down`.
+        """
+        with self._locked(progress):
+            if users:
+                keep_users(self._directory / "clickhouse", users)
+            ports = keep_ports(self._ports_path, SERVERS)
+            if new_ports:
+                taken = [name for name in self._kinds if not is_free(ports[name]) and self._make(name, ports[name]).pid is None]
+                ports = keep_ports(self._ports_path, SERVERS, renew=taken)
+            self._ensure_all([self._make(name, ports[name]) for name in self._kinds], progress)
+        return self.addresses()
+
+    def down(self, progress: Progress = ignore_progress, purge: bool = False) -> None:
+        """Stops all servers, one after the other, and waits until no process of theirs is left.
+
+        `purge` deletes what they hold, and the ClickHouse users, but not the ports.
+        """
+        if not self._directory.exists():
+            return
+        with self._locked(progress):
+            ports = keep_ports(self._ports_path, SERVERS)
+            for name in reversed(self._kinds):
+                self._make(name, ports[name]).end(progress)
+                if purge and (self._directory / name).exists():
+                    shutil.rmtree(self._directory / name)
+
+    def status(self) -> list[ServerStatus]:
+        """One entry per server, in the order of the data; changes nothing."""
+        ports = read_ports(self._ports_path)
+        servers = [self._make(name, ports[name]) if name in ports else None for name in self._kinds]
+        with ThreadPoolExecutor(max_workers=len(servers)) as pool:
+            found = pool.map(lambda server: server.status() if server else None, servers)
+        return [status or ServerStatus(name, "stopped", "") for name, status in zip(self._kinds, found, strict=True)]
+
+    def addresses(self) -> Addresses:
+        """The addresses, whether the servers run or not. Raises LocalServerError if `up` never ran for this home."""
+        ports = read_ports(self._ports_path)
+        if not ports.keys() >= set(SERVERS):
+            raise LocalServerError(f"reading the addresses of {self.home}: no servers were set up there; run `tallyflow up`")
+        user = read_first_user(self._directory / "clickhouse")
+        return Addresses(f"{HOST}:{ports['kafka']}", f"nats://{HOST}:{ports['nats']}", HOST, ports["clickhouse"], user.name, user.password)
+
+    def server(self, name: str) -> LocalServer:
+        """One server, for fault tests: `.kill()`, `.stop()`, `.start(timeout)`, `.pid`. Raises LocalServerError before the first `up`."""
+        if name not in self._kinds:
+            raise LocalServerError(f"looking for the server {name!r}: there are {', '.join(self._kinds)}")
+        self.addresses()
+        return self._make(name, read_ports(self._ports_path)[name])
+
+    def _make(self, name: str, port: int) -> LocalServer:
+        return LocalServer(self._kinds[name], self.home, port, lambda: self._locked(ignore_progress))
+
+    def _ensure_all(self, servers: Sequence[LocalServer], progress: Progress) -> None:
+        cancelled = Event()
+        with ThreadPoolExecutor(max_workers=len(servers)) as pool:
+            started = [pool.submit(server.ensure, self._start_timeout, progress, cancelled) for server in servers]
+            try:
+                failures = [error for error in (future.exception() for future in started) if error is not None]
+            except BaseException:
+                cancelled.set()
+                raise
+        unforeseen = [error for error in failures if not isinstance(error, LocalServerError)]
+        if unforeseen:
+            raise unforeseen[0]
+        if failures:
+            raise LocalServerError("\n".join(str(error) for error in failures)) from failures[0]
+
+    @contextmanager
+    def _locked(self, progress: Progress) -> Iterator[None]:
+        """Holds the home's lock, which the kernel frees if this process dies."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        ignored = self.home / ".gitignore"
+        if not ignored.exists():
+            write_atomically(ignored, "*\n")
+        lock = FileLock(self._directory / "lock", timeout=LOCK_TIMEOUT.total_seconds())
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            progress("stack", "waiting for another tallyflow up or down of this home")
+            try:
+                lock.acquire()
+            except Timeout as error:
+                raise LocalServerError(
+                    f"waiting for another tallyflow up or down of {self.home}: still busy after {LOCK_TIMEOUT}"
+                ) from error
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,237 @@
+"""Every column type, from JSON through parse and transform into the real engine and back."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from pipelines.columns import arrow_type, parse_type
+from pipelines.connectors.duckdb import open_engine
+from pipelines.fields import ParsedField
+from pipelines.parse import parse
+from pipelines.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
+from pipelines.transform import TargetColumn, check_mapping, map_columns
+
+chdb = pytest.importorskip("chdb", reason="the extra `local` is not installed")
+pytestmark = pytest.mark.integration
+
+ENUM = "Enum8('on' = 1, 'it\\'s\\\\off' = -128)"
+UUID = "c0ffee00-1234-5678-9abc-def012345678"
+CASES: list[tuple[str, str, Any, str]] = [
+    ("Bool", "bool", True, "true"),
+    ("Bool", "bool", False, "false"),
+    *((f"{sign}Int{bits}", "int64", 127, "127") for sign in ("", "U") for bits in (8, 16, 32, 64, 128, 256)),
+    *((f"Int{bits}", "int64", -128, "-128") for bits in (8, 16, 32, 64, 128, 256)),
+    ("UInt64", "uint64", 2**64 - 1, "18446744073709551615"),
+    ("UInt128", "uint64", 2**64 - 1, "18446744073709551615"),
+    ("Int256", "uint64", 2**64 - 1, "18446744073709551615"),
+    ("Int128", "int64", -(2**63), "-9223372036854775808"),
+    ("Int256", "int64", -(2**63), "-9223372036854775808"),
+    ("Float32", "float64", 0.5, "0.5"),
+    ("Float64", "float64", 0.1, "0.1"),
+    ("Float64", "float64", 7, "7"),
+    ("Float64", "int64", -7, "-7"),
+    ("String", "string", "a\0é'\\😀", "a\0é'\\😀"),
+    ("String", "bytes", "é", "é"),
+    ("String", "array", [1, {"a": "é"}], '[1,{"a":"é"}]'),
+    ("String", "object", {"b": 1, "a": None}, '{"b":1,"a":null}'),
+    ("FixedString(4)", "string", "abcd", "abcd"),
+    ("FixedString(4)", "string", "é", "é"),
+    (ENUM, "string", "on", "on"),
+    (ENUM, "string", "it's\\off", "it's\\off"),
+    ("Enum16('x' = -32768, 'y' = 32767)", "string", "y", "y"),
+    ("UUID", "string", UUID.upper(), UUID),
+    ("Date", "string", "1970-01-01", "1970-01-01"),
+    ("Date", "string", "2149-06-06", "2149-06-06"),
+    ("Date32", "string", "1900-01-01", "1900-01-01"),
+    ("Date32", "string", "2299-12-31", "2299-12-31"),
+    ("DateTime", "string", "2026-01-31T23:59:59+02:00", "2026-01-31 21:59:59"),
+    ("DateTime('Europe/Berlin')", "string", "2026-01-31 21:59:59", "2026-01-31 22:59:59"),
+    ("DateTime('UTC')", "string", "2106-02-07T06:28:15Z", "2106-02-07 06:28:15"),
+    ("DateTime('UTC')", "int64", 0, "1970-01-01 00:00:00"),
+    ("DateTime64(0, 'UTC')", "string", "2026-01-31T23:59:59.999Z", "2026-01-31 23:59:59"),
+    ("DateTime64(1, 'UTC')", "string", "2026-01-31T23:59:59.987654321Z", "2026-01-31 23:59:59.9"),
+    ("DateTime64(3, 'UTC')", "string", "1900-01-01T00:00:00.001Z", "1900-01-01 00:00:00.001"),
+    ("DateTime64(3, 'UTC')", "float64", 1.5, "1970-01-01 00:00:01.500"),
+    ("DateTime64(5, 'UTC')", "string", "2026-01-31T23:59:59.123456Z", "2026-01-31 23:59:59.12345"),
+    ("DateTime64(6, 'UTC')", "string", "2299-12-31 23:59:59.999999", "2299-12-31 23:59:59.999999"),
+    ("DateTime64(9, 'UTC')", "string", "2262-04-11T23:47:15.123456789Z", "2262-04-11 23:47:15.123456789"),
+    ("Decimal(9, 2)", "string", "-1234567.89", "-1234567.89"),
+    ("Decimal(9, 2)", "float64", 12.345, "12.35"),
+    ("Decimal(18, 4)", "int64", -7, "-7"),
+    ("Decimal(38, 0)", "string", "9" * 38, "9" * 38),
+    ("Decimal(76, 10)", "string", "9" * 66 + ".0123456789", "9" * 66 + ".0123456789"),
+    ("LowCardinality(String)", "string", "x", "x"),
+    ("LowCardinality(Nullable(String))", "string", None, "NULL"),
+    ("LowCardinality(Nullable(String))", "string", "x", "x"),
+    ("LowCardinality(FixedString(3))", "string", "abc", "abc"),
+    ("IPv4", "string", "192.168.0.255", "192.168.0.255"),
+    ("IPv6", "string", "2001:db8::1", "2001:db8::1"),
+    ("IPv6", "string", "1.2.3.4", "::ffff:1.2.3.4"),
+    ("JSON", "object", {"a": 1, "b": {"c": "x"}}, '{"a":1,"b":{"c":"x"}}'),
+    ("Array(Int64)", "array", [1, -2], "[1,-2]"),
+    ("Array(Int8)", "array", [], "[]"),
+    ("Array(Nullable(String))", "array", ["a", None], "['a',NULL]"),
+    ("Array(Array(UInt64))", "array", [[1], [], [2**64 - 1]], "[[1],[],[18446744073709551615]]"),
+    ("Array(UUID)", "array", [UUID], f"['{UUID}']"),
+    (f"Array({ENUM})", "array", ["on"], "['on']"),
+    ("Array(LowCardinality(String))", "array", ["a", "a"], "['a','a']"),
+    ("Array(IPv4)", "array", ["1.2.3.4"], "['1.2.3.4']"),
+    ("Array(IPv6)", "array", ["::1"], "['::1']"),
+    ("Array(Date)", "array", ["2026-01-31"], "['2026-01-31']"),
+    ("Array(DateTime64(3, 'UTC'))", "array", ["2026-01-31T00:00:00.5Z"], "['2026-01-31 00:00:00.500']"),
+    ("Array(Decimal(9, 2))", "array", [1.5], "[1.5]"),
+    ("Array(Int128)", "array", [-1], "[-1]"),
+    ("Array(Bool)", "array", [True, False], "[true,false]"),
+    ("Array(Float32)", "array", [0.5, 1], "[0.5,1]"),
+    ("Array(FixedString(2))", "array", ["ab"], "['ab']"),
+    ("Array(Map(String, Int64))", "array", [{"a": 1}, {}], "[{'a':1},{}]"),
+    ("Array(Tuple(a String, b Nullable(Int8)))", "array", [{"b": 1, "a": "x"}, {"a": ""}], "[('x',1),('',NULL)]"),
+    ("Map(String, String)", "object", {"a": "x", "b": 1.5, "c": True, "d": [1]}, "{'a':'x','b':'1.5','c':'true','d':'[1]'}"),
+    ("Map(String, Nullable(Int64))", "map", {"a": 1, "b": None}, "{'a':1,'b':NULL}"),
+    ("Map(LowCardinality(String), Array(String))", "map", {"a": ["x"], "b": []}, "{'a':['x'],'b':[]}"),
+    ("Map(UUID, UInt8)", "map", {UUID: 1}, f"{{'{UUID}':1}}"),
+    ("Tuple(a String, b Tuple(c Int64, d Array(Int8)))", "object", {"b": {"d": [1], "c": 2}, "a": "x"}, "('x',(2,[1]))"),
+    *(
+        (f"Nullable({kind})", source, None, "NULL")
+        for kind, source in [
+            ("Bool", "bool"), ("Int8", "int8"), ("UInt256", "uint64"), ("Int128", "int64"), ("Float32", "float32"), ("String", "string"),
+            ("FixedString(3)", "string"), (ENUM, "string"), ("UUID", "string"), ("Date", "string"), ("Date32", "string"),
+            ("DateTime", "string"), ("DateTime64(9)", "string"), ("Decimal(9, 2)", "float64"), ("Decimal(60, 2)", "string"),
+            ("IPv4", "string"), ("IPv6", "string"),
+        ]
+    ),
+]  # fmt: skip
+DEFAULTS = [
+    ("Bool", "bool", "true", "true"),
+    ("Int64", "int64", "7", "7"),
+    ("Int128", "int64", "7", "7"),
+    ("UInt256", "uint64", "7", "7"),
+    ("Float64", "float64", "7", "7"),
+    ("String", "string", "'d'", "d"),
+    ("String", "bytes", "'d'", "d"),
+    ("FixedString(3)", "string", "'ddd'", "ddd"),
+    (ENUM, "string", "'on'", "on"),
+    ("UUID", "string", f"'{UUID}'", UUID),
+    ("Date", "string", "'2026-01-31'", "2026-01-31"),
+    ("Date32", "string", "'1901-01-31'", "1901-01-31"),
+    ("DateTime('UTC')", "string", "'2026-01-31 00:00:00'", "2026-01-31 00:00:00"),
+    ("DateTime64(3, 'UTC')", "string", "'2026-01-31 00:00:00'", "2026-01-31 00:00:00.000"),
+    ("Decimal(9, 2)", "string", "1.5", "1.5"),
+    ("Decimal(60, 2)", "string", "1.5", "1.5"),
+    ("LowCardinality(String)", "string", "'d'", "d"),
+    ("IPv4", "string", "'1.2.3.4'", "1.2.3.4"),
+    ("IPv6", "string", "'::1'", "::1"),
+    ("Tuple(a String, b Int8)", "object", "('d', 7)", "('d',7)"),
+]
+
+
+@pytest.fixture(scope="module")
+def clickhouse() -> Iterator[Any]:
+    connection = chdb.connect(":memory:")
+    connection.query("SET session_timezone = 'UTC'")
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[duckdb.DuckDBPyConnection]:
+    with open_engine() as opened:
+        yield opened
+
+
+def raw_records(values: list[bytes]) -> pa.Table:
+    rows = len(values)
+    instant = datetime(2026, 1, 31, tzinfo=UTC)
+    return pa.table(
+        {
+            "key": pa.array([b"\xff"] * rows),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array([[(b"h", b"\xfe")]] * rows, HEADERS_TYPE),
+            "timestamp": pa.array([instant] * rows, INSTANT),
+            "oversize": pa.nulls(rows, OVERSIZE_TYPE),
+            "_tf_sequence": pa.array([1] * rows, pa.uint64()),
+            "_tf_ordinal": pa.array(range(rows), pa.uint32()),
+            "_tf_topic": pa.array(["orders"] * rows).dictionary_encode(),
+            "_tf_partition": pa.array([0] * rows, pa.int32()),
+            "_tf_offset": pa.array(range(rows), pa.int64()),
+            "_tf_arrival": pa.array([instant] * rows, INSTANT),
+        }
+    )
+
+
+def store(clickhouse: Any, rows: pa.Table, declarations: str, encoding: str = "utf-8") -> list[str]:
+    """Inserts the rows as the sink does; the stored value of column c per row, as text."""
+    clickhouse.query("DROP TABLE IF EXISTS t")
+    clickhouse.query(f"CREATE TABLE t (position UInt32, {declarations}) ENGINE = Memory")
+    buffer = pa.BufferOutputStream()
+    renamed = rows.select(["_tf_ordinal", "c"]).rename_columns(["position", "c"])
+    with pa.ipc.new_stream(buffer, renamed.schema) as writer:
+        writer.write_table(renamed)
+    with clickhouse.send_insert("INSERT INTO t (position, c) SETTINGS input_format_null_as_default = 1", "ArrowStream") as insert:
+        insert.append(buffer.getvalue().to_pybytes())
+        insert.finish()
+    answer = clickhouse.query("SELECT ifNull(toString(c), 'NULL') AS c FROM t ORDER BY position", "JSONEachRow").bytes()
+    return [json.loads(line.decode(encoding))["c"] for line in answer.splitlines()]
+
+
+@pytest.mark.parametrize(("column", "source", "value", "stored"), CASES, ids=lambda value: str(value)[:40])
+def test_value_arrives_in_column(
+    clickhouse: Any, engine: duckdb.DuckDBPyConnection, column: str, source: str, value: Any, stored: str
+) -> None:
+    field = ParsedField("c", source)
+    target = TargetColumn("c", "c", parse_type(column), has_default=False)
+    assert check_mapping([field], [target]) == []
+    parsed = parse(engine, raw_records([json.dumps({"c": value}).encode()] * 3), [field])
+    mapped = map_columns(engine, parsed.accepted, [target])
+    assert mapped.rejected.num_rows == 0 and parsed.rejected.num_rows == 0
+    assert mapped.accepted.column_names == ["c", *POSITION_COLUMNS]
+    if source != "bytes":
+        assert mapped.accepted["c"].type == arrow_type(target.type)
+    assert store(clickhouse, mapped.accepted, f"c {target.type}") == [stored] * 3
+
+
+@pytest.mark.parametrize(("column", "source", "default", "stored"), DEFAULTS, ids=lambda value: str(value)[:40])
+def test_null_takes_the_default(
+    clickhouse: Any, engine: duckdb.DuckDBPyConnection, column: str, source: str, default: str, stored: str
+) -> None:
+    target = TargetColumn("c", "c", parse_type(column), has_default=True)
+    parsed = parse(engine, raw_records([b"{}", b'{"c":null}']), [ParsedField("c", source)])
+    mapped = map_columns(engine, parsed.accepted, [target])
+    assert mapped.rejected.num_rows == 0
+    assert store(clickhouse, mapped.accepted, f"c {target.type} DEFAULT {default}") == [stored] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "column", "stored"),
+    [
+        ("_tf_key", "String", "\xff"),
+        ("_tf_topic", "LowCardinality(String)", "orders"),
+        ("_tf_offset", "UInt64", "0"),
+        ("_tf_timestamp", "DateTime('UTC')", "2026-01-31 00:00:00"),
+        ("_tf_arrival", "DateTime64(3, 'UTC')", "2026-01-31 00:00:00.000"),
+        ("_tf_headers", "Map(String, String)", "{'h':'\xfe'}"),
+    ],
+)
+def test_key_headers_and_position_arrive_in_columns(
+    clickhouse: Any, engine: duckdb.DuckDBPyConnection, source: str, column: str, stored: str
+) -> None:
+    target = TargetColumn(source, "c", parse_type(column), has_default=False)
+    parsed = parse(engine, raw_records([b"{}"]), [], keep=("key", "headers", "timestamp"))
+    mapped = map_columns(engine, parsed.accepted, [target])
+    assert check_mapping([], [target]) == [] and mapped.rejected.num_rows == 0
+    assert store(clickhouse, mapped.accepted, f"c {column}", "latin-1") == [stored]
+
+
+@pytest.mark.parametrize(
+    "text", ["Tuple(a String, b LowCardinality(Nullable(String)))", "Decimal64(3)", "Enum('a\\'' = 1, 'b')", "DateTime64(3, 'UTC')"]
+)
+def test_canonical_text_is_the_engines(clickhouse: Any, text: str) -> None:
+    clickhouse.query("DROP TABLE IF EXISTS t")
+    clickhouse.query(f"CREATE TABLE t (c {text}) ENGINE = Memory")
+    answer = clickhouse.query("SELECT type FROM system.columns WHERE database = currentDatabase() AND table = 't'", "JSONEachRow").bytes()
+    assert str(parse_type(text)) == json.loads(answer)["type"]

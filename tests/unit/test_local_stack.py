@@ -1,0 +1,104 @@
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from resources.local.cli import app
+from resources.local.errors import LocalServerError
+from resources.local.stack import Addresses, LocalStack, default_home
+
+ADDRESSES = Addresses("127.0.0.1:21001", "nats://127.0.0.1:21002", "127.0.0.1", 21003, "default", "it's $ecret")
+
+
+def set_up(home: Path) -> None:
+    (home / "servers").mkdir(parents=True)
+    (home / "servers" / "ports.json").write_text('{"kafka": 21001, "nats": 21002, "clickhouse": 21003}')
+
+
+def test_addresses_become_quoted_shell_exports() -> None:
+    assert ADDRESSES.shell_exports().splitlines() == [
+        "export KAFKA_BOOTSTRAP=127.0.0.1:21001",
+        "export NATS_URL=nats://127.0.0.1:21002",
+        "export CLICKHOUSE_HOST=127.0.0.1",
+        "export CLICKHOUSE_PORT=21003",
+        "export CLICKHOUSE_USER=default",
+        "export CLICKHOUSE_PASSWORD='it'\"'\"'s $ecret'",
+    ]
+
+
+def test_password_is_not_in_the_repr_of_addresses() -> None:
+    assert "ecret" not in repr(ADDRESSES)
+
+
+def test_home_is_the_named_directory_or_one_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_home({}) == tmp_path / ".tallyflow"
+    assert default_home({"TALLYFLOW_HOME": "elsewhere"}) == tmp_path / "elsewhere"
+
+
+def test_addresses_before_the_first_up_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LocalServerError, match="run `tallyflow up`"):
+        LocalStack(tmp_path).addresses()
+
+
+def test_inspecting_or_stopping_an_unused_home_creates_nothing(tmp_path: Path) -> None:
+    stack = LocalStack(tmp_path / "home")
+    assert [(one.name, one.state) for one in stack.status()] == [("kafka", "stopped"), ("nats", "stopped"), ("clickhouse", "stopped")]
+    stack.down(purge=True)
+    assert not (tmp_path / "home").exists()
+
+
+def test_pid_file_of_a_gone_process_reads_as_dead_and_is_not_signalled(tmp_path: Path) -> None:
+    set_up(tmp_path)
+    record = tmp_path / "servers" / "nats" / "pid.json"
+    record.parent.mkdir()
+    record.write_text('{"pid": 1, "start": "another-boot/1", "settings_sha256": "", "was_ready": true}')
+    stack = LocalStack(tmp_path, timedelta(seconds=1), servers=("nats",))
+    (status,) = stack.status()
+    assert (status.state, status.pid, status.address) == ("dead", None, "127.0.0.1:21002")
+    stack.server("nats").kill()
+    stack.down()
+    assert [one.state for one in stack.status()] == ["stopped"]
+
+
+def test_purge_deletes_what_the_servers_hold_but_not_the_ports(tmp_path: Path) -> None:
+    set_up(tmp_path)
+    (tmp_path / "servers" / "nats" / "data").mkdir(parents=True)
+    stack = LocalStack(tmp_path)
+    stack.down()
+    assert (tmp_path / "servers" / "nats" / "data").exists()
+    stack.down(purge=True)
+    assert not (tmp_path / "servers" / "nats").exists()
+    assert stack.addresses().nats_url == "nats://127.0.0.1:21002"
+
+
+def test_env_prints_exports_or_json(tmp_path: Path) -> None:
+    set_up(tmp_path)
+    plain = CliRunner().invoke(app, ["env", "--home", str(tmp_path)])
+    assert (plain.exit_code, plain.stdout.splitlines()[0]) == (0, "export KAFKA_BOOTSTRAP=127.0.0.1:21001")
+    machine = CliRunner().invoke(app, ["env", "--json"], env={"TALLYFLOW_HOME": str(tmp_path)})
+    assert json.loads(machine.stdout)["CLICKHOUSE_PORT"] == "21003"
+
+
+def test_env_before_up_fails_with_the_remedy_and_prints_no_export(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["env", "--home", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "run `tallyflow up`" in result.stderr
+
+
+def test_status_exits_with_one_unless_all_are_healthy(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["status", "--json", "--home", str(tmp_path)])
+    assert result.exit_code == 1
+    assert {one["state"] for one in json.loads(result.stdout)} == {"stopped"}
+
+
+def test_purge_asks_first(tmp_path: Path) -> None:
+    set_up(tmp_path)
+    (tmp_path / "servers" / "nats").mkdir()
+    declined = CliRunner().invoke(app, ["down", "--purge", "--home", str(tmp_path)], input="n\n")
+    assert declined.exit_code == 1
+    assert (tmp_path / "servers" / "nats").exists()
+    assert CliRunner().invoke(app, ["down", "--purge", "--yes", "--home", str(tmp_path)]).exit_code == 0
+    assert not (tmp_path / "servers" / "nats").exists()
