@@ -71,7 +71,7 @@ venv:
 	    rm -rf $(VENV); \
 	    if [ -n "$(UV)" ]; then "$(UV)" venv --no-python-downloads --python "$$(command -v "$$python")" $(VENV); else "$$python" -m venv $(VENV); fi; \
 	fi; \
-	echo "installing what constraints.txt names (about 700 MB once)"; \
+	echo "installing what constraints.txt names (about 800 MB, once)"; \
 	if [ -n "$(UV)" ]; then "$(UV)" pip install --python $(BIN)/python -c constraints.txt -e ".[local,dev]"; \
 	else $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[local,dev]"; fi; \
 	printf '%s\n' "$$wanted" > $(STAMP)

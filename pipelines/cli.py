@@ -81,6 +81,8 @@ def run(
     until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when all that Kafka holds now is in ClickHouse.")] = False,
     connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at the start.")] = 60.0,
     master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
+    driver_offsets: Annotated[int, typer.Option(min=0, help="Kafka offsets that a range may have to be read without a Spark task.")] = 20_000,
+    driver_frames: Annotated[int, typer.Option(min=0, help="Frames that a range may have to be processed without a Spark task.")] = 16,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
     from pipelines.runner import Runner, RunOptions
@@ -93,7 +95,7 @@ def run(
             raise typer.BadParameter(f"no such leg: {', '.join(unknown)}; legs are {', '.join(LEGS)}")
         for note in notes(config):
             err.print(f"note: {note}", style="yellow", markup=False)
-        options = RunOptions(tuple(leg) if leg else LEGS, until_caught_up, connect_timeout, master)
+        options = RunOptions(tuple(leg) if leg else LEGS, until_caught_up, connect_timeout, master, driver_offsets, driver_frames)
         tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
         runner = Runner(config, file.read_text(), default_home(), options, tell)
         runner.on_start = StatusServer

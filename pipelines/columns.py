@@ -37,7 +37,7 @@ _TIME_ZONE = re.compile(r"[A-Za-z0-9_+\-/]{1,64}\Z", re.ASCII)
 _TOKEN = re.compile(
     r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>-?[0-9]{1,20})|(?P<quoted>'(?:[^'\\]|\\.|'')*')|(?P<mark>[(),=`]))", re.S | re.A
 )
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+_ESCAPES = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,11 @@ class _Parser:
 
     def _quoted(self, what: str) -> str:
         literal = self._take("quoted", what)[1:-1]
-        return re.sub(r"\\(.)|''", lambda found: _ESCAPES.get(found[1], found[1]) if found[1] else "'", literal, flags=re.S)
+        unknown = next((found for found in re.findall(r"\\(.)", literal, flags=re.S) if found not in _ESCAPES), None)
+        if unknown is not None:
+            self._cursor -= 1
+            self._fail(f"a known escape in the string, got \\{unknown}")
+        return re.sub(r"\\(.)|''", lambda found: _ESCAPES[found[1]] if found[1] else "'", literal, flags=re.S)
 
     def _mark(self, mark: str) -> None:
         if self._peek() != mark:
@@ -370,6 +374,8 @@ class _Parser:
         while position < end:
             found = _TOKEN.match(self._text, position, end)
             if found is None or found.lastgroup is None:
+                while self._text[position].isspace():
+                    position += 1
                 raise ValueError(f"type {self._text[:200]!r}, position {position + 1}: unexpected text")
             yield found.lastgroup, found[found.lastgroup], found.start(found.lastgroup)
             position = found.end()

@@ -17,7 +17,8 @@ from pipelines.columns import INTEGER_BITS, ColumnType, tuple_fields
 from pipelines.convert import Converted, Fault, convert_scalar
 from pipelines.fields import ParsedField
 from pipelines.json_reader import json_reader
-from pipelines.rejections import Mask, Rejections, to_mask
+from pipelines.rejections import Rejections
+from pipelines.vectors import Mask, ask, to_mask, without
 
 _NULL_INSIDE = "is null and not Nullable"
 _SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool"} | dict.fromkeys(
@@ -46,7 +47,7 @@ def element_source(target: ColumnType) -> str:
 
 
 def _array(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> Converted:
-    lists = _query(engine, """SELECT json_transform(v, '["JSON"]') AS v FROM _tf_values""", texts)
+    (lists,) = ask(engine, """SELECT json_transform(v, '["JSON"]') FROM _tf_values""", texts)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     values, faults = _elements(engine, pc.list_flatten(lists), target.inner[0])
     malformed = to_mask(pc.and_(pc.is_null(lists), pc.is_valid(texts)))
@@ -55,7 +56,7 @@ def _array(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnTyp
 
 
 def _map(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> Converted:
-    maps = _query(engine, """SELECT json_transform(v, '"MAP(VARCHAR, JSON)"') AS v FROM _tf_values""", texts)
+    (maps,) = ask(engine, """SELECT json_transform(v, '"MAP(VARCHAR, JSON)"') FROM _tf_values""", texts)
     malformed = to_mask(pc.and_(pc.is_null(maps), pc.is_valid(texts)))
     entries = maps.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])))
     lengths = pc.fill_null(pc.list_value_length(entries), 0).to_numpy(zero_copy_only=False)
@@ -65,6 +66,11 @@ def _map(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType)
     values, value_faults = _map_values(engine, pc.struct_field(flat, 1), value_type)
     faults = [Fault(malformed, "invalid_value", "the text is no JSON object with distinct keys")] if malformed.any() else []
     faults += [*_lift(key_faults, lengths, "a key"), *_lift(value_faults, lengths, "the value of a key")]
+    if keys.null_count:
+        # A key that could not be converted is null here, which no Arrow map may hold: its row, refused anyway, loses the key.
+        refused = to_mask(pc.is_null(keys))
+        lengths = lengths - np.bincount(np.repeat(np.arange(len(lengths)), lengths)[refused], minlength=len(lengths)).astype(np.int32)
+        keys, values = keys.filter(pa.array(~refused)), values.filter(pa.array(~refused))
     return pa.MapArray.from_arrays(_offsets(lengths), keys, values), faults
 
 
@@ -72,7 +78,7 @@ def _map_values(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: Colu
     """Values of a map of strings that are no JSON strings become their JSON text, as GlassFlow does (features.md 1.2)."""
     if target.name != "String":
         return _elements(engine, texts, target)
-    strings = _query(engine, "SELECT json_extract_string(v, '$') AS v FROM _tf_values", texts)
+    (strings,) = ask(engine, "SELECT json_extract_string(v, '$') FROM _tf_values", texts)
     return strings, _null_faults(strings, target)
 
 
@@ -85,7 +91,7 @@ def _tuple(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnTyp
     faults = [Fault(rows, code, f"member {field}: {message}" if field else message) for rows, code, field, message in rejections.reasons()]
     members = []
     for name, kind, column in zip(names, target.inner, read, strict=True):
-        member, member_faults = convert(engine, _without(column, ~rejections.open), kind)
+        member, member_faults = convert(engine, without(column, ~rejections.open), kind)
         members.append(member)
         found = [*member_faults, *_null_faults(column, kind)]
         faults += [Fault(fault.rows & present, fault.code, f"member {name}: {fault.message}") for fault in found]
@@ -99,7 +105,7 @@ def _elements(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: Column
     rejections = Rejections("transform", len(texts))
     (column,) = json_reader((ParsedField("v", element_source(target)),)).read(engine, wrapped, rejections)
     read_faults = [Fault(rows, code, message) for rows, code, _, message in rejections.reasons()]
-    converted, faults = convert(engine, _without(column, ~rejections.open), target)
+    converted, faults = convert(engine, without(column, ~rejections.open), target)
     return converted, [*read_faults, *faults, *_null_faults(texts, target)]
 
 
@@ -119,15 +125,3 @@ def _lift(faults: list[Fault], lengths: npt.NDArray[np.int32], what: str) -> Ite
 
 def _offsets(lengths: npt.NDArray[np.int32]) -> pa.Array:
     return pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-
-
-def _without(column: pa.Array, rows: Mask) -> pa.Array:
-    return pc.if_else(pa.array(rows), pa.scalar(None, column.type), column) if rows.any() else column
-
-
-def _query(engine: duckdb.DuckDBPyConnection, sql: str, texts: pa.Array) -> pa.Array:
-    engine.register("_tf_values", pa.table({"v": texts}))
-    try:
-        return engine.sql(sql).to_arrow_table()["v"].combine_chunks()
-    finally:
-        engine.unregister("_tf_values")

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines.columns import INTEGER_BITS, ColumnType, arrow_type
 from pipelines.instants import parse_dates, parse_instants, seconds_to_instants, truncate_instants
-from pipelines.rejections import Mask, to_mask
+from pipelines.vectors import Mask, ask, mismatch, to_mask, without
 
 
 class Fault(NamedTuple):
@@ -110,15 +110,15 @@ def _float_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, targ
     numbers = column.cast(pa.float64())
     limit = 10.0 ** (precision - scale) - 0.5 * 10.0**-scale
     beyond = to_mask(pc.invert(pc.less(pc.abs(numbers), limit)))
-    return _without(numbers, beyond).cast(arrow_type(target)), _fault(beyond, "out_of_range", f"the number does not fit {target}")
+    return without(numbers, beyond).cast(arrow_type(target)), _fault(beyond, "out_of_range", f"the number does not fit {target}")
 
 
 def _string_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
     precision, scale = target.number(0), target.number(1)
-    malformed = _mismatch(column, r"^-?[0-9]+(?:\.[0-9]+)?$")
+    malformed = mismatch(column, r"^-?[0-9]+(?:\.[0-9]+)?$")
     fits = rf"^-?0*{_at_most(precision - scale)}(?:\.{_at_most(scale)}0*)?$"
-    beyond = _mismatch(column, fits) & ~malformed
-    plain = pc.replace_substring_regex(_without(column, malformed | beyond), r"^(-?)0+([0-9])", r"\1\2")
+    beyond = mismatch(column, fits) & ~malformed
+    plain = pc.replace_substring_regex(without(column, malformed | beyond), r"^(-?)0+([0-9])", r"\1\2")
     shortened = pc.replace_substring_regex(plain, rf"(\.[0-9]{{{scale}}})0+$", r"\1")
     faults = _fault(malformed, "invalid_value", "the string is no decimal number such as -12.50")
     return shortened.cast(arrow_type(target)), [*faults, *_fault(beyond, "out_of_range", f"the number has more digits than {target} holds")]
@@ -144,12 +144,12 @@ def _enum(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnTy
 
 
 def _uuid(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
-    malformed = _mismatch(column, _UUID)
-    filled = pc.fill_null(_without(column, malformed), "0" * 36)
+    malformed = mismatch(column, _UUID)
+    filled = pc.fill_null(without(column, malformed), "0" * 36)
     digits = np.frombuffer(b"".join(_buffers(filled)), dtype=np.uint8).reshape(-1, 36)
     nibbles = _HEX[np.delete(digits, (8, 13, 18, 23), axis=1)]
     packed = (nibbles[:, 0::2] << 4) | nibbles[:, 1::2]
-    return _fixed(packed.tobytes(), 16, _without(column, malformed)), _fault(malformed, "invalid_value", f"the string is no {target.name}")
+    return _fixed(packed.tobytes(), 16, without(column, malformed)), _fault(malformed, "invalid_value", f"the string is no {target.name}")
 
 
 def _ipv4(_engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnType) -> Converted:
@@ -183,11 +183,7 @@ def _packed_address(text: str) -> bytes | None:
 
 
 def _json(engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnType) -> Converted:
-    engine.register("_tf_values", pa.table({"v": column}))
-    try:
-        valid = engine.sql("SELECT json_valid(v) AS v FROM _tf_values").to_arrow_table()["v"].combine_chunks()
-    finally:
-        engine.unregister("_tf_values")
+    (valid,) = ask(engine, "SELECT json_valid(v) FROM _tf_values", column)
     braced = pc.match_substring_regex(column, r"^[ \t\r\n]*\{")
     malformed = to_mask(pc.invert(pc.and_(valid, braced)))
     return column, _fault(malformed, "invalid_value", "the string is no JSON object")
@@ -266,14 +262,6 @@ def _fault(rows: Mask, code: str, message: str) -> list[Fault]:
     return [Fault(rows, code, message)] if rows.any() else []
 
 
-def _mismatch(column: pa.Array, pattern: str) -> Mask:
-    return to_mask(pc.invert(pc.match_substring_regex(column, pattern)))
-
-
-def _without(column: pa.Array, rows: Mask) -> pa.Array:
-    return pc.if_else(pa.array(rows), pa.scalar(None, column.type), column) if rows.any() else column
-
-
 def _clip(column: pa.Array, low: int, high: int, target: ColumnType) -> Converted:
     bounds: Any = pc.min_max(column).as_py()
     if bounds["min"] is None or (low <= bounds["min"] and bounds["max"] <= high):
@@ -281,7 +269,7 @@ def _clip(column: pa.Array, low: int, high: int, target: ColumnType) -> Converte
     numbers = _numbers(column)
     least, greatest = np.iinfo(numbers.dtype).min, np.iinfo(numbers.dtype).max
     beyond = (numbers < max(low, least)) | (numbers > min(high, greatest))
-    return _without(column, beyond), _fault(beyond, "out_of_range", f"the integer does not fit {target}")
+    return without(column, beyond), _fault(beyond, "out_of_range", f"the integer does not fit {target}")
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[Any]:

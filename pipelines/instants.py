@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.columns import ColumnType, arrow_type
-from pipelines.rejections import Mask, to_mask
+from pipelines.vectors import Mask, ask, mismatch, to_mask, without
 
 _MICROS = pa.timestamp("us", tz="UTC")
 _DAY = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
@@ -30,8 +30,8 @@ _PER_SECOND = 1_000_000
 
 def parse_dates(engine: duckdb.DuckDBPyConnection, texts: pa.Array, kind: str) -> tuple[pa.Array, Mask, Mask]:
     """(date32 column, rows that are no `YYYY-MM-DD`, rows out of the range of `kind`: Date or Date32)."""
-    malformed = _mismatch(texts, rf"^{_DAY}$")
-    days, impossible = _cast(engine, _without(texts, malformed), pa.date32())
+    malformed = mismatch(texts, rf"^{_DAY}$")
+    days, impossible = _cast(engine, without(texts, malformed), pa.date32())
     low, high = (pa.scalar(bound, pa.date32()) for bound in _DATES[kind])
     beyond = to_mask(pc.or_(pc.less(days, low), pc.greater(days, high)))
     return days, malformed | impossible, beyond
@@ -43,12 +43,12 @@ def parse_instants(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: C
     Texts are `YYYY-MM-DD`, then `T` or a space, `hh:mm:ss`, up to nine digits after a point, and a zone (`Z`, `+hh`, `+hhmm`, `+hh:mm`) or
     none, which means UTC. A leap second (`:60`) is malformed.
     """
-    malformed = _mismatch(texts, rf"^{_DAY}[T ]{_TIME}{_ZONE}?$")
-    zoned = _zoned(_without(texts, malformed))
+    malformed = mismatch(texts, rf"^{_DAY}[T ]{_TIME}{_ZONE}?$")
+    zoned = _zoned(without(texts, malformed))
     micros, impossible = _cast(engine, _shortened(zoned), _MICROS)
     result, beyond = truncate_instants(micros, target)
     if arrow_type(target).unit == "ns":
-        result = _without(zoned, beyond | impossible).cast(arrow_type(target))
+        result = without(zoned, beyond | impossible).cast(arrow_type(target))
     return result, malformed | impossible, beyond
 
 
@@ -68,7 +68,7 @@ def truncate_instants(micros: pa.Array, target: ColumnType) -> tuple[pa.Array, M
     low, high = (pa.scalar(bound, _MICROS) for bound in _bounds(target))
     beyond = to_mask(pc.or_(pc.less(micros, low), pc.greater(micros, high)))
     wire = arrow_type(target)
-    kept = _without(micros, beyond)
+    kept = without(micros, beyond)
     if wire.unit in ("us", "ns"):
         return kept.cast(wire), beyond
     divisor = {"s": _PER_SECOND, "ms": 1000}[wire.unit]
@@ -102,18 +102,7 @@ def _cast(engine: duckdb.DuckDBPyConnection, texts: pa.Array, wire: pa.DataType)
     try:
         return texts.cast(wire), nowhere
     except pa.ArrowInvalid:
-        engine.register("_tf_values", pa.table({"v": pc.utf8_slice_codeunits(texts, 0, 10)}))
-        try:
-            known = engine.sql("SELECT v IS NULL OR try_cast(v AS DATE) IS NOT NULL AS v FROM _tf_values").to_arrow_table()["v"]
-        finally:
-            engine.unregister("_tf_values")
-        impossible = ~to_mask(known.combine_chunks())
-        return _without(texts, impossible).cast(wire), impossible
-
-
-def _mismatch(texts: pa.Array, pattern: str) -> Mask:
-    return to_mask(pc.invert(pc.match_substring_regex(texts, pattern)))
-
-
-def _without(column: pa.Array, rows: Mask) -> pa.Array:
-    return pc.if_else(pa.array(rows), pa.scalar(None, column.type), column) if rows.any() else column
+        days = pc.utf8_slice_codeunits(texts, 0, 10)
+        (known,) = ask(engine, "SELECT v IS NULL OR try_cast(v AS DATE) IS NOT NULL FROM _tf_values", days)
+        impossible = ~to_mask(known)
+        return without(texts, impossible).cast(wire), impossible

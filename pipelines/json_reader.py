@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 
 from pipelines.fields import ParsedField, SourceType, Tree, check_fields
 from pipelines.json_template import MIN_ROWS, TemplateMemo
-from pipelines.rejections import Mask, Rejections, to_mask
+from pipelines.rejections import Rejections
+from pipelines.vectors import Mask, ask, mismatch, to_mask
 
 _KIND_NAMES = {"VARCHAR": "string", "UBIGINT": "integer", "BIGINT": "integer", "DOUBLE": "number", "BOOLEAN": "boolean"}
 _NULLS = frozenset({"NULL", "'NULL'"})
@@ -94,7 +95,7 @@ class JsonReader:
         raise AssertionError("an empty tree takes every path")
 
     def _typed(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array) -> list[pa.Array]:
-        answer = _run(engine, self._typed_sql, texts)
+        answer = ask(engine, self._typed_sql, texts)
         columns = []
         for field, leaves in zip(self._fields, self._leaves, strict=True):
             found = [_child(answer[leaf.group], leaf.indices) for leaf in leaves]
@@ -102,7 +103,7 @@ class JsonReader:
         return columns
 
     def _checked(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, rejections: Rejections) -> list[pa.Array]:
-        valid, kinds, *others = _run(engine, self._checked_sql, texts)
+        valid, kinds, *others = ask(engine, self._checked_sql, texts)
         rejections.note(~to_mask(valid), "invalid_json", None, "the value is not JSON")
         for parent, memo, keys in zip(self._parents, self._twice, others[: len(self._parents)], strict=True):
             self._check_keys(engine, texts, keys, parent, memo, rejections)
@@ -141,7 +142,7 @@ class JsonReader:
             present = codes >= 0
             last_row[codes[present]] = np.flatnonzero(present)
             sql = f"SELECT len(list_distinct({_keys(parent)})) < len({_keys(parent)}) FROM _tf_values"  # noqa: S608
-            answers = _run(engine, sql, texts.take(pa.array(last_row[unseen])))[0].to_pylist()
+            answers = ask(engine, sql, texts.take(pa.array(last_row[unseen])))[0].to_pylist()
             memo.update(zip((signatures[code] for code in unseen), answers, strict=True))
         twice = np.array([*(bool(memo[signature]) for signature in signatures), False])
         where = f" in {'.'.join(parent)!r}" if parent else ""
@@ -173,7 +174,7 @@ class JsonReader:
         if not len(rows):
             return
         paths = ", ".join(f"json_extract_string(v, {_literal(_json_path(path))})" for path in field.paths)
-        found = _run(engine, f"SELECT coalesce({paths}) FROM _tf_values", texts.take(pa.array(rows)))[0]  # noqa: S608
+        found = ask(engine, f"SELECT coalesce({paths}) FROM _tf_values", texts.take(pa.array(rows)))[0]  # noqa: S608
         integer = to_mask(pc.match_substring_regex(found, r"^-?[0-9]+$|(?i)nan|inf"))
         beyond = np.zeros(len(mask), dtype=bool)
         beyond[rows[integer]] = True
@@ -230,19 +231,6 @@ def _patterns(kinds: pa.Array, width: int) -> tuple[Codes, list[list[str]]]:
     return coded.indices.to_numpy(zero_copy_only=False), patterns
 
 
-def _run(engine: duckdb.DuckDBPyConnection, sql: str, texts: pa.Array) -> list[pa.Array]:
-    engine.register("_tf_values", pa.table({"v": texts}))
-    try:
-        answer = engine.sql(sql).to_arrow_table()
-    finally:
-        engine.unregister("_tf_values")
-    return [_one(column) for column in answer.columns]
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def _child(struct: pa.Array, indices: tuple[int, ...]) -> pa.Array:
     for index in indices:
         struct = pc.struct_field(struct, index)
@@ -270,9 +258,9 @@ def _insert(tree: Tree, path: tuple[str, ...], leaf: SourceType) -> tuple[int, .
             return None
         tree[path[0]] = leaf
         return (len(tree) - 1,)
-    if same and (same != [path[0]] or not isinstance(tree[path[0]], dict)):
-        return None
     below = tree.get(path[0], {})
+    if isinstance(below, SourceType) or same not in ([], [path[0]]):
+        return None
     rest = _insert(below, path[1:], leaf)
     if rest is None:
         return None

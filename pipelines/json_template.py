@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.fields import SourceType, Tree
-from pipelines.rejections import Mask, to_mask
+from pipelines.vectors import Mask, to_mask
 
 MIN_ROWS = 512
 """Smaller batches are read closely at once: learning and matching would cost more than they save."""
@@ -52,7 +52,8 @@ _VALUES = {
     "ARRAY": _FLAT_ARRAY,
     "OBJECT": _FLAT_OBJECT,
 }
-"""What a value of the engine's type (or kind, for JSON text) looks like when it surely fits: integers one digit short of the limit, floats far from it."""
+"""What a value of the engine's type (for JSON text: of its kind) looks like when it surely fits: integers one digit short of the limit,
+floats far from it."""
 
 
 class TemplateMemo:

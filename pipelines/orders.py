@@ -23,13 +23,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-BLOCK_EVENTS = 8192
-"""Events are made in blocks of this many; only the last block of a request is cut."""
 GOOD, DUPLICATE = "good", "duplicate"
 BAD_KINDS = ("invalid_json", "wrong_type", "missing_field", "null_value", "not_utf8")
 """Cut-off JSON; a text as the quantity; no price; no value at all (a tombstone); bytes that are not UTF-8 in the dish."""
 KINDS = (GOOD, DUPLICATE, *BAD_KINDS)
 
+MAX_BLOCK_EVENTS = 8192
+_BLOCK_BYTES = 4 * 1024 * 1024
+_MAX_SIZE = 1_000_000
 _START = datetime(2026, 3, 1, 10, 0, tzinfo=UTC)
 _EVENT_INTERVAL_MS = 5
 _LATENESS_MS = 3_000
@@ -38,20 +39,20 @@ _PADDING = ',"padding":""'
 _TEXT_BYTES = 1 << 20
 
 _CITIES = ("Lyon", "Genève", "Bruxelles", "Porto", "München", "Kraków", "Torino", "Bilbao")
-_RESTAURANTS = ("Chez Ana", "Le Comptoir", "Da Enzo", "Zum Löwen", "Nonna Lucia", "El Rincón")
+_RESTAURANTS = ("Chez Ana", "Comptoir", "Da Enzo", "Zum Löwen", "Nonna", "Rincón")
 _DISHES = (
-    ("gratin", ("lunch", "vegetarian")),
-    ("quiche lorraine", ("lunch",)),
-    ("crème brûlée", ("dessert", "vegetarian")),
-    ("margherita", ("dinner", "vegetarian")),
-    ("bibimbap", ("dinner", "spicy")),
+    ("gratin", ("lunch", "veggie")),
+    ("quiche", ("lunch",)),
+    ("crème brûlée", ("dessert", "veggie")),
+    ("margherita", ("veggie",)),
+    ("bibimbap", ("spicy",)),
     ("fish & chips", ()),
     ("ramen", ("noodles", "dinner")),
 )
 _MAX_QUANTITY = 5
 _PRICES = range(350, 4_950)
 _NOTES = ("no onions", 'ring "twice"', "à emporter", "extra hot\nplease")
-_NOTE_WEIGHTS = (0.4, 0.3)
+_NOTE_WEIGHTS = (0.5, 0.3)
 """Shares of orders without a note and of those with a null; the others have a text."""
 
 _QUANTITY = re.compile(rb'"quantity":\d+')
@@ -64,9 +65,10 @@ Codes = npt.NDArray[np.int8]
 class Recipe:
     """Which events to make.
 
-    `size`: bytes of a value; a shorter one is padded to it exactly, one whose fields alone are longer (about 180 to 230 bytes) stays as it is.
-    `duplicate_share`: share of copies (same key, same bytes) of an earlier good event, up to two blocks back. `bad_share`: share of
+    `size`: bytes of a value; a shorter one is padded to it exactly, one whose fields alone are longer (170 to 230 bytes) stays as it is.
+    `duplicate_share`: share of copies (same key, same bytes) of an earlier good event, at most two blocks back. `bad_share`: share of
     records that do not fit examples/orders/pipeline.yaml, of each of BAD_KINDS alike. Shares are 0..1 and at most 1 together.
+    Raises ValueError for numbers outside of that.
     """
 
     seed: int = 1
@@ -77,8 +79,13 @@ class Recipe:
     def __post_init__(self) -> None:
         if not (0 <= self.duplicate_share <= 1 and 0 <= self.bad_share <= 1 and self.duplicate_share + self.bad_share <= 1):
             raise ValueError(f"duplicate_share {self.duplicate_share} and bad_share {self.bad_share} must be 0..1 and at most 1 together")
-        if self.seed < 0 or self.size < 1:
-            raise ValueError(f"seed {self.seed} must be 0 or more, size {self.size} 1 or more")
+        if self.seed < 0 or not 1 <= self.size <= _MAX_SIZE:
+            raise ValueError(f"seed {self.seed} must be 0 or more, size {self.size} must be 1 to {_MAX_SIZE}")
+
+    @property
+    def block_events(self) -> int:
+        """Events are made in blocks of this many."""
+        return max(1, min(MAX_BLOCK_EVENTS, _BLOCK_BYTES // self.size))
 
 
 @dataclass(frozen=True)
@@ -104,12 +111,11 @@ class Events:
 def orders(recipe: Recipe, count: int) -> Iterator[Events]:
     """The first `count` events of the recipe's endless stream, in blocks."""
     sources = _no_events()
-    for block in range(-(-count // BLOCK_EVENTS)):
+    for block in range(-(-count // recipe.block_events)):
         keys, values = _render(recipe, block)
         kinds = _draw_kinds(recipe, block, has_sources=len(sources) > 0)
         events, sources = _with_copies(recipe, block, Events(keys, values, kinds), sources)
-        events = events.slice(0, count - block * BLOCK_EVENTS)
-        yield _with_bad(events)
+        yield _with_bad(events.slice(0, count - block * recipe.block_events))
 
 
 def _random(recipe: Recipe, block: int, purpose: int) -> np.random.Generator:
@@ -123,11 +129,11 @@ def _no_events() -> Events:
 def _draw_kinds(recipe: Recipe, block: int, has_sources: bool) -> Codes:
     """The kind of each place of a block. Where there is nothing yet to copy, the first event that is not bad is a good one."""
     random = _random(recipe, block, 0)
-    draw = random.random(BLOCK_EVENTS)
-    kinds = np.full(BLOCK_EVENTS, KINDS.index(GOOD), dtype=np.int8)
+    draw = random.random(recipe.block_events)
+    kinds = np.full(len(draw), KINDS.index(GOOD), dtype=np.int8)
     kinds[draw < recipe.bad_share + recipe.duplicate_share] = KINDS.index(DUPLICATE)
     bad = draw < recipe.bad_share
-    kinds[bad] = random.integers(len(KINDS) - len(BAD_KINDS), len(KINDS), BLOCK_EVENTS)[bad]
+    kinds[bad] = random.integers(len(KINDS) - len(BAD_KINDS), len(KINDS), len(draw))[bad]
     if not has_sources and not bad.all():
         kinds[np.argmin(bad)] = KINDS.index(GOOD)
     return kinds
@@ -141,14 +147,10 @@ def _with_copies(recipe: Recipe, block: int, events: Events, sources: Events) ->
     is_good, is_copy = events.kinds == KINDS.index(GOOD), events.kinds == KINDS.index(DUPLICATE)
     good = np.flatnonzero(is_good)
     if is_copy.any():
+        candidates = np.concatenate([np.arange(len(sources)), len(sources) + good])
         known = len(sources) + np.cumsum(is_good)[is_copy]
-        chosen = (_random(recipe, block, 1).random(len(known)) * known).astype(np.int64)
-        # Places in sources + events: a chosen index beyond the sources counts the good events of this block.
-        from_before = chosen < len(sources)
-        places = np.arange(BLOCK_EVENTS) + len(sources)
-        places[is_copy] = (
-            np.where(from_before, chosen, len(sources) + good[np.where(from_before, 0, chosen - len(sources))]) if len(good) else chosen
-        )
+        places = np.arange(len(events)) + len(sources)
+        places[is_copy] = candidates[(_random(recipe, block, 1).random(len(known)) * known).astype(np.int64)]
         keys, values = (
             pa.concat_arrays([before, now]).take(pa.array(places))
             for before, now in ((sources.keys, events.keys), (sources.values, events.values))
@@ -187,22 +189,22 @@ def _spoil(value: bytes, kind: str) -> bytes | None:
 def _render(recipe: Recipe, block: int) -> tuple[pa.Array, pa.Array]:
     """(keys, values) of a good order for each place of the block, both binary."""
     random = _random(recipe, block, 2)
-    numbers = np.arange(BLOCK_EVENTS, dtype=np.int64) + block * BLOCK_EVENTS
+    numbers = np.arange(recipe.block_events, dtype=np.int64) + block * recipe.block_events
     digits = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), 8, "0")
     keys = pc.binary_join_element_wise(f"o{recipe.seed}-", digits, "")
     places, dishes, tags, notes, prices = _fragments()
-    dish = random.integers(0, len(_DISHES), BLOCK_EVENTS)
-    quantity = random.integers(0, _MAX_QUANTITY, BLOCK_EVENTS)
+    dish = random.integers(0, len(_DISHES), len(numbers))
+    quantity = random.integers(0, _MAX_QUANTITY, len(numbers))
     pieces = [
         '{"order_id":"',
         keys,
         '","customer":{"id":',
-        pa.array(random.integers(1, _CUSTOMERS + 1, BLOCK_EVENTS)).cast(pa.string()),
-        _pick(places, random.integers(0, len(places), BLOCK_EVENTS)),
+        pa.array(random.integers(1, _CUSTOMERS + 1, len(numbers))).cast(pa.string()),
+        _pick(places, random.integers(0, len(places), len(numbers))),
         _pick(dishes, dish * _MAX_QUANTITY + quantity),
-        _pick(prices, random.integers(0, len(prices), BLOCK_EVENTS)),
+        _pick(prices, random.integers(0, len(prices), len(numbers))),
         _pick(tags, dish),
-        _pick(notes, _draw_notes(random)),
+        _pick(notes, _draw_notes(random, len(numbers))),
         *_instants(numbers, random),
     ]
     whole = pc.binary_join_element_wise(*pieces, "")
@@ -229,11 +231,11 @@ def _fragments() -> tuple[pa.Array, ...]:
     return tuple(pa.array(pieces, pa.string()) for pieces in (places, dishes, tags, ["", '"note":null,', *texts], prices))
 
 
-def _draw_notes(random: np.random.Generator) -> npt.NDArray[np.int64]:
+def _draw_notes(random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
     """Index into the note fragments: 0 absent, 1 null, then the texts."""
     without, null = _NOTE_WEIGHTS
-    draw = random.random(BLOCK_EVENTS)
-    texts = random.integers(2, 2 + len(_NOTES), BLOCK_EVENTS)
+    draw = random.random(count)
+    texts = random.integers(2, 2 + len(_NOTES), count)
     return np.where(draw < without, 0, np.where(draw < without + null, 1, texts))
 
 

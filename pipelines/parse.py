@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 from pipelines.fields import ParsedField, check_fields
 from pipelines.json_reader import json_reader
 from pipelines.records import MAX_RECORD_BYTES, POSITION_FIELDS, StageOutput
-from pipelines.rejections import Rejections, to_mask
+from pipelines.rejections import Rejections
+from pipelines.vectors import ask, one_chunk, to_mask
 
 __all__ = ["ParsedField", "check_fields", "parse"]
 
@@ -49,7 +50,7 @@ def parse(engine: duckdb.DuckDBPyConnection, records: pa.Table, fields: Sequence
 def _texts(engine: duckdb.DuckDBPyConnection, records: pa.Table, rejections: Rejections) -> pa.Array:
     """The values as strings; null, with its reason noted, where a value is missing or not UTF-8."""
     _refuse_oversize(records["oversize"], rejections)
-    values = records["value"].combine_chunks()
+    values = one_chunk(records["value"])
     if values.null_count:
         rejections.note(to_mask(pc.is_null(values)), "tombstone", None, "the value is null")
     if rejections.any:
@@ -57,7 +58,7 @@ def _texts(engine: duckdb.DuckDBPyConnection, records: pa.Table, rejections: Rej
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        texts = _decode(engine, values)
+        (texts,) = ask(engine, "SELECT try(decode(v)) FROM _tf_values", values)
         rejections.note(to_mask(pc.is_null(texts)), "invalid_json", None, "the value is not UTF-8")
         return texts
 
@@ -69,11 +70,3 @@ def _refuse_oversize(oversize: pa.ChunkedArray, rejections: Rejections) -> None:
     sizes = pc.struct_field(oversize, "bytes").take(pa.array(rows)).to_pylist()
     messages = [f"the record has {size} bytes, more than the limit of {MAX_RECORD_BYTES}" for size in sizes]
     rejections.note_each(rows, "oversize", None, messages)
-
-
-def _decode(engine: duckdb.DuckDBPyConnection, values: pa.Array) -> pa.Array:
-    engine.register("_tf_values", pa.table({"v": values}))
-    try:
-        return engine.sql("SELECT try(decode(v)) AS v FROM _tf_values").to_arrow_table()["v"].combine_chunks()
-    finally:
-        engine.unregister("_tf_values")

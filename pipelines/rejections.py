@@ -6,18 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.records import REJECTED_SCHEMA, StageOutput, empty_rejected
-
-Mask = npt.NDArray[np.bool_]
-
-
-def to_mask(answer: pa.Array | pa.ChunkedArray) -> Mask:
-    """A boolean column as numpy, null as False; the caller may write into it."""
-    filled = pc.fill_null(answer, False)
-    mask: Mask = np.array(filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy(), dtype=bool)
-    return mask
+from pipelines.vectors import Mask
 
 
 class Rejections:

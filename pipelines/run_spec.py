@@ -1,7 +1,7 @@
 """What every process of one run must agree on: a small file in the run's directory, written before the first leg starts.
 
-It holds the pipeline file's own text, with `${...}` references unresolved, so no secret lies on disk or in Spark's plans; each process
-resolves them from its own environment. An edit of the pipeline file while it runs changes nothing until the next start.
+It holds the pipeline file's own text, with `${...}` and file references unresolved, so that a secret that is only referred to lies
+neither on disk nor in Spark's plans; each process resolves them from its own environment. An edit of the pipeline file while it runs changes nothing until the next start.
 """
 
 import json
@@ -16,7 +16,10 @@ from pipelines.naming import Names
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One start of a runner. `stage_config` is the version that new plans name."""
+    """One start of a runner. `stage_config` is the version that new plans name.
+
+    Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are done in the driver, larger ones in tasks.
+    """
 
     config_text: str
     config_name: str
@@ -24,7 +27,8 @@ class RunSpec:
     stream_ids: dict[str, str]
     topic_id: str
     stage_config: str
-    until_caught_up: bool
+    driver_offsets: int
+    driver_frames: int
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".partial")

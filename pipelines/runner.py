@@ -31,9 +31,9 @@ from pipelines.ledger import Chain
 from pipelines.legs import stage_config
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import run_in_tasks
-from pipelines.legs.ingest import IngestLeg, anchor, resume_points
+from pipelines.legs.ingest import DRIVER_OFFSETS, IngestLeg, anchor, resume_points
 from pipelines.legs.leg import Leg
-from pipelines.legs.process import ProcessLeg
+from pipelines.legs.process import DRIVER_FRAMES, ProcessLeg
 from pipelines.legs.sink import SinkLeg
 from pipelines.legs.warm import warm
 from pipelines.naming import LEGS, Names
@@ -61,6 +61,8 @@ class RunOptions:
     until_caught_up: bool = False
     connect_seconds: float = 60.0
     master: str | None = None
+    driver_offsets: int = DRIVER_OFFSETS
+    driver_frames: int = DRIVER_FRAMES
 
 
 class Runner:
@@ -77,6 +79,8 @@ class Runner:
         self.legs: dict[str, Leg] = {}
         self.is_ready = False
         self.on_start: Callable[[Runner], Service] | None = None
+        self.shared_session: SparkSession | None = None
+        """A session to run on and leave running, instead of one of our own: several runners in one process (tests, bench)."""
         self.started_at = time.time()
         self._queries: dict[str, StreamingQuery] = {}
         self._restarts: dict[str, tuple[int, int]] = {}
@@ -103,7 +107,8 @@ class Runner:
             if self.options.until_caught_up:
                 self._targets = self.topic.ends(prepared.topic.partitions)
             os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
-            session = build_session(f"tallyflow-{self.config.pipeline_id}", self.directory, self.options.master)
+            name = f"tallyflow-{self.config.pipeline_id}"
+            session = self.shared_session or build_session(name, self.directory, self.options.master)
             self.stop_on_signals()
             run_in_tasks(session, str(run_path), warm, [{}] * session.sparkContext.defaultParallelism)
             for leg in self.legs.values():
@@ -120,7 +125,7 @@ class Runner:
         clickhouse = ClickHouse(self.config.sink)
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),
-            wait=wait_exponential_jitter(initial=0.5, max=5),
+            wait=wait_exponential_jitter(multiplier=0.5, max=5),
             stop=stop_after_delay(self.options.connect_seconds),
             before_sleep=lambda state: self._tell(f"waiting: {state.outcome.exception() if state.outcome else ''}"),
             reraise=True,
@@ -140,7 +145,8 @@ class Runner:
             prepared.stream_ids,
             prepared.topic.topic_id,
             version,
-            self.options.until_caught_up,
+            self.options.driver_offsets,
+            self.options.driver_frames,
         )
         for old in self.directory.glob("run-*"):
             shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -260,7 +266,7 @@ class Runner:
                 query.stop()
             if leg.failure is None:
                 leg.status.state = "stopped"
-        if session is not None:
+        if session is not None and self.shared_session is None:
             session.stop()
         for leg in self.legs.values():
             leg.close()

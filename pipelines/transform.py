@@ -26,7 +26,8 @@ from pipelines.composites import convert, element_source
 from pipelines.convert import FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
 from pipelines.fields import SOURCE_TYPES, ParsedField
 from pipelines.records import EMIT_FIELD, POSITION_COLUMNS, StageOutput
-from pipelines.rejections import Rejections, to_mask
+from pipelines.rejections import Rejections
+from pipelines.vectors import one_chunk, to_mask
 
 _NO_DEFAULT_FOR_NULL = frozenset({"Array", "Map", "JSON"})
 _CARRIED = {
@@ -126,8 +127,7 @@ def _targets(source: str) -> frozenset[str]:
 
 
 def _column(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, target: TargetColumn, rejections: Rejections) -> pa.Array:
-    source = parsed[target.source]
-    column = source.chunk(0) if source.num_chunks == 1 else source.combine_chunks()
+    column = one_chunk(parsed[target.source])
     if column.null_count and not target.takes_null and target.source != "_tf_headers":
         message = f"column {target.name} ({target.type}) is not Nullable and has no DEFAULT{_hint(target)}"
         rejections.note(to_mask(pc.is_null(column)), "null_in_non_nullable", target.name, message)

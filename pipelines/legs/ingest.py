@@ -29,7 +29,7 @@ from pipelines.records import (
 HEADER_SKIPPED = "Tf-Skipped"
 FLUSH_BYTES = 4 * 1024 * 1024
 DRIVER_OFFSETS = 20_000
-"""Ranges of at most this many offsets are read in the driver."""
+"""Ranges of at most this many offsets are read in the driver, unless the run says otherwise."""
 
 
 def ingest(connections: Connections, item: Item) -> Report:
@@ -219,7 +219,7 @@ class IngestLeg(Leg):
         known = self.chain.state.done.body["tails"] if self.chain.state.done else {}
         offsets = sum(end - begin for begin, end in ranges.values())
         tails = {p: known[p] for p in ranges if p in known}
-        if offsets <= DRIVER_OFFSETS:
+        if offsets <= self.connections.run.driver_offsets:
             reports = run_here(self.connections, ingest, [{"ranges": ranges, "tails": tails}])
         else:
             items = [{"ranges": {p: r}, "tails": {p: tails[p]} if p in tails else {}} for p, r in ranges.items()]

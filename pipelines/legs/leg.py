@@ -134,7 +134,7 @@ class Leg(ABC):
 
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),
-            wait=wait_exponential_jitter(initial=0.1, max=15, jitter=0.2),
+            wait=wait_exponential_jitter(multiplier=0.1, max=15, jitter=0.2),
             stop=stop_when_event_set(self.stop),
             sleep=sleep_using_event(self.stop),
             before_sleep=waiting,

@@ -34,7 +34,7 @@ from pipelines.transform import map_columns
 
 FRAMES_PER_STEP = 12
 DRIVER_FRAMES = 16
-"""Ranges of at most this many frames are processed in the driver."""
+"""Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
 MAX_EMIT = 2**32 - 1
 
 
@@ -182,7 +182,7 @@ class ProcessLeg(Leg):
         start, to = plan.body["from"], plan.body["to"]
         item = {"from": start, "to": to, "config": plan.body["config"], "tails": done.body["tails"] if done else {}}
         clock_us = done.body["clock_us"] if done else 0
-        run = self._in_driver if to - start <= DRIVER_FRAMES else self._in_tasks
+        run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
         reports, arrived, last = run(session, item, clock_us)
         counts: Counter[str] = Counter()
         tails = dict(item["tails"])

@@ -1,0 +1,224 @@
+"""Fakes and builders for tests of the protocol, ours and those of a stage's author: no server, no JVM, no time that moves by itself.
+
+`MemoryLog` is JetStream as the protocol sees it (`ledger.Log`, and what the legs read with), with faults on demand. `ManualClock` moves
+only when told. `records` builds raw tables from literals.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+import pyarrow as pa
+
+from pipelines.connectors.jetstream import StreamState, check_contiguous
+from pipelines.errors import ConflictError, RetryableError
+from pipelines.records import RAW_SCHEMA, Message
+
+FIRST_INSTANT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class ManualClock:
+    """A clock that a test moves. `seconds` and `sleep` stand in for `time.monotonic` and `time.sleep`; sleeping moves it."""
+
+    def __init__(self, now: datetime = FIRST_INSTANT) -> None:
+        self.now = now
+
+    def advance(self, step: timedelta) -> None:
+        """Moves by `step`; a negative one is a server whose clock was set back."""
+        self.now += step
+
+    def seconds(self) -> float:
+        return (self.now - FIRST_INSTANT).total_seconds()
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(timedelta(seconds=seconds))
+
+
+class Fault(Enum):
+    """What becomes of a publish; the writer sees RetryableError each time.
+
+    LOST_ACKNOWLEDGEMENT: stored. DROPPED: never stored. DELAYED: not stored now, but when the test calls `deliver` (a request that was
+    still in flight when its writer gave up on it).
+    """
+
+    LOST_ACKNOWLEDGEMENT = "lost acknowledgement"
+    DROPPED = "dropped"
+    DELAYED = "delayed"
+
+
+@dataclass(frozen=True)
+class _Request:
+    subject: str
+    payload: bytes
+    headers: dict[str, str]
+    expected: int
+
+
+def stream_of(subject: str) -> str:
+    """The stream that holds a subject of `naming.Names`: `tf.<pipeline>.<role>...` is in `tf-<pipeline>-<role>`."""
+    _, pipeline, role, *_ = subject.split(".")
+    return f"tf-{pipeline}-{role}"
+
+
+def _matches(subject: str, pattern: str) -> bool:
+    return pattern in (subject, ">") or (pattern.endswith(".>") and subject.startswith(pattern[:-1]))
+
+
+class MemoryLog:
+    """All streams of one server, in memory; safe to use from several threads. Raises what `connectors.jetstream.JetStream` raises.
+
+    Faults are armed by a test: `fail_publish` for one of the next publishes, `go_away` for every call until `come_back`.
+    """
+
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock()
+        self.publishes = 0
+        """Publish calls so far, refused ones included."""
+        self._streams: dict[str, dict[int, Message]] = {}
+        self._ends: dict[str, int] = {}
+        self._last: dict[str, Message] = {}
+        self._faults: dict[int, Fault] = {}
+        self._in_flight: list[_Request] = []
+        self._away = 0
+        self._lock = threading.RLock()
+
+    def fail_publish(self, fault: Fault, nth: int = 1) -> None:
+        """Arms a fault for the `nth` publish from now (1: the next one)."""
+        self._faults[self.publishes + nth] = fault
+
+    def go_away(self, calls: int = -1) -> None:
+        """The next `calls` calls of any kind raise RetryableError; without a number all of them until `come_back`."""
+        self._away = calls
+
+    def come_back(self) -> None:
+        self._away = 0
+
+    def deliver(self) -> int:
+        """Lets the delayed publishes arrive, in order; returns how many of them won their compare-and-set."""
+        arrived, self._in_flight = self._in_flight, []
+        won = 0
+        for request in arrived:
+            try:
+                self._store(request)
+                won += 1
+            except ConflictError:
+                # Nobody waits for the answer any more.
+                continue
+        return won
+
+    def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
+        """Appends one message iff `expected` is the subject's last sequence (0: none); returns its sequence. Else ConflictError."""
+        with self._lock:
+            self.publishes += 1
+            fault = self._faults.pop(self.publishes, None)
+            self._reach(f"publishing to {subject}")
+            request = _Request(subject, payload, dict(headers), expected)
+            if fault in (Fault.DROPPED, Fault.DELAYED):
+                if fault is Fault.DELAYED:
+                    self._in_flight.append(request)
+                raise RetryableError(f"publishing to {subject}: no answer ({fault.value})")
+            sequence = self._store(request)
+            if fault is Fault.LOST_ACKNOWLEDGEMENT:
+                raise RetryableError(f"publishing to {subject}: no answer ({fault.value})")
+            return sequence
+
+    def _store(self, request: _Request) -> int:
+        found = self._last.get(request.subject)
+        if (found.sequence if found else 0) != request.expected:
+            raise ConflictError(f"publishing to {request.subject}: wrong last sequence: {found.sequence if found else 0}")
+        stream = stream_of(request.subject)
+        sequence = self._ends[stream] = self._ends.get(stream, 0) + 1
+        message = Message(request.subject, sequence, self.clock.now, request.payload, request.headers)
+        self._streams.setdefault(stream, {})[sequence] = message
+        self._last[request.subject] = message
+        return sequence
+
+    def last(self, stream: str, subject: str) -> Message | None:
+        """The last message of a subject (wildcards allowed); None when it holds none."""
+        with self._lock:
+            self._reach(f"reading {subject} of stream {stream}")
+            if not subject.endswith(".>"):
+                return self._last.get(subject)
+            found = [m for s, m in self._last.items() if _matches(s, subject) and stream_of(s) == stream]
+            return max(found, key=lambda message: message.sequence, default=None)
+
+    def get(self, stream: str, sequence: int) -> Message | None:
+        """The message at `sequence`; None when it was purged or never written."""
+        with self._lock:
+            self._reach(f"reading {sequence} of stream {stream}")
+            return self._streams.get(stream, {}).get(sequence)
+
+    def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
+        """Messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order."""
+        with self._lock:
+            self._reach(f"reading {stream} from {after + 1} to {to}")
+            held = self._streams.get(stream, {})
+            found = [held[n] for n in range(after + 1, min(to, self._ends.get(stream, 0)) + 1) if n in held]
+        return iter([message for message in found if _matches(message.subject, subject)])
+
+    def scan(self, stream: str, after: int, to: int) -> list[Message]:
+        """Every message with `after` < sequence <= `to`, without payloads. Raises DataLossError when one is missing."""
+        found = [replace(message, payload=b"") for message in self.fetch(stream, ">", after, to)]
+        check_contiguous(stream, [message.sequence for message in found], after, to)
+        return found
+
+    def state(self, stream: str) -> StreamState | None:
+        """The stream's state; None before its first message (streams need no creation here)."""
+        with self._lock:
+            self._reach(f"reading the state of stream {stream}")
+            if stream not in self._ends:
+                return None
+            held = self._streams[stream]
+            size = sum(len(message.payload) for message in held.values())
+            return StreamState(min(held, default=self._ends[stream] + 1), self._ends[stream], len(held), size, -1, {})
+
+    def subjects(self, stream: str, subject: str) -> dict[str, int]:
+        """Subjects of the stream that match `subject` and hold messages, with their counts."""
+        counts: dict[str, int] = {}
+        for message in self.fetch(stream, subject, 0, self._ends.get(stream, 0)):
+            counts[message.subject] = counts.get(message.subject, 0) + 1
+        return counts
+
+    def purge(self, stream: str, subject: str, below: int) -> None:
+        """Removes the messages of `subject` with sequence < `below`; a subject without messages has no last one any more."""
+        with self._lock:
+            held = self._streams.get(stream, {})
+            for sequence in [n for n, message in held.items() if n < below and _matches(message.subject, subject)]:
+                message = held.pop(sequence)
+                if self._last[message.subject].sequence == sequence:
+                    del self._last[message.subject]
+
+    def messages(self, stream: str) -> list[Message]:
+        """Everything the stream holds, in order, faults or not: for assertions."""
+        return [message for _, message in sorted(self._streams.get(stream, {}).items())]
+
+    def _reach(self, doing: str) -> None:
+        if self._away:
+            self._away -= 1 if self._away > 0 else 0
+            raise RetryableError(f"{doing}: NATS did not answer")
+
+
+def records(
+    partition: int,
+    values: Sequence[bytes | None],
+    *,
+    first: int = 0,
+    offsets: Sequence[int] | None = None,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Sequence[tuple[bytes, bytes | None]] | None] | None = None,
+    timestamp: datetime = FIRST_INSTANT,
+) -> pa.Table:
+    """A raw table (RAW_SCHEMA): one row per value, at `offsets` or at `first`, `first` + 1, ... of `partition`."""
+    count = len(values)
+    columns = {
+        "key": list(keys) if keys is not None else [None] * count,
+        "value": list(values),
+        "headers": [list(pairs) if pairs is not None else None for pairs in headers] if headers is not None else [None] * count,
+        "partition": [partition] * count,
+        "offset": list(offsets) if offsets is not None else list(range(first, first + count)),
+        "timestamp": [timestamp] * count,
+        "oversize": [None] * count,
+    }
+    return pa.table(columns, schema=RAW_SCHEMA)

@@ -1,0 +1,42 @@
+"""Small steps over whole columns that the stages share: masks, and questions to the engine about one column."""
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Mask = npt.NDArray[np.bool_]
+"""One boolean per row."""
+
+
+def to_mask(answer: pa.Array | pa.ChunkedArray) -> Mask:
+    """A boolean column as numpy, null as False; the caller may write into it."""
+    filled = pc.fill_null(answer, False)
+    mask: Mask = np.array(filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy(), dtype=bool)
+    return mask
+
+
+def without(column: pa.Array, rows: Mask) -> pa.Array:
+    """`column` with null in `rows`; itself if there are none."""
+    return pc.if_else(pa.array(rows), pa.scalar(None, column.type), column) if rows.any() else column
+
+
+def mismatch(texts: pa.Array, pattern: str) -> Mask:
+    """True where a text (not null) does not match the RE2 `pattern`."""
+    return to_mask(pc.invert(pc.match_substring_regex(texts, pattern)))
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """The column as one array; not copied if it is one already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def ask(engine: duckdb.DuckDBPyConnection, sql: str, values: pa.Array) -> list[pa.Array]:
+    """The columns of the answer to `sql`, which selects from `_tf_values`, whose only column `v` is `values`; rows in their order."""
+    engine.register("_tf_values", pa.table({"v": values}))
+    try:
+        answer = engine.sql(sql).to_arrow_table()
+    finally:
+        engine.unregister("_tf_values")
+    return [one_chunk(column) for column in answer.columns]

@@ -1,0 +1,46 @@
+"""What integration, Spark and crash tests share: one set of real servers per test session, and a pipeline case per test."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pipeline_case import PipelineCase
+from pyspark.sql import SparkSession
+
+from pipelines.connectors.spark import build_session
+from resources.local.stack import LocalStack
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    servers = LocalStack(tmp_path_factory.mktemp("home"))
+    servers.up()
+    yield servers
+    servers.down()
+
+
+@pytest.fixture
+def running_stack(stack: LocalStack) -> LocalStack:
+    """The shared servers, all up: a test before may have killed one and failed."""
+    stack.up()
+    return stack
+
+
+@pytest.fixture(scope="session")
+def session(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One warm Spark session for all runners that run inside the test process; its workers inherit the servers' addresses."""
+    os.environ.update(stack.addresses().environment())
+    built = build_session("tests", tmp_path_factory.mktemp("spark"))
+    yield built
+    built.stop()
+
+
+@pytest.fixture
+def case(running_stack: LocalStack, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PipelineCase]:
+    """A pipeline of its own: topic, file, table, home. Whatever it started has ended when the test has."""
+    made = PipelineCase(running_stack, tmp_path)
+    if "session" in request.fixturenames:
+        made.session = request.getfixturevalue("session")
+    yield made
+    made.end()

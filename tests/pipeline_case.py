@@ -1,0 +1,316 @@
+"""One pipeline under test: its topic, file and table, ways to run and kill it, and the oracle.
+
+The oracle is independent of our code's own account: it reads Kafka with a plain consumer, the table by SQL and the dead letters from the
+stream, and compares by position and by content.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import clickhouse_connect
+import psutil
+import yaml
+from clickhouse_connect.driver.client import Client
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from pipelines.config import parse
+from pipelines.connectors.jetstream import JetStream
+from pipelines.naming import Names
+from pipelines.records import decode_frame
+from pipelines.runner import Runner, RunOptions
+from pipelines.status import find_runner
+from pipelines.tally import tally
+from resources.local.stack import LocalStack
+
+RUN_TIMEOUT_SECONDS = 180.0
+Position = tuple[int, int]
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0, what: str = "the condition") -> Any:
+    """Polls until `condition` gives something true, and returns that."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not come true within {seconds:.0f} s")
+
+
+class PipelineCase:
+    """Makes unique names, so that cases share servers without meeting."""
+
+    def __init__(self, stack: LocalStack, directory: Path) -> None:
+        self.stack, self.directory = stack, directory
+        self.addresses = stack.addresses()
+        unique = uuid4().hex[:10]
+        self.pipeline, self.topic, self.table = f"case-{unique}", f"topic-{unique}", f"table_{unique}"
+        self.names = Names(self.pipeline)
+        self.home = directory / "home"
+        self.file = directory / "pipeline.yaml"
+        self.admin = AdminClient({"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap})
+        self.session: SparkSession | None = None
+        self._processes: list[subprocess.Popen[str]] = []
+        self._sent = 0
+        self.write_file()
+
+    # -- the file -----------------------------------------------------------------------------------------------------------
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "version": "v3",
+            "pipeline_id": self.pipeline,
+            "sources": [
+                {
+                    "type": "kafka",
+                    "source_id": "events",
+                    "topic": self.topic,
+                    "connection_params": {"brokers": ["${KAFKA_BOOTSTRAP}"]},
+                    "consumer_group_initial_offset": "earliest",
+                    "schema_fields": [
+                        {"name": "id", "type": "int"},
+                        {"name": "name", "type": "string"},
+                        {"name": "amount", "type": "float"},
+                    ],
+                }
+            ],
+            "sink": {
+                "type": "clickhouse",
+                "connection_params": {
+                    "host": "${CLICKHOUSE_HOST}",
+                    "port": "${CLICKHOUSE_PORT}",
+                    "username": "${CLICKHOUSE_USER}",
+                    "password": "${CLICKHOUSE_PASSWORD}",
+                },
+                "table": self.table,
+                "create_table": True,
+                "max_batch_size": 5000,
+                "max_delay_time": "200ms",
+                "mapping": [
+                    {"name": "id", "column_name": "id", "column_type": "Int64"},
+                    {"name": "name", "column_name": "name", "column_type": "String"},
+                    {"name": "amount", "column_name": "amount", "column_type": "Nullable(Float64)"},
+                ],
+            },
+        }
+
+    def write_file(self, change: Callable[[dict[str, Any]], None] | None = None) -> None:
+        document = self.document()
+        if change:
+            change(document)
+        self.file.write_text(yaml.safe_dump(document, sort_keys=False))
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        return {**os.environ, **self.addresses.environment(), "TALLYFLOW_HOME": str(self.home), **extra}
+
+    # -- Kafka --------------------------------------------------------------------------------------------------------------
+
+    def create_topic(self, partitions: int = 3, **config: str) -> None:
+        self.admin.create_topics([NewTopic(self.topic, partitions, 1, config=config)])[self.topic].result(30)
+
+    def send(self, values: Iterable[bytes | None], partitions: int = 3, **settings: Any) -> None:
+        """Sends values round robin; every one is acknowledged when this returns."""
+        producer = Producer({"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap, "linger.ms": 5, **settings})
+        for number, value in enumerate(values):
+            producer.produce(self.topic, value, key=str(number).encode(), partition=number % partitions)
+            if number % 1000 == 0:
+                producer.poll(0)
+        assert producer.flush(60) == 0
+
+    def send_events(self, count: int, partitions: int = 3, bad_every: int = 0) -> None:
+        """Good events with running ids; with `bad_every`, each so-manieth record is broken JSON."""
+        first = self._sent
+        self._sent += count
+        self.send((_event(number, bad_every) for number in range(first, first + count)), partitions)
+
+    def records(self) -> dict[Position, bytes | None]:
+        """What Kafka holds, by (partition, offset), as a read_committed consumer sees it."""
+        consumer = Consumer(
+            {
+                "log_level": 0,
+                "bootstrap.servers": self.addresses.kafka_bootstrap,
+                "group.id": f"oracle-{uuid4().hex}",
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+            }
+        )
+        partitions = consumer.list_topics(self.topic, 10).topics[self.topic].partitions
+        consumer.assign([TopicPartition(self.topic, p, 0) for p in partitions])
+        found: dict[Position, bytes | None] = {}
+        ended: set[int] = set()
+        while len(ended) < len(partitions):
+            for message in consumer.consume(5000, 0.2):
+                if message.error() is None:
+                    found[message.partition(), message.offset()] = message.value()
+                else:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    ended.add(message.partition())
+        consumer.close()
+        return found
+
+    # -- NATS and ClickHouse ------------------------------------------------------------------------------------------------
+
+    def log(self) -> JetStream:
+        return JetStream(parse(self.file.read_text(), name="case", environment=self.environment()).nats).connect()
+
+    def client(self) -> Client:
+        a = self.addresses
+        return clickhouse_connect.get_client(
+            host=a.clickhouse_host, port=a.clickhouse_port, username=a.clickhouse_user, password=a.clickhouse_password
+        )
+
+    def count(self) -> int:
+        """Rows in the table; 0 while it does not exist."""
+        client = self.client()
+        exists = client.query("SELECT count() FROM system.tables WHERE name = {t:String}", {"t": self.table}).result_rows[0][0]
+        return int(client.query(f"SELECT count() FROM {self.table}").result_rows[0][0]) if exists else 0
+
+    def rows(self) -> list[tuple[Position, int, str, float | None]]:
+        found = self.client().query(f"SELECT _tf_partition, _tf_offset, id, name, amount FROM {self.table}").result_rows
+        return [((p, o), i, n, a) for p, o, i, n, a in found]
+
+    def letters(self) -> list[dict[str, Any]]:
+        """All dead letters, decoded."""
+        log = self.log()
+        stream = self.names.stream("dlq")
+        state = log.state(stream)
+        messages = log.fetch(stream, self.names.subjects("dlq"), 0, state.last_sequence) if state else []
+        letters = [row for message in messages for row in decode_frame(message.payload).to_pylist()]
+        log.close()
+        return letters
+
+    # -- running ------------------------------------------------------------------------------------------------------------
+
+    def run(self, *arguments: str, timeout: float = RUN_TIMEOUT_SECONDS, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`tallyflow run FILE --until-caught-up` as its own process, to its end."""
+        process = self.start("--until-caught-up", *arguments, **environment)
+        out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "pipelines.cli", "run", str(self.file), *arguments]
+        process = subprocess.Popen(
+            command,
+            env=self.environment(**environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            cwd=self.directory,
+        )
+        self._processes.append(process)
+        return process
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Any other `tallyflow` command."""
+        return subprocess.run(
+            [sys.executable, "-m", "pipelines.cli", *arguments],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_SECONDS,
+            cwd=self.directory,
+        )
+
+    def status(self) -> dict[str, Any] | None:
+        found = self.command("status", str(self.file), "--json")
+        return json.loads(found.stdout) if found.stdout.startswith("{") else None
+
+    def wait_ready(self, process: "subprocess.Popen[str]") -> None:
+        def ready() -> bool:
+            assert process.poll() is None, process.communicate()[1]
+            return find_runner(self.names.directory(self.home)) is not None and bool((self.status() or {}).get("ready"))
+
+        wait_until(ready, RUN_TIMEOUT_SECONDS, "a ready runner")
+
+    def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
+        """Runs to the end inside this process, on the shared session: no JVM to start."""
+        runner = self.warm_runner(until_caught_up, **options)
+        runner.run()
+        return runner
+
+    def warm_runner(self, until_caught_up: bool = True, **options: Any) -> Runner:
+        os.environ.update(self.addresses.environment())
+        text = self.file.read_text()
+        config = parse(text, name=str(self.file), environment=os.environ)
+        runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), tell=lambda _: None)
+        runner.shared_session = self.session
+        return runner
+
+    def in_background(self, runner: Runner) -> threading.Thread:
+        thread = threading.Thread(target=runner.run, daemon=True)
+        thread.start()
+        wait_until(lambda: runner.is_ready or not thread.is_alive(), 60, "a ready runner")
+        return thread
+
+    def end(self) -> None:
+        """Kills what still runs, and asserts that a dead runner's JVM and workers follow it."""
+        for process in self._processes:
+            family = family_of(process)
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+            psutil.wait_procs(family, timeout=30)
+            left = [p for p in family if p.is_running()]
+            for one in left:
+                one.kill()
+            assert not left, f"processes survived their runner: {left}"
+
+    # -- the oracle ---------------------------------------------------------------------------------------------------------
+
+    def check(self, lost_on_purpose: Sequence[Position] = ()) -> None:
+        """Every record of Kafka is in the table or a dead letter, once; every row says what its record says; the tally is even."""
+        records = {p: v for p, v in self.records().items() if p not in lost_on_purpose}
+        rows = self.rows() if self.count() else []
+        letters = self.letters()
+        reached = Counter(position for position, *_ in rows) + Counter((le["_tf_partition"], le["_tf_offset"]) for le in letters)
+        assert not {p: n for p, n in reached.items() if n > 1}, "doubled"
+        assert not set(records) - set(reached), "lost"
+        assert not set(reached) - set(records), "invented"
+        for position, number, name, amount in rows:
+            value = records[position]
+            assert value is not None
+            event = json.loads(value)
+            assert (number, name, amount) == (event["id"], event["name"], event.get("amount")), position
+        for letter in letters:
+            if letter["oversize"] is None:
+                assert letter["value"] == records[letter["_tf_partition"], letter["_tf_offset"]]
+        log = self.log()
+        found = tally(log, self.names)
+        log.close()
+        assert found.residue == 0
+        assert [leg.waiting for leg in found.legs] == [0, 0, 0]
+
+
+def _event(number: int, bad_every: int) -> bytes:
+    if bad_every and number % bad_every == bad_every - 1:
+        return b'{"id": %d, "name": ' % number
+    return json.dumps({"id": number, "name": f"event {number}", "amount": number / 4}).encode()
+
+
+def family_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Every process of the runner's own session: the JVM, planners, workers; also when the runner itself is gone."""
+    found = []
+    for one in psutil.process_iter(["pid"]):
+        try:
+            if os.getsid(one.pid) == process.pid and one.pid != process.pid:
+                found.append(one)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def kill(process: psutil.Process) -> None:
+    os.kill(process.pid, signal.SIGKILL)
