@@ -81,8 +81,8 @@ def run(
     until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when all that Kafka holds now is in ClickHouse.")] = False,
     connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at the start.")] = 60.0,
     master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
-    driver_offsets: Annotated[int, typer.Option(min=0, help="Kafka offsets that a range may have to be read without a Spark task.")] = 20_000,
-    driver_frames: Annotated[int, typer.Option(min=0, help="Frames that a range may have to be processed without a Spark task.")] = 16,
+    driver_offsets: Annotated[int, typer.Option(min=0, help="Ranges of at most so many offsets are read without a Spark task.")] = 20_000,
+    driver_frames: Annotated[int, typer.Option(min=0, help="Ranges of at most so many frames need no Spark task.")] = 16,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
     from pipelines.runner import Runner, RunOptions
@@ -228,7 +228,7 @@ def delete(
     keep_table: Annotated[bool, typer.Option("--keep-table", help="Keep the ClickHouse table.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a stopped pipeline: its streams, its state on this host and, if it made the table, the table. Lists it first and asks."""
+    """Delete a stopped pipeline: its streams, its state on this host and, with `create_table: true`, its table. Lists it first and asks."""
     from pipelines.delete import Deletion
 
     with _errors_as_exit():

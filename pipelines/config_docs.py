@@ -22,8 +22,6 @@ sources:
       - {name: order_id, type: string}
       - {name: customer.city, type: string}
       - {name: price, type: float}
-    columns:
-      - {name: produced_at, from: timestamp}
 sink:
   type: clickhouse
   connection_params:
@@ -39,7 +37,6 @@ sink:
     - {name: order_id, column_name: order_id, column_type: String}
     - {name: customer.city, column_name: city, column_type: LowCardinality(String)}
     - {name: price, column_name: price, column_type: Nullable(Float64)}
-    - {name: produced_at, column_name: produced_at, column_type: "DateTime64(3)"}
 """
 
 _INTRODUCTION = """\

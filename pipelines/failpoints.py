@@ -1,11 +1,15 @@
 """Named places at which a test kills the runner: `TALLYFLOW_FAILPOINT=name:nth`, or `name:nth:worker` for the reaching process alone.
 
+`name:nth:worker:path` does so in one process only, whichever comes first: the file at `path` is made at that moment. Without it, each
+worker that replaces a killed one counts anew and may be killed as well.
+
 The protocol must hold for a kill at any instruction; these names only make the interesting instants reachable on purpose.
 """
 
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 VARIABLE = "TALLYFLOW_FAILPOINT"
 RUNNER_PID_VARIABLE = "TALLYFLOW_RUNNER_PID"
@@ -30,11 +34,20 @@ def reach(name: str) -> None:
     armed = os.environ.get(VARIABLE)
     if not armed:
         return
-    wanted, nth, *target = armed.split(":")
+    wanted, nth, *target = armed.split(":", 3)
     if wanted != name:
         return
     _reached[name] += 1
     if _reached[name] == int(nth):
         if not target:
             os.kill(int(os.environ[RUNNER_PID_VARIABLE]), signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+        if len(target) < 2 or _is_first(Path(target[1])):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_first(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

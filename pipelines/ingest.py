@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pipelines.append import Appender, Written
 from pipelines.errors import InvariantError
 from pipelines.failpoints import reach
-from pipelines.records import HEADER_LAST, RAW_SCHEMA, Message, cut_frames, encode_frame
+from pipelines.records import HEADER_LAST, HEADER_SKIPPED, RAW_SCHEMA, Message, cut_frames, encode_frame
 
 
 def last_offset(message: Message) -> int:
@@ -33,31 +33,45 @@ class PartitionWriter:
         self._covered = start - 1
         self.start = start
         self.frames: list[Written[int]] = []
-        self.is_interrupted = False
+        self.must_read_back = False
+        """True when `frames` does not tell all of the range: another attempt wrote a part of it, or offsets were skipped."""
 
-    def write(self, records: pa.Table, next_offset: int, extra_headers: dict[str, str] | None = None) -> None:
+    def skip(self, next_offset: int) -> None:
+        """Covers the expired offsets before `next_offset` with an empty frame that says how many it skips."""
+        self.must_read_back = True
+        while not self._catch_up(next_offset):
+            empty = RAW_SCHEMA.empty_table()
+            self._append(empty, encode_frame(empty), next_offset - 1, {HEADER_SKIPPED: str(next_offset - 1 - self._covered)})
+
+    def write(self, records: pa.Table, next_offset: int) -> None:
         """Writes the frames for `records`, which end before `next_offset`; skips what another attempt has already written.
 
         A stretch without rows gets an empty frame when it ends the range, so that the tail says how far reading came.
         """
         while not self._catch_up(next_offset):
             rest = records.filter(pc.greater(records.column("offset"), self._covered)) if records.num_rows else records
-            if rest.num_rows == 0 and next_offset < self._end and not extra_headers:
+            if rest.num_rows == 0 and next_offset < self._end:
                 return
             for part, payload, last in _frames(rest, next_offset):
-                written = self._appender.append(payload, self._covered + 1, last, part.num_rows, {**self._headers, **(extra_headers or {})})
-                if written is None:
-                    self.is_interrupted = True
+                if not self._append(part, payload, last, {}):
                     break
-                reach("ingest.between-frames")
-                self._covered = last
-                self.frames.append(written)
+
+    def _append(self, part: pa.Table, payload: bytes, last: int, headers: dict[str, str]) -> bool:
+        """One frame; False when another attempt has written here meanwhile."""
+        written = self._appender.append(payload, self._covered + 1, last, part.num_rows, {**self._headers, **headers})
+        if written is None:
+            self.must_read_back = True
+            return False
+        reach("ingest.between-frames")
+        self._covered = last
+        self.frames.append(written)
+        return True
 
     def _catch_up(self, next_offset: int) -> bool:
         """Moves behind the subject's tail; True when that covers everything before `next_offset`."""
         tail = self._appender.tail.position
         if tail is not None and tail > self._covered:
-            self._covered, self.is_interrupted = tail, True
+            self._covered, self.must_read_back = tail, True
         return self._covered >= next_offset - 1
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pipelines.fields import ParsedField, SourceType, Tree, check_fields
 from pipelines.json_template import MIN_ROWS, TemplateMemo
 from pipelines.rejections import Rejections
-from pipelines.vectors import Mask, ask, mismatch, to_mask
+from pipelines.vectors import Mask, ask, to_mask
 
 _KIND_NAMES = {"VARCHAR": "string", "UBIGINT": "integer", "BIGINT": "integer", "DOUBLE": "number", "BOOLEAN": "boolean"}
 _NULLS = frozenset({"NULL", "'NULL'"})
@@ -30,6 +30,7 @@ _NULLS = frozenset({"NULL", "'NULL'"})
 _NOT_FINITE = r"(?i)[:,\[]-?(?:nan|inf)"
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 _MAX_MEMO = 10_000
+_MAX_MEMO_TEXT = 1_000
 _MIN_PROVEN = 0.5
 Codes = npt.NDArray[np.int32]
 
@@ -134,17 +135,19 @@ class JsonReader:
         coded = keys.dictionary_encode()
         signatures = coded.dictionary.to_pylist()
         codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
-        unseen = [code for code, signature in enumerate(signatures) if signature not in memo]
+        if len(memo) > _MAX_MEMO:
+            memo.clear()
+        known = {signature: memo[signature] for signature in signatures if signature in memo}
+        unseen = [code for code, signature in enumerate(signatures) if signature not in known]
         if unseen:
-            if len(memo) > _MAX_MEMO:
-                memo.clear()
             last_row = np.zeros(len(signatures), dtype=np.int64)
             present = codes >= 0
             last_row[codes[present]] = np.flatnonzero(present)
             sql = f"SELECT len(list_distinct({_keys(parent)})) < len({_keys(parent)}) FROM _tf_values"  # noqa: S608
             answers = ask(engine, sql, texts.take(pa.array(last_row[unseen])))[0].to_pylist()
-            memo.update(zip((signatures[code] for code in unseen), answers, strict=True))
-        twice = np.array([*(bool(memo[signature]) for signature in signatures), False])
+            known.update(zip((signatures[code] for code in unseen), answers, strict=True))
+            memo.update((signature, known[signature]) for signature in known if len(signature) <= _MAX_MEMO_TEXT)
+        twice = np.array([*(bool(known[signature]) for signature in signatures), False])
         where = f" in {'.'.join(parent)!r}" if parent else ""
         rejections.note(twice[codes], "invalid_json", None, f"a key stands twice{where}")
         if not parent:
@@ -238,8 +241,6 @@ def _child(struct: pa.Array, indices: tuple[int, ...]) -> pa.Array:
 
 
 def _finish(field: ParsedField, column: pa.Array) -> pa.Array:
-    if field.source.is_json_text:
-        column = column.storage if isinstance(column, pa.ExtensionArray) else column
     return column if column.type == field.source.arrow else column.cast(field.source.arrow)
 
 

@@ -127,11 +127,16 @@ class Lease:
         try:
             self._sequence = self._log.publish(self._subject, payload, {}, self._sequence)
         except ConflictError:
+            # A renewal of ours may have been stored although its acknowledgement was lost.
             found = self._log.last(self._stream, self._subject)
-            if found is None or found.payload != payload:
+            if found is None or not self._is_mine(Holder.decode(found)):
                 raise
-            self._sequence = found.sequence
+            self._sequence = self._log.publish(self._subject, payload, {}, found.sequence)
         self._expires = sent + TTL_SECONDS
+
+    def _is_mine(self, found: Holder) -> bool:
+        mine = self.holder
+        return (found.epoch, found.place, found.runner) == (mine.epoch, mine.place, mine.runner)
 
     def _keep(self) -> None:
         while not self._stopped.wait(RENEW_EVERY_SECONDS):
@@ -155,7 +160,7 @@ class Lease:
             found = self._log.last(self._stream, self._subject)
         except RetryableError:
             return
-        if found is not None and Holder.decode(found) == self.holder:
+        if found is not None and self._is_mine(Holder.decode(found)):
             self._sequence = found.sequence
 
     @property

@@ -17,7 +17,8 @@ from pipelines.connectors.kafka import map_error
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.orders import BAD_KINDS, DUPLICATE, GOOD, Events, Recipe, orders
 
-_TIMEOUT_SECONDS = 30.0
+_DELIVERY_SECONDS = 30.0
+_REQUEST_SECONDS = 10.0
 _QUEUE_MESSAGES = 50_000
 _QUEUE_KBYTES = 64 * 1024
 _TICK_SECONDS = 0.01
@@ -64,6 +65,8 @@ def produce(
     Raises ConfigurationError for numbers that make no recipe, RetryableError when Kafka is away or an event was not acknowledged within
     30 s, HaltError for what waiting does not mend.
     """
+    if rate is not None and rate <= 0:
+        raise ConfigurationError("produce", [Fault("rate", f"must be more than 0, not {rate}")])
     try:
         recipe = Recipe(seed, size, duplicate_share, bad_share)
     except ValueError as error:
@@ -91,7 +94,7 @@ def ensure_topic(bootstrap: str, topic: str, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     wanted = NewTopic(topic, num_partitions=partitions, replication_factor=-1)
     try:
-        admin.create_topics([wanted], request_timeout=_TIMEOUT_SECONDS)[topic].result()
+        admin.create_topics([wanted], request_timeout=_REQUEST_SECONDS)[topic].result()
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise map_error(doing, error) from error
@@ -132,7 +135,7 @@ class _Sending:
                 "linger.ms": 10,
                 "queue.buffering.max.messages": _QUEUE_MESSAGES,
                 "queue.buffering.max.kbytes": _QUEUE_KBYTES,
-                "delivery.timeout.ms": int(_TIMEOUT_SECONDS * 1000),
+                "delivery.timeout.ms": int(_DELIVERY_SECONDS * 1000),
                 "log_level": 0,
             }
         )
@@ -152,7 +155,7 @@ class _Sending:
 
     def finish(self) -> None:
         """Waits until everything is acknowledged."""
-        left = self._producer.flush(2 * _TIMEOUT_SECONDS)
+        left = self._producer.flush(2 * _DELIVERY_SECONDS)
         self._poll(0)
         if left:
             raise map_error(self._doing, KafkaError(KafkaError._TIMED_OUT, f"{left} events were not acknowledged"))

@@ -72,6 +72,7 @@ HEADER_TOPIC = "Tf-Topic"
 HEADER_TOPIC_ID = "Tf-Topic-Id"
 HEADER_PARTITION = "Tf-Partition"
 HEADER_RUN = "Tf-Run"
+HEADER_SKIPPED = "Tf-Skipped"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What every process of one run must agree on: a small file in the run's directory, written before the first leg starts.
 
 It holds the pipeline file's own text, with `${...}` and file references unresolved, so that a secret that is only referred to lies
-neither on disk nor in Spark's plans; each process resolves them from its own environment. An edit of the pipeline file while it runs changes nothing until the next start.
+neither on disk nor in Spark's plans; each process resolves them from its own environment. An edit of the pipeline file while it runs
+changes nothing until the next start.
 """
 
 import json

@@ -31,7 +31,7 @@ from pipelines.ledger import Chain
 from pipelines.legs import stage_config
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import run_in_tasks
-from pipelines.legs.ingest import DRIVER_OFFSETS, IngestLeg, anchor, resume_points
+from pipelines.legs.ingest import DRIVER_OFFSETS, IngestLeg
 from pipelines.legs.leg import Leg
 from pipelines.legs.process import DRIVER_FRAMES, ProcessLeg
 from pipelines.legs.sink import SinkLeg
@@ -162,17 +162,13 @@ class Runner:
             chain.open()
             self.legs[name] = _LEG_CLASSES[name](connections, chain, self.lease, run_path, self.stop_requested)
         if "ingest" in self.legs:
-            self._anchor(self.legs["ingest"].connections, prepared.topic.partitions)
+            self._anchor(self.legs["ingest"], prepared.topic.partitions)
             self._group = GroupOffsets(self.config.sources[0], self.config.consumer_group(self.config.sources[0]))
 
-    def _anchor(self, connections: Connections, partitions: Sequence[int]) -> None:
-        """Fixes where each partition begins, at the pipeline's first start; partitions added later begin at their beginning."""
-        known = resume_points(connections, partitions)
-        if known:
-            return
-        source = self.config.sources[0]
-        is_latest = source.consumer_group_initial_offset == "latest"
-        anchor(connections, self.topic.ends(partitions) if is_latest else self.topic.starts(partitions))
+    def _anchor(self, leg: Leg, partitions: Sequence[int]) -> None:
+        assert isinstance(leg, IngestLeg)
+        is_latest = self.config.sources[0].consumer_group_initial_offset == "latest"
+        leg.anchor(lambda: self.topic.ends(partitions) if is_latest else self.topic.starts(partitions))
 
     def _start(self, session: SparkSession, leg: Leg, run_path: Path) -> None:
         checkpoint = self.directory / f"run-{self.epoch}-{leg.name}-{self._restarts.get(leg.name, (0, 0))[0]}"
@@ -230,8 +226,8 @@ class Runner:
             return
         self._restarts[leg.name] = (fruitless, leg.status.batches)
         self._tell(f"{leg.name}: starting the query again after: {_told(words)}")
-        leg.chain.open()
-        self._start(session, leg, run_path)
+        leg.patiently(leg.chain.open)
+        leg.patiently(lambda: self._start(session, leg, run_path))
 
     def is_caught_up(self) -> bool:
         """True when the sink has confirmed everything up to the frozen ends of the topic."""

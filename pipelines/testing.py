@@ -75,7 +75,7 @@ class MemoryLog:
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock()
         self.publishes = 0
-        """Publish calls so far, refused ones included."""
+        """Publish calls that reached the server, refused ones included."""
         self._streams: dict[str, dict[int, Message]] = {}
         self._ends: dict[str, int] = {}
         self._last: dict[str, Message] = {}
@@ -93,7 +93,9 @@ class MemoryLog:
         self._away = calls
 
     def come_back(self) -> None:
+        """Answers every call again: armed faults are gone, delayed publishes stay in flight."""
         self._away = 0
+        self._faults.clear()
 
     def deliver(self) -> int:
         """Lets the delayed publishes arrive, in order; returns how many of them won their compare-and-set."""
@@ -110,10 +112,10 @@ class MemoryLog:
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
         """Appends one message iff `expected` is the subject's last sequence (0: none); returns its sequence. Else ConflictError."""
+        self._reach(f"publishing to {subject}")
         with self._lock:
             self.publishes += 1
             fault = self._faults.pop(self.publishes, None)
-            self._reach(f"publishing to {subject}")
             request = _Request(subject, payload, dict(headers), expected)
             if fault in (Fault.DROPPED, Fault.DELAYED):
                 if fault is Fault.DELAYED:
@@ -137,8 +139,8 @@ class MemoryLog:
 
     def last(self, stream: str, subject: str) -> Message | None:
         """The last message of a subject (wildcards allowed); None when it holds none."""
+        self._reach(f"reading {subject} of stream {stream}")
         with self._lock:
-            self._reach(f"reading {subject} of stream {stream}")
             if not subject.endswith(".>"):
                 return self._last.get(subject)
             found = [m for s, m in self._last.items() if _matches(s, subject) and stream_of(s) == stream]
@@ -146,14 +148,14 @@ class MemoryLog:
 
     def get(self, stream: str, sequence: int) -> Message | None:
         """The message at `sequence`; None when it was purged or never written."""
+        self._reach(f"reading {sequence} of stream {stream}")
         with self._lock:
-            self._reach(f"reading {sequence} of stream {stream}")
             return self._streams.get(stream, {}).get(sequence)
 
     def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
         """Messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order."""
+        self._reach(f"reading {stream} from {after + 1} to {to}")
         with self._lock:
-            self._reach(f"reading {stream} from {after + 1} to {to}")
             held = self._streams.get(stream, {})
             found = [held[n] for n in range(after + 1, min(to, self._ends.get(stream, 0)) + 1) if n in held]
         return iter([message for message in found if _matches(message.subject, subject)])
@@ -166,8 +168,8 @@ class MemoryLog:
 
     def state(self, stream: str) -> StreamState | None:
         """The stream's state; None before its first message (streams need no creation here)."""
+        self._reach(f"reading the state of stream {stream}")
         with self._lock:
-            self._reach(f"reading the state of stream {stream}")
             if stream not in self._ends:
                 return None
             held = self._streams[stream]

@@ -6,18 +6,22 @@ stream, and compares by position and by content.
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import clickhouse_connect
+import httpx
 import psutil
 import yaml
 from clickhouse_connect.driver.client import Client
@@ -27,6 +31,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.config import parse
 from pipelines.connectors.jetstream import JetStream
+from pipelines.failpoints import RUNNER_PID_VARIABLE
 from pipelines.naming import Names
 from pipelines.records import decode_frame
 from pipelines.runner import Runner, RunOptions
@@ -112,7 +117,9 @@ class PipelineCase:
         self.file.write_text(yaml.safe_dump(document, sort_keys=False))
 
     def environment(self, **extra: str) -> dict[str, str]:
-        return {**os.environ, **self.addresses.environment(), "TALLYFLOW_HOME": str(self.home), **extra}
+        """For a process of its own; a runner inside the test process has left its pid in ours, which a failpoint must not meet."""
+        ours = {name: value for name, value in os.environ.items() if name != RUNNER_PID_VARIABLE}
+        return {**ours, **self.addresses.environment(), "TALLYFLOW_HOME": str(self.home), **extra}
 
     # -- Kafka --------------------------------------------------------------------------------------------------------------
 
@@ -128,11 +135,32 @@ class PipelineCase:
                 producer.poll(0)
         assert producer.flush(60) == 0
 
-    def send_events(self, count: int, partitions: int = 3, bad_every: int = 0) -> None:
-        """Good events with running ids; with `bad_every`, each so-manieth record is broken JSON."""
+    def send_events(self, count: int, partitions: int = 3, bad_every: int = 0, name_bytes: int = 0) -> None:
+        """Good events with running ids; with `bad_every`, each so-manieth record is broken JSON.
+
+        `name_bytes` lengthens each name by so much that does not compress: a frame holds about 384 KiB.
+        """
         first = self._sent
         self._sent += count
-        self.send((_event(number, bad_every) for number in range(first, first + count)), partitions)
+        self.send((_event(number, bad_every, name_bytes) for number in range(first, first + count)), partitions)
+
+    @contextmanager
+    def load(self, count: int = 300, pause_seconds: float = 0.1) -> Iterator[None]:
+        """Sends `count` events again and again, from a thread, until the block ends."""
+        stop = threading.Event()
+
+        def send() -> None:
+            while not stop.is_set():
+                self.send_events(count, bad_every=100)
+                stop.wait(pause_seconds)
+
+        with ThreadPoolExecutor(1, "load") as pool:
+            sending = pool.submit(send)
+            try:
+                yield
+            finally:
+                stop.set()
+                sending.result()
 
     def records(self) -> dict[Position, bytes | None]:
         """What Kafka holds, by (partition, offset), as a read_committed consumer sees it."""
@@ -228,12 +256,24 @@ class PipelineCase:
         found = self.command("status", str(self.file), "--json")
         return json.loads(found.stdout) if found.stdout.startswith("{") else None
 
+    def ask(self) -> dict[str, Any] | None:
+        """What `status` asks for, from the runner itself; None while there is none."""
+        found = find_runner(self.names.directory(self.home))
+        try:
+            return httpx.get(f"http://127.0.0.1:{found['port']}/status", timeout=30).json() if found else None
+        except httpx.TransportError:
+            return None
+
     def wait_ready(self, process: "subprocess.Popen[str]") -> None:
         def ready() -> bool:
             assert process.poll() is None, process.communicate()[1]
-            return find_runner(self.names.directory(self.home)) is not None and bool((self.status() or {}).get("ready"))
+            return bool((self.ask() or {}).get("ready"))
 
         wait_until(ready, RUN_TIMEOUT_SECONDS, "a ready runner")
+
+    def wait_count(self, rows: int, seconds: float = 60.0) -> None:
+        """Until the table holds at least so many rows."""
+        wait_until(lambda: self.count() >= rows, seconds, f"{rows} rows in the table")
 
     def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
         """Runs to the end inside this process, on the shared session: no JVM to start."""
@@ -294,10 +334,11 @@ class PipelineCase:
         assert [leg.waiting for leg in found.legs] == [0, 0, 0]
 
 
-def _event(number: int, bad_every: int) -> bytes:
+def _event(number: int, bad_every: int, name_bytes: int) -> bytes:
     if bad_every and number % bad_every == bad_every - 1:
         return b'{"id": %d, "name": ' % number
-    return json.dumps({"id": number, "name": f"event {number}", "amount": number / 4}).encode()
+    more = random.Random(number).randbytes(name_bytes // 2).hex()
+    return json.dumps({"id": number, "name": f"event {number}{more}", "amount": number / 4}).encode()
 
 
 def family_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
@@ -312,5 +353,17 @@ def family_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     return found
 
 
+def members(process: "subprocess.Popen[str]", words: str) -> list[psutil.Process]:
+    """Processes of the runner's session whose command line contains `words`."""
+    found = []
+    for one in family_of(process):
+        with suppress(psutil.NoSuchProcess):
+            if words in " ".join(one.cmdline()):
+                found.append(one)
+    return found
+
+
 def kill(process: psutil.Process) -> None:
+    """Kills it and waits until it is gone, or a zombie that nobody has waited for."""
     os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 10, "the end of a killed process")

@@ -104,6 +104,9 @@ def unsupported(config: PipelineConfig) -> list[str]:
         found.append("join: is not supported yet")
     if len(config.sources) > 1:
         found.append("sources: two sources are not supported yet")
+    found += [f"sources[{index}].columns: is not supported yet" for index, source in enumerate(config.sources) if source.columns]
+    if config.on_error != "dead_letter":
+        found.append(f"on_error: {config.on_error} is not supported yet")
     return found
 
 

@@ -69,7 +69,7 @@ class ClickHouseSink(Model):
         False, "Create the table from the mapping if it does not exist, with the deduplication window that exactly-once needs."
     )
     order_by: tuple[SinkColumn, ...] = ours(
-        (), "Sorting key of a created table, columns of the mapping. Default: none, `ORDER BY tuple()`."
+        (), "Sorting key of a created table, columns of the mapping. Default: the position columns."
     )
     delivery: Literal["exactly_once", "at_least_once"] = ours(
         "exactly_once",

@@ -185,7 +185,7 @@ class KafkaSource(Model):
     )
     columns: tuple[KafkaColumn, ...] = ours((), "Fields to read from the key, headers, offset, partition, timestamp or topic.")
     on_data_loss: Literal["halt", "skip"] = ours(
-        "halt", "If offsets expired before they were read, or the topic was made again: stop, or go on and count what was skipped."
+        "halt", "If offsets expired before they were read: stop, or go on and count what was skipped."
     )
 
     @property

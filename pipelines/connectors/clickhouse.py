@@ -11,7 +11,7 @@ from typing import Any
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError, Error
+from clickhouse_connect.driver.exceptions import ClickHouseError, Error, OperationalError, StreamFailureError
 from urllib3.exceptions import HTTPError
 
 from pipelines.columns import quote_identifier
@@ -83,12 +83,20 @@ def map_error(doing: str, error: Exception) -> TallyflowError:
     code = error.code if isinstance(error, Error) else None
     text = _first_line(str(error))
     if code is None:
-        return HaltError(f"{doing}: {text}") if re.search(r"HTTP (driver|status).*\b4\d\d\b", text) else RetryableError(f"{doing}: {text}")
+        return RetryableError(f"{doing}: {text}") if _may_pass(error, text) else HaltError(f"{doing}: {text}")
     if code in RETRYABLE_CODES:
         return RetryableError(f"{doing}: ClickHouse error {code} ({RETRYABLE_CODES[code]}): {text}")
     return HaltError(
         f"{doing}: ClickHouse error {code}: {text}; {_REMEDIES.get(code, 'nothing was dropped: mend the cause and start again')}"
     )
+
+
+def _may_pass(error: ClickHouseError, text: str) -> bool:
+    """Whether an error without a code is the network's or an overloaded proxy's; the driver's other errors are misuse."""
+    status = re.search(r"HTTP status (\d{3})\b", text)
+    if status:
+        return status[1] in ("408", "429") or status[1] >= "500"
+    return isinstance(error, OperationalError | StreamFailureError)
 
 
 def _first_line(text: str) -> str:

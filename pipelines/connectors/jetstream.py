@@ -91,8 +91,13 @@ def _map_error(doing: str, error: BaseException) -> TallyflowError:
 
 
 def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int) -> None:
-    """Raises DataLossError unless `sequences` are exactly `after` + 1 .. `to`."""
+    """Raises DataLossError unless `sequences` are exactly `after` + 1 .. `to`; RetryableError when only the end is missing.
+
+    A replica that lags serves a beginning of the range.
+    """
     if list(sequences) != list(range(after + 1, to + 1)):
+        if list(sequences) == list(range(after + 1, after + 1 + len(sequences))):
+            raise RetryableError(f"reading {stream}: {after + 1 + len(sequences)}..{to} are not served yet")
         missing = sorted(set(range(after + 1, to + 1)) - set(sequences))
         raise DataLossError(
             f"reading {stream}: sequences {missing[:5]} of {after + 1}..{to} are missing; they were removed before they were confirmed. "

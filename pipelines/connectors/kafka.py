@@ -129,9 +129,14 @@ class KafkaTopic:
     """Facts and offsets of one source's topic. Calls time out after 10 s with RetryableError."""
 
     def __init__(self, source: KafkaSource) -> None:
+        """Connects to nothing yet. Raises HaltError for settings that librdkafka refuses, such as a certificate that it cannot read."""
         self._topic = source.topic
         self._errors: list[KafkaError] = []
-        self._admin = AdminClient({**client_settings(source), "error_cb": self._errors.append, "log_level": 0})
+        try:
+            self._admin = AdminClient({**client_settings(source), "error_cb": self._errors.append, "log_level": 0})
+        except KafkaException as error:
+            brokers = ",".join(source.connection_params.brokers)
+            raise HaltError(f"connecting to Kafka at {brokers}: {error.args[0].str()}; check `connection_params` of the source") from error
 
     def facts(self) -> TopicFacts:
         """Raises HaltError when the topic does not exist."""
@@ -193,13 +198,13 @@ class GroupOffsets:
 class Block:
     """Records of one partition in offset order (RAW_SCHEMA), and the offset after the last one passed, row or not.
 
-    `skipped`: offsets of the block that had expired; such a block has no rows.
+    `is_expired`: the offsets before `next_offset` are gone from Kafka; such a block has no rows.
     """
 
     partition: int
     records: pa.Table
     next_offset: int
-    skipped: int = 0
+    is_expired: bool = False
 
 
 class RangeReader:

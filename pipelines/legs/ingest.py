@@ -1,6 +1,6 @@
 """The ingest leg: ranges of Kafka offsets to frames on the raw stream. A work item is one partition's range."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,13 +20,13 @@ from pipelines.records import (
     HEADER_FIRST,
     HEADER_PARTITION,
     HEADER_RUN,
+    HEADER_SKIPPED,
     HEADER_TOPIC,
     HEADER_TOPIC_ID,
     RAW_SCHEMA,
     encode_frame,
 )
 
-HEADER_SKIPPED = "Tf-Skipped"
 FLUSH_BYTES = 4 * 1024 * 1024
 DRIVER_OFFSETS = 20_000
 """Ranges of at most this many offsets are read in the driver, unless the run says otherwise."""
@@ -73,7 +73,7 @@ def _copy(connections: Connections, ranges: dict[int, tuple[int, int]], writers:
             waiting = held.setdefault(block.partition, [])
             waiting.append(block)
             is_last = block.next_offset == ranges[block.partition][1]
-            if is_last or block.skipped or sum(b.records.nbytes for b in waiting) >= FLUSH_BYTES:
+            if is_last or block.is_expired or sum(b.records.nbytes for b in waiting) >= FLUSH_BYTES:
                 if last is not None:
                     last.result()
                 last = publisher.submit(_write, writers[block.partition], held.pop(block.partition))
@@ -83,18 +83,18 @@ def _copy(connections: Connections, ranges: dict[int, tuple[int, int]], writers:
 
 
 def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
-    """Blocks as frames; skipped offsets, which only a last block has, in a frame of their own that says how many."""
+    """Blocks as frames; expired offsets, which only a last block has, in a frame of their own that says how many it skips."""
     *before, end = blocks
-    if end.skipped:
+    if end.is_expired:
         if before:
             writer.write(pa.concat_tables([b.records for b in before]), before[-1].next_offset)
-        writer.write(end.records, end.next_offset, {HEADER_SKIPPED: str(end.skipped)})
+        writer.skip(end.next_offset)
     else:
         writer.write(pa.concat_tables([b.records for b in blocks]), end.next_offset)
 
 
 def _blocks(connections: Connections, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
-    """Blocks of all ranges; where the source says `on_data_loss: skip`, expired offsets come as a block that says how many."""
+    """Blocks of all ranges; where the source says `on_data_loss: skip`, expired offsets come as a block that says so."""
     left = dict(ranges)
     while left:
         try:
@@ -120,7 +120,7 @@ def _expired(connections: Connections, left: dict[int, tuple[int, int]]) -> Iter
     for partition, (start, end) in left.items():
         resume = min(first_kept[partition], end)
         if resume > start:
-            yield Block(partition, RAW_SCHEMA.empty_table(), resume, skipped=resume - start)
+            yield Block(partition, RAW_SCHEMA.empty_table(), resume, is_expired=True)
 
 
 def _report(connections: Connections, writer: PartitionWriter, start: int, end: int, partition: int, tail: Tail[int] | None) -> Report:
@@ -128,8 +128,8 @@ def _report(connections: Connections, writer: PartitionWriter, start: int, end: 
     subject = connections.names.raw(connections.config.sources[0].source_id, partition)
     frames = writer.frames
     skipped = 0
-    if writer.is_interrupted or connections.config.sources[0].on_data_loss == "skip":
-        frames, skipped = _stored_frames(connections, subject, start, tail)
+    if writer.must_read_back:
+        frames, skipped = _stored_frames(connections, subject, start, end, tail)
     check_cover(frames, start, end, subject)
     rows = sum(frame.rows for frame in frames)
     return {
@@ -141,30 +141,30 @@ def _report(connections: Connections, writer: PartitionWriter, start: int, end: 
     }
 
 
-def _stored_frames(connections: Connections, subject: str, start: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
-    """Frames of the range that stand on the subject, ours and those of earlier attempts, and how many offsets they skip."""
+def _stored_frames(connections: Connections, subject: str, start: int, end: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
+    """Frames of [start, end) that stand on the subject, ours and those of other attempts, and how many offsets they skip."""
     stream = connections.names.stream("raw")
-    end = connections.log.last(stream, subject)
+    newest = connections.log.last(stream, subject)
     frames, skipped = [], 0
-    for message in connections.log.fetch(stream, subject, tail.sequence if tail else 0, end.sequence if end else 0):
+    for message in connections.log.fetch(stream, subject, tail.sequence if tail else 0, newest.sequence if newest else 0):
         first = int(message.headers[HEADER_FIRST])
-        if first >= start and last_offset(message) >= first:
+        if start <= first < end and last_offset(message) >= first:
             frames.append(Written(first, last_offset(message), message.rows, message.sequence, len(message.payload)))
             skipped += int(message.headers.get(HEADER_SKIPPED, "0"))
     return frames, skipped
 
 
-def anchor(connections: Connections, starts: dict[int, int]) -> None:
-    """Stores the first-start offsets as an empty frame per partition that has no frame yet.
-
-    So `latest` is resolved once: a crash before the first record must not choose a later start (protocol.md 2.14).
-    """
+def anchor(connections: Connections, starts: dict[int, int]) -> dict[int, Tail[int]]:
+    """Stores the first-start offsets as an empty frame per partition that has none yet; returns the tails."""
+    tails = {}
     names, source = connections.names, connections.config.sources[0]
     for partition, start in starts.items():
         subject = names.raw(source.source_id, partition)
         appender = Appender(connections.log, names.stream("raw"), subject, last_offset, start - 1)
         if appender.tail.sequence == 0:
             appender.append(encode_frame(RAW_SCHEMA.empty_table()), start, start - 1, 0, frame_headers(connections, partition))
+        tails[partition] = appender.tail
+    return tails
 
 
 def resume_points(connections: Connections, partitions: Sequence[int]) -> dict[int, Tail[int]]:
@@ -189,34 +189,50 @@ class IngestLeg(Leg):
 
     name = "ingest"
 
+    def anchor(self, starts: Callable[[], dict[int, int]]) -> None:
+        """Fixes where each partition begins, once: the chain's first plan, with an empty frame per partition.
+
+        So `latest` is resolved once: a crash before the first record must not choose a later start (protocol.md 2.14). Partitions that
+        are added later begin at their beginning.
+        """
+        if self.chain.state.done is not None:
+            return
+        plan = self.chain.state.plan
+        if plan is None:
+            first = {str(p): offset for p, offset in sorted(starts().items())}
+            plan = self.chain.plan(first, first, is_anchor=True)
+        tails = anchor(self.connections, {int(p): offset for p, offset in plan.body["to"].items()})
+        self.chain.done({}, tails={str(p): [tail.sequence, tail.position] for p, tail in tails.items()}, frames={})
+
     def start_offset(self) -> dict[str, int]:
-        """Where each partition's subject ends. Raises DataLossError when that lies before what the chain confirmed."""
-        done = self.chain.state.to or {}
+        """Where the chain stands. Raises DataLossError when a partition's subject ends before that."""
+        done: dict[str, int] = self.chain.state.to
         partitions = sorted({*self.connections.topic.facts().partitions, *map(int, done)})
         tails = resume_points(self.connections, partitions)
         for partition, confirmed in done.items():
             tail = tails.get(int(partition))
-            if tail is None or tail.position is None or tail.position + 1 < confirmed:
+            reached = 0 if tail is None or tail.position is None else tail.position + 1
+            if reached < confirmed:
                 raise DataLossError(
                     f"resuming ingest: the raw stream of partition {partition} ends before offset {confirmed}, which was confirmed; "
                     "restore the streams of this pipeline from one moment, or delete the pipeline and start it anew"
                 )
-        return {str(p): done.get(str(p), (tail.position or 0) + 1 if (tail := tails.get(p)) else 0) for p in partitions}
+        return {str(p): done.get(str(p), 0) for p in partitions}
 
     def covers(self, end: dict[str, int]) -> bool:
         to = self.chain.state.to or {}
         return all(to.get(partition, -1) >= offset for partition, offset in end.items())
 
     def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
-        start = self.chain.state.to or self.start_offset()
-        start = {**dict.fromkeys(end, 0), **start}
+        start = {**dict.fromkeys(end, 0), **self.chain.state.to}
         return start, {partition: max(offset, end.get(partition, 0)) for partition, offset in start.items()}, {}
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
         self._check_topic()
         start, to = plan.body["from"], plan.body["to"]
         ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
-        known = self.chain.state.done.body["tails"] if self.chain.state.done else {}
+        assert self.chain.state.done is not None
+        known = self.chain.state.done.body["tails"]
         offsets = sum(end - begin for begin, end in ranges.values())
         tails = {p: known[p] for p in ranges if p in known}
         if offsets <= self.connections.run.driver_offsets:

@@ -97,16 +97,16 @@ class Leg(ABC):
             if plan is None:
                 if self.covers(end):
                     return
-                start, to, body = self._persist(lambda: self.propose(end))
-                plan = self._persist(lambda: self.chain.plan(start, to, **body))  # noqa: B023
+                start, to, body = self.patiently(lambda: self.propose(end))
+                plan = self.patiently(lambda: self.chain.plan(start, to, **body))  # noqa: B023
                 reach("leg.after-plan")
             self._finish(session, plan)
 
     def _finish(self, session: SparkSession, plan: Entry) -> None:
         begun = time.monotonic()
-        counts, body = self._persist(lambda: self.execute(session, plan))
+        counts, body = self.patiently(lambda: self.execute(session, plan))
         seconds = time.monotonic() - begun
-        done = self._persist(lambda: self.chain.done(counts, seconds=round(seconds, 4), **body))
+        done = self.patiently(lambda: self.chain.done(counts, seconds=round(seconds, 4), **body))
         status = self.status
         status.batches += 1
         status.seconds_busy += seconds
@@ -119,7 +119,7 @@ class Leg(ABC):
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
 
-    def _persist(self, attempt: Callable[[], T]) -> T:
+    def patiently(self, attempt: Callable[[], T]) -> T:
         """Calls `attempt` until it succeeds or fails for good. A system may be away for days: the wait grows to 15 s and goes on."""
 
         def waiting(state: RetryCallState) -> None:

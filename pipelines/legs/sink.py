@@ -4,6 +4,7 @@ Always in the driver: one chunk at a time is decided, sent and confirmed in orde
 release the interpreter lock, so there is nothing for tasks to share out.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -16,6 +17,7 @@ from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.ledger import Entry
 from pipelines.legs.leg import Leg, check_input, input_mark
 from pipelines.naming import insert_token
+from pipelines.records import Message
 from pipelines.sink import Chunk, chunks, insert_block
 
 
@@ -51,28 +53,35 @@ class SinkLeg(Leg):
     def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
         start = self.chain.state.to or 0
         check_input(self.connections.log, self._stream, self.chain.state.done)
-        chunk = self._read(start, end["sequence"])
+        chunk = self._next_chunk(start, end["sequence"])
         self._proposed = chunk
         config = self.connections.stage_config(self.connections.run.stage_config)
         body = {"config": config.version, "table": config.full_table, "rows": chunk.rows, "digest": chunk.digest}
         return start, chunk.last, body
 
-    def _read(self, after: int, to: int) -> Chunk:
-        """The first chunk of the range; all of it when the range is a planned chunk."""
-        names = self.connections.names
-        messages = self.connections.log.fetch(self._stream, names.subjects("out"), after, to)
-        chunk = next(chunks(messages), None)
+    def _next_chunk(self, after: int, to: int) -> Chunk:
+        """The first chunk of what waits."""
+        chunk = next(chunks(self._frames(after, to)), None)
         if chunk is None:
             raise RetryableError(f"reading {self._stream}: sequence {after + 1} is not served yet")
         check_contiguous(self._stream, [message.sequence for message in chunk.messages], after, chunk.last)
         return chunk
 
+    def _planned_chunk(self, after: int, to: int) -> Chunk:
+        """A chunk that an earlier start has planned, whatever that release's limits were."""
+        messages = tuple(self._frames(after, to))
+        check_contiguous(self._stream, [message.sequence for message in messages], after, to)
+        return Chunk(messages)
+
+    def _frames(self, after: int, to: int) -> Iterator[Message]:
+        return self.connections.log.fetch(self._stream, self.connections.names.subjects("out"), after, to)
+
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
         start, to = plan.body["from"], plan.body["to"]
         chunk = self._proposed
         if chunk is None or chunk.first != start + 1 or chunk.last != to:
-            chunk = self._read(start, to)
-        if chunk.last != to or chunk.digest != plan.body["digest"]:
+            chunk = self._planned_chunk(start, to)
+        if chunk.digest != plan.body["digest"]:
             raise InvariantError(
                 f"sending chunk {start + 1}-{to} of {self._stream} again: its rows are not those that were planned (digest {chunk.digest}, "
                 f"planned {plan.body['digest']}); nothing was sent. Compare the table with the stream before anything else is done"

@@ -276,6 +276,13 @@ def test_kept_and_position_columns_are_passed_on_untouched() -> None:
     assert accepted["_tf_headers"].to_pylist() == records["headers"].to_pylist()
 
 
+def test_streams_with_ever_new_keys_are_read_right() -> None:
+    for batch in range(4):
+        values = [b'{"a":1,"k%d":1%s}' % (batch * 6000 + i, b',"a":2' if i % 1000 == 999 else b"") for i in range(6000)]
+        output = run([b'{"a":1,"k0":1}', *values], a="int8")
+        assert (output.accepted.num_rows, output.rejected["code"].to_pylist()) == (5995, ["invalid_json"] * 6)
+
+
 def test_no_rows_and_no_fields_are_fine() -> None:
     assert run([], a="int8").accepted.num_rows == 0
     output = run([b"{}", b"["])

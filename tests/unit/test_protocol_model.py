@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +37,8 @@ from pipelines.connectors.ranges import admit
 from pipelines.errors import DataLossError, FencedError, RetryableError
 from pipelines.ledger import Chain, Entry
 from pipelines.legs import stage_config
-from pipelines.legs.ingest import IngestLeg, anchor, resume_points
+from pipelines.legs.ingest import IngestLeg
+from pipelines.legs.leg import StoppedError
 from pipelines.legs.process import ProcessLeg, bucket_of
 from pipelines.legs.sink import SinkLeg
 from pipelines.legs.stage_config import StageConfig
@@ -49,7 +50,6 @@ from pipelines.records import (
     REJECTED_SCHEMA,
     StageOutput,
     decode_frame,
-    encode_frame,
     first_and_last,
 )
 from pipelines.sink import chunks
@@ -108,6 +108,9 @@ class Actor:
         if self.is_killed:
             raise Killed
         self._calls -= 1
+
+    def spend_all(self) -> None:
+        self._calls = 0
 
     def idle(self) -> None:
         self.is_idle = True
@@ -189,19 +192,31 @@ class Topic:
         self.first[partition] = self.end[partition] = 0
         self.held[partition] = []
 
+    def expire(self) -> None:
+        """Retention removes the older part of a partition."""
+        partition = self.world.rng.choice(list(self.held))
+        self.first[partition] = self.world.rng.randint(self.first[partition], self.end[partition])
+
     def facts(self) -> SimpleNamespace:
         self.world.call()
         return SimpleNamespace(topic_id="T", partitions=tuple(self.held))
 
+    def starts(self, partitions: list[int] | None = None) -> dict[int, int]:
+        self.world.call()
+        return {p: self.first[p] for p in partitions or self.held}
+
+    def ends(self) -> dict[int, int]:
+        self.world.call()
+        return dict(self.end)
+
     def read(self, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
         left = {p: r for p, r in ranges.items() if r[0] < r[1]}
-        for partition, (start, _) in left.items():
-            if start < self.first[partition]:
-                raise DataLossError(f"offset {start} of partition {partition} never existed")
         while left:
             self.world.call()
             partition = self.world.rng.choice(sorted(left))
             start, end = left[partition]
+            if start < self.first[partition]:
+                raise DataLossError(f"offset {start} of partition {partition} has expired")
             stop = min(end, start + self.world.rng.randint(1, 12))
             found = [(o, v) for o, v in self.held[partition] if start <= o < stop]
             yield Block(partition, records(partition, [v for _, v in found], offsets=[o for o, _ in found]), stop)
@@ -216,7 +231,7 @@ class Outside:
 
     def __init__(self, world: "World", epoch: int, version: str) -> None:
         self.names, self.log, self.topic, self.reader, self.engine = NAMES, world.log, world.topic, world.topic, None
-        source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="halt")
+        source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
         self.config = SimpleNamespace(sources=[source])
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self.run = SimpleNamespace(topic_id="T", epoch=epoch, stage_config=version, stream_ids={"out": "S"}, **limits)
@@ -249,9 +264,7 @@ class Runner:
             chain.open()
             legs[name] = kind(outside, chain, self.lease, Path("run"), self.stop)
         legs["sink"]._clickhouse = self.world.table
-        partitions = self.world.topic.facts().partitions
-        if not resume_points(outside, partitions):
-            anchor(outside, {p: self.world.topic.first[p] for p in partitions})
+        legs["ingest"].anchor(self.world.topic.ends if self.world.begins_at_latest else self.world.topic.starts)
         for name, leg in legs.items():
             self.actors.append(Actor(self.world, name, partial(self._run, leg, leg.start_offset()), self))
 
@@ -310,6 +323,19 @@ def model_map(_: None, table: pa.Table, targets: list[object]) -> StageOutput:
     return StageOutput(pa.table([table["value"], *columns], names=["value", *POSITION_COLUMNS]), REJECTED_SCHEMA.empty_table())
 
 
+def uncompressed(table: pa.Table) -> bytes:
+    """A frame without lz4, which Arrow runs on a thread pool: most of the time of a history of small frames."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return sink.getvalue().to_pybytes()
+
+
+@lru_cache(maxsize=500)
+def stored_rows(payload: bytes) -> pa.Table:
+    return decode_frame(payload)
+
+
 class Inline:
     """A ThreadPoolExecutor whose work is done when it is submitted."""
 
@@ -346,8 +372,11 @@ class World:
         self.driver_offsets = self.rng.choice([0, 1000])
         self.driver_frames = self.rng.choice([0, 2, 1000])
         self.topic = Topic(self, {0: 0, 1: self.rng.choice([0, 7])})
+        self.begins_at_latest, self.expires = self.rng.random() < 0.2, self.rng.random() < 0.2
         self.runners: list[Runner] = []
         self.attempts: list[Actor] = []
+        self.strike: tuple[int, str] | None = None
+        self.is_frozen = False
         self._patch(patch)
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
@@ -369,7 +398,7 @@ class World:
         start = 0
         while start < table.num_rows:
             part = table.slice(start, self.rng.randint(1, 6))
-            yield part, encode_frame(part)
+            yield part, uncompressed(part)
             start += part.num_rows
 
     def _run_in_tasks(self, session: object, run_path: str, work: Callable[..., dict], items: list[dict]) -> list[dict]:
@@ -388,8 +417,19 @@ class World:
         self.calls += 1
         if self.calls > MAX_CALLS:
             raise AssertionError("the history does not come to an end")
+        if self.strike is not None and self.calls == self.strike[0]:
+            self._strike_now(self.strike[1])
         if self.current is not None:
             self.current.call()
+
+    def _strike_now(self, kind: str) -> None:
+        """Kills or pauses the first runner, in the middle of whatever it does."""
+        if kind == "kill":
+            for actor in self.runners[0].actors:
+                actor.is_killed = True
+        else:
+            self.is_frozen = True
+            self.current.spend_all()
 
     def start(self) -> Runner:
         self.runners.append(Runner(self))
@@ -407,7 +447,10 @@ class World:
         """Runs these actors until each is over or idle."""
         while waiting := [a for a in actors if not a.is_over and not a.is_idle]:
             for actor in waiting:
-                actor.step(1000)
+                if not self.is_frozen:
+                    actor.step(1000)
+            if self.is_frozen:
+                return
 
     def drain(self, runner: Runner) -> None:
         """Runs one runner until all its legs are idle, one after another, with nothing left for the next."""
@@ -416,13 +459,13 @@ class World:
             for actor in runner.actors:
                 actor.is_idle = False
             self.finish(list(runner.actors))
-            if self.log.publishes == before and len(runner.actors) > 1:
-                return
-            if runner.is_over:
+            if runner.is_over or self.is_frozen or (self.log.publishes == before and len(runner.actors) > 1):
                 return
 
     def settle(self) -> None:
         """The end of every history: a clean runner drains; whatever was paused or in flight comes to life; the account is checked twice."""
+        self.log.come_back()
+        self.table.fault, self.is_frozen = None, False
         clean = self.start()
         self.drain(clean)
         self.check(clean)
@@ -444,8 +487,10 @@ class World:
 
     def check(self, clean: Runner) -> None:
         self.current = None
+        """Nobody may end in surprise: the clean runner not at all, others when fenced, stopped, or alone with a fault at their start."""
         for actor in [*(a for r in self.runners for a in r.actors), *self.attempts]:
-            if actor.error is not None and (actor.runner is clean or not isinstance(actor.error, FencedError | RetryableError)):
+            may_end = (FencedError, RetryableError, StoppedError) if actor.runner is not clean or actor in self.attempts else ()
+            if actor.error is not None and not isinstance(actor.error, may_end):
                 raise AssertionError(f"{actor.name} of runner {actor.runner.epoch}: {actor.error!r}") from actor.error
         check_account(self)
 
@@ -456,19 +501,22 @@ def entries(log: MemoryLog, leg: str) -> list[Entry]:
 
 def check_account(world: World) -> None:
     log = world.log
-    produced = {(p, o): v for p, held in world.topic.held.items() for o, v in held}
     for leg in LEGS:
         check_chain(entries(log, leg))
-    check_raw(world, produced)
+    anchor = next(entry for entry in entries(log, "ingest") if entry.kind == "plan")
+    begin = {p: anchor.body["to"].get(str(p), 0) for p in world.topic.held}
+    read, skipped = check_raw(world, begin)
     accepted, refused = expected_outcomes(world)
-    assert len(accepted) + len(refused) == len(produced)
+    assert len(accepted) + len(refused) == read
     assert Counter(world.table.rows) == Counter(accepted), "table"
-    letters = [row for m in log.messages(NAMES.stream("dlq")) for row in decode_frame(m.payload).to_pylist()]
+    letters = [row for m in log.messages(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()]
     assert Counter((row["_tf_partition"], row["_tf_offset"], row["value"]) for row in letters) == Counter(refused), "dead letters"
     totals = {leg: [e for e in entries(log, leg) if e.kind == "done"] for leg in LEGS}
     counts = {leg: Counter(done[-1].body["totals"]) if done else Counter() for leg, done in totals.items()}
-    assert counts["ingest"]["rows_out"] == counts["process"]["rows_in"] == len(produced)
-    assert counts["ingest"]["offsets"] == sum(world.topic.end.values()) - sum(world.topic.first.values())
+    assert counts["ingest"]["rows_out"] == counts["process"]["rows_in"] == read
+    assert counts["ingest"]["offsets"] == sum(world.topic.end.values()) - sum(begin.values())
+    assert counts["ingest"]["offsets_skipped"] == skipped
+    assert counts["ingest"]["offsets_without_record"] == counts["ingest"]["offsets"] - read - skipped
     assert counts["process"]["rows_out"] == counts["sink"]["rows_in"] == counts["sink"]["rows_out"] == len(accepted)
     assert counts["process"]["rows_rejected"] == len(refused)
     account = tally(log, NAMES)
@@ -493,25 +541,36 @@ def check_chain(chain: list[Entry]) -> None:
             totals.update(entry.body["counts"])
             assert {k: v for k, v in totals.items() if v} == {k: v for k, v in entry.body["totals"].items() if v}
             to, plan = entry.body["to"], None
-    assert plan is None
+    # A plan without a position in it may wait for the next batch: it has no effect.
+    assert plan is None or plan.body["from"] == plan.body["to"]
 
 
-def check_raw(world: World, produced: dict[tuple[int, int], bytes]) -> None:
-    """Frames cover each partition's offsets without gap or overlap, and hold its records."""
+def check_raw(world: World, begin: dict[int, int]) -> tuple[int, int]:
+    """Frames cover each partition's offsets without gap or overlap, and hold its records but those that had expired.
+
+    Returns the records stored and the offsets skipped.
+    """
+    produced = {(p, o): v for p, held in world.topic.held.items() for o, v in held if o >= begin[p]}
     stored: dict[tuple[int, int], bytes] = {}
-    reached = dict(world.topic.first)
+    reached, skipped = dict(begin), 0
     for message in world.log.messages(NAMES.stream("raw")):
         partition = int(message.headers["Tf-Partition"])
         first, last = int(message.headers["Tf-First"]), int(message.headers["Tf-Last"])
         assert first == reached[partition]
         reached[partition] = last + 1
-        frame = decode_frame(message.payload)
+        frame = stored_rows(message.payload)
         assert frame.schema == RAW_SCHEMA
         offsets = frame["offset"].to_pylist()
         assert all(first <= offset <= last for offset in offsets)
         stored.update(zip([(partition, offset) for offset in offsets], frame["value"].to_pylist(), strict=True))
+        if "Tf-Skipped" in message.headers:
+            assert int(message.headers["Tf-Skipped"]) == last - first + 1
+            assert last < world.topic.first[partition]
+            skipped += last - first + 1
+            produced = {(p, o): v for (p, o), v in produced.items() if p != partition or not first <= o <= last}
     assert reached == world.topic.end
     assert stored == produced
+    return len(stored), skipped
 
 
 def expected_outcomes(world: World) -> tuple[list[tuple], list[tuple]]:
@@ -522,14 +581,14 @@ def expected_outcomes(world: World) -> tuple[list[tuple], list[tuple]]:
     for message in log.messages(NAMES.stream("raw")):
         (plan,) = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
         config = stage_config.load(log, NAMES, plan.body["config"])
-        rows = decode_frame(message.payload)
+        rows = stored_rows(message.payload)
         for partition, offset, value in zip(*(rows[c].to_pylist() for c in ("partition", "offset", "value")), strict=True):
             outcome = apply(value, config)
             (refused if outcome is None else accepted).append((partition, offset, value if outcome is None else outcome))
     raw = {m.sequence: m for m in log.messages(NAMES.stream("raw"))}
     ends: dict[str, object] = {}
     for message in log.messages(NAMES.stream("out")):
-        first, last = first_and_last(decode_frame(message.payload))
+        first, last = first_and_last(stored_rows(message.payload))
         assert message.subject == NAMES.out(bucket_of(raw[first.sequence], BUCKETS))
         assert message.subject not in ends or ends[message.subject] < first
         ends[message.subject] = last
@@ -567,6 +626,8 @@ def chaos(world: World, steps: int) -> None:
             world.clock.advance(timedelta(seconds=rng.choice([-5, 1, 10])))
         elif event < 0.26 and len(world.topic.held) < 4:
             world.topic.add_partition()
+        elif event < 0.28 and world.expires:
+            world.topic.expire()
         else:
             awake = [a for a in world.actors() if a.runner not in paused or a in world.attempts]
             if awake:
@@ -598,3 +659,51 @@ def test_every_record_is_accounted_for_in_random_histories() -> None:
             raise AssertionError(f"seed {seed} (TALLYFLOW_MODEL_SEED={seed}): {error}") from error
         seed += 1
     print(f"{seed} histories")
+
+
+def short_history(prepare: Callable[[World], None]) -> int:
+    """One runner over two partitions, its legs one after the other, with what `prepare` arranged; then the end of every history.
+
+    Returns how many calls the first runner made.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(4, patch)
+        world.topic = Topic(world, {0: 0, 1: 7})
+        world.begins_at_latest = world.expires = False
+        for number, value in enumerate([b"good", b"bad", b"fine", b"odd", b"good", b"bad", b"fine"]):
+            world.topic.produce(number % 2, value, gap=number % 3)
+        try:
+            first = world.start()
+            prepare(world)
+            world.drain(first)
+            calls = world.calls
+            world.produce(2)
+            world.settle()
+        finally:
+            for actor in world.actors():
+                actor.kill()
+        return calls
+
+
+def arrange(call: int, kind: str, world: World) -> None:
+    world.strike = (call, kind)
+
+
+@pytest.mark.parametrize("kind", ["kill", "pause"])
+def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str) -> None:
+    calls = short_history(lambda world: None)
+    assert calls > 80
+    for call in range(1, calls + 1):
+        try:
+            short_history(partial(arrange, call, kind))
+        except BaseException as error:
+            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_every_single_publish_may_fail(fault: Fault) -> None:
+    for number in range(1, 40):
+        try:
+            short_history(lambda world, n=number: world.log.fail_publish(fault, n))
+        except BaseException as error:
+            raise AssertionError(f"{fault.value} at publish {number}: {error}") from error

@@ -1,0 +1,70 @@
+"""`python -m bench`: all figures of this release, as a table and as JSON."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+from uuid import uuid4
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench import latency, throughput
+from bench.processes import GROUPS, machine
+from pipelines.naming import LEGS
+from pipelines.produce import produce
+from resources.local.stack import LocalStack
+
+console = Console()
+
+
+def main(
+    home: Annotated[Path, typer.Option(help="State of the servers and pipelines.")] = Path(".tallyflow/bench"),
+    events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
+    large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
+    runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
+    only: Annotated[str, typer.Option(help="ingest, end-to-end or latency.")] = "",
+    latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
+) -> None:
+    """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
+    stack = LocalStack(home)
+    stack.up()
+    results: dict[str, object] = {"machine": machine(), "events": events, "large_events": large_events, "runs": runs}
+    try:
+        table = Table("what", "event", "events/s", *(f"{group} us/event" for group in GROUPS), "pipeline us/event", "pipeline PSS MB")
+        for size, count in ((200, events), (1500, large_events)):
+            if not count or only == "latency":
+                continue
+            topic = f"bench-{size}-{uuid4().hex[:6]}"
+            console.print(f"producing {count:,} events of about {size} bytes")
+            produce(stack.addresses().kafka_bootstrap, topic, count, None, size, 0.0, 0.0, 1, 4)
+            for name, legs in (("ingest", ("ingest",)), ("end-to-end", LEGS)):
+                if only and name != only:
+                    continue
+                measured = []
+                for number in range(runs):
+                    measured.append(throughput.measure(stack, topic, count, legs))
+                    console.print(f"{name}, {size} B, run {number + 1}: {measured[-1].events_per_second:,.0f} events/s")
+                middle = throughput.middle(measured)
+                results[f"{name}-{size}"] = {**asdict(middle), "all_rates": [round(run.events_per_second) for run in measured]}
+                cpu = [f"{middle.cpu_us_per_event[group]:.2f}" for group in GROUPS]
+                rates = [f"{middle.events_per_second:,.0f}", *cpu, f"{middle.pipeline_cpu_us:.2f}", f"{middle.peak_pss_bytes / 1e6:,.0f}"]
+                table.add_row(name, f"{size} B", *rates)
+        if table.row_count:
+            console.print(table)
+        if only in ("", "latency"):
+            found = latency.measure(stack, f"bench-latency-{uuid4().hex[:6]}", 1000, latency_seconds, 20.0)
+            results["latency"] = asdict(found)
+            console.print(
+                f"latency at 1,000 events/s: p50 {found.p50_ms:.0f} ms, p95 {found.p95_ms:.0f} ms, p99 {found.p99_ms:.0f} ms; "
+                f"{found.busy_cores:.2f} cores; idle {found.idle_cores:.3f} cores"
+            )
+    finally:
+        stack.down()
+    (home / "results.json").write_text(json.dumps(results, indent=2))
+    console.print(f"{machine()}; JSON in {home / 'results.json'}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

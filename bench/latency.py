@@ -1,0 +1,124 @@
+"""Latency from produce to queryable, CPU at a steady rate, and CPU when idle."""
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import clickhouse_connect
+import numpy as np
+from confluent_kafka import Producer
+
+from bench.pipeline import MeasuredPipeline
+from bench.processes import PIPELINE_GROUPS, Meter
+from pipelines.produce import ensure_topic
+from resources.local.stack import LocalStack
+
+WARM_UP_SECONDS = 15.0
+LOOK_EVERY_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds from the producer's call to the first query that saw the row; cores used by runner and workers."""
+
+    events: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    busy_cores: float
+    idle_cores: float
+
+
+def measure(stack: LocalStack, topic: str, per_second: int, seconds: float, idle_seconds: float) -> Latency:
+    addresses = stack.addresses()
+    ensure_topic(addresses.kafka_bootstrap, topic, 4)
+    pipeline = MeasuredPipeline(stack, topic)
+    pid = pipeline.start()
+    pipeline.wait(lambda: (pipeline.status() or {}).get("ready"))
+    meter = Meter(pid, {name: int(stack.server(name).pid or 0) for name in ("kafka", "nats", "clickhouse")})
+    stop = threading.Event()
+    producer = threading.Thread(target=_produce, args=(addresses.kafka_bootstrap, topic, per_second, stop), daemon=True)
+    producer.start()
+    time.sleep(WARM_UP_SECONDS)
+    before, begun = meter.read(), time.monotonic()
+    latencies = _watch(pipeline, seconds)
+    used, elapsed = meter.read().since(before), time.monotonic() - begun
+    stop.set()
+    producer.join()
+    time.sleep(3)
+    resting, rested = meter.read(), time.monotonic()
+    time.sleep(idle_seconds)
+    idle, idled = meter.read().since(resting), time.monotonic() - rested
+    pipeline.stop()
+    p50, p95, p99 = np.percentile(latencies, [50, 95, 99])
+    return Latency(
+        len(latencies),
+        float(p50),
+        float(p95),
+        float(p99),
+        sum(used[group] for group in PIPELINE_GROUPS) / elapsed,
+        sum(idle[group] for group in PIPELINE_GROUPS) / idled,
+    )
+
+
+def _produce(bootstrap: str, topic: str, per_second: int, stop: threading.Event) -> None:
+    """Sends `per_second` orders evenly, in steps of 10 ms, each with the instant of its sending."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+    begun = time.monotonic()
+    number = 0
+    while not stop.is_set():
+        due = int((time.monotonic() - begun) * per_second)
+        for index in range(number, due):
+            producer.produce(topic, _order(index), key=str(index).encode())
+        number = max(number, due)
+        producer.poll(0)
+        stop.wait(0.01)
+    producer.flush(10)
+
+
+def _order(number: int) -> bytes:
+    order = {
+        "order_id": f"o-{number}",
+        "customer": {"id": number % 1000, "city": "Lyon"},
+        "restaurant": "Chez Ana",
+        "dish": "gratin",
+        "quantity": 2,
+        "price": 11.5,
+        "tags": ["lunch"],
+        "ordered_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    return json.dumps(order).encode()
+
+
+def _watch(pipeline: MeasuredPipeline, seconds: float) -> list[float]:
+    """Looks every 20 ms for rows not seen before, for `seconds`; a row's latency ends when the answer that shows it has come."""
+    addresses = pipeline.addresses
+    client = clickhouse_connect.get_client(
+        host=addresses.clickhouse_host,
+        port=addresses.clickhouse_port,
+        username=addresses.clickhouse_user,
+        password=addresses.clickhouse_password,
+    )
+    query = (
+        f"SELECT _tf_partition, _tf_offset, toUnixTimestamp64Milli(ordered_at) FROM {pipeline.table} WHERE _tf_sequence > {{after:UInt64}}"
+    )
+    newest = f"SELECT max(_tf_sequence) FROM {pipeline.table}"
+    seen: set[tuple[int, int]] = set()
+    latencies: list[float] = []
+    after = int(client.query(newest).result_rows[0][0])
+    seen.update((p, o) for p, o, _ in client.query(query, {"after": max(0, after - 200)}).result_rows)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        floor = max(0, after - 200)
+        rows = client.query(query, {"after": floor}).result_rows
+        now_ms = time.time() * 1000
+        for partition, offset, sent_ms in rows:
+            if (partition, offset) not in seen:
+                seen.add((partition, offset))
+                latencies.append(now_ms - sent_ms)
+        if rows:
+            after = int(client.query(newest).result_rows[0][0])
+        time.sleep(LOOK_EVERY_SECONDS)
+    return latencies

@@ -1,0 +1,96 @@
+"""One pipeline under measurement: its file, its runner as an ordinary process, and what its status says."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import yaml
+
+from pipelines.naming import Names
+from pipelines.status import find_runner
+from resources.local.stack import Addresses, LocalStack
+
+START_SECONDS = 120.0
+EXAMPLE = Path(__file__).parent.parent / "examples" / "orders" / "pipeline.yaml"
+
+
+class MeasuredPipeline:
+    """The example pipeline on its own names, reading `topic`."""
+
+    def __init__(self, stack: LocalStack, topic: str, max_delay: str = "100ms", max_batch_size: int = 100_000) -> None:
+        self.stack, self.topic = stack, topic
+        unique = uuid4().hex[:8]
+        self.pipeline, self.table = f"bench-{unique}", f"bench_{unique}"
+        self.directory = Names(self.pipeline).directory(stack.home)
+        self.directory.mkdir(parents=True)
+        document = yaml.safe_load(EXAMPLE.read_text())
+        document["sink"] |= {"max_delay_time": max_delay, "max_batch_size": max_batch_size}
+        self.file = self.directory / "pipeline.yaml"
+        self.file.write_text(yaml.safe_dump(document))
+        self.environment = {
+            **os.environ,
+            **self.addresses.environment(),
+            "TALLYFLOW_HOME": str(stack.home),
+            "ORDERS_PIPELINE": self.pipeline,
+            "ORDERS_TABLE": self.table,
+            "ORDERS_TOPIC": topic,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def addresses(self) -> Addresses:
+        return self.stack.addresses()
+
+    def start(self, *arguments: str) -> int:
+        """Starts the runner and waits until it serves its status; returns its pid."""
+        with (self.directory / "runner.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipelines.cli", "run", str(self.file), *arguments], env=self.environment, stdout=log, stderr=log
+            )
+        self.wait(lambda: find_runner(self.directory) is not None)
+        return self._process.pid
+
+    def status(self) -> dict[str, Any] | None:
+        found = find_runner(self.directory)
+        if found is None:
+            return None
+        try:
+            answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:{found['port']}/status", timeout=30).json()
+        except httpx.TransportError:
+            return None
+        return answer
+
+    def rows(self, leg: str, count: str) -> int:
+        status = self.status()
+        return int(status["legs"][leg]["totals"].get(count, 0)) if status and leg in status["legs"] else 0
+
+    def wait(self, condition: Callable[[], Any], seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise RuntimeError(
+                    f"the runner ended with {self._process.returncode}: {(self.directory / 'runner.log').read_text()[-2000:]}"
+                )
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.pipeline}: waited {seconds:.0f} s; status {json.dumps(self.status())[:1000]}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Stops the runner and deletes the pipeline with its table."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(60)
+        subprocess.run(
+            [sys.executable, "-m", "pipelines.cli", "delete", str(self.file), "--yes"],
+            env=self.environment,
+            check=True,
+            capture_output=True,
+        )

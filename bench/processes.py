@@ -1,0 +1,74 @@
+"""CPU time and memory of groups of processes, from the operating system's own accounting."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+GROUPS = ("driver", "jvm", "workers", "kafka", "nats", "clickhouse")
+PIPELINE_GROUPS = ("driver", "jvm", "workers")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """CPU seconds by group since each process began, and the sum of proportional set sizes (PSS) of the pipeline's groups, in bytes."""
+
+    cpu_seconds: dict[str, float]
+    pipeline_pss_bytes: int
+
+    def since(self, earlier: "Usage") -> dict[str, float]:
+        return {group: self.cpu_seconds[group] - earlier.cpu_seconds[group] for group in GROUPS}
+
+
+class Meter:
+    """Watches one runner and the servers. Planners and task workers are both `workers`.
+
+    A process that ended between two looks is missed, except by its parent's account of ended children, which is included.
+    """
+
+    def __init__(self, runner_pid: int, servers: dict[str, int]) -> None:
+        self._runner = psutil.Process(runner_pid)
+        self._servers = {name: psutil.Process(pid) for name, pid in servers.items()}
+
+    def read(self, with_memory: bool = False) -> Usage:
+        cpu = dict.fromkeys(GROUPS, 0.0)
+        cpu["driver"] = _own_seconds(self._runner)
+        pss = _pss_bytes(self._runner.pid) if with_memory else 0
+        for child in self._runner.children(recursive=True):
+            try:
+                group = "jvm" if child.name() == "java" else "workers"
+                cpu[group] += _own_seconds(child) + (_ended_children_seconds(child) if group == "workers" else 0.0)
+                pss += _pss_bytes(child.pid) if with_memory else 0
+            except psutil.NoSuchProcess:
+                continue
+        for name, process in self._servers.items():
+            cpu[name] = _own_seconds(process)
+        return Usage(cpu, pss)
+
+
+def _own_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _ended_children_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.children_user + times.children_system)
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def machine() -> str:
+    """One line about where the figures were taken."""
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "?"
+    )
+    memory_gib = psutil.virtual_memory().total / 2**30
+    return f"{os.cpu_count()} cores ({model}), {memory_gib:.0f} GiB"

@@ -1,0 +1,41 @@
+"""A pipeline deleted and made again under the same name is a new pipeline: nothing of the old one can swallow its rows."""
+
+import pytest
+from pipeline_case import PipelineCase
+from pyspark.sql import SparkSession
+
+from pipelines.naming import ROLES
+
+pytestmark = pytest.mark.crash
+
+
+def _delete(case: PipelineCase, *arguments: str) -> None:
+    deleted = case.command("delete", str(case.file), "--yes", *arguments)
+    assert deleted.returncode == 0, deleted.stderr
+    log = case.log()
+    assert [log.state(case.names.stream(role)) for role in ROLES] == [None] * len(ROLES)
+    log.close()
+    assert not case.names.directory(case.home).exists()
+
+
+def test_a_deleted_pipeline_begins_anew_under_the_same_name(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(3000, bad_every=100)
+    case.warm_run()
+    case.check()
+    _delete(case)
+    assert case.count() == 0
+    case.warm_run()
+    assert case.count() == 2970
+    case.check()
+
+
+def test_tokens_of_a_deleted_pipeline_do_not_swallow_rows_of_its_successor(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(3000)
+    case.warm_run()
+    _delete(case, "--keep-table")
+    assert case.count() == 3000
+    case.client().command(f"TRUNCATE TABLE {case.table}")
+    case.warm_run()
+    case.check()

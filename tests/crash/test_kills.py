@@ -1,0 +1,127 @@
+"""Processes of a runner killed or stopped from outside, one at a time, in the middle of load."""
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from pipeline_case import PipelineCase, family_of, kill, members, wait_until
+from pyspark.sql import SparkSession
+
+from pipelines.naming import LEGS
+
+pytestmark = pytest.mark.crash
+
+JVM = "org.apache.spark.deploy.SparkSubmit"
+PLANNER = "python_streaming_source_runner"
+WORKER_DAEMON = "pyspark.daemon pyspark.worker"
+
+
+def _started(case: PipelineCase, *arguments: str) -> "subprocess.Popen[str]":
+    case.create_topic()
+    process = case.start(*arguments)
+    case.wait_ready(process)
+    return process
+
+
+def _drained(case: PipelineCase) -> bool:
+    reached = (case.ask() or {})["legs"]["ingest"]["totals"].get("offsets", 0)
+    return reached == case.sent and case.count() + len(case.letters()) == case.sent
+
+
+def _end(case: PipelineCase, process: "subprocess.Popen[str]") -> str:
+    """Lets a runner finish what was sent, stops it, and gives its words."""
+    wait_until(lambda: _drained(case), 60, "the end of the backlog")
+    process.send_signal(signal.SIGTERM)
+    words = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, words
+    return words
+
+
+def _nothing_lost(checkpoint: Path) -> None:
+    assert checkpoint.exists()
+
+
+def _last_commit_lost(checkpoint: Path) -> None:
+    commits = [path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()]
+    max(commits, key=lambda path: int(path.name)).unlink()
+
+
+def _checkpoint_lost(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+
+
+@pytest.mark.parametrize("accident", [_nothing_lost, _last_commit_lost, _checkpoint_lost])
+def test_a_runner_killed_under_load_is_replaced_by_the_next(
+    case: PipelineCase, session: SparkSession, accident: Callable[[Path], None]
+) -> None:
+    process = _started(case)
+    with case.load():
+        case.wait_count(2000)
+        process.kill()
+        assert process.wait(10) == -9
+    checkpoints = [path for path in case.names.directory(case.home).glob("run-*-*") if path.is_dir()]
+    assert len(checkpoints) == len(LEGS)
+    for checkpoint in checkpoints:
+        accident(checkpoint)
+    case.warm_run()
+    case.check()
+
+
+def test_a_runner_whose_jvm_was_killed_ends_with_an_error_soon(case: PipelineCase, session: SparkSession) -> None:
+    process = _started(case)
+    with case.load():
+        case.wait_count(1000)
+        (jvm,) = members(process, JVM)
+        kill(jvm)
+        words = process.communicate(timeout=30)[1]
+    assert process.returncode == 1, words
+    assert "Spark" in words
+    assert "Traceback" not in words, words
+    case.warm_run()
+    case.check()
+
+
+def test_a_runner_goes_on_when_one_of_its_workers_is_killed(case: PipelineCase) -> None:
+    process = _started(case, "--driver-offsets", "0", "--driver-frames", "0")
+    with case.load():
+        case.wait_count(1000)
+        daemons = {daemon.pid for daemon in members(process, WORKER_DAEMON)}
+        workers = [worker for worker in members(process, WORKER_DAEMON) if worker.ppid() in daemons]
+        kill(workers[0])
+        case.wait_count(case.count() + 2000)
+    words = _end(case, process)
+    assert "halted" not in words
+    case.check()
+
+
+def test_a_query_whose_planner_was_killed_is_started_again_by_the_runner(case: PipelineCase) -> None:
+    process = _started(case)
+    for turn, leg in enumerate(LEGS):
+        with case.load():
+            case.wait_count(case.count() + 500)
+            planners = sorted(members(process, PLANNER), key=psutil.Process.create_time)
+            assert len(planners) == len(LEGS), (leg, planners)
+            kill(planners[0])
+            wait_until(lambda gone=planners[0], n=turn: gone not in members(process, PLANNER), 30, "the planner's end")
+            case.wait_count(case.count() + 1500)
+    words = _end(case, process)
+    assert words.count("starting the query again") == len(LEGS), words
+    case.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_under_load_finishes_the_batches_in_work(case: PipelineCase, session: SparkSession, number: signal.Signals) -> None:
+    process = _started(case)
+    with case.load():
+        case.wait_count(1000)
+        process.send_signal(number)
+        words = process.communicate(timeout=30)[1]
+    assert process.returncode == 0, words
+    assert "Traceback" not in words, words
+    assert family_of(process) == []
+    case.warm_run()
+    case.check()

@@ -1,0 +1,75 @@
+"""Two runners of one pipeline, started on purpose: at most one writes."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+from pipeline_case import PipelineCase, family_of, wait_until
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.lease import TTL_SECONDS
+from pipelines.naming import ROLES
+
+pytestmark = pytest.mark.crash
+
+
+def _signal_host(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    """The runner and all that it has started, as when their machine pauses."""
+    for one in [*family_of(process), process]:
+        one.send_signal(number)
+
+
+def _ends(case: PipelineCase) -> list[int]:
+    """Last sequence of each stream but the ledger's lease: what a fenced runner must not move."""
+    log = case.log()
+    states = [log.state(case.names.stream(role)) for role in ROLES]
+    log.close()
+    return [state.last_sequence for state in states if state]
+
+
+def test_a_second_runner_on_the_same_home_is_refused_and_the_first_goes_on(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    first = case.warm_runner(until_caught_up=False)
+    thread = case.in_background(first)
+    case.send_events(2000)
+    second = case.run(timeout=30)
+    assert second.returncode == 1
+    assert "a runner on this host already holds" in second.stderr
+    assert "Traceback" not in second.stderr
+    case.send_events(2000)
+    case.wait_count(4000)
+    first.request_stop()
+    thread.join(30)
+    assert first.epoch == case.warm_runner().run() or True
+    case.check()
+
+
+def test_a_paused_runner_is_replaced_after_its_lease_and_stops_when_it_wakes(
+    case: PipelineCase, session: SparkSession, tmp_path: Path
+) -> None:
+    case.create_topic()
+    first = case.start()
+    case.wait_ready(first)
+    case.send_events(3000, bad_every=100)
+    other_home = tmp_path / "other-host"
+    refused = case.run(timeout=60, TALLYFLOW_HOME=str(other_home))
+    assert refused.returncode == 1
+    assert "on another host holds this pipeline" in refused.stderr
+    with case.load():
+        case.wait_count(case.count() + 1000)
+        _signal_host(first, signal.SIGSTOP)
+    case.home = other_home
+    case.warm_run()
+    case.check()
+
+    case.send_events(1000)
+    rows, ends = case.count(), _ends(case)
+    _signal_host(first, signal.SIGCONT)
+    words = first.communicate(timeout=30)[1]
+    assert first.returncode == 1, words
+    assert "another runner" in words and "has taken this pipeline over" in words, words
+    assert (case.count(), _ends(case)) == (rows, ends), "a fenced runner wrote"
+    case.warm_run()
+    case.check()

@@ -1,0 +1,133 @@
+"""Orders in a real topic are exactly those that the summary tells of."""
+
+import time
+from collections import Counter
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from pipelines.errors import ConfigurationError, HaltError, TallyflowError
+from pipelines.orders import Recipe, orders
+from pipelines.produce import ensure_topic, produce
+from pipelines.verify import read_topic
+from resources.local.stack import LocalStack
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def bootstrap(running_stack: LocalStack) -> str:
+    return running_stack.addresses().kafka_bootstrap
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"orders-{uuid4().hex[:10]}"
+
+
+def records_in(bootstrap: str, topic: str) -> list[tuple[int, int, bytes, bytes | None]]:
+    """(partition, offset, key, value) of every record, in order per partition."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid4().hex, "enable.partition.eof": True, "log_level": 0})
+    partitions = consumer.list_topics(topic, 10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    found: list[tuple[int, int, bytes, bytes | None]] = []
+    ended: set[int] = set()
+    while len(ended) < len(partitions):
+        for message in consumer.consume(5000, 0.2):
+            if message.error() is None:
+                found.append((message.partition(), message.offset(), message.key(), message.value()))
+            else:
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                ended.add(message.partition())
+    consumer.close()
+    return found
+
+
+def test_the_topic_holds_exactly_the_events_of_the_recipe_and_the_summary_says_so(bootstrap: str, topic: str) -> None:
+    summary = produce(bootstrap, topic, 20_000, duplicate_share=0.1, bad_share=0.05, seed=3, partitions=3)
+    expected = [
+        event
+        for block in orders(Recipe(3, 200, 0.1, 0.05), 20_000)
+        for event in zip(block.keys.to_pylist(), block.values.to_pylist(), strict=True)
+    ]
+    found = records_in(bootstrap, topic)
+    assert Counter((key, value) for *_, key, value in found) == Counter(expected)
+    assert summary.produced == summary.good + summary.bad + summary.duplicates == 20_000
+    assert summary.bad == sum(summary.bad_kinds.values()) > 0
+    assert summary.bytes == sum(len(value or b"") for _, value in expected)
+    assert set(summary.offsets) == {0, 1, 2}
+    for partition, (first, last) in summary.offsets.items():
+        offsets = [offset for number, offset, *_ in found if number == partition]
+        assert (first, last) == (offsets[0], offsets[-1])
+
+
+def test_records_of_one_key_are_in_one_partition_in_their_order(bootstrap: str, topic: str) -> None:
+    produce(bootstrap, topic, 5000, duplicate_share=0.5, partitions=4)
+    partitions_of: dict[bytes, set[int]] = {}
+    for partition, _, key, _ in records_in(bootstrap, topic):
+        partitions_of.setdefault(key, set()).add(partition)
+    assert {len(partitions) for partitions in partitions_of.values()} == {1}
+
+
+def test_a_second_call_appends_and_tells_its_own_offsets(bootstrap: str, topic: str) -> None:
+    first = produce(bootstrap, topic, 300, partitions=1)
+    second = produce(bootstrap, topic, 200, seed=2, partitions=7)
+    assert first.offsets == {0: (0, 299)}
+    assert second.offsets == {0: (300, 499)}
+
+
+def test_the_rate_is_kept_without_drift(bootstrap: str, topic: str) -> None:
+    seen: list[tuple[float, int]] = []
+    started = time.monotonic()
+    produce(bootstrap, topic, 1500, rate=1000, partitions=1, progress=lambda sent: seen.append((time.monotonic() - started, sent)))
+    assert seen[-1][1] == 1500
+    first = seen[0][0]
+    assert seen[-1][0] - first >= 1499 / 1000 - 0.05
+    # Never ahead of the schedule; behind it only while the machine is busy.
+    assert all(sent - 1 <= 1000 * (elapsed - first + 0.05) for elapsed, sent in seen)
+
+
+def test_an_event_that_kafka_refuses_is_an_error(bootstrap: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": "1000"})])[topic].result()
+    with pytest.raises(TallyflowError, match="MSG_SIZE_TOO_LARGE"):
+        produce(bootstrap, topic, 10, size=50_000)
+
+
+def test_numbers_that_make_no_recipe_are_refused_before_anything_is_sent(bootstrap: str, topic: str) -> None:
+    for wrong in ({"bad_share": 0.7, "duplicate_share": 0.7}, {"size": 0}, {"rate": 0.0}):
+        with pytest.raises(ConfigurationError):
+            produce(bootstrap, topic, 10, **wrong)
+    assert topic not in AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=10).topics
+
+
+def test_the_oracle_reads_every_position_and_value_once(bootstrap: str, topic: str) -> None:
+    produce(bootstrap, topic, 12_000, bad_share=0.01, partitions=3)
+    found = read_topic({"bootstrap.servers": bootstrap}, topic, with_values=True)
+    rows = zip(found["_tf_partition"].to_pylist(), found["_tf_offset"].to_pylist(), found["value"].to_pylist(), strict=True)
+    assert sorted(rows, key=lambda row: row[:2]) == sorted(
+        ((p, o, value) for p, o, _, value in records_in(bootstrap, topic)), key=lambda row: row[:2]
+    )
+
+
+def test_the_oracle_passes_over_offsets_without_a_committed_record(bootstrap: str, topic: str) -> None:
+    produce(bootstrap, topic, 1, partitions=1)
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+    for is_committed in (True, False, True, False):
+        producer.begin_transaction()
+        for number in range(3):
+            producer.produce(topic, b"%d" % number)
+        assert producer.flush(30) == 0
+        producer.commit_transaction(30) if is_committed else producer.abort_transaction(30)
+    offsets = read_topic({"bootstrap.servers": bootstrap}, topic)["_tf_offset"].to_pylist()
+    assert offsets == [0, 1, 2, 3, 9, 10, 11]
+
+
+def test_the_oracle_reads_an_empty_topic_and_refuses_one_that_is_not_there(bootstrap: str, topic: str) -> None:
+    with pytest.raises(HaltError, match="create the topic"):
+        read_topic({"bootstrap.servers": bootstrap}, topic)
+    ensure_topic(bootstrap, topic, 2)
+    assert read_topic({"bootstrap.servers": bootstrap}, topic).num_rows == 0

@@ -1,0 +1,143 @@
+"""What the documents claim and a program can check: commands, options, links, halt messages, metrics, failpoints, tests."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from pipelines import errors
+from pipelines.cli import app
+from pipelines.errors import HaltError
+from pipelines.failpoints import NAMES
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+HALT_CLASSES = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HaltError)}
+GENERIC_LETTERS = 12
+
+
+def text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def section(page: str, heading: str) -> str:
+    """The text below a heading of level 2, up to the next one."""
+    return re.split(r"^## ", page.split(f"\n## {heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return {"".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_resolve(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        page = path.parent / name if name else path
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page.read_text(encoding="utf-8")), target
+
+
+def test_readme_has_exactly_two_set_up_commands() -> None:
+    blocks = re.findall(r"```\n(.*?)```", section(text("README.md"), "Set up"), re.DOTALL)
+    assert [block.split("\n") for block in blocks] == [["make demo", "make test", ""]]
+
+
+def documented_commands(page: str) -> Iterator[tuple[str, set[str]]]:
+    """(command, its options) of every `tallyflow ...` on a page; `up | down` names two."""
+    for names, rest in re.findall(r"\btallyflow ((?:[a-z]+ \| )*[a-z]+)\b([^`\n]*)", page):
+        for name in names.split(" | "):
+            yield name, set(re.findall(r"--[a-z-]+", rest))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_documented_commands_and_options_exist(path: Path) -> None:
+    for name, options in documented_commands(path.read_text(encoding="utf-8")):
+        assert name in COMMANDS
+        assert options <= {option for parameter in COMMANDS[name].params for option in parameter.opts}, name
+
+
+def test_every_command_is_in_the_readme() -> None:
+    assert set(COMMANDS) == {name for name, _ in documented_commands(text("README.md"))}
+
+
+def test_documented_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    for path in PAGES:
+        assert set(re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)) <= targets, path.name
+
+
+def documented_halts() -> list[str]:
+    """The quoted parts of messages: what stands in backticks before the colon of each list item."""
+    items = re.findall(r"^- ((?:(?!\n- ).)*?`): ", section(text("docs/operations.md"), "What each halt means"), re.MULTILINE | re.DOTALL)
+    return [part for item in items for part in re.findall(r"`([^`]+)`", item) if len(part) > 5]
+
+
+def literal(node: ast.expr) -> str:
+    """The constant text of a string expression; a line break stands where a value goes in."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "\n" for part in node.values)
+    return ""
+
+
+def trees() -> Iterator[ast.Module]:
+    for path in (ROOT / "pipelines").rglob("*.py"):
+        yield ast.parse(path.read_text(encoding="utf-8"))
+
+
+def halt_messages() -> set[str]:
+    """The constant text of the message of every halt that the code makes."""
+    calls = (node for tree in trees() for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+    return {literal(call.args[0]) for call in calls if call.func.id in HALT_CLASSES and call.args}  # type: ignore[attr-defined]
+
+
+def test_documented_halt_messages_are_in_the_code() -> None:
+    strings = {literal(node) for tree in trees() for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)}
+    assert [part for part in documented_halts() if not any(part in string for string in strings)] == []
+
+
+def test_every_halt_message_is_documented() -> None:
+    """A message that is made of values alone, such as a driver's own words, needs no entry."""
+    known = documented_halts()
+    telling = {message for message in halt_messages() if sum(map(str.isalpha, message)) >= GENERIC_LETTERS}
+    missing = [message for message in telling if not any(part in message for part in known)]
+    assert missing == [], "say in docs/operations.md what these mean and what to do"
+
+
+def test_every_halt_class_has_a_section() -> None:
+    headings = re.findall(r"^### .*\(`(\w+)`\)$", section(text("docs/operations.md"), "What each halt means"), re.MULTILINE)
+    assert set(headings) == HALT_CLASSES
+
+
+def test_metrics_table_names_the_metrics() -> None:
+    made = re.findall(r'(Counter|Gauge)MetricFamily\("(tallyflow_\w+)"', text("pipelines/status.py"))
+    names = {f"{name}_total" if kind == "Counter" else name for kind, name in made}
+    assert set(re.findall(r"^\| `(tallyflow_\w+)` ", text("docs/operations.md"), re.MULTILINE)) == names
+
+
+@pytest.mark.parametrize(("page", "heading"), [("docs/operations.md", "Drills"), ("docs/concepts.md", "What happens at a kill")])
+def test_failpoints_are_named(page: str, heading: str) -> None:
+    assert set(re.findall(r"`\[?([a-z]+\.[a-z]+-[a-z-]+)\]?`", section(text(page), heading))) == set(NAMES)
+
+
+def test_tests_named_in_the_failure_matrix_exist() -> None:
+    matrix = section(text("CONTRIBUTING.md"), "Failure matrix")
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert set(re.findall(r"`(test_\w+)`", matrix)) <= set(re.findall(r"^def (test_\w+)\(", sources, re.MULTILINE))
+    assert all((ROOT / path).exists() for path in re.findall(r"`(tests/[^`]+)`", matrix))
+
+
+def test_crash_tests_live_where_make_crash_runs_them() -> None:
+    mark = re.compile(r"^\s*(?:@|pytestmark = ).*mark\.crash", re.MULTILINE)
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if mark.search(path.read_text(encoding="utf-8"))]
+    assert [path.name for path in marked if path.parent.name != "crash"] == []

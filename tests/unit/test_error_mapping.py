@@ -1,0 +1,170 @@
+"""Every exception of a driver becomes one of ours by what to do next: wait, read again, or halt. Unknown is a halt."""
+
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+import nats.errors
+import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError, ProgrammingError
+from confluent_kafka import KafkaError, KafkaException
+from nats.js.errors import APIError, ServiceUnavailableError
+from urllib3.exceptions import ProtocolError, ReadTimeoutError
+
+from pipelines.connectors import clickhouse, jetstream, kafka
+from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError, TallyflowError
+
+CLICKHOUSE_WAITS = {
+    3: "UNEXPECTED_END_OF_FILE",
+    159: "TIMEOUT_EXCEEDED",
+    202: "TOO_MANY_SIMULTANEOUS_QUERIES",
+    209: "SOCKET_TIMEOUT",
+    210: "NETWORK_ERROR",
+    225: "NO_ZOOKEEPER",
+    241: "MEMORY_LIMIT_EXCEEDED",
+    242: "TABLE_IS_READ_ONLY",
+    243: "NOT_ENOUGH_SPACE",
+    252: "TOO_MANY_PARTS",
+    285: "TOO_FEW_LIVE_REPLICAS",
+    319: "UNKNOWN_STATUS_OF_INSERT",
+    999: "KEEPER_EXCEPTION",
+}
+CLICKHOUSE_HALTS = {
+    16: "nothing was dropped",
+    33: "nothing was dropped",
+    60: "create_table: true",
+    81: "create the database",
+    117: "nothing was dropped",
+    192: "check `username`",
+    193: "check `password`",
+    349: "nothing was dropped",
+    497: "grant the user the right",
+    516: "check `username` and `password`",
+    987_654: "nothing was dropped",
+}
+
+
+def server_error(code: int, name: str = "NAME") -> DatabaseError:
+    """As clickhouse-connect builds it from the header `X-ClickHouse-Exception-Code`."""
+    text = f"Received ClickHouse exception, code: {code}, server response: Code: {code}. DB::Exception: words. ({name})"
+    return DatabaseError(text, code=code, name=name)
+
+
+@pytest.mark.parametrize(("code", "name"), CLICKHOUSE_WAITS.items())
+def test_an_overloaded_clickhouse_is_waited_for(code: int, name: str) -> None:
+    found = clickhouse.map_error("inserting", server_error(code, name))
+    assert type(found) is RetryableError
+    assert str(found).startswith(f"inserting: ClickHouse error {code} ({name})")
+
+
+@pytest.mark.parametrize(("code", "remedy"), CLICKHOUSE_HALTS.items())
+def test_any_other_code_of_clickhouse_is_a_halt_with_a_remedy(code: int, remedy: str) -> None:
+    found = clickhouse.map_error("inserting", server_error(code))
+    assert type(found) is HaltError
+    assert str(found).startswith(f"inserting: ClickHouse error {code}: ")
+    assert remedy in str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OperationalError("Error HTTPConnectionPool(host='ch', port=8123): Max retries exceeded executing HTTP request"), RetryableError),
+        (OperationalError("Unexpected response to server version query: ''"), RetryableError),
+        (DatabaseError("HTTP driver received HTTP status 502, server response: upstream answered 404"), RetryableError),
+        (DatabaseError("HTTP driver received HTTP status 503"), RetryableError),
+        (DatabaseError("HTTP driver received HTTP status 429, server response: slow down"), RetryableError),
+        (DatabaseError("HTTP driver received HTTP status 408"), RetryableError),
+        (DatabaseError("HTTP driver received HTTP status 404, server response: not found"), HaltError),
+        (DatabaseError("HTTP driver received HTTP status 401"), HaltError),
+        (ReadTimeoutError(None, "/", "read timed out"), RetryableError),  # type: ignore[arg-type]
+        (ProtocolError("connection broken"), RetryableError),
+        (ConnectionResetError(104, "reset by peer"), RetryableError),
+        (TimeoutError(), RetryableError),
+        (ProgrammingError("bad call", code=None), HaltError),
+        (KeyError("a bug"), HaltError),
+    ],
+    ids=lambda value: f"{type(value).__name__}: {value}"[:60] if isinstance(value, Exception) else value.__name__,
+)
+def test_clickhouse_errors_without_a_code(error: Exception, kind: type[TallyflowError]) -> None:
+    assert type(clickhouse.map_error("inserting", error)) is kind
+
+
+def test_an_error_of_ours_passes_the_map_unchanged() -> None:
+    mine = HaltError("mine")
+    assert clickhouse.map_error("inserting", mine) is mine
+
+
+def test_only_the_first_line_of_a_clickhouse_error_is_told() -> None:
+    found = clickhouse.map_error("inserting", DatabaseError("Code: 16. No such column\nStack trace:\n" + "frame\n" * 50, code=16))
+    assert "Stack trace" not in str(found)
+    assert "\n" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (APIError(code=400, err_code=10071, description="wrong last sequence: 7"), ConflictError),
+        (APIError(code=503, err_code=10077, description="maximum bytes exceeded"), RetryableError),
+        (APIError(code=500, err_code=10047, description="insufficient storage resources available"), RetryableError),
+        (APIError(code=503, err_code=10008, description="system temporarily unavailable"), RetryableError),
+        (ServiceUnavailableError(code=503, description="no leader"), RetryableError),
+        (APIError(code=404, err_code=10059, description="stream not found"), HaltError),
+        (APIError(code=400, err_code=10025, description="bad request"), HaltError),
+        (APIError(code=400, err_code=None, description=None), HaltError),
+        (nats.errors.AuthorizationError(), HaltError),
+        (nats.errors.MaxPayloadError(), HaltError),
+        (nats.errors.TimeoutError(), RetryableError),
+        (nats.errors.NoServersError(), RetryableError),
+        (nats.errors.NoRespondersError(), RetryableError),
+        (nats.errors.ConnectionClosedError(), RetryableError),
+        (nats.errors.ConnectionReconnectingError(), RetryableError),
+        (nats.errors.StaleConnectionError(), RetryableError),
+        (nats.errors.OutboundBufferLimitError(), RetryableError),
+        (FutureTimeoutError(), RetryableError),
+        (ConnectionRefusedError(111, "refused"), RetryableError),
+        (ValueError("a bug"), HaltError),
+    ],
+    ids=lambda value: f"{type(value).__name__} {value}"[:60] if isinstance(value, Exception) else value.__name__,
+)
+def test_nats_errors(error: Exception, kind: type[TallyflowError]) -> None:
+    found = jetstream._map_error("publishing to tf.x", error)
+    assert type(found) is kind
+    assert str(found).startswith("publishing to tf.x: ")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (KafkaError._TRANSPORT, RetryableError, ""),
+        (KafkaError._ALL_BROKERS_DOWN, RetryableError, ""),
+        (KafkaError._TIMED_OUT, RetryableError, ""),
+        (KafkaError._RESOLVE, RetryableError, ""),
+        (KafkaError.REQUEST_TIMED_OUT, RetryableError, ""),
+        (KafkaError.LEADER_NOT_AVAILABLE, RetryableError, ""),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, RetryableError, ""),
+        (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, RetryableError, ""),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, HaltError, "create the topic"),
+        (KafkaError._UNKNOWN_TOPIC, HaltError, "create the topic"),
+        (KafkaError._UNKNOWN_PARTITION, HaltError, "create the topic"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, HaltError, "check the credentials and rights"),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, HaltError, "check the credentials and rights"),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, HaltError, "check the credentials and rights"),
+        (KafkaError._AUTHENTICATION, HaltError, "check the credentials and rights"),
+        (KafkaError.OFFSET_OUT_OF_RANGE, DataLossError, "on_data_loss"),
+        (KafkaError._AUTO_OFFSET_RESET, DataLossError, "on_data_loss"),
+    ],
+    ids=lambda value: KafkaError(value).name() if isinstance(value, int) else None,
+)
+@pytest.mark.parametrize("is_raised", [True, False], ids=["raised", "in a message"])
+def test_kafka_errors(code: int, kind: type[TallyflowError], words: str, is_raised: bool) -> None:
+    error = KafkaError(code)
+    found = kafka.map_error("reading orders", KafkaException(error) if is_raised else error)
+    assert type(found) is kind
+    assert str(found).startswith(f"reading orders: Kafka says {error.name()}")
+    assert words in str(found)
+
+
+def test_a_fatal_kafka_error_is_a_halt() -> None:
+    assert type(kafka.map_error("reading", KafkaError(KafkaError._FATAL, "fenced", fatal=True))) is HaltError
+
+
+def test_what_kafka_did_not_raise_is_a_halt() -> None:
+    assert type(kafka.map_error("reading", TypeError("a bug"))) is HaltError

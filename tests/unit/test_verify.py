@@ -1,0 +1,203 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipelines.config import PipelineConfig, load
+from pipelines.verify import POSITION_SCHEMA, verify_positions
+from pipelines.verify_contents import verify_contents
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "orders" / "pipeline.yaml"
+ADDRESSES = {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "CLICKHOUSE_HOST": "127.0.0.1", "CLICKHOUSE_PORT": "1"}
+
+ORDER = (
+    b'{"order_id":"o-1","customer":{"id":7,"city":"Lyon"},"restaurant":"Chez Ana","dish":"gratin","quantity":2,'
+    b'"price":11.5,"tags":["lunch","veggie"],"note":null,"ordered_at":"2026-03-01T12:30:00.250Z"}'
+)
+ROW = {
+    "order_id": "o-1",
+    "customer_id": 7,
+    "city": "Lyon",
+    "restaurant": "Chez Ana",
+    "dish": "gratin",
+    "quantity": 2,
+    "price": 11.5,
+    "tags": ["lunch", "veggie"],
+    "note": None,
+    "ordered_at": 1_772_368_200_250,
+}
+ROW_SCHEMA = pa.schema(
+    [
+        ("order_id", pa.string()),
+        ("customer_id", pa.int64()),
+        ("city", pa.string()),
+        ("restaurant", pa.string()),
+        ("dish", pa.string()),
+        ("quantity", pa.int32()),
+        ("price", pa.float64()),
+        ("tags", pa.list_(pa.string())),
+        ("note", pa.string()),
+        ("ordered_at", pa.timestamp("ms", tz="UTC")),
+        *POSITION_SCHEMA,
+    ]
+)
+
+
+def at(*positions: tuple[str, int, int]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(POSITION_SCHEMA.names, position, strict=True)) for position in positions], schema=POSITION_SCHEMA)
+
+
+def told(table: pa.Table) -> list[tuple[object, ...]]:
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+A0, A1, A2 = ("a", 0, 0), ("a", 0, 1), ("a", 3, 1)
+B0 = ("b", 0, 0)
+
+
+def test_every_record_in_exactly_one_place_is_exact() -> None:
+    verdict = verify_positions(at(A0, A1, A2, B0), at(B0, A2, A0), at(A1), expected_dead_letters=1)
+    assert verdict.is_exact
+    assert (verdict.records, verdict.rows, verdict.dead_letters) == (4, 3, 1)
+
+
+def test_nothing_at_all_is_exact() -> None:
+    assert verify_positions(at(), at(), at(), expected_dead_letters=0).is_exact
+
+
+def test_a_record_in_neither_place_is_missing() -> None:
+    verdict = verify_positions(at(A0, A1, B0), at(A0), at())
+    assert not verdict.is_exact
+    assert told(verdict.missing) == [A1, B0]
+    assert "missing: 2 (a/0/1, b/0/0)" in verdict.lines()
+
+
+def test_a_row_that_is_there_twice_is_doubled() -> None:
+    verdict = verify_positions(at(A0, A1), at(A0, A1, A1), at())
+    assert not verdict.is_exact
+    assert told(verdict.doubled) == [(*A1, 2, 0)]
+
+
+def test_a_record_in_both_places_is_doubled() -> None:
+    verdict = verify_positions(at(A0, A1), at(A0, A1), at(A1))
+    assert told(verdict.doubled) == [(*A1, 1, 1)]
+    assert "doubled: 1 (a/0/1: 1 in the table, 1 dead letters)" in verdict.lines()
+
+
+def test_one_missing_and_one_doubled_record_do_not_cancel_out() -> None:
+    verdict = verify_positions(at(A0, A1), at(A0, A0), at())
+    assert (verdict.records, verdict.rows) == (2, 2)
+    assert not verdict.is_exact
+
+
+def test_a_row_whose_position_kafka_does_not_have_is_unexpected() -> None:
+    for unknown in [("a", 0, 7), ("a", 1, 0), ("c", 0, 0)]:
+        verdict = verify_positions(at(A0), at(A0, unknown), at())
+        assert not verdict.is_exact
+        assert told(verdict.unexpected) == [unknown]
+
+
+def test_another_number_of_dead_letters_than_produced_is_not_exact() -> None:
+    verdict = verify_positions(at(A0, A1), at(A0), at(A1), expected_dead_letters=2)
+    assert verdict.missing.num_rows == verdict.doubled.num_rows == verdict.unexpected.num_rows == 0
+    assert not verdict.is_exact
+
+
+def test_the_lines_show_a_few_examples_only() -> None:
+    verdict = verify_positions(at(*[("a", 0, offset) for offset in range(9)]), at(), at())
+    assert "missing: 9 (a/0/0, a/0/1, ...)" in verdict.lines(examples=2)
+
+
+def test_the_topic_may_be_a_dictionary_and_positions_large() -> None:
+    large = ("a", 65_535, 2**40 - 1)
+    rows = at(large)
+    rows = rows.set_column(0, "_tf_topic", rows["_tf_topic"].dictionary_encode())
+    assert verify_positions(at(large), rows, at()).is_exact
+    assert told(verify_positions(at(large), at(), at()).missing) == [large]
+
+
+@pytest.mark.parametrize("position", [("a", 65_536, 0), ("a", 0, 2**40), ("a", 0, -1), (None, 0, 0)])
+def test_a_position_that_cannot_be_compared_is_an_error(position: tuple[str, int, int]) -> None:
+    with pytest.raises(ValueError, match="position"):
+        verify_positions(at(position), at(), at())
+
+
+@pytest.fixture(scope="module")
+def config() -> PipelineConfig:
+    return load(EXAMPLE, ADDRESSES)
+
+
+def records(*values: bytes | None) -> pa.Table:
+    positions = at(*[("orders", 0, offset) for offset in range(len(values))])
+    return positions.append_column("value", pa.array(values, pa.binary()))
+
+
+def rows(*found: tuple[int, dict[str, object]]) -> pa.Table:
+    return pa.Table.from_pylist(
+        [{**row, "_tf_topic": "orders", "_tf_partition": 0, "_tf_offset": offset} for offset, row in found], schema=ROW_SCHEMA
+    )
+
+
+def test_a_row_that_says_what_its_record_says_is_exact(config: PipelineConfig) -> None:
+    verdict = verify_contents(
+        records(ORDER, ORDER.replace(b'"note":null,', b'"note":"\\u00e0 \\"la\\" carte",')),
+        rows((1, {**ROW, "note": 'à "la" carte'}), (0, ROW)),
+        config,
+    )
+    assert verdict.is_exact
+    assert (verdict.good_records, verdict.rows) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"order_id": "o-2"},
+        {"customer_id": 8},
+        {"quantity": 3},
+        {"price": 11.500000000000002},
+        {"tags": ["lunch"]},
+        {"note": ""},
+        {"ordered_at": 1_772_368_200_251},
+    ],
+)
+def test_a_row_with_another_value_is_found(config: PipelineConfig, other: dict[str, object]) -> None:
+    verdict = verify_contents(records(ORDER), rows((0, {**ROW, **other})), config)
+    assert not verdict.is_exact
+    assert verdict.missing.num_rows == verdict.unexpected.num_rows == 1
+
+
+def test_a_row_at_the_position_of_another_record_is_found(config: PipelineConfig) -> None:
+    other = ORDER.replace(b"o-1", b"o-2")
+    swapped = rows((1, ROW), (0, {**ROW, "order_id": "o-2"}))
+    assert not verify_contents(records(ORDER, other), swapped, config).is_exact
+
+
+def test_a_doubled_and_a_lost_row_are_found(config: PipelineConfig) -> None:
+    verdict = verify_contents(records(ORDER, ORDER), rows((0, ROW), (0, ROW)), config)
+    assert [row["_tf_offset"] for row in verdict.missing.to_pylist()] == [1]
+    assert [row["_tf_offset"] for row in verdict.unexpected.to_pylist()] == [0]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        b"",
+        ORDER[:60],
+        b"[1]",
+        b"null",
+        ORDER.replace(b"gratin", b"\xff"),
+        ORDER.replace(b'"quantity":2', b'"quantity":"2"'),
+        ORDER.replace(b'"quantity":2', b'"quantity":2.0'),
+        ORDER.replace(b'"quantity":2', b'"quantity":3000000000'),
+        ORDER.replace(b'"price":11.5,', b""),
+        ORDER.replace(b'"price":11.5,', b'"price":null,'),
+        ORDER.replace(b'"note":null', b'"note":5'),
+        ORDER.replace(b'"tags":["lunch","veggie"]', b'"tags":["lunch",5]'),
+        ORDER.replace(b"2026-03-01T", b"2026-13-01T"),
+    ],
+)
+def test_a_record_that_does_not_fit_must_not_have_a_row(config: PipelineConfig, bad: bytes | None) -> None:
+    assert verify_contents(records(bad), rows(), config).is_exact
+    verdict = verify_contents(records(bad), rows((0, ROW)), config)
+    assert (verdict.missing.num_rows, verdict.unexpected.num_rows) == (0, 1)
