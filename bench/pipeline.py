@@ -81,7 +81,7 @@ class MeasuredPipeline:
                 )
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.pipeline}: waited {seconds:.0f} s; status {json.dumps(self.status())[:1000]}")
-            time.sleep(0.02)
+            time.sleep(0.1)
 
     def stop(self) -> None:
         """Stops the runner and deletes the pipeline with its table."""

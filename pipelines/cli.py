@@ -38,7 +38,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 _STOP_SECONDS = 60.0
 
 out = Console()
-err = Console(stderr=True)
+# Messages hold statements and paths to copy: a narrow terminal must not break them.
+err = Console(stderr=True, soft_wrap=True)
 
 
 @contextmanager
@@ -103,7 +104,7 @@ def run(
             runner.run()
         except TallyflowError as error:
             err.print(str(error), style="red", markup=False, highlight=False)
-            _leave(1)
+            _leave(2 if isinstance(error, ConfigurationError) else 1)
         _leave(0)
 
 

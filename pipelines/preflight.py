@@ -18,6 +18,8 @@ from pipelines.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
 from pipelines.parse import ParsedField
 from pipelines.transform import TargetColumn, check_mapping
 
+CONTACT_SECONDS = 3.0
+"""Kafka's first answer is waited for this long at a time: short, so that whoever starts a pipeline soon reads what it waits for."""
 CREATED_DEDUP_WINDOW = 10_000
 MIN_DEDUP_WINDOW = 4
 POSITION_COLUMN_TYPES = (
@@ -59,7 +61,7 @@ def check_types(config: PipelineConfig) -> None:
 
 def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhouse: ClickHouse) -> Prepared:
     """All checks, in the order of the data. Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest."""
-    facts = topic.facts()
+    facts = topic.facts(CONTACT_SECONDS)
     log.connect()
     table = ensure_table(config, clickhouse)
     return Prepared(facts, table, ensure_streams(config, log))

@@ -67,7 +67,8 @@ class PipelineCase:
         self.admin = AdminClient({"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap})
         self.session: SparkSession | None = None
         self._processes: list[subprocess.Popen[str]] = []
-        self._sent = 0
+        self.sent = self.good = 0
+        """Records that `send_events` has sent, and how many of them belong into the table."""
         self.write_file()
 
     # -- the file -----------------------------------------------------------------------------------------------------------
@@ -140,8 +141,9 @@ class PipelineCase:
 
         `name_bytes` lengthens each name by so much that does not compress: a frame holds about 384 KiB.
         """
-        first = self._sent
-        self._sent += count
+        first = self.sent
+        self.sent += count
+        self.good += sum(not _is_bad(number, bad_every) for number in range(first, first + count))
         self.send((_event(number, bad_every, name_bytes) for number in range(first, first + count)), partitions)
 
     @contextmanager
@@ -334,8 +336,12 @@ class PipelineCase:
         assert [leg.waiting for leg in found.legs] == [0, 0, 0]
 
 
+def _is_bad(number: int, bad_every: int) -> bool:
+    return bad_every > 0 and number % bad_every == bad_every - 1
+
+
 def _event(number: int, bad_every: int, name_bytes: int) -> bytes:
-    if bad_every and number % bad_every == bad_every - 1:
+    if _is_bad(number, bad_every):
         return b'{"id": %d, "name": ' % number
     more = random.Random(number).randbytes(name_bytes // 2).hex()
     return json.dumps({"id": number, "name": f"event {number}{more}", "amount": number / 4}).encode()

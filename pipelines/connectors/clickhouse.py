@@ -4,6 +4,7 @@ Every insert carries a deduplication token and says all settings that its meanin
 (reference/reliability.md section 2.2).
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +12,16 @@ from typing import Any
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError, Error, OperationalError, StreamFailureError
+from clickhouse_connect.driver.exceptions import ClickHouseError, Error, OperationalError
 from urllib3.exceptions import HTTPError
 
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseSink
 from pipelines.errors import HaltError, RetryableError, TallyflowError
+from pipelines.statements import filled, statement
+
+# The driver logs what it also raises, with a traceback; unless the program asks for logs, the raised error is enough.
+logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
 
 CONNECT_TIMEOUT_SECONDS = 5
 RESPONSE_TIMEOUT_SECONDS = 60
@@ -82,6 +87,10 @@ def map_error(doing: str, error: Exception) -> TallyflowError:
         return HaltError(f"{doing}: {type(error).__name__}: {error}")
     code = error.code if isinstance(error, Error) else None
     text = _first_line(str(error))
+    if code is None and isinstance(error, OperationalError) and error.__cause__ is not None:
+        # urllib3 wraps why it could not connect into what it tried and how often.
+        reason = _first_line(str(getattr(error.__cause__, "reason", error.__cause__)))
+        return RetryableError(f"{doing}: ClickHouse did not answer ({reason})")
     if code is None:
         return RetryableError(f"{doing}: {text}") if _may_pass(error, text) else HaltError(f"{doing}: {text}")
     if code in RETRYABLE_CODES:
@@ -96,11 +105,13 @@ def _may_pass(error: ClickHouseError, text: str) -> bool:
     status = re.search(r"HTTP status (\d{3})\b", text)
     if status:
         return status[1] in ("408", "429") or status[1] >= "500"
-    return isinstance(error, OperationalError | StreamFailureError)
+    return isinstance(error, OperationalError)
 
 
 def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:500] if text.strip() else "no message"
+    """The server's own words where the driver has wrapped them."""
+    words = text.partition("DB::Exception: ")[2] or text
+    return words.strip().splitlines()[0][:500] if words.strip() else "no message"
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,8 @@ class ClickHouse:
                     send_receive_timeout=RESPONSE_TIMEOUT_SECONDS,
                     autogenerate_session_id=False,
                     query_retries=0,
+                    # The server's words without address and version.
+                    show_clickhouse_errors="scrub",
                     client_name="tallyflow",
                 )
             except Exception as error:
@@ -180,18 +193,11 @@ class ClickHouse:
         """The table's facts; None when it does not exist."""
         doing = f"inspecting table {database}.{name}"
         names = {"database": database, "name": name}
-        found = self.rows(
-            doing, "SELECT engine, engine_full FROM system.tables WHERE database = {database:String} AND name = {name:String}", names
-        )
+        found = self.rows(doing, statement("clickhouse/table"), names)
         if not found:
             return None
         engine, definition = found[0]
-        columns = self.rows(
-            doing,
-            "SELECT name, type, default_kind FROM system.columns "
-            "WHERE database = {database:String} AND table = {name:String} ORDER BY position",
-            names,
-        )
+        columns = self.rows(doing, statement("clickhouse/columns"), names)
         return Table(database, name, engine, tuple(TableColumn(*column) for column in columns), self._dedup_window(engine, definition))
 
     def _dedup_window(self, engine: str, definition: str) -> int:
@@ -203,11 +209,8 @@ class ClickHouse:
         own = re.search(rf"(?<![a-z_]){setting} = (\d+)", definition)
         if own:
             return int(own[1])
-        default = self.rows(
-            "reading the server's default deduplication window",
-            "SELECT value FROM system.merge_tree_settings WHERE name = {name:String}",
-            {"name": setting},
-        )
+        doing = "reading the server's default deduplication window"
+        default = self.rows(doing, statement("clickhouse/merge_tree_setting"), {"name": setting})
         return int(default[0][0]) if default else 0
 
     def view_targets(self, database: str, name: str) -> list[Table]:
@@ -224,41 +227,34 @@ class ClickHouse:
         return targets
 
     def _views_on(self, database: str, name: str) -> list[tuple[Any, ...]]:
-        return self.rows(
-            f"listing the materialized views on {database}.{name}",
-            "SELECT d.1, d.2 FROM system.tables ARRAY JOIN arrayZip(dependencies_database, dependencies_table) AS d "
-            "WHERE database = {database:String} AND name = {name:String}",
-            {"database": database, "name": name},
-        )
+        doing = f"listing the materialized views on {database}.{name}"
+        return self.rows(doing, statement("clickhouse/views_on"), {"database": database, "name": name})
 
     def _view_target(self, database: str, view: str) -> Table | None:
-        found = self.rows(
-            f"reading the materialized view {database}.{view}",
-            "SELECT create_table_query, toString(uuid) FROM system.tables WHERE database = {database:String} AND name = {name:String}",
-            {"database": database, "name": view},
-        )
+        doing = f"reading the materialized view {database}.{view}"
+        found = self.rows(doing, statement("clickhouse/view"), {"database": database, "name": view})
         if not found:
             return None
-        statement, uuid = found[0]
-        explicit = re.search(r"\bTO\s+(?:`?(\w+)`?\.)?`?(\w+)`?", statement.partition(" AS SELECT ")[0])
+        definition, uuid = found[0]
+        explicit = re.search(r"\bTO\s+(?:`?(\w+)`?\.)?`?(\w+)`?", definition.partition(" AS SELECT ")[0])
         if explicit:
             return self.inspect(explicit[1] or database, explicit[2])
         return self.inspect(database, f".inner_id.{uuid}") or self.inspect(database, f".inner.{view}")
 
     def create_table(self, database: str, name: str, columns: Sequence[tuple[str, str]], order_by: Sequence[str], window: int) -> None:
         """Creates a MergeTree with a deduplication window. Column types must come from `columns.parse_type`."""
-        body = ", ".join(f"{quote_identifier(column)} {kind}" for column, kind in columns)
-        order = ", ".join(quote_identifier(column) for column in order_by)
-        self.command(
-            f"creating table {database}.{name}",
-            f"CREATE TABLE IF NOT EXISTS {quote_identifier(database)}.{quote_identifier(name)} ({body}) ENGINE = MergeTree "
-            f"ORDER BY ({order}) SETTINGS non_replicated_deduplication_window = {int(window)}",
-        )
+        texts: dict[str, str | int] = {
+            "database": quote_identifier(database),
+            "table": quote_identifier(name),
+            "columns": ", ".join(f"{quote_identifier(column)} {kind}" for column, kind in columns),
+            "order_by": ", ".join(quote_identifier(column) for column in order_by),
+            "window": int(window),
+        }
+        self.command(f"creating table {database}.{name}", filled("clickhouse/create_table", **texts))
 
     def drop_table(self, database: str, name: str) -> None:
-        self.command(
-            f"dropping table {database}.{name}", f"DROP TABLE IF EXISTS {quote_identifier(database)}.{quote_identifier(name)} SYNC"
-        )
+        text = filled("clickhouse/drop_table", database=quote_identifier(database), table=quote_identifier(name))
+        self.command(f"dropping table {database}.{name}", text)
 
     def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int) -> None:
         """Inserts one Arrow IPC stream of one record batch as one block with `token`.

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import nats
@@ -139,31 +140,42 @@ class JetStream:
         self._thread.join(timeout=REQUEST_TIMEOUT_SECONDS)
 
     async def _connect(self) -> Client:
-        options = _connection_options(self._settings)
+        doing = f"connecting to NATS at {self._settings.url}"
+        try:
+            options = _connection_options(self._settings)
+        except OSError as error:
+            raise HaltError(f"{doing}: {error}; check the files that `nats` names in the pipeline file") from error
         refused: list[Exception] = []
+        all_refused = asyncio.Event()
 
         async def on_error(error: Exception) -> None:
-            refused.append(error)
+            if not connecting.done():
+                refused.append(error)
+            if len(refused) >= len(self._settings.servers):
+                all_refused.set()
 
-        try:
-            return await asyncio.wait_for(
-                nats.connect(
-                    list(self._settings.servers),
-                    name=self._name,
-                    connect_timeout=CONNECT_TIMEOUT_SECONDS,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.25,
-                    error_cb=on_error,
-                    **options,
-                ),
-                CONNECT_TIMEOUT_SECONDS,
+        connecting = asyncio.ensure_future(
+            nats.connect(
+                list(self._settings.servers),
+                name=self._name,
+                connect_timeout=CONNECT_TIMEOUT_SECONDS,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.25,
+                error_cb=on_error,
+                **options,
             )
-        except (TimeoutError, nats.errors.Error, OSError) as error:
-            if any("authorization" in str(e).lower() for e in [*refused, error]):
-                raise HaltError(
-                    f"connecting to NATS at {self._settings.url}: the server refused the credentials; check `nats` in the pipeline file"
-                ) from error
-            raise
+        )
+        # The client itself would go round its servers for ever: once each has refused, the caller waits and tells why.
+        giving_up = asyncio.ensure_future(all_refused.wait())
+        await asyncio.wait({connecting, giving_up}, timeout=CONNECT_TIMEOUT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        giving_up.cancel()
+        if connecting.done():
+            return connecting.result()
+        connecting.cancel()
+        if any("authorization" in str(error).lower() for error in refused):
+            raise HaltError(f"{doing}: the server refused the credentials; check `nats` in the pipeline file")
+        reason = refused[-1] if refused else f"no answer within {CONNECT_TIMEOUT_SECONDS:.0f} s"
+        raise RetryableError(f"{doing}: NATS did not answer ({reason})")
 
     def _wait(self, doing: str, work: Coroutine[Any, Any, T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
         return self._result(doing, asyncio.run_coroutine_threadsafe(work, self._loop), timeout)
@@ -388,6 +400,8 @@ def _connection_options(settings: NatsConnection) -> dict[str, Any]:
     """nats-py options for the credentials and TLS of the pipeline file."""
     options: dict[str, Any] = {}
     if settings.credentials_file:
+        # Read here, so that a file that is not there is told as such.
+        Path(settings.credentials_file).read_bytes()
         options["user_credentials"] = str(settings.credentials_file)
     if settings.username:
         options["user"] = settings.username

@@ -138,10 +138,10 @@ class KafkaTopic:
             brokers = ",".join(source.connection_params.brokers)
             raise HaltError(f"connecting to Kafka at {brokers}: {error.args[0].str()}; check `connection_params` of the source") from error
 
-    def facts(self) -> TopicFacts:
+    def facts(self, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> TopicFacts:
         """Raises HaltError when the topic does not exist."""
         doing = f"describing topic {self._topic}"
-        found = self._result(doing, self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=REQUEST_TIMEOUT_SECONDS))
+        found = self._result(doing, self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=timeout_seconds))
         description = found[self._topic]
         return TopicFacts(str(description.topic_id), tuple(sorted(p.id for p in description.partitions)))
 
@@ -166,12 +166,16 @@ class KafkaTopic:
         try:
             return {key: future.result(REQUEST_TIMEOUT_SECONDS + 1) for key, future in futures.items()}
         except (KafkaException, TimeoutError) as error:
+            # Why a broker cannot be reached, librdkafka tells only to those who poll.
+            self._admin.poll(0)
             told = [e for e in self._errors if e.code() in _HALTING]
             if told:
                 raise map_error(doing, told[0]) from error
-            if isinstance(error, TimeoutError):
-                raise RetryableError(f"{doing}: Kafka did not answer within {REQUEST_TIMEOUT_SECONDS:.0f} s") from error
-            raise map_error(doing, error) from error
+            mapped = RetryableError(f"{doing}: no answer") if isinstance(error, TimeoutError) else map_error(doing, error)
+            reasons = [e.str() for e in self._errors if e.code() != KafkaError._ALL_BROKERS_DOWN]
+            if isinstance(mapped, RetryableError) and reasons:
+                raise RetryableError(f"{doing}: Kafka did not answer: {reasons[-1]}") from error
+            raise mapped from error
 
 
 class GroupOffsets:

@@ -3,23 +3,26 @@
 Spark starts one planner process per source and query (pyspark/sql/datasource.py). An exception there ends the query, so waiting for a
 system that is away happens here: a planner that cannot see new data says that there is none. `latestOffset` sleeps until there is new
 data, at most IDLE_SECONDS, so an idle leg costs a wake-up per half second and a busy one starts at once.
+
+Spark imports this module in three short-lived processes per source before a query starts; what only a planner needs is imported there.
 """
 
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pipelines.connectors.jetstream import JetStream
-from pipelines.connectors.kafka import KafkaTopic
 from pipelines.errors import RetryableError
-from pipelines.ledger import read_chain
-from pipelines.run_spec import load_run
+from pipelines.naming import Names
+
+if TYPE_CHECKING:
+    from pipelines.connectors.jetstream import JetStream
+    from pipelines.connectors.kafka import KafkaTopic
 
 IDLE_SECONDS = 0.5
 MAX_OFFSETS_PER_BATCH = 500_000
@@ -131,6 +134,9 @@ class _KafkaRangeReader(_RangeReader):
 
     def _available(self, start: Offset) -> Offset:
         if self._topic is None:
+            from pipelines.connectors.kafka import KafkaTopic
+            from pipelines.run_spec import load_run
+
             self._topic = KafkaTopic(load_run(self._options["run"]).config.sources[0])
         now = time.monotonic()
         if now - self._looked_at >= _FACTS_EVERY_SECONDS:
@@ -148,7 +154,7 @@ class _KafkaRangeReader(_RangeReader):
     def _pause(self) -> float:
         """Kafka cannot tell us of new records without sending them: look every 15 ms, and seldom once it has been quiet for long."""
         quiet = time.monotonic() - self._quiet_since
-        return 0.015 if quiet < 2 else 0.05 if quiet < 30 else 0.1
+        return 0.015 if quiet < 2 else 0.05 if quiet < 10 else 0.15
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         return [RangePartition(part, start.get(part, 0), stop) for part, stop in end.items() if stop > start.get(part, 0)]
@@ -167,24 +173,27 @@ class _StreamRangeReader(_RangeReader):
         self._log: JetStream | None = None
         # Spark pickles a reader once per plan to send it to the tasks; an event does not survive that, so it is made on connecting.
         self._woken: Event | None = None
+        self._names: Names
         self._min_rows = int(options.get("min_rows", "0"))
         self._max_delay = int(options.get("max_delay_ms", "0")) / 1000
         self._waiting_since: float | None = None
 
-    def _connect(self) -> JetStream:
+    def _connect(self) -> "JetStream":
         if self._log is None:
+            from pipelines.connectors.jetstream import JetStream
+            from pipelines.run_spec import load_run
+
             run = load_run(self._options["run"])
             log, woken = JetStream(run.config.nats, "tallyflow-planner").connect(), Event()
             log.on_message(run.names.chain(self._options["upstream"]), woken.set)
-            self._log, self._woken = log, woken
+            self._log, self._woken, self._names = log, woken, run.names
         return self._log
 
     def _available(self, start: Offset) -> Offset:
         log = self._connect()
         assert self._woken is not None
         self._woken.clear()
-        names = load_run(self._options["run"]).names
-        state = log.state(names.stream(self._options["role"]))
+        state = log.state(self._names.stream(self._options["role"]))
         last = max(start["sequence"], state.last_sequence if state else 0)
         if last == start["sequence"]:
             self._waiting_since = None
@@ -196,13 +205,14 @@ class _StreamRangeReader(_RangeReader):
         self._waiting_since = None
         return {"sequence": last}
 
-    def _rows_waiting(self, log: JetStream) -> int:
+    def _rows_waiting(self, log: "JetStream") -> int:
         """Rows that the upstream leg has written and this one has not confirmed, by the totals of their last `done` entries."""
-        names = load_run(self._options["run"]).names
-        stream = names.stream("ledger")
+        from pipelines.ledger import read_chain
+
+        stream = self._names.stream("ledger")
 
         def total(leg: str, count: str) -> int:
-            done = read_chain(log, stream, names.chain(leg)).done
+            done = read_chain(log, stream, self._names.chain(leg)).done
             return int(done.body["totals"].get(count, 0)) if done else 0
 
         return total(self._options["upstream"], "rows_out") - total(self._options["leg"], "rows_in")

@@ -34,9 +34,7 @@ def _send_several_frames(case: PipelineCase) -> None:
 
 
 @pytest.mark.parametrize("point", [*(f"{name}:1" for name in NAMES), *LATER_IN_DRIVER])
-def test_a_kill_of_the_runner_in_the_driver_path_is_repaired_by_the_next_run(
-    case: PipelineCase, session: SparkSession, point: str
-) -> None:
+def test_a_kill_of_the_runner_in_the_driver_path_is_repaired_by_the_next_run(case: PipelineCase, session: SparkSession, point: str) -> None:
     _send_several_frames(case)
     killed = case.run(*IN_DRIVER, **{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr

@@ -638,7 +638,7 @@ def play(seed: int) -> World:
     with pytest.MonkeyPatch.context() as patch:
         world = World(seed, patch)
         try:
-            chaos(world, world.rng.choice([20, 60, 150]))
+            chaos(world, world.rng.choice([10, 30, 100]))
             world.settle()
         finally:
             for actor in world.actors():

@@ -1,0 +1,5 @@
+-- Columns of a table in their order; default_kind is '', DEFAULT, MATERIALIZED, ALIAS or EPHEMERAL.
+SELECT name, type, default_kind
+FROM system.columns
+WHERE database = {database:String} AND table = {name:String}
+ORDER BY position

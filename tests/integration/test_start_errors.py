@@ -1,0 +1,380 @@
+"""What stops a start: one clear message, nothing begun. And what looks wrong but is fine."""
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import NewTopic
+from pipeline_case import PipelineCase, wait_until
+from pyspark.sql import SparkSession
+
+from pipelines.errors import ConfigurationError, DataLossError, HaltError, NotSupportedError, RetryableError, TallyflowError
+from pipelines.naming import ROLES
+from resources.local.nats import find_nats_server
+from resources.local.ports import choose_port
+
+pytestmark = pytest.mark.integration
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def refused(case: PipelineCase, kind: type[TallyflowError] = HaltError, seconds: float = 5) -> str:
+    """The message with which a start fails."""
+    with pytest.raises(kind) as caught:
+        case.warm_run(connect_seconds=seconds)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+def assert_nothing_was_made(case: PipelineCase) -> None:
+    log = case.log()
+    assert [role for role in ROLES if log.state(case.names.stream(role))] == []
+    log.close()
+    assert not case.names.directory(case.home).exists()
+
+
+def table_exists(case: PipelineCase) -> bool:
+    return bool(case.client().query("SELECT 1 FROM system.tables WHERE name = {t:String}", {"t": case.table}).result_rows)
+
+
+def sink(**fields: Any) -> Change:
+    return lambda document: document["sink"].update(fields)
+
+
+def make_table(case: PipelineCase, columns: str = "id Int64, name String, amount Nullable(Float64)", engine: str = "MergeTree", more: str = "") -> None:
+    order = " ORDER BY id" if "MergeTree" in engine else ""
+    case.client().command(f"CREATE TABLE {case.table} ({columns}, {POSITIONS}) ENGINE = {engine}{order} {more}")
+
+
+POSITIONS = (
+    "_tf_sequence UInt64, _tf_ordinal UInt32, _tf_emit UInt32, _tf_topic LowCardinality(String), _tf_partition Int32, "
+    "_tf_offset Int64, _tf_arrival DateTime64(6, 'UTC')"
+)
+WINDOW = "SETTINGS non_replicated_deduplication_window = 100"
+
+
+# -- the command line: message, exit code, no traceback ---------------------------------------------------------------------
+
+
+def test_a_bad_file_is_refused_with_all_its_faults(case: PipelineCase) -> None:
+    def spoil(document: dict[str, Any]) -> None:
+        document["sources"][0]["schema_fields"][0]["type"] = "integer"
+        document["sink"]["max_delay_time"] = "soon"
+        document["sink"]["mapping"][1]["name"] = "nmae"
+        del document["sink"]["table"]
+
+    case.write_file(spoil)
+    ended = case.run()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines()[0] == f"{case.file}: 4 faults"
+    for path in ("sources[0].schema_fields[0].type", "sink.max_delay_time", "sink.mapping[1].name", "sink.table"):
+        assert f"\n  - {path}: " in ended.stderr
+    assert "Traceback" not in ended.stderr
+    case.write_file()
+    assert_nothing_was_made(case)
+
+
+@pytest.mark.parametrize("server", ["kafka", "nats", "clickhouse"])
+def test_a_server_that_stays_away_is_waited_for_and_then_named(case: PipelineCase, server: str) -> None:
+    nowhere = choose_port(())
+    variables = {
+        "kafka": {"KAFKA_BOOTSTRAP": f"127.0.0.1:{nowhere}"},
+        "nats": {"NATS_URL": f"nats://127.0.0.1:{nowhere}"},
+        "clickhouse": {"CLICKHOUSE_PORT": str(nowhere)},
+    }[server]
+    case.create_topic()
+    began = time.monotonic()
+    ended = case.run("--connect-timeout", "3", **variables)
+    assert ended.returncode == 1
+    assert time.monotonic() - began < 30
+    *waits, last = ended.stderr.splitlines()
+    assert waits and all(line.startswith("waiting: ") for line in waits)
+    assert str(nowhere) in last
+    assert "Traceback" not in ended.stderr
+    assert_nothing_was_made(case)
+    assert not table_exists(case)
+
+
+def test_a_table_that_does_not_fit_ends_the_command_as_a_bad_file_does(case: PipelineCase) -> None:
+    case.create_topic()
+    make_table(case, "id String, name String", more=WINDOW)
+    ended = case.run()
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        f"table default.{case.table} does not fit the mapping: 2 faults",
+        "  - sink.mapping[0].column_type: column 'id' is String, the file says Int64",
+        "  - sink.mapping[2].column_name: the table has no column 'amount'",
+    ]
+    assert_nothing_was_made(case)
+
+
+# -- credentials ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_clickhouse_password_is_refused_at_once(case: PipelineCase) -> None:
+    case.create_topic()
+    case.write_file(lambda document: document["sink"]["connection_params"].update(password="canary-7d1f"))
+    message = refused(case)
+    assert "516" in message
+    assert "check `username` and `password` in the sink's connection_params" in message
+    assert "canary-7d1f" not in message
+    assert_nothing_was_made(case)
+
+
+@contextmanager
+def private_nats(directory: Path, port: int, *arguments: str) -> Iterator[None]:
+    command = [str(find_nats_server()), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def nats(**fields: Any) -> Change:
+    return lambda document: document.update(nats=fields)
+
+
+def test_wrong_nats_credentials_are_refused_at_once_and_right_ones_work(case: PipelineCase, tmp_path: Path) -> None:
+    case.create_topic()
+    port = choose_port(())
+    url = f"nats://127.0.0.1:{port}"
+    with private_nats(tmp_path / "nats", port, "--user", "pipeline", "--pass", "right"):
+        for login in ({}, {"username": "pipeline", "password": "canary-7d1f"}):
+            case.write_file(nats(url=url, **login))
+            wait_until(lambda: "refused the credentials" in message_of(case), 20, "an answer of the private server")
+            assert "canary-7d1f" not in message_of(case)
+        case.write_file(nats(url=url, username="pipeline", password="right"))
+        log = case.log()
+        assert log.state(case.names.stream("raw")) is None
+        log.close()
+
+
+def message_of(case: PipelineCase) -> str:
+    with pytest.raises(TallyflowError) as caught:
+        case.warm_run(connect_seconds=0)
+    return str(caught.value)
+
+
+# -- servers that come up late ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(300)
+    told: list[str] = []
+    runner = case.warm_runner(connect_seconds=120)
+    runner._tell = told.append
+    servers = [case.stack.server(name) for name in ("kafka", "nats", "clickhouse")]
+    try:
+        for server in servers:
+            server.stop()
+        thread = threading.Thread(target=runner.run, daemon=True)
+        thread.start()
+        for server in servers:
+            seen = len(told)
+            wait_until(lambda: len(told) > seen, 60, f"word of waiting for {server.name}")  # noqa: B023
+            server.start()
+    finally:
+        case.stack.up()
+    thread.join(120)
+    assert not thread.is_alive()
+    assert all(line.startswith("waiting: ") for line in told)
+    assert case.count() == 300
+    case.check()
+
+
+# -- topic and table --------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_topic_is_refused(case: PipelineCase) -> None:
+    message = refused(case)
+    assert case.topic in message
+    assert "create the topic, or correct `topic` in the pipeline file" in message
+    assert_nothing_was_made(case)
+    assert not table_exists(case)
+
+
+def test_a_missing_table_is_refused_unless_the_file_says_create(case: PipelineCase) -> None:
+    case.create_topic()
+    case.write_file(sink(create_table=False))
+    assert refused(case) == (
+        f"checking table default.{case.table}: it does not exist; create it, or set `create_table: true` in the sink"
+    )
+    assert_nothing_was_made(case)
+
+
+def test_a_missing_database_is_refused(case: PipelineCase) -> None:
+    case.create_topic()
+    case.write_file(lambda document: document["sink"]["connection_params"].update(database="nowhere"))
+    message = refused(case)
+    assert "81" in message
+    assert "correct `database` in the sink's connection_params" in message
+
+
+def test_all_faults_of_a_table_are_told_at_once(case: PipelineCase) -> None:
+    case.create_topic()
+    make_table(case, "id String, name String MATERIALIZED 'x'", more=WINDOW)
+    message = refused(case, ConfigurationError)
+    assert message.splitlines() == [
+        f"table default.{case.table} does not fit the mapping: 3 faults",
+        "  - sink.mapping[0].column_type: column 'id' is String, the file says Int64",
+        "  - sink.mapping[1].column_name: column 'name' is MATERIALIZED, it cannot be inserted",
+        "  - sink.mapping[2].column_name: the table has no column 'amount'",
+    ]
+    assert_nothing_was_made(case)
+
+
+@pytest.mark.spark
+def test_a_nullable_or_low_cardinality_column_may_be_declared_by_its_base_type(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    make_table(case, "id Nullable(Int64), name LowCardinality(String), amount Nullable(Float64)", more=WINDOW.replace("100", "100, allow_nullable_key = 1"))
+    case.write_file(lambda document: document["sink"]["mapping"][2].update(column_type="Float64"))
+    case.send([b'{"id": 1, "name": "a", "amount": null}', b'{"id": 2, "name": "b"}', b'{"id": 3, "name": "c", "amount": 1.5}'])
+    case.warm_run()
+    assert sorted(row[1:] for row in case.rows()) == [(1, "a", None), (2, "b", None), (3, "c", 1.5)]
+    case.check()
+
+
+# -- deduplication ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_a_table_without_a_window_is_refused_and_works_after_the_statement_of_the_message(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(60)
+    make_table(case)
+    message = refused(case)
+    assert message.startswith(f"checking table default.{case.table}: it remembers 0 insert tokens, exactly-once needs at least 4; run ALTER")
+    assert_nothing_was_made(case)
+    case.client().command(message.partition("; run ")[2].partition(", or say")[0])
+    case.warm_run()
+    case.check()
+
+
+@pytest.mark.spark
+def test_a_view_target_without_a_window_is_refused_and_at_least_once_is_the_way_out(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(60)
+    client = case.client()
+    make_table(case, more=WINDOW)
+    client.command(f"CREATE TABLE {case.table}_sums (name String, total Float64) ENGINE = SummingMergeTree ORDER BY name")
+    client.command(f"CREATE MATERIALIZED VIEW {case.table}_view TO {case.table}_sums AS SELECT name, amount AS total FROM {case.table}")
+    message = refused(case)
+    assert f"ALTER TABLE default.{case.table}_sums MODIFY SETTING non_replicated_deduplication_window = " in message
+    case.write_file(sink(delivery="at_least_once"))
+    case.warm_run()
+    assert client.query(f"SELECT count() FROM {case.table}_sums").result_rows == [(60,)]
+    case.check()
+
+
+@pytest.mark.parametrize("engine", ["Memory", "Null", "Log"])
+def test_an_engine_that_cannot_deduplicate_is_refused(case: PipelineCase, engine: str) -> None:
+    case.create_topic()
+    make_table(case, engine=engine)
+    assert refused(case) == (
+        f"checking table default.{case.table}: engine {engine} does not deduplicate inserts, so exactly-once is not possible; "
+        "use a MergeTree engine, or say `delivery: at_least_once` in the sink"
+    )
+    assert_nothing_was_made(case)
+
+
+@pytest.mark.spark
+def test_at_least_once_runs_on_an_engine_that_cannot_deduplicate(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(60)
+    make_table(case, engine="Memory")
+    case.write_file(sink(delivery="at_least_once"))
+    case.warm_run()
+    case.check()
+
+
+# -- what this release does not run, and what may not change -----------------------------------------------------------------
+
+
+def with_dedup(document: dict[str, Any]) -> None:
+    document["transforms"] = [{"type": "dedup", "source_id": "events", "config": {"key": "id", "time_window": "1h"}}]
+
+
+def with_filter(document: dict[str, Any]) -> None:
+    document["transforms"] = [{"type": "filter", "source_id": "events", "config": {"expression": "amount > 1"}}]
+
+
+def with_join(document: dict[str, Any]) -> None:
+    first = document["sources"][0]
+    document["sources"].append({**first, "source_id": "others", "topic": f"{first['topic']}-others"})
+    document["join"] = {
+        "enabled": True,
+        "type": "temporal",
+        "left_source": {"source_id": "events", "key": "id", "time_window": "1h"},
+        "right_source": {"source_id": "others", "key": "id", "time_window": "1h"},
+        "output_fields": [{"source_id": "events", "name": name, "output_name": name} for name in ("id", "name", "amount")],
+    }
+
+
+@pytest.mark.parametrize("change", [with_dedup, with_filter, with_join])
+def test_stages_of_a_later_release_are_refused(case: PipelineCase, change: Change) -> None:
+    case.create_topic()
+    case.write_file(change)
+    message = refused(case, NotSupportedError)
+    assert message.startswith(f"pipeline {case.pipeline}: not supported yet: ")
+    assert message.endswith("Nothing was started")
+    assert_nothing_was_made(case)
+
+
+def other_buckets(document: dict[str, Any]) -> None:
+    document["buckets"] = 4
+
+
+def other_topic(document: dict[str, Any]) -> None:
+    document["sources"][0]["topic"] += "-other"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("change", "told"), [(other_buckets, "buckets was 8, the file says 4"), (other_topic, "-other")])
+def test_another_shape_is_refused_and_the_old_one_goes_on(case: PipelineCase, session: SparkSession, change: Change, told: str) -> None:
+    case.create_topic()
+    case.admin.create_topics([NewTopic(f"{case.topic}-other", 1, 1)])[f"{case.topic}-other"].result(30)
+    case.send_events(30)
+    case.warm_run()
+    case.write_file(change)
+    message = refused(case)
+    assert told in message
+    assert "may not change while the pipeline lives" in message
+    case.write_file()
+    case.send_events(30)
+    case.warm_run()
+    case.check()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("role", ROLES)
+def test_a_stream_that_was_deleted_by_hand_is_not_made_again(case: PipelineCase, session: SparkSession, role: str) -> None:
+    case.create_topic()
+    case.send_events(30)
+    if role == ROLES[0]:
+        case.warm_run()
+    else:
+        case.warm_run(legs=("ingest",))
+    log = case.log()
+    log.delete_stream(case.names.stream(role))
+    message = refused(case, DataLossError)
+    assert f"of its streams {case.names.stream(role)} is gone; restore all streams from one moment" in message
+    assert log.state(case.names.stream(role)) is None
+    log.close()
+
+
+def test_waiting_ends_with_the_last_reason(case: PipelineCase) -> None:
+    case.create_topic()
+    case.write_file(lambda document: document["sink"]["connection_params"].update(port=choose_port(())))
+    began = time.monotonic()
+    message = refused(case, RetryableError, seconds=2)
+    assert 1 < time.monotonic() - began < 15
+    assert message.startswith("connecting to ClickHouse at 127.0.0.1:")

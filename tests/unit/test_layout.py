@@ -1,0 +1,216 @@
+"""The directions of the house: who may import whom, what no module may do. Read from the sources, nothing is imported."""
+
+import ast
+import builtins
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("pipelines", "resources", "dagster_project", "sql", "bench")
+OWN = ("pipelines", "resources", "dagster_project", "sql")
+
+STAGES = {"ingest", "parse", "dedup", "join", "transform", "sink", "dlq"}
+PURE = STAGES | {
+    *("records", "naming", "errors", "append", "ledger", "lease", "tally", "state", "rejections", "fields", "columns", "composites"),
+    *("convert", "instants", "json_reader", "json_template", "vectors", "failpoints"),
+}
+"""Modules of the data path that touch nothing outside: they work on tables, and on a `ledger.Log` that they are given."""
+
+COMPOSITION_ROOTS = {"pipelines.cli", "pipelines.demo"}
+
+DRIVERS = {"confluent_kafka", "nats", "clickhouse_connect", "chdb"}
+DRIVER_EXCEPTIONS = {
+    ("pipelines.produce", "confluent_kafka"): "a producer of sample records: the only writer to Kafka, and no part of the data path",
+    ("pipelines.verify", "confluent_kafka"): "verification reads Kafka with a client of its own, or it would repeat the data path's faults",
+    ("pipelines.verify", "clickhouse_connect"): "verification reads the table with a client of its own, for the same reason",
+}
+
+SPARK_EXCEPTIONS = {
+    "pipelines.legs.leg": "types of the foreachBatch function",
+    "pipelines.legs.ingest": "type of the session that it is given",
+    "pipelines.legs.process": "type of the session that it is given",
+    "pipelines.legs.sink": "type of the session that it is given",
+    "pipelines.legs.execute": "starts tasks on the session that it is given, maps Spark's errors",
+    "pipelines.runner": "starts the three queries on the session that it has built",
+}
+
+CONNECT_EXCEPTIONS = {
+    "pipelines.verify_contents": "an in-memory engine for comparing whole topics and tables, with spilling, which the stages' engine forbids",
+}
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"}
+FORBIDDEN_CALLS = {"yaml.load", "yaml.full_load", "yaml.unsafe_load", "os.system", "os.popen"}
+FORBIDDEN_BUILTINS = {"eval", "exec", "compile"}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted(path for path in (ROOT / package).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for package in PACKAGES for path in sources(package)}
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(), str(MODULES[module]))
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Every module that `module` imports anywhere; `from a import b` counts as `a` and, where that is a module of ours, `a.b`."""
+    found: set[str] = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} line {node.lineno}: relative import"
+            assert node.module is not None
+            found.add(node.module)
+            found.update(name for alias in node.names if (name := f"{node.module}.{alias.name}") in MODULES)
+    return frozenset(found)
+
+
+def under(names: frozenset[str], *roots: str) -> list[str]:
+    return sorted(name for name in names for root in roots if name == root or name.startswith(f"{root}."))
+
+
+def modules(*packages: str) -> list[str]:
+    return [name for name in MODULES if under(frozenset({name}), *packages)]
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def calls(module: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Call):
+            yield node.lineno, dotted(node.func)
+
+
+def test_the_sources_are_found() -> None:
+    assert {"pipelines.ledger", "pipelines.legs.sink", "pipelines.connectors.kafka", "resources.local.stack"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("module", modules("pipelines"))
+def test_the_data_path_imports_no_dagster(module: str) -> None:
+    assert not under(imports(module), "dagster", "dagster_project")
+
+
+@pytest.mark.parametrize("module", modules("resources"))
+def test_resources_do_not_import_the_project_that_uses_them(module: str) -> None:
+    assert not under(imports(module), "dagster_project")
+
+
+@pytest.mark.parametrize("module", modules("resources.local"))
+def test_the_local_servers_know_no_dagster_and_no_data_path(module: str) -> None:
+    assert not under(imports(module), "dagster")
+    allowed = {"pipelines.errors", "pipelines.naming", "pipelines"}
+    assert set(under(imports(module), "pipelines")) <= allowed
+
+
+@pytest.mark.parametrize("module", sorted(f"pipelines.{name}" for name in PURE if f"pipelines.{name}" in MODULES))
+def test_stages_and_the_protocol_import_no_connector_leg_or_runner(module: str) -> None:
+    assert not under(imports(module), "pipelines.connectors", "pipelines.legs", "pipelines.runner", "pipelines.config", "pyspark", *DRIVERS)
+
+
+def test_the_stages_of_today_are_checked() -> None:
+    assert {f"pipelines.{name}" for name in ("ingest", "parse", "transform", "sink", "dlq")} <= set(MODULES)
+
+
+@pytest.mark.parametrize("module", modules("pipelines.connectors"))
+def test_connectors_import_no_stage_leg_or_runner(module: str) -> None:
+    assert not under(imports(module), "pipelines.legs", "pipelines.runner", *(f"pipelines.{stage}" for stage in STAGES))
+
+
+@pytest.mark.parametrize("module", modules("pipelines.config"))
+def test_the_pipeline_file_knows_nothing_of_what_runs_it(module: str) -> None:
+    assert not under(imports(module), "pipelines.connectors", "pipelines.legs", "pipelines.runner", "pyspark", *DRIVERS)
+
+
+@pytest.mark.parametrize("module", [m for m in modules("pipelines") if m not in COMPOSITION_ROOTS])
+def test_only_a_composition_root_imports_the_local_servers(module: str) -> None:
+    assert not under(imports(module), "resources")
+
+
+@pytest.mark.parametrize("module", [m for m in modules("pipelines", "dagster_project") if not m.startswith("pipelines.connectors")])
+def test_only_connectors_import_a_driver(module: str) -> None:
+    used = {name.partition(".")[0] for name in under(imports(module), *DRIVERS)}
+    assert used == {driver for exception, driver in DRIVER_EXCEPTIONS if exception == module}
+
+
+@pytest.mark.parametrize("module", [m for m in modules("pipelines") if not m.startswith("pipelines.connectors")])
+def test_spark_is_imported_where_a_session_is_handed_on(module: str) -> None:
+    assert bool(under(imports(module), "pyspark")) == (module in SPARK_EXCEPTIONS)
+
+
+@pytest.mark.parametrize("module", modules("pipelines", "dagster_project"))
+def test_only_the_spark_connector_builds_a_session(module: str) -> None:
+    builds = any(isinstance(node, ast.Attribute) and dotted(node) == "SparkSession.builder" for node in ast.walk(tree(module)))
+    assert builds == (module == "pipelines.connectors.spark")
+
+
+@pytest.mark.parametrize("module", modules("pipelines", "dagster_project"))
+def test_only_the_duckdb_connector_opens_an_engine(module: str) -> None:
+    opens = any(name == "duckdb.connect" for _, name in calls(module))
+    assert opens == (module == "pipelines.connectors.duckdb" or module in CONNECT_EXCEPTIONS)
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_a_module_says_what_it_is_and_stays_readable(module: str) -> None:
+    text = MODULES[module].read_text()
+    assert len(text.splitlines()) <= 450
+    if text.strip():
+        assert ast.get_docstring(tree(module))
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_a_module_is_named_for_what_it_holds(module: str) -> None:
+    assert not {"utils", "util", "helpers", "helper", "manager", "managers", "misc", "common"} & set(module.split("."))
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_nothing_runs_text_as_code(module: str) -> None:
+    assert not under(imports(module), *FORBIDDEN_MODULES)
+    for line, name in calls(module):
+        assert name not in FORBIDDEN_CALLS, f"line {line}: {name}"
+        assert name not in FORBIDDEN_BUILTINS, f"line {line}: {name}"
+        assert name.removeprefix("builtins.") not in FORBIDDEN_BUILTINS, f"line {line}: {name}"
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_no_process_is_started_through_a_shell(module: str) -> None:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            assert isinstance(node.value, ast.Constant)
+            assert node.value.value is False
+
+
+def test_the_forbidden_builtins_exist() -> None:
+    assert all(hasattr(builtins, name) for name in FORBIDDEN_BUILTINS)
+
+
+def test_the_exceptions_are_still_needed() -> None:
+    listed = {*SPARK_EXCEPTIONS, *CONNECT_EXCEPTIONS, *(module for module, _ in DRIVER_EXCEPTIONS), *COMPOSITION_ROOTS}
+    assert listed <= set(MODULES)
+
+
+def test_no_other_distribution_claims_our_import_names() -> None:
+    claimed = packages_distributions()
+    for name in OWN:
+        assert set(claimed.get(name, ["tallyflow"])) == {"tallyflow"}, name
+
+
+def test_statements_are_no_python_package() -> None:
+    assert not list((ROOT / "sql").rglob("__init__.py"))

@@ -1,0 +1,74 @@
+"""Admission: how far the next range goes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.connectors.ranges import admit, offset_text
+
+offsets = st.dictionaries(st.sampled_from(["0", "1", "2", "10"]), st.integers(0, 1000), max_size=4)
+
+
+def test_everything_that_waits_is_admitted_without_a_limit() -> None:
+    assert admit({"0": 5}, {"0": 500, "1": 7}, None) == {"0": 500, "1": 7}
+
+
+def test_everything_is_admitted_up_to_the_limit() -> None:
+    assert admit({"0": 5, "1": 0}, {"0": 10, "1": 5}, 10) == {"0": 10, "1": 5}
+
+
+def test_a_backlog_is_shared_by_what_each_part_has_waiting() -> None:
+    assert admit({"0": 100, "1": 0}, {"0": 400, "1": 100}, 40) == {"0": 130, "1": 10}
+
+
+def test_a_part_with_nothing_waiting_stays_where_it_is() -> None:
+    assert admit({"0": 100, "1": 50}, {"0": 400, "1": 50}, 10) == {"0": 110, "1": 50}
+
+
+def test_a_small_part_is_not_starved_by_a_large_one() -> None:
+    assert admit({"0": 0, "1": 0}, {"0": 1_000_000, "1": 1}, 10) == {"0": 10, "1": 1}
+
+
+def test_a_new_partition_begins_at_its_beginning() -> None:
+    assert admit({"0": 5}, {"0": 5, "1": 3}, 100) == {"0": 5, "1": 3}
+    assert admit({"0": 5}, {"0": 5, "1": 300}, 100) == {"0": 5, "1": 100}
+
+
+def test_an_end_that_seems_to_go_back_is_ignored() -> None:
+    assert admit({"0": 9}, {"0": 4}, 100) == {"0": 9}
+    assert admit({"0": 9, "1": 0}, {"0": 4, "1": 500}, 100) == {"0": 9, "1": 100}
+
+
+@given(offsets, offsets, st.integers(1, 2000))
+def test_a_range_lies_between_start_and_available_and_keeps_the_limit(start: dict[str, int], available: dict[str, int], limit: int) -> None:
+    end = admit(start, available, limit)
+    assert set(end) == set(available)
+    for part, offset in end.items():
+        begin = start.get(part, 0)
+        assert begin <= offset <= max(begin, available[part])
+    assert sum(end[part] - start.get(part, 0) for part in end) <= limit + len(available)
+
+
+@given(offsets, offsets, st.integers(1, 2000))
+def test_every_part_that_waits_makes_progress(start: dict[str, int], available: dict[str, int], limit: int) -> None:
+    end = admit(start, available, limit)
+    assert all(end[part] > start.get(part, 0) for part in available if available[part] > start.get(part, 0))
+
+
+@given(offsets, offsets, st.integers(1, 2000))
+def test_a_backlog_is_drained_in_the_end(start: dict[str, int], available: dict[str, int], limit: int) -> None:
+    for _ in range(sum(available.values()) + 1):
+        end = admit(start, available, limit)
+        if end == start:
+            break
+        start = {**start, **end}
+    assert all(start.get(part, 0) >= offset for part, offset in available.items())
+
+
+@given(offsets)
+def test_admitting_nothing_gives_the_start(start: dict[str, int]) -> None:
+    assert admit(start, start, 10) == start
+
+
+def test_an_offset_as_text_lists_its_parts() -> None:
+    assert offset_text({"0": 12, "1": 7}) == "0:12,1:7"
+    assert offset_text({}) == ""
