@@ -18,6 +18,8 @@ MAX_FRAME_BYTES = 512 * 1024
 """Upper bound of an encoded frame; half of NATS's default `max_payload`, so headers and a foreign server's limit have room."""
 MAX_RECORD_BYTES = 448 * 1024
 """A record whose key, value and headers are larger together travels as head and digest only, and is dead-lettered by parse."""
+MAX_ROW_BYTES = MAX_FRAME_BYTES - 16 * 1024
+"""A row that takes more, uncompressed, might not fit into a frame of its own; it is rejected."""
 OVERSIZE_HEAD_BYTES = 1024
 _TARGET_FRAME_BYTES = 384 * 1024
 

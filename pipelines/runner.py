@@ -174,6 +174,8 @@ class Runner:
         checkpoint = self.directory / f"run-{self.epoch}-{leg.name}-{self._restarts.get(leg.name, (0, 0))[0]}"
         options = {"run": str(run_path), "start": offset_text(leg.start_offset()), "leg": leg.name}
         source = "tallyflow_kafka" if leg.name == "ingest" else "tallyflow_stream"
+        if leg.name == "ingest" and self._targets is not None:
+            options |= {"until": offset_text(self._targets)}
         if leg.name == "process":
             options |= {"role": "raw", "upstream": "ingest"}
         if leg.name == "sink":
@@ -235,7 +237,7 @@ class Runner:
         if "ingest" in self.legs:
             reached = self.legs["ingest"].chain.state.to or {}
             if any(reached.get(str(p), 0) < end for p, end in targets.items()):
-                return any(targets.values()) is False
+                return False
         for name, role in (("process", "raw"), ("sink", "out")):
             if name in self.legs:
                 state = self.log.state(self.names.stream(role))

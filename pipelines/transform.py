@@ -7,6 +7,7 @@ Rejected, by the first column in mapping order that refuses, `field` being the c
 - `null_in_non_nullable`: null for a column that is neither Nullable nor has a DEFAULT. A DEFAULT is never applied to a null Array, Map or
   JSON (ClickHouse stores [] or {} instead, or fails; measured, 26.9), so there a null is refused even with one.
 - `out_of_range`: a number, date or instant outside the column's type; a string longer than FixedString.
+- `row_too_large`: the row would not fit into a frame.
 - `invalid_value`: a string that is no member, date, address, ... of the type. `wrong_type`: an element of an Array, Map or Tuple of another
   JSON type.
 
@@ -25,7 +26,7 @@ from pipelines.columns import ColumnType
 from pipelines.composites import convert, element_source
 from pipelines.convert import FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
 from pipelines.fields import SOURCE_TYPES, ParsedField
-from pipelines.records import EMIT_FIELD, POSITION_COLUMNS, StageOutput
+from pipelines.records import EMIT_FIELD, MAX_ROW_BYTES, POSITION_COLUMNS, StageOutput
 from pipelines.rejections import Rejections
 from pipelines.vectors import one_chunk, to_mask
 
@@ -70,6 +71,19 @@ class TargetColumn:
     @property
     def takes_null(self) -> bool:
         return self.type.nullable or (self.has_default and self.type.name not in _NO_DEFAULT_FOR_NULL)
+
+
+def reject_wide(mapped: pa.Table, widest_value_bytes: int) -> StageOutput:
+    """Rejects rows that may not fit into a frame (`row_too_large`): a large field may be mapped to several columns.
+
+    `widest_value_bytes`: the largest value of the records they came from; rows of small records are not looked at. What counts is the
+    size before compression, so that the answer does not depend on a library's version.
+    """
+    refused = Rejections("transform", mapped.num_rows)
+    if widest_value_bytes > MAX_ROW_BYTES // 8:
+        sizes = np.fromiter((mapped.slice(row, 1).nbytes for row in range(mapped.num_rows)), dtype=np.int64, count=mapped.num_rows)
+        refused.note(sizes > MAX_ROW_BYTES, "row_too_large", None, f"the row takes more than {MAX_ROW_BYTES} bytes, a frame holds no more")
+    return refused.split(mapped, mapped)
 
 
 def map_columns(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, mapping: Sequence[TargetColumn]) -> StageOutput:

@@ -280,7 +280,12 @@ class PipelineCase:
     def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
         """Runs to the end inside this process, on the shared session: no JVM to start."""
         runner = self.warm_runner(until_caught_up, **options)
-        runner.run()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            runner.run()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         return runner
 
     def warm_runner(self, until_caught_up: bool = True, **options: Any) -> Runner:
@@ -303,7 +308,7 @@ class PipelineCase:
             family = family_of(process)
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            print(*process.args, "said:", process.communicate()[1], sep=" ")
             psutil.wait_procs(family, timeout=30)
             left = [p for p in family if p.is_running()]
             for one in left:

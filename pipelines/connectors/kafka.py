@@ -36,6 +36,7 @@ _HALTING = {
     KafkaError._AUTHENTICATION,
     KafkaError._SSL,
     KafkaError._INVALID_ARG,
+    KafkaError.MSG_SIZE_TOO_LARGE,
 }
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_ID}
 _GONE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}

@@ -127,6 +127,7 @@ class _KafkaRangeReader(_RangeReader):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
+        self._until = _offset(options["until"]) if "until" in options else None
         self._topic: KafkaTopic | None = None
         self._partitions: tuple[int, ...] = ()
         self._looked_at = -_FACTS_EVERY_SECONDS
@@ -142,8 +143,10 @@ class _KafkaRangeReader(_RangeReader):
         if now - self._looked_at >= _FACTS_EVERY_SECONDS:
             self._partitions = self._topic.facts().partitions
             self._looked_at = now
-        ends = self._topic.ends(self._partitions)
-        return {str(p): ends[p] for p in sorted(ends)}
+        ends = {str(p): end for p, end in sorted(self._topic.ends(self._partitions).items())}
+        if self._until is None:
+            return ends
+        return {part: min(end, self._until[part]) for part, end in ends.items() if part in self._until}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         end = super().latestOffset(start, limit)
@@ -234,7 +237,10 @@ class _StreamRangeReader(_RangeReader):
 
 
 class KafkaRanges(DataSource):
-    """`format("tallyflow_kafka")`: option `run` is the path of the run file, `start` the first offsets as `partition:offset,...`."""
+    """`format("tallyflow_kafka")`: option `run` is the path of the run file, `start` the first offsets as `partition:offset,...`.
+
+    `until`, in the same form: plan nothing at or beyond these offsets, and no other partition.
+    """
 
     @classmethod
     def name(cls) -> str:

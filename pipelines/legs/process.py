@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from pipelines.append import Appender, Tail, append_rows, last_position
@@ -30,7 +31,7 @@ from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_partition
 from pipelines.parse import parse
 from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, Position, decode_frame, with_positions
-from pipelines.transform import map_columns
+from pipelines.transform import map_columns, reject_wide
 
 FRAMES_PER_STEP = 12
 DRIVER_FRAMES = 16
@@ -120,15 +121,16 @@ def _stages(
     records = pa.concat_tables([_records(frame) for frame in step], promote_options="default").unify_dictionaries()
     parsed = parse(connections.engine, records, config.parsed_fields)
     mapped = map_columns(connections.engine, parsed.accepted, config.targets)
-    rejected = pa.concat_tables([parsed.rejected, mapped.rejected])
+    fitting = reject_wide(mapped.accepted, pc.max(pc.binary_length(records.column("value"))).as_py() or 0)
+    rejected = pa.concat_tables([parsed.rejected, mapped.rejected, fitting.rejected])
     counts["frames"] += len(step)
     counts["rows_in"] += records.num_rows
-    counts["rows_out"] += mapped.accepted.num_rows
+    counts["rows_out"] += fitting.accepted.num_rows
     counts["rows_rejected"] += rejected.num_rows
-    for stage, code in zip(rejected.column("stage").to_pylist(), rejected.column("code").to_pylist(), strict=True):
-        name = f"rejected.{stage}.{code}"
-        counts[name] = counts.get(name, 0) + 1
-    return mapped.accepted, letters(records, rejected, version)
+    reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
+    for reason in reasons.to_pylist():
+        counts[reason["values"]] = counts.get(reason["values"], 0) + reason["counts"]
+    return fitting.accepted, letters(records, rejected, version)
 
 
 def _records(frame: Arrived) -> pa.Table:

@@ -14,7 +14,7 @@ IN_DRIVER = ("--driver-offsets", "1000000", "--driver-frames", "1000")
 IN_TASKS = ("--driver-offsets", "0", "--driver-frames", "0")
 POINTS_IN_TASKS = [name for name in NAMES if name.startswith(("ingest.", "process."))]
 
-# Three partitions of about four frames each, read in one batch. The legs plan and commit in the order of the data: 2 is process, 3 the sink.
+# Three partitions of about four frames each, read in one batch. Legs plan and commit in the order of the data: 2 is process, 3 the sink.
 LATER_IN_DRIVER = [
     "ingest.between-frames:4",
     "process.between-frames:2",

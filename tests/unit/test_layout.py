@@ -39,7 +39,7 @@ SPARK_EXCEPTIONS = {
 }
 
 CONNECT_EXCEPTIONS = {
-    "pipelines.verify_contents": "an in-memory engine for comparing whole topics and tables, with spilling, which the stages' engine forbids",
+    "pipelines.verify_contents": "an in-memory engine that compares whole topics and tables and may spill, which the stages' engine must not",
 }
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"}

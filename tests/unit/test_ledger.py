@@ -125,7 +125,11 @@ def test_the_state_is_read_in_at_most_three_gets(ranges: int) -> None:
     log.go_away(0)
     reads = []
     reader = MemoryLog.get
-    counted = type("Counted", (), {"last": lambda self, *a: reads.append(a) or log.last(*a), "get": lambda self, *a: reads.append(a) or reader(log, *a)})
+    counted = type(
+        "Counted",
+        (),
+        {"last": lambda self, *a: reads.append(a) or log.last(*a), "get": lambda self, *a: reads.append(a) or reader(log, *a)},
+    )
     state = read_chain(counted(), STREAM, SUBJECT)
     assert (state.epoch, state.to, state.plan.body["to"], len(reads)) == (2, ranges, ranges + 1, 3)
 

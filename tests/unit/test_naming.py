@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.naming import Names, bucket_of_partition, insert_token, partitions_of_bucket, subject_token
@@ -21,16 +21,19 @@ def test_other_characters_are_escaped_byte_by_byte() -> None:
     assert subject_token("a=2Eb") == "a=3D2Eb"
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1))
 def test_a_token_is_one_legal_subject_token(text: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_=-]+", subject_token(text))
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_different_texts_have_different_tokens(one: str, other: str) -> None:
     assert (subject_token(one) == subject_token(other)) == (one == other)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="=2E3Dd.a"), st.text(alphabet="=2E3Dd.a"))
 def test_texts_made_of_escapes_have_different_tokens(one: str, other: str) -> None:
     assert (subject_token(one) == subject_token(other)) == (one == other)
@@ -59,6 +62,7 @@ def test_every_subject_lies_under_the_wildcard_of_its_stream() -> None:
         assert all(subject.startswith(NAMES.subjects(role)[:-1]) for subject in subjects)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 64), st.sets(st.integers(0, 500)))
 def test_each_partition_belongs_to_exactly_one_bucket(buckets: int, partitions: set[int]) -> None:
     shares = [partitions_of_bucket(partitions, bucket, buckets) for bucket in range(buckets)]

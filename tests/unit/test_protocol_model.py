@@ -269,8 +269,10 @@ class Runner:
             self.actors.append(Actor(self.world, name, partial(self._run, leg, leg.start_offset()), self))
 
     def _run(self, leg: object, start: dict[str, int]) -> None:
-        """Spark's part: batch after batch, each as far as it likes."""
+        """Spark's part: batch after batch, each as far as it likes; now and then from an old checkpoint, which must not matter."""
         world = self.world
+        if world.rng.random() < 0.1:
+            start = dict.fromkeys(start, 0)
         while not self.stop.is_set():
             end = admit(start, self._available(leg.name, start), world.rng.choice([1, 3, 10, 1000]))
             if end == start:

@@ -1,6 +1,6 @@
 """Admission: how far the next range goes."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.connectors.ranges import admit, offset_text
@@ -38,6 +38,7 @@ def test_an_end_that_seems_to_go_back_is_ignored() -> None:
     assert admit({"0": 9, "1": 0}, {"0": 4, "1": 500}, 100) == {"0": 9, "1": 100}
 
 
+@settings(deadline=None)
 @given(offsets, offsets, st.integers(1, 2000))
 def test_a_range_lies_between_start_and_available_and_keeps_the_limit(start: dict[str, int], available: dict[str, int], limit: int) -> None:
     end = admit(start, available, limit)
@@ -48,12 +49,14 @@ def test_a_range_lies_between_start_and_available_and_keeps_the_limit(start: dic
     assert sum(end[part] - start.get(part, 0) for part in end) <= limit + len(available)
 
 
+@settings(deadline=None)
 @given(offsets, offsets, st.integers(1, 2000))
 def test_every_part_that_waits_makes_progress(start: dict[str, int], available: dict[str, int], limit: int) -> None:
     end = admit(start, available, limit)
     assert all(end[part] > start.get(part, 0) for part in available if available[part] > start.get(part, 0))
 
 
+@settings(deadline=None)
 @given(offsets, offsets, st.integers(1, 2000))
 def test_a_backlog_is_drained_in_the_end(start: dict[str, int], available: dict[str, int], limit: int) -> None:
     for _ in range(sum(available.values()) + 1):
@@ -64,6 +67,7 @@ def test_a_backlog_is_drained_in_the_end(start: dict[str, int], available: dict[
     assert all(start.get(part, 0) >= offset for part, offset in available.items())
 
 
+@settings(deadline=None)
 @given(offsets)
 def test_admitting_nothing_gives_the_start(start: dict[str, int]) -> None:
     assert admit(start, start, 10) == start

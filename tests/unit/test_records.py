@@ -55,6 +55,7 @@ def test_a_position_survives_its_text() -> None:
     assert Position.parse("12.3.1") == Position(12, 3, 1)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**63), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 def test_every_position_survives_its_text(sequence: int, ordinal: int, emit: int) -> None:
     assert Position.parse(str(Position(sequence, ordinal, emit))) == Position(sequence, ordinal, emit)
@@ -161,6 +162,7 @@ def test_beyond_takes_rows_without_emit_as_the_first_of_their_record() -> None:
 triples = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2))
 
 
+@settings(deadline=None)
 @given(st.sets(triples, max_size=20), triples)
 def test_beyond_is_the_rest_after_a_position(rows: set[tuple[int, int, int]], last: tuple[int, int, int]) -> None:
     ordered = sorted(rows)
@@ -172,6 +174,7 @@ def test_first_and_last_are_the_end_rows() -> None:
     assert first_and_last(positions((1, 2, 0)).drop_columns(["_tf_emit"])) == (Position(1, 2, 0), Position(1, 2, 0))
 
 
+@settings(deadline=None)
 @given(st.sets(st.tuples(st.integers(0, 2**43), st.integers(0, 2**20 - 1)), min_size=1, max_size=20))
 def test_position_keys_sort_as_positions_do(rows: set[tuple[int, int]]) -> None:
     ordered = sorted(rows)

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.records import Message, encode_frame
@@ -41,6 +41,7 @@ def test_no_frames_give_no_chunk() -> None:
     assert list(chunks([])) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=40), st.integers(1, 20), st.integers(1, 20))
 def test_chunks_hold_every_frame_once_and_keep_the_limits(sizes: list[tuple[int, int]], max_rows: int, max_bytes: int) -> None:
     messages = [message(n, rows, b"x" * size) for n, (rows, size) in enumerate(sizes, 1)]
@@ -51,6 +52,7 @@ def test_chunks_hold_every_frame_once_and_keep_the_limits(sizes: list[tuple[int,
         assert len(chunk.messages) == 1 or (chunk.rows <= max_rows and size <= max_bytes)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 20))
 def test_a_chunk_read_alone_is_the_same_chunk(rows: list[int], max_rows: int) -> None:
     """A plan is finished after a restart from its bounds alone."""

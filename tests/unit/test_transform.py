@@ -18,7 +18,7 @@ from pipelines.columns import arrow_type, parse_type
 from pipelines.connectors.duckdb import open_engine
 from pipelines.fields import ParsedField
 from pipelines.records import INSTANT, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput
-from pipelines.transform import TargetColumn, check_mapping, map_columns
+from pipelines.transform import TargetColumn, check_mapping, map_columns, reject_wide
 
 _ENGINE = open_engine()
 _ARROW = {
@@ -317,3 +317,20 @@ def test_arrays_agree_with_plain_python(rows: list[list[Any]]) -> None:
         return value is None or (type(value) is int and -128 <= value <= 127)
 
     assert found == [row for row in rows if all(map(fits, row))]
+
+
+def test_a_row_that_a_frame_cannot_hold_is_rejected_and_its_neighbours_are_not() -> None:
+    wide = "x" * 300_000
+    table = pa.table(
+        {
+            "a": [wide, "small", wide],
+            "b": [wide, "small", "small"],
+            "_tf_sequence": pa.array([1, 1, 1], pa.uint64()),
+            "_tf_ordinal": pa.array([0, 1, 2], pa.uint32()),
+        }
+    )
+    found = reject_wide(table, 300_000)
+    assert found.accepted.column("_tf_ordinal").to_pylist() == [1, 2]
+    assert found.rejected.select(["_tf_ordinal", "stage", "code"]).to_pylist() == [
+        {"_tf_ordinal": 0, "stage": "transform", "code": "row_too_large"}
+    ]
