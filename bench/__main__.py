@@ -17,8 +17,10 @@ from pipelines.produce import produce
 from resources.local.stack import LocalStack
 
 console = Console()
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
+@app.command()
 def main(
     home: Annotated[Path, typer.Option(help="State of the servers and pipelines.")] = Path(".tallyflow/bench"),
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
@@ -61,10 +63,10 @@ def main(
                 f"{found.busy_cores:.2f} cores; idle {found.idle_cores:.3f} cores"
             )
     finally:
+        (home / "results.json").write_text(json.dumps(results, indent=2))
         stack.down()
-    (home / "results.json").write_text(json.dumps(results, indent=2))
     console.print(f"{machine()}; JSON in {home / 'results.json'}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -34,12 +34,17 @@ class Latency:
 def measure(stack: LocalStack, topic: str, per_second: int, seconds: float, idle_seconds: float) -> Latency:
     addresses = stack.addresses()
     ensure_topic(addresses.kafka_bootstrap, topic, 4)
-    pipeline = MeasuredPipeline(stack, topic)
+    with MeasuredPipeline(stack, topic) as pipeline:
+        return _measure(stack, pipeline, per_second, seconds, idle_seconds)
+
+
+def _measure(stack: LocalStack, pipeline: MeasuredPipeline, per_second: int, seconds: float, idle_seconds: float) -> Latency:
+    topic = pipeline.topic
     pid = pipeline.start()
     pipeline.wait(lambda: (pipeline.status() or {}).get("ready"))
     meter = Meter(pid, {name: int(stack.server(name).pid or 0) for name in ("kafka", "nats", "clickhouse")})
     stop = threading.Event()
-    producer = threading.Thread(target=_produce, args=(addresses.kafka_bootstrap, topic, per_second, stop), daemon=True)
+    producer = threading.Thread(target=_produce, args=(stack.addresses().kafka_bootstrap, topic, per_second, stop), daemon=True)
     producer.start()
     time.sleep(WARM_UP_SECONDS)
     before, begun = meter.read(), time.monotonic()
@@ -51,7 +56,6 @@ def measure(stack: LocalStack, topic: str, per_second: int, seconds: float, idle
     resting, rested = meter.read(), time.monotonic()
     time.sleep(idle_seconds)
     idle, idled = meter.read().since(resting), time.monotonic() - rested
-    pipeline.stop()
     p50, p95, p99 = np.percentile(latencies, [50, 95, 99])
     return Latency(
         len(latencies),

@@ -83,9 +83,13 @@ class MeasuredPipeline:
                 raise TimeoutError(f"{self.pipeline}: waited {seconds:.0f} s; status {json.dumps(self.status())[:1000]}")
             time.sleep(0.1)
 
-    def stop(self) -> None:
+    def __enter__(self) -> "MeasuredPipeline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Stops the runner and deletes the pipeline with its table."""
-        assert self._process is not None
+        if self._process is None:
+            return
         self._process.terminate()
         self._process.wait(60)
         subprocess.run(

@@ -35,7 +35,11 @@ class Throughput:
 
 def measure(stack: LocalStack, topic: str, events: int, legs: tuple[str, ...]) -> Throughput:
     """Runs `legs` over the whole topic; the last of them says how many events are done."""
-    pipeline = MeasuredPipeline(stack, topic)
+    with MeasuredPipeline(stack, topic) as pipeline:
+        return _measure(stack, pipeline, events, legs)
+
+
+def _measure(stack: LocalStack, pipeline: MeasuredPipeline, events: int, legs: tuple[str, ...]) -> Throughput:
     pid = pipeline.start(*(argument for leg in legs for argument in ("--leg", leg)))
     meter = Meter(pid, {name: int(stack.server(name).pid or 0) for name in ("kafka", "nats", "clickhouse")})
     last, count = legs[-1], "rows_in"
@@ -59,7 +63,6 @@ def measure(stack: LocalStack, topic: str, events: int, legs: tuple[str, ...]) -
     ended, final, after = reached(events)
     counted = final - first
     used = after.since(before)
-    pipeline.stop()
     return Throughput(counted, ended - begun, {group: used[group] / counted * 1e6 for group in GROUPS}, peak)
 
 

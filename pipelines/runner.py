@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,9 +111,7 @@ class Runner:
             name = f"tallyflow-{self.config.pipeline_id}"
             session = self.shared_session or build_session(name, self.directory, self.options.master)
             self.stop_on_signals()
-            run_in_tasks(session, str(run_path), warm, [{}] * session.sparkContext.defaultParallelism)
-            for leg in self.legs.values():
-                self._start(session, leg, run_path)
+            self._start_all(session, run_path)
             self.is_ready = True
             self._watch(session, run_path)
         finally:
@@ -169,6 +168,15 @@ class Runner:
         assert isinstance(leg, IngestLeg)
         is_latest = self.config.sources[0].consumer_group_initial_offset == "latest"
         leg.anchor(lambda: self.topic.ends(partitions) if is_latest else self.topic.starts(partitions))
+
+    def _start_all(self, session: SparkSession, run_path: Path) -> None:
+        """Warms the task workers and starts every leg's query, side by side: each waits for Python processes to start."""
+        with ThreadPoolExecutor(1 + len(self.legs), "start") as starting:
+            warming = starting.submit(run_in_tasks, session, str(run_path), warm, [{}] * session.sparkContext.defaultParallelism)
+            queries = [starting.submit(self._start, session, leg, run_path) for leg in self.legs.values()]
+            warming.result()
+            for query in queries:
+                query.result()
 
     def _start(self, session: SparkSession, leg: Leg, run_path: Path) -> None:
         checkpoint = self.directory / f"run-{self.epoch}-{leg.name}-{self._restarts.get(leg.name, (0, 0))[0]}"

@@ -66,6 +66,7 @@ class PipelineCase:
         self.file = directory / "pipeline.yaml"
         self.admin = AdminClient({"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap})
         self.session: SparkSession | None = None
+        self._client: Client | None = None
         self._processes: list[subprocess.Popen[str]] = []
         self.sent = self.good = 0
         """Records that `send_events` has sent, and how many of them belong into the table."""
@@ -196,10 +197,13 @@ class PipelineCase:
         return JetStream(parse(self.file.read_text(), name="case", environment=self.environment()).nats).connect()
 
     def client(self) -> Client:
-        a = self.addresses
-        return clickhouse_connect.get_client(
-            host=a.clickhouse_host, port=a.clickhouse_port, username=a.clickhouse_user, password=a.clickhouse_password
-        )
+        """One client per case and thread of control: making one costs three queries."""
+        if self._client is None:
+            a = self.addresses
+            self._client = clickhouse_connect.get_client(
+                host=a.clickhouse_host, port=a.clickhouse_port, username=a.clickhouse_user, password=a.clickhouse_password
+            )
+        return self._client
 
     def count(self) -> int:
         """Rows in the table; 0 while it does not exist."""
@@ -309,11 +313,12 @@ class PipelineCase:
             if process.poll() is None:
                 process.kill()
             print(*process.args, "said:", process.communicate()[1], sep=" ")
-            psutil.wait_procs(family, timeout=30)
-            left = [p for p in family if p.is_running()]
+            left = survivors(family, 30)
             for one in left:
                 one.kill()
             assert not left, f"processes survived their runner: {left}"
+        if self._client is not None:
+            self._client.close()
 
     # -- the oracle ---------------------------------------------------------------------------------------------------------
 
@@ -375,6 +380,22 @@ def members(process: "subprocess.Popen[str]", words: str) -> list[psutil.Process
 
 
 def kill(process: psutil.Process) -> None:
-    """Kills it and waits until it is gone, or a zombie that nobody has waited for."""
+    """Kills it and waits until it is gone."""
     os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 10, "the end of a killed process")
+    assert not survivors([process], 10)
+
+
+def survivors(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that still run after `seconds`; a zombie that its parent has not waited for does not."""
+    deadline = time.monotonic() + seconds
+    left = [one for one in processes if _is_alive(one)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = [one for one in left if _is_alive(one)]
+    return left
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -77,6 +77,15 @@ INSERT_SETTINGS: dict[str, Any] = {
 }
 
 
+_NAME = r"(?:`(?:[^`\\]|\\.)+`|\w+)"
+_VIEW_TARGET = re.compile(rf"CREATE MATERIALIZED VIEW (?:{_NAME}\.)?{_NAME} (?:UUID '[^']+' )?TO (?:({_NAME})\.)?({_NAME})")
+"""Target of a view in `system.tables.create_table_query`, which is written by the server: names in backticks where they must be."""
+
+
+def _unquoted(name: str) -> str:
+    return re.sub(r"\\(.)", r"\1", name[1:-1]) if name.startswith("`") else name
+
+
 def map_error(doing: str, error: Exception) -> TallyflowError:
     """The driver's exception as one of ours. Network trouble is retryable; a code that is not known is a halt, never a drop."""
     if isinstance(error, TallyflowError):
@@ -236,9 +245,9 @@ class ClickHouse:
         if not found:
             return None
         definition, uuid = found[0]
-        explicit = re.search(r"\bTO\s+(?:`?(\w+)`?\.)?`?(\w+)`?", definition.partition(" AS SELECT ")[0])
+        explicit = _VIEW_TARGET.match(definition)
         if explicit:
-            return self.inspect(explicit[1] or database, explicit[2])
+            return self.inspect(_unquoted(explicit[1] or database), _unquoted(explicit[2]))
         return self.inspect(database, f".inner_id.{uuid}") or self.inspect(database, f".inner.{view}")
 
     def create_table(self, database: str, name: str, columns: Sequence[tuple[str, str]], order_by: Sequence[str], window: int) -> None:

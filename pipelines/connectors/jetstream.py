@@ -69,6 +69,18 @@ def _instant(text: str) -> datetime:
     return datetime.fromisoformat(whole).replace(microsecond=int((fraction + "000000")[:6]), tzinfo=UTC)
 
 
+def _place(delivered: Msg) -> tuple[int, datetime]:
+    """Stream sequence and time of a consumer's message, from its reply subject; cut to microseconds as `_instant` cuts.
+
+    The client's own `metadata.timestamp` goes through a float and is a microsecond off at times: an arrival must be the same whichever
+    way a frame was read. Tokens: ADR-15.
+    """
+    tokens = delivered.reply.split(".")
+    sequence, nanoseconds = (tokens[5], tokens[7]) if len(tokens) == 9 else (tokens[7], tokens[9])
+    seconds, rest = divmod(int(nanoseconds), 1_000_000_000)
+    return int(sequence), datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
+
+
 def _map_error(doing: str, error: BaseException) -> TallyflowError:
     """The driver's exception as one of ours; what is not known is a halt."""
     if isinstance(error, APIError):
@@ -122,7 +134,6 @@ class JetStream:
         self._client: Client | None = None
         self._jetstream: JetStreamContext | None = None
         self._connecting = threading.Lock()
-        self._fetches = 0
 
     def connect(self) -> "JetStream":
         """Connects now, so that a wrong address or password is known before anything starts. Idempotent."""
@@ -279,9 +290,8 @@ class JetStream:
             while not found or found[-1].sequence < to:
                 wanted = min(FETCH_BATCH_MESSAGES, to - (found[-1].sequence if found else after))
                 for raw in await consumer.fetch(wanted, timeout=REQUEST_TIMEOUT_SECONDS):
-                    place = raw.metadata
-                    time = place.timestamp.astimezone(UTC)
-                    found.append(Message(raw.subject, place.sequence.stream, time, b"", dict(raw.headers or {})))
+                    sequence, time = _place(raw)
+                    found.append(Message(raw.subject, sequence, time, b"", dict(raw.headers or {})))
         finally:
             await consumer.unsubscribe()
             await js.delete_consumer(stream, info.name)

@@ -30,7 +30,8 @@ class Connections:
     @property
     def log(self) -> JetStream:
         if self._log is None:
-            self._log = JetStream(self.config.nats).connect()
+            # It connects at its first use, and again until that succeeds: one object, so one thread.
+            self._log = JetStream(self.config.nats)
         return self._log
 
     @property

@@ -80,16 +80,18 @@ class Leg(ABC):
 
     def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
         """The `foreachBatch` function. Raises what ends the query: StoppedError, or the HaltError kept in `failure`."""
-        with self.working:
-            if self.stop.is_set():
-                raise StoppedError(f"{self.name}: the runner is stopping")
-            try:
-                self.advance(frame.sparkSession, planned_end(checkpoint, batch))
-                reach("leg.before-commit")
-            except HaltError as error:
-                self.failure = error
-                self.status.state, self.status.message = "halted", str(error)
-                raise
+        # Never waits for the lock: only a stopping runner holds it, and that one waits for Spark to give this very call back.
+        if self.stop.is_set() or not self.working.acquire(blocking=False):
+            raise StoppedError(f"{self.name}: the runner is stopping")
+        try:
+            self.advance(frame.sparkSession, planned_end(checkpoint, batch))
+            reach("leg.before-commit")
+        except HaltError as error:
+            self.failure = error
+            self.status.state, self.status.message = "halted", str(error)
+            raise
+        finally:
+            self.working.release()
 
     def advance(self, session: SparkSession, end: dict[str, int]) -> None:
         while True:

@@ -186,7 +186,7 @@ def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase, session: S
         case.stack.up()
     thread.join(120)
     assert not thread.is_alive()
-    assert all(line.startswith("waiting: ") for line in told)
+    assert all(line.startswith("waiting: ") for line in told[:seen])
     assert case.count() == 300
     case.check()
 

@@ -39,7 +39,7 @@ SPARK_EXCEPTIONS = {
 }
 
 CONNECT_EXCEPTIONS = {
-    "pipelines.verify_contents": "an in-memory engine that compares whole topics and tables and may spill, which the stages' engine must not",
+    "pipelines.verify_contents": "an in-memory engine that compares whole topics and tables; it may spill, the stages' may not",
 }
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"}

@@ -1,0 +1,248 @@
+"""The ClickHouse connector against the real engine behind the local server."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from pipelines.config import ClickHouseSink
+from pipelines.connectors.clickhouse import ClickHouse, TableColumn
+from pipelines.errors import HaltError, RetryableError
+from resources.local.stack import LocalStack
+
+pytestmark = pytest.mark.integration
+
+WINDOW = "SETTINGS non_replicated_deduplication_window = 100"
+
+
+def sink(stack: LocalStack, **connection: object) -> ClickHouseSink:
+    a = stack.addresses()
+    return ClickHouseSink.model_validate(
+        {
+            "type": "clickhouse",
+            "connection_params": {
+                "host": a.clickhouse_host,
+                "port": a.clickhouse_port,
+                "username": a.clickhouse_user,
+                "password": a.clickhouse_password,
+                **connection,
+            },
+            "table": "unused",
+            "mapping": [{"name": "id", "column_name": "id", "column_type": "Int64"}],
+        }
+    )
+
+
+@pytest.fixture
+def clickhouse(running_stack: LocalStack) -> Iterator[ClickHouse]:
+    opened = ClickHouse(sink(running_stack)).connect()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def database(clickhouse: ClickHouse) -> Iterator[str]:
+    name = f"test_{uuid4().hex[:8]}"
+    clickhouse.command("making a database", f"CREATE DATABASE {name}")
+    yield name
+    clickhouse.command("dropping a database", f"DROP DATABASE {name}")
+
+
+def make(clickhouse: ClickHouse, *statements: str) -> None:
+    for statement in statements:
+        clickhouse.command("preparing a test", statement)
+
+
+def block(*numbers: int) -> bytes:
+    sink = pa.BufferOutputStream()
+    batch = pa.RecordBatch.from_pydict({"id": pa.array(numbers, pa.int64())})
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+def numbers(clickhouse: ClickHouse, table: str) -> list[int]:
+    return [row[0] for row in clickhouse.rows("reading back", f"SELECT id FROM {table} ORDER BY id")]
+
+
+# -- what a table is --------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_described_with_its_columns_engine_and_window(clickhouse: ClickHouse, database: str) -> None:
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t (id Int64, day Date DEFAULT today(), half Int64 MATERIALIZED intDiv(id, 2), twice Int64 ALIAS id * 2, "
+        f"note LowCardinality(Nullable(String))) ENGINE = ReplacingMergeTree ORDER BY id {WINDOW}",
+    )
+    table = clickhouse.inspect(database, "t")
+    assert table is not None
+    assert (table.full_name, table.engine, table.dedup_window) == (f"{database}.t", "ReplacingMergeTree", 100)
+    assert table.columns == (
+        TableColumn("id", "Int64", ""),
+        TableColumn("day", "Date", "DEFAULT"),
+        TableColumn("half", "Int64", "MATERIALIZED"),
+        TableColumn("twice", "Int64", "ALIAS"),
+        TableColumn("note", "LowCardinality(Nullable(String))", ""),
+    )
+
+
+def test_a_missing_table_is_none(clickhouse: ClickHouse, database: str) -> None:
+    assert clickhouse.inspect(database, "t") is None
+    assert clickhouse.inspect("no_such_database", "t") is None
+
+
+def test_a_table_without_a_window_of_its_own_has_the_servers_default(clickhouse: ClickHouse, database: str) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id")
+    table = clickhouse.inspect(database, "t")
+    assert table is not None
+    assert table.dedup_window == 0
+    make(clickhouse, f"ALTER TABLE {database}.t MODIFY SETTING non_replicated_deduplication_window = 7")
+    table = clickhouse.inspect(database, "t")
+    assert table is not None
+    assert table.dedup_window == 7
+
+
+@pytest.mark.parametrize("engine", ["Memory", "Null", "Log"])
+def test_an_engine_without_deduplication_has_no_window(clickhouse: ClickHouse, database: str, engine: str) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = {engine}")
+    table = clickhouse.inspect(database, "t")
+    assert table is not None
+    assert (table.engine, table.dedup_window) == (engine, 0)
+
+
+def test_a_created_table_has_what_was_asked_for(clickhouse: ClickHouse, database: str) -> None:
+    for _ in range(2):
+        clickhouse.create_table(database, "t", [("id", "Int64"), ("a `b`", "String")], ("id",), 33)
+    table = clickhouse.inspect(database, "t")
+    assert table is not None
+    assert (table.engine, table.dedup_window) == ("MergeTree", 33)
+    assert [(column.name, column.type) for column in table.columns] == [("id", "Int64"), ("a `b`", "String")]
+    clickhouse.drop_table(database, "t")
+    clickhouse.drop_table(database, "t")
+    assert clickhouse.inspect(database, "t") is None
+
+
+# -- views ------------------------------------------------------------------------------------------------------------------
+
+
+def targets(clickhouse: ClickHouse, database: str, table: str = "t") -> dict[str, int]:
+    """Window by name of the tables that views fill from `table`."""
+    return {found.full_name.removeprefix(f"{database}."): found.dedup_window for found in clickhouse.view_targets(database, table)}
+
+
+def test_a_table_without_views_has_no_targets(clickhouse: ClickHouse, database: str) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id")
+    assert targets(clickhouse, database) == {}
+
+
+def test_the_targets_of_views_on_views_are_found(clickhouse: ClickHouse, database: str) -> None:
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE TABLE {database}.u (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE TABLE {database}.v (id Int64) ENGINE = MergeTree ORDER BY id",
+        f"CREATE MATERIALIZED VIEW {database}.t_to_u TO {database}.u AS SELECT id FROM {database}.t",
+        f"CREATE MATERIALIZED VIEW {database}.t_to_v TO {database}.v AS SELECT id FROM {database}.t",
+        f"CREATE MATERIALIZED VIEW {database}.u_to_v TO {database}.v AS SELECT id FROM {database}.u",
+    )
+    assert targets(clickhouse, database) == {"u": 100, "v": 0}
+    assert targets(clickhouse, database, "u") == {"v": 0}
+
+
+def test_the_inner_table_of_a_view_is_a_target(clickhouse: ClickHouse, database: str) -> None:
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id",
+        f"CREATE MATERIALIZED VIEW {database}.w ENGINE = MergeTree ORDER BY id {WINDOW} AS SELECT id FROM {database}.t",
+    )
+    ((name, window),) = targets(clickhouse, database).items()
+    assert name.startswith(".inner")
+    assert window == 100
+
+
+def test_targets_with_unusual_names_and_statements_are_found(clickhouse: ClickHouse, database: str) -> None:
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id",
+        f"CREATE TABLE {database}.`orders-by day` (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE TABLE {database}.x (`TO y` Int64) ENGINE = MergeTree ORDER BY `TO y` {WINDOW}",
+        f"CREATE MATERIALIZED VIEW {database}.`to-days` TO {database}.`orders-by day` AS SELECT id FROM {database}.t",
+        f"CREATE MATERIALIZED VIEW {database}.`a TO b` TO {database}.x AS WITH 1 AS one SELECT id + one AS `TO y` FROM {database}.t",
+    )
+    assert targets(clickhouse, database) == {"orders-by day": 100, "x": 100}
+
+
+def test_a_target_in_another_database_is_found(clickhouse: ClickHouse, database: str) -> None:
+    make(
+        clickhouse,
+        f"CREATE DATABASE {database}_b",
+        f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id",
+        f"CREATE TABLE {database}_b.u (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE MATERIALIZED VIEW {database}.v TO {database}_b.u AS SELECT id FROM {database}.t",
+    )
+    assert [table.full_name for table in clickhouse.view_targets(database, "t")] == [f"{database}_b.u"]
+    make(clickhouse, f"DROP TABLE {database}.v SYNC", f"DROP DATABASE {database}_b")
+
+
+# -- inserts ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_inserts_once_also_through_a_view(clickhouse: ClickHouse, database: str) -> None:
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE TABLE {database}.u (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE MATERIALIZED VIEW {database}.v TO {database}.u AS SELECT id FROM {database}.t",
+    )
+    for token in ("one", "one", "two", "one"):
+        clickhouse.insert(f"{database}.t", ["id"], block(1, 2), token, 6)
+    assert numbers(clickhouse, f"{database}.t") == [1, 1, 2, 2]
+    assert numbers(clickhouse, f"{database}.u") == [1, 1, 2, 2]
+
+
+def test_a_large_block_is_one_part(clickhouse: ClickHouse, database: str) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}")
+    clickhouse.insert(f"{database}.t", ["id"], block(*range(300_000)), "one", 6)
+    parts = clickhouse.rows("counting parts", f"SELECT rows, max_block_number FROM system.parts WHERE database = '{database}' AND active")
+    assert parts == [(300_000, 1)]
+
+
+def test_an_insert_that_cannot_succeed_is_a_halt_and_stores_nothing(clickhouse: ClickHouse, database: str) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64, CONSTRAINT positive CHECK id > 0) ENGINE = MergeTree ORDER BY id {WINDOW}")
+    with pytest.raises(HaltError, match=rf"inserting a chunk into {database}\.t: ClickHouse error 469"):
+        clickhouse.insert(f"{database}.t", ["id"], block(1, -1), "one", 6)
+    assert numbers(clickhouse, f"{database}.t") == []
+    with pytest.raises(HaltError, match="ClickHouse error 60: .*create the table, or set `create_table: true`"):
+        clickhouse.insert(f"{database}.none", ["id"], block(1), "one", 6)
+    with pytest.raises(HaltError, match="ClickHouse error 16"):
+        clickhouse.insert(f"{database}.t", ["di"], block(1), "one", 6)
+
+
+# -- connections ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("login", [{"password": "canary-7d1f"}, {"username": "nobody", "password": "canary-7d1f"}])
+def test_a_wrong_login_is_a_halt_that_shows_no_password(running_stack: LocalStack, login: dict[str, str]) -> None:
+    with pytest.raises(HaltError, match="ClickHouse error 516: .*check `username` and `password`") as caught:
+        ClickHouse(sink(running_stack, **login)).connect()
+    assert "canary-7d1f" not in str(caught.value)
+
+
+def test_nobody_there_is_waited_for(running_stack: LocalStack) -> None:
+    with pytest.raises(RetryableError, match=r"connecting to ClickHouse at 127\.0\.0\.1:1: ClickHouse did not answer \(.*refused\)"):
+        ClickHouse(sink(running_stack, port=1)).connect()
+
+
+def test_a_client_outlives_a_restart_of_the_server(clickhouse: ClickHouse, database: str, running_stack: LocalStack) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}")
+    clickhouse.insert(f"{database}.t", ["id"], block(1), "one", 6)
+    server = running_stack.server("clickhouse")
+    server.kill()
+    with pytest.raises(RetryableError, match="ClickHouse did not answer"):
+        clickhouse.insert(f"{database}.t", ["id"], block(1), "one", 6)
+    server.start()
+    clickhouse.insert(f"{database}.t", ["id"], block(1), "one", 6)
+    clickhouse.insert(f"{database}.t", ["id"], block(2), "two", 6)
+    assert numbers(clickhouse, f"{database}.t") == [1, 2]

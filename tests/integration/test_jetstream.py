@@ -1,0 +1,219 @@
+"""The JetStream connector against a real server."""
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from pipeline_case import wait_until
+
+from pipelines.config import NatsConnection
+from pipelines.connectors.jetstream import FETCH_BATCH_BYTES, FETCH_BATCH_MESSAGES, JetStream
+from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError
+from resources.local.stack import LocalStack
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def log(running_stack: LocalStack) -> Iterator[JetStream]:
+    opened = JetStream(NatsConnection(url=running_stack.addresses().nats_url), "test").connect()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def stream(log: JetStream) -> Iterator[str]:
+    """A stream `test-x` with the subjects `test-x.>`."""
+    name = f"test-{uuid4().hex[:8]}"
+    log.ensure_stream(name, f"{name}.>", {"id": "first"})
+    yield name
+    log.delete_stream(name)
+
+
+def publish(log: JetStream, subject: str, payloads: list[bytes], expected: int = 0) -> list[int]:
+    """Publishes in order, each behind the one before; returns the sequences."""
+    sequences = []
+    for payload in payloads:
+        expected = log.publish(subject, payload, {"Tf-Rows": "1"}, expected)
+        sequences.append(expected)
+    return sequences
+
+
+def test_a_publish_succeeds_only_behind_the_expected_message(log: JetStream, stream: str) -> None:
+    first = log.publish(f"{stream}.a", b"one", {}, 0)
+    other = log.publish(f"{stream}.b", b"uno", {}, 0)
+    second = log.publish(f"{stream}.a", b"two", {}, first)
+    assert (first, other, second) == (1, 2, 3)
+    for expected in (0, first, other, second + 1):
+        with pytest.raises(ConflictError, match="wrong last sequence"):
+            log.publish(f"{stream}.a", b"three", {}, expected)
+    state = log.state(stream)
+    assert state is not None
+    assert (state.first_sequence, state.last_sequence, state.messages) == (1, 3, 3)
+
+
+def test_last_and_get_give_the_message_as_it_was_published(log: JetStream, stream: str) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    log.publish(f"{stream}.a", b"\x00\xff", {"Tf-First": "7", "Tf-Rows": "3"}, 0)
+    log.publish(f"{stream}.b", b"", {}, 0)
+    for found in (log.last(stream, f"{stream}.a"), log.get(stream, 1), log.last(stream, f"{stream}.*") and log.get(stream, 1)):
+        assert found is not None
+        assert (found.subject, found.sequence, found.payload, found.rows) == (f"{stream}.a", 1, b"\x00\xff", 3)
+        assert found.headers["Tf-First"] == "7"
+        assert before < found.time < datetime.now(UTC) + timedelta(seconds=1)
+    newest = log.last(stream, f"{stream}.>")
+    assert newest is not None
+    assert (newest.sequence, newest.payload) == (2, b"")
+
+
+def test_an_empty_subject_and_an_unwritten_sequence_are_none(log: JetStream, stream: str) -> None:
+    assert log.last(stream, f"{stream}.a") is None
+    assert log.get(stream, 1) is None
+    publish(log, f"{stream}.a", [b"1"])
+    assert log.last(stream, f"{stream}.b") is None
+    assert log.get(stream, 2) is None
+
+
+def test_fetch_goes_over_several_windows_in_order(log: JetStream, stream: str) -> None:
+    count = 2 * FETCH_BATCH_MESSAGES + 40
+    publish(log, f"{stream}.a", [b"%d" % number for number in range(count)])
+    assert [m.sequence for m in log.fetch(stream, f"{stream}.>", 0, count)] == list(range(1, count + 1))
+    middle = list(log.fetch(stream, f"{stream}.>", FETCH_BATCH_MESSAGES - 1, FETCH_BATCH_MESSAGES + 2))
+    assert [(m.sequence, m.payload) for m in middle] == [(n, b"%d" % (n - 1)) for n in range(256, 259)]
+    assert list(log.fetch(stream, f"{stream}.>", count, count)) == []
+    assert list(log.fetch(stream, f"{stream}.>", count, count + 100)) == []
+
+
+def test_fetch_limits_its_windows_by_bytes(log: JetStream, stream: str) -> None:
+    payload = bytes(500_000)
+    count = FETCH_BATCH_BYTES // len(payload) + 8
+    publish(log, f"{stream}.a", [payload] * count)
+    found = list(log.fetch(stream, f"{stream}.>", 0, count))
+    assert [m.sequence for m in found] == list(range(1, count + 1))
+    assert all(m.payload == payload for m in found)
+
+
+def test_fetch_by_subject_gives_that_subject_only(log: JetStream, stream: str) -> None:
+    tails = {"a": 0, "b": 0}
+    for number in range(600):
+        subject = "ab"[number % 3 == 0]
+        tails[subject] = log.publish(f"{stream}.{subject}", b"%d" % number, {}, tails[subject])
+    assert [int(m.payload) for m in log.fetch(stream, f"{stream}.b", 0, 600)] == list(range(0, 600, 3))
+    assert [int(m.payload) for m in log.fetch(stream, f"{stream}.b", 10, 20)] == [12, 15, 18]
+    assert list(log.fetch(stream, f"{stream}.c", 0, 600)) == []
+    assert log.subjects(stream, f"{stream}.>") == {f"{stream}.a": 400, f"{stream}.b": 200}
+
+
+def test_fetch_passes_purged_sequences_and_scan_refuses_them(log: JetStream, stream: str) -> None:
+    publish(log, f"{stream}.a", [b"x"] * 10)
+    publish(log, f"{stream}.b", [b"y"] * 10)
+    log.purge(stream, f"{stream}.a", 6)
+    assert [m.sequence for m in log.fetch(stream, f"{stream}.>", 0, 20)] == list(range(6, 21))
+    assert [m.sequence for m in log.scan(stream, 5, 20)] == list(range(6, 21))
+    with pytest.raises(DataLossError, match=r"sequences \[4, 5\] of 4\.\.20 are missing"):
+        log.scan(stream, 3, 20)
+    log.purge(stream, f"{stream}.b", 15)
+    with pytest.raises(DataLossError, match=r"sequences \[11, 12, 13, 14\] of 6\.\.20"):
+        log.scan(stream, 5, 20)
+    last = log.last(stream, f"{stream}.a")
+    assert last is not None
+    assert last.sequence == 10
+
+
+def test_scan_gives_headers_and_times_without_payloads(log: JetStream, stream: str) -> None:
+    count = FETCH_BATCH_MESSAGES + 44
+    publish(log, f"{stream}.a", [b"payload"] * count)
+    found = log.scan(stream, 0, count)
+    assert [m.sequence for m in found] == list(range(1, count + 1))
+    assert {(m.subject, m.payload, m.rows) for m in found} == {(f"{stream}.a", b"", 1)}
+    stored = log.get(stream, count)
+    assert stored is not None
+    assert found[-1].time == stored.time
+    assert [m.sequence for m in log.scan(stream, 100, 103)] == [101, 102, 103]
+    assert log.scan(stream, 7, 7) == []
+
+
+def test_a_full_stream_refuses_writers_until_there_is_room(log: JetStream) -> None:
+    name = f"test-{uuid4().hex[:8]}"
+    log.ensure_stream(name, f"{name}.>", {}, max_bytes=50_000)
+    sequence = log.publish(f"{name}.a", bytes(30_000), {}, 0)
+    with pytest.raises(RetryableError, match="the stream is full .* waiting until its reader has confirmed"):
+        log.publish(f"{name}.b", bytes(30_000), {}, 0)
+    assert log.last(name, f"{name}.b") is None
+    log.purge(name, f"{name}.a", sequence + 1)
+    assert log.publish(f"{name}.b", bytes(30_000), {}, 0) == sequence + 1
+    assert log.delete_stream(name)
+
+
+def test_a_payload_over_the_servers_limit_is_a_halt(log: JetStream, stream: str) -> None:
+    with pytest.raises(HaltError):
+        log.publish(f"{stream}.a", bytes(2 * 1024 * 1024), {}, 0)
+
+
+def test_a_stream_that_is_made_twice_keeps_its_metadata(log: JetStream, stream: str) -> None:
+    again = log.ensure_stream(stream, f"{stream}.>", {"id": "second"}, max_bytes=1)
+    assert again.metadata["id"] == "first"
+    assert again.max_bytes == -1
+
+
+def test_an_unknown_stream_has_no_state_and_reading_it_is_a_halt(log: JetStream) -> None:
+    assert log.state("test-unknown") is None
+    assert not log.delete_stream("test-unknown")
+    for read in (lambda: log.last("test-unknown", "test-unknown.a"), lambda: log.get("test-unknown", 1), lambda: log.scan("test-unknown", 0, 1)):
+        with pytest.raises(HaltError, match="the stream does not exist"):
+            read()
+    with pytest.raises(RetryableError):
+        list(log.fetch("test-unknown", ">", 0, 1))
+
+
+def test_a_subscriber_hears_of_new_messages_until_it_stops(log: JetStream, stream: str) -> None:
+    heard = threading.Semaphore(0)
+    stop = log.on_message(f"{stream}.a", lambda: (heard.release(), None)[1])
+    publish(log, f"{stream}.a", [b"1", b"2"])
+    publish(log, f"{stream}.b", [b"1"])
+    assert heard.acquire(timeout=5)
+    assert heard.acquire(timeout=5)
+    stop()
+    publish(log, f"{stream}.a", [b"3"], 2)
+    assert not heard.acquire(timeout=0.3)
+
+
+def test_a_connection_outlives_a_restart_of_the_server(log: JetStream, stream: str, running_stack: LocalStack) -> None:
+    publish(log, f"{stream}.a", [b"%d" % n for n in range(10)])
+    server = running_stack.server("nats")
+    server.kill()
+    began = time.monotonic()
+    with pytest.raises(RetryableError, match="NATS did not answer"):
+        log.last(stream, f"{stream}.a")
+    assert time.monotonic() - began < 15
+    server.start()
+
+    def state() -> object:
+        try:
+            return log.state(stream)
+        except RetryableError:
+            return None
+
+    wait_until(state, 30, "an answer after the restart")
+    assert [m.payload for m in log.fetch(stream, f"{stream}.>", 0, 10)] == [b"%d" % n for n in range(10)]
+    assert log.publish(f"{stream}.a", b"10", {}, 10) == 11
+
+
+def test_nobody_there_is_told_at_once_and_the_address_is_named() -> None:
+    log = JetStream(NatsConnection(url="nats://127.0.0.1:1"))
+    began = time.monotonic()
+    with pytest.raises(RetryableError, match=r"connecting to NATS at nats://127\.0\.0\.1:1: NATS did not answer \(.*refused|.*Connect call failed"):
+        log.connect()
+    assert time.monotonic() - began < 4
+    log.close()
+
+
+@pytest.mark.parametrize("settings", [{"credentials_file": "no-such.creds"}, {"tls": {"ca_file": "no-such.pem"}}])
+def test_a_missing_file_of_the_connection_is_a_halt(settings: dict[str, object]) -> None:
+    log = JetStream(NatsConnection.model_validate({"url": "nats://127.0.0.1:1", **settings}))
+    with pytest.raises(HaltError, match="check the files that `nats` names"):
+        log.connect()
+    log.close()
