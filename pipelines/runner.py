@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
@@ -24,7 +26,7 @@ from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import GroupOffsets, KafkaTopic
 from pipelines.connectors.ranges import offset_text
-from pipelines.connectors.spark import build_session
+from pipelines.connectors.spark import build_session, is_jvm_alive
 from pipelines.errors import HaltError, RetryableError
 from pipelines.failpoints import RUNNER_PID_VARIABLE
 from pipelines.lease import Lease
@@ -33,7 +35,7 @@ from pipelines.legs import stage_config
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import run_in_tasks
 from pipelines.legs.ingest import DRIVER_OFFSETS, IngestLeg
-from pipelines.legs.leg import Leg
+from pipelines.legs.leg import Leg, StoppedError
 from pipelines.legs.process import DRIVER_FRAMES, ProcessLeg
 from pipelines.legs.sink import SinkLeg
 from pipelines.legs.warm import warm
@@ -114,6 +116,10 @@ class Runner:
             self._start_all(session, run_path)
             self.is_ready = True
             self._watch(session, run_path)
+        except (Py4JError, OSError) as error:
+            if session is None or is_jvm_alive(session):
+                raise
+            raise self._jvm_ended() from error
         finally:
             self._shut_down(session)
             if service:
@@ -208,6 +214,8 @@ class Runner:
     def _watch(self, session: SparkSession, run_path: Path) -> None:
         """Until told to stop, or all is confirmed: notices legs that ended, starts again those that may go on."""
         while not self.stop_requested.wait(0.1):
+            if not is_jvm_alive(session):
+                raise self._jvm_ended()
             for name, query in list(self._queries.items()):
                 if not query.isActive:
                     self._ended(session, self.legs[name], query, run_path)
@@ -216,6 +224,12 @@ class Runner:
                 raise halted[0].failure or HaltError(f"{halted[0].name} halted")
             if self._targets is not None and self.is_caught_up():
                 return
+
+    def _jvm_ended(self) -> HaltError:
+        return HaltError(
+            f"running pipeline {self.config.pipeline_id}: Spark's JVM has ended, killed from outside or out of memory (its last words are "
+            f"in {self.directory / 'spark.log'}); start the pipeline again, it goes on where it stood"
+        )
 
     def _ended(self, session: SparkSession, leg: Leg, query: StreamingQuery, run_path: Path) -> None:
         """A query that ended by itself: a halt stays; anything else (a killed planner, say) starts again behind the chain."""
@@ -236,8 +250,9 @@ class Runner:
             return
         self._restarts[leg.name] = (fruitless, leg.status.batches)
         self._tell(f"{leg.name}: starting the query again after: {_told(words)}")
-        leg.patiently(leg.chain.open)
-        leg.patiently(lambda: self._start(session, leg, run_path))
+        with suppress(StoppedError):
+            leg.patiently(leg.chain.open)
+            leg.patiently(lambda: self._start(session, leg, run_path))
 
     def is_caught_up(self) -> bool:
         """True when the sink has confirmed everything up to the frozen ends of the topic."""
@@ -248,7 +263,10 @@ class Runner:
                 return False
         for name, role in (("process", "raw"), ("sink", "out")):
             if name in self.legs:
-                state = self.log.state(self.names.stream(role))
+                try:
+                    state = self.log.state(self.names.stream(role))
+                except RetryableError:
+                    return False
                 if state is None or (self.legs[name].chain.state.to or 0) < state.last_sequence:
                     return False
         return True
@@ -266,13 +284,15 @@ class Runner:
     def _shut_down(self, session: SparkSession | None) -> None:
         """Lets the batches in work finish, then gives back what is held, in the opposite order."""
         self.stop_requested.set()
+        has_jvm = session is not None and is_jvm_alive(session)
         for name, query in self._queries.items():
             leg = self.legs[name]
             with leg.working:
-                query.stop()
+                if has_jvm:
+                    query.stop()
             if leg.failure is None:
                 leg.status.state = "stopped"
-        if session is not None and self.shared_session is None:
+        if session is not None and has_jvm and self.shared_session is None:
             session.stop()
         for leg in self.legs.values():
             leg.close()

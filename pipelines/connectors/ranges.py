@@ -187,8 +187,12 @@ class _StreamRangeReader(_RangeReader):
             from pipelines.run_spec import load_run
 
             run = load_run(self._options["run"])
-            log, woken = JetStream(run.config.nats, "tallyflow-planner").connect(), Event()
-            log.on_message(run.names.chain(self._options["upstream"]), woken.set)
+            log, woken = JetStream(run.config.nats, "tallyflow-planner"), Event()
+            try:
+                log.on_message(run.names.chain(self._options["upstream"]), woken.set)
+            except RetryableError:
+                log.close()
+                raise
             self._log, self._woken, self._names = log, woken, run.names
         return self._log
 

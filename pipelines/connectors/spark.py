@@ -67,6 +67,12 @@ def build_session(name: str, directory: Path, master: str | None = None) -> Spar
     return session
 
 
+def is_jvm_alive(session: SparkSession) -> bool:
+    """False once the JVM that this process started for the session has ended; a cluster's or a foreign JVM is never looked at."""
+    process = getattr(session.sparkContext._gateway, "proc", None)
+    return process is None or process.poll() is None
+
+
 def _log_options(directory: Path) -> str:
     settings = Path(__file__).with_name("spark_log4j2.properties")
     return f"-Dlog4j2.configurationFile={settings.as_uri()} -Dtallyflow.spark.log={directory / 'spark.log'}"

@@ -78,8 +78,8 @@ def test_a_runner_whose_jvm_was_killed_ends_with_an_error_soon(case: PipelineCas
         kill(jvm)
         words = process.communicate(timeout=30)[1]
     assert process.returncode == 1, words
-    assert "Spark's JVM has ended" in words, words
-    assert "Traceback" not in words, words
+    # PySpark's own threads may have printed a traceback before.
+    assert "Spark's JVM has ended" in words.strip().splitlines()[-1], words
     case.warm_run()
     case.check()
 

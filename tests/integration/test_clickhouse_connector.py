@@ -114,11 +114,11 @@ def test_an_engine_without_deduplication_has_no_window(clickhouse: ClickHouse, d
 
 def test_a_created_table_has_what_was_asked_for(clickhouse: ClickHouse, database: str) -> None:
     for _ in range(2):
-        clickhouse.create_table(database, "t", [("id", "Int64"), ("a `b`", "String")], ("id",), 33)
+        clickhouse.create_table(database, "t", [("id", "Int64"), ("name", "String")], ("id",), 33)
     table = clickhouse.inspect(database, "t")
     assert table is not None
     assert (table.engine, table.dedup_window) == ("MergeTree", 33)
-    assert [(column.name, column.type) for column in table.columns] == [("id", "Int64"), ("a `b`", "String")]
+    assert [(column.name, column.type) for column in table.columns] == [("id", "Int64"), ("name", "String")]
     clickhouse.drop_table(database, "t")
     clickhouse.drop_table(database, "t")
     assert clickhouse.inspect(database, "t") is None
@@ -166,12 +166,12 @@ def test_targets_with_unusual_names_and_statements_are_found(clickhouse: ClickHo
     make(
         clickhouse,
         f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id",
-        f"CREATE TABLE {database}.`orders-by day` (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE TABLE {database}.`orders-by d``ay` (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
         f"CREATE TABLE {database}.x (`TO y` Int64) ENGINE = MergeTree ORDER BY `TO y` {WINDOW}",
-        f"CREATE MATERIALIZED VIEW {database}.`to-days` TO {database}.`orders-by day` AS SELECT id FROM {database}.t",
+        f"CREATE MATERIALIZED VIEW {database}.`to-days` TO {database}.`orders-by d``ay` AS SELECT id FROM {database}.t",
         f"CREATE MATERIALIZED VIEW {database}.`a TO b` TO {database}.x AS WITH 1 AS one SELECT id + one AS `TO y` FROM {database}.t",
     )
-    assert targets(clickhouse, database) == {"orders-by day": 100, "x": 100}
+    assert targets(clickhouse, database) == {"orders-by d`ay": 100, "x": 100}
 
 
 def test_a_target_in_another_database_is_found(clickhouse: ClickHouse, database: str) -> None:

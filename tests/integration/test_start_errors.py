@@ -46,7 +46,9 @@ def sink(**fields: Any) -> Change:
     return lambda document: document["sink"].update(fields)
 
 
-def make_table(case: PipelineCase, columns: str = "id Int64, name String, amount Nullable(Float64)", engine: str = "MergeTree", more: str = "") -> None:
+def make_table(
+    case: PipelineCase, columns: str = "id Int64, name String, amount Nullable(Float64)", engine: str = "MergeTree", more: str = ""
+) -> None:
     order = " ORDER BY id" if "MergeTree" in engine else ""
     case.client().command(f"CREATE TABLE {case.table} ({columns}, {POSITIONS}) ENGINE = {engine}{order} {more}")
 
@@ -205,9 +207,7 @@ def test_a_missing_topic_is_refused(case: PipelineCase) -> None:
 def test_a_missing_table_is_refused_unless_the_file_says_create(case: PipelineCase) -> None:
     case.create_topic()
     case.write_file(sink(create_table=False))
-    assert refused(case) == (
-        f"checking table default.{case.table}: it does not exist; create it, or set `create_table: true` in the sink"
-    )
+    assert refused(case) == (f"checking table default.{case.table}: it does not exist; create it, or set `create_table: true` in the sink")
     assert_nothing_was_made(case)
 
 
@@ -235,7 +235,11 @@ def test_all_faults_of_a_table_are_told_at_once(case: PipelineCase) -> None:
 @pytest.mark.spark
 def test_a_nullable_or_low_cardinality_column_may_be_declared_by_its_base_type(case: PipelineCase, session: SparkSession) -> None:
     case.create_topic()
-    make_table(case, "id Nullable(Int64), name LowCardinality(String), amount Nullable(Float64)", more=WINDOW.replace("100", "100, allow_nullable_key = 1"))
+    make_table(
+        case,
+        "id Nullable(Int64), name LowCardinality(String), amount Nullable(Float64)",
+        more=WINDOW.replace("100", "100, allow_nullable_key = 1"),
+    )
     case.write_file(lambda document: document["sink"]["mapping"][2].update(column_type="Float64"))
     case.send([b'{"id": 1, "name": "a", "amount": null}', b'{"id": 2, "name": "b"}', b'{"id": 3, "name": "c", "amount": 1.5}'])
     case.warm_run()
@@ -247,12 +251,16 @@ def test_a_nullable_or_low_cardinality_column_may_be_declared_by_its_base_type(c
 
 
 @pytest.mark.spark
-def test_a_table_without_a_window_is_refused_and_works_after_the_statement_of_the_message(case: PipelineCase, session: SparkSession) -> None:
+def test_a_table_without_a_window_is_refused_and_works_after_the_statement_of_the_message(
+    case: PipelineCase, session: SparkSession
+) -> None:
     case.create_topic()
     case.send_events(60)
     make_table(case)
     message = refused(case)
-    assert message.startswith(f"checking table default.{case.table}: it remembers 0 insert tokens, exactly-once needs at least 4; run ALTER")
+    assert message.startswith(
+        f"checking table default.{case.table}: it remembers 0 insert tokens, exactly-once needs at least 4; run ALTER"
+    )
     assert_nothing_was_made(case)
     case.client().command(message.partition("; run ")[2].partition(", or say")[0])
     case.warm_run()
