@@ -1,0 +1,311 @@
+"""What Kafka does beside appending records: gaps, transactions, expiry, new partitions, topics made again."""
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import NewPartitions
+from pipeline_case import PipelineCase, wait_until
+from pyspark.sql import SparkSession
+
+from pipelines.errors import DataLossError, HaltError
+from pipelines.ledger import read_chain
+from pipelines.runner import Runner
+from pipelines.tally import LegTally, tally
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+IN_TASKS: dict[str, Any] = {"driver_offsets": 0, "driver_frames": 0}
+BOTH_WAYS = pytest.mark.parametrize("way", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
+
+
+def event(number: int) -> bytes:
+    return json.dumps({"id": number, "name": f"event {number}", "amount": number / 4}).encode()
+
+
+def ids(case: PipelineCase) -> list[int]:
+    return sorted(row[1] for row in case.rows()) if case.count() else []
+
+
+def ingested(case: PipelineCase) -> LegTally:
+    log = case.log()
+    found = tally(log, case.names)
+    log.close()
+    assert found.residue == 0
+    return found.legs[0]
+
+
+def positions(case: PipelineCase) -> dict[int, int]:
+    """Where the ingest leg's chain stands."""
+    log = case.log()
+    to = read_chain(log, case.names.stream("ledger"), case.names.chain("ingest")).to
+    log.close()
+    return {int(partition): offset for partition, offset in to.items()}
+
+
+def skip(document: dict[str, Any]) -> None:
+    document["sources"][0]["on_data_loss"] = "skip"
+
+
+def latest(document: dict[str, Any]) -> None:
+    document["sources"][0]["consumer_group_initial_offset"] = "latest"
+
+
+@contextmanager
+def running(case: PipelineCase, runner: Runner) -> Iterator[threading.Thread]:
+    """The runner in a thread, until the block ends."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            runner.run()
+        except HaltError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: runner.is_ready or not thread.is_alive(), 120, "a ready runner")
+    try:
+        assert runner.is_ready, errors
+        yield thread
+    finally:
+        runner.request_stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+# -- gaps -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_compacted_topic_has_gaps_and_every_record_that_is_left_arrives(case: PipelineCase, session: SparkSession) -> None:
+    compacted = {
+        "cleanup.policy": "compact",
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.001",
+        "min.compaction.lag.ms": "0",
+        "max.compaction.lag.ms": "200",
+    }
+    case.create_topic(1, **compacted)
+    producer = Producer({"bootstrap.servers": case.addresses.kafka_bootstrap, "log_level": 0})
+    for number in range(500):
+        key = number if number % 10 == 0 else number % 7
+        producer.produce(case.topic, event(number), key=b"%d" % key)
+        if number % 100 == 99:
+            producer.flush()
+            time.sleep(0.15)
+    wait_until(lambda: len(case.records()) < 300, 60, "a compaction")
+    kept = sorted(offset for _, offset in case.records())
+    assert any(after > before + 1 for before, after in zip(kept, kept[1:], strict=False))
+    case.warm_run()
+    assert positions(case) == {0: 500}
+    # Compaction goes on beside the run, so what it removed since is in the table and no longer in Kafka.
+    found = ids(case)
+    assert set(offset for _, offset in case.records()) <= set(found) <= set(kept)
+    account = ingested(case)
+    assert account.rows_in == 500
+    assert account.outcomes == {"written to raw": len(found), "offsets without a record": 500 - len(found), "expired and skipped": 0}
+
+
+def transaction(case: PipelineCase, name: str, numbers: Iterable[int]) -> Producer:
+    """A producer that has sent its events in a transaction that is still open."""
+    producer = Producer({"bootstrap.servers": case.addresses.kafka_bootstrap, "transactional.id": f"{case.topic}-{name}", "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number in numbers:
+        producer.produce(case.topic, event(number), partition=number % 2)
+    assert producer.flush(30) == 0
+    return producer
+
+
+@BOTH_WAYS
+def test_aborted_transactions_leave_gaps_and_an_open_one_holds_back_what_follows(
+    case: PipelineCase, session: SparkSession, way: dict[str, Any]
+) -> None:
+    case.create_topic(2)
+    transaction(case, "a", range(100)).commit_transaction(30)
+    transaction(case, "b", range(100, 200)).abort_transaction(30)
+    still_open = transaction(case, "c", range(200, 250))
+    case.send([event(number) for number in range(300, 350)], partitions=2)
+    case.warm_run(**way)
+    # Per partition: 50 records and a marker, 50 aborted ones and a marker.
+    assert positions(case) == {0: 102, 1: 102}
+    assert ids(case) == list(range(100))
+    case.check()
+    assert ingested(case).outcomes["offsets without a record"] == 104
+    still_open.commit_transaction(30)
+    case.warm_run(**way)
+    assert ids(case) == [*range(100), *range(200, 250), *range(300, 350)]
+    case.check()
+
+
+@BOTH_WAYS
+def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase, session: SparkSession, way: dict[str, Any]) -> None:
+    case.create_topic(2)
+    transaction(case, "a", range(0, 40, 2)).abort_transaction(30)
+    transaction(case, "b", range(1, 40, 2)).commit_transaction(30)
+    case.warm_run(**way)
+    assert positions(case) == {0: 21, 1: 21}
+    assert ids(case) == list(range(1, 40, 2))
+    transaction(case, "c", range(40, 80)).abort_transaction(30)
+    case.warm_run(**way)
+    assert positions(case) == {0: 42, 1: 42}
+    assert ids(case) == list(range(1, 40, 2))
+    case.check()
+
+
+# -- expiry -----------------------------------------------------------------------------------------------------------------
+
+
+def expire(case: PipelineCase, partition: int, before: int) -> None:
+    case.admin.delete_records([TopicPartition(case.topic, partition, before)])[TopicPartition(case.topic, partition)].result(30)
+
+
+@BOTH_WAYS
+def test_expired_offsets_halt_and_skip_counts_them(case: PipelineCase, session: SparkSession, way: dict[str, Any]) -> None:
+    case.create_topic(1)
+    case.send([event(number) for number in range(30)], partitions=1)
+    case.warm_run()
+    case.send([event(number) for number in range(30, 130)], partitions=1)
+    expire(case, 0, 80)
+    with pytest.raises(DataLossError, match="these records expired before they were read: see `on_data_loss` in the pipeline file"):
+        case.warm_run(**way)
+    assert ids(case) == list(range(30))
+    case.write_file(skip)
+    case.warm_run(**way)
+    assert ids(case) == [*range(30), *range(80, 130)]
+    assert ingested(case).outcomes == {"written to raw": 80, "offsets without a record": 0, "expired and skipped": 50}
+
+
+def test_all_that_was_not_read_may_have_expired(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic(2)
+    case.warm_run()
+    case.send([event(number) for number in range(100)], partitions=2)
+    expire(case, 0, 50)
+    case.write_file(skip)
+    case.warm_run()
+    assert ids(case) == list(range(1, 100, 2))
+    assert ingested(case).outcomes == {"written to raw": 50, "offsets without a record": 0, "expired and skipped": 50}
+    case.check()
+
+
+def test_a_first_start_begins_with_the_first_record_that_is_left(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic(1)
+    case.send([event(number) for number in range(100)], partitions=1)
+    expire(case, 0, 60)
+    case.warm_run()
+    assert ids(case) == list(range(60, 100))
+    assert ingested(case).outcomes == {"written to raw": 40, "offsets without a record": 0, "expired and skipped": 0}
+    case.check()
+
+
+# -- partitions and topics ----------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_that_is_added_while_running_is_read_from_its_beginning(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic(1)
+    case.write_file(latest)
+    with running(case, case.warm_runner(until_caught_up=False)):
+        case.send([event(number) for number in range(10)], partitions=1)
+        case.wait_count(10)
+        case.admin.create_partitions([NewPartitions(case.topic, 2)])[case.topic].result(30)
+        wait_until(lambda: len(case.admin.list_topics(case.topic, 5).topics[case.topic].partitions) == 2, 20, "the new partition")
+        case.send([event(number) for number in range(10, 30)], partitions=2)
+        began = time.monotonic()
+        case.wait_count(30)
+        assert time.monotonic() - began < 30
+    assert positions(case) == {0: 20, 1: 10}
+    case.check()
+
+
+def remake_topic(case: PipelineCase, first: int, count: int) -> None:
+    """The topic deleted and made again under its name, with other records at the same offsets."""
+    case.admin.delete_topics([case.topic])[case.topic].result(30)
+
+    def made() -> bool:
+        try:
+            case.create_topic()
+        except Exception as error:
+            assert "already exists" in str(error) or "marked for deletion" in str(error), error
+            return False
+        return True
+
+    wait_until(made, 30, "the topic to be made again")
+    producer = Producer({"bootstrap.servers": case.addresses.kafka_bootstrap, "log_level": 0})
+    for number in range(first, first + count):
+        producer.produce(case.topic, event(number), partition=number % 3)
+    assert producer.flush(60) == 0
+
+
+def test_a_topic_that_was_made_again_while_stopped_is_refused(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(30)
+    case.warm_run()
+    remake_topic(case, 1000, 60)
+    with pytest.raises(DataLossError, match=f"topic {case.topic} was deleted and made again .* delete the pipeline and start it anew"):
+        case.warm_run()
+    assert ids(case) == list(range(30))
+
+
+def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(30)
+    runner = case.warm_runner(until_caught_up=False)
+    with running(case, runner):
+        case.wait_count(30)
+        remake_topic(case, 1000, 300)
+        wait_until(lambda: runner.legs["ingest"].failure, 60, "a halt of ingest")
+        failure = runner.legs["ingest"].failure
+        assert isinstance(failure, HaltError)
+        assert case.topic in str(failure)
+        assert runner.legs["process"].failure is None
+        time.sleep(1)
+        assert ids(case) == list(range(30))
+    assert ids(case) == list(range(30))
+
+
+# -- where reading begins, and what lag tools see -----------------------------------------------------------------------------
+
+
+def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_record(
+    case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.create_topic()
+    case.write_file(latest)
+    case.send_events(30)
+
+    class DiedError(Exception):
+        """The first start ends here."""
+
+    def die(*_: object) -> None:
+        raise DiedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "_start", die)
+        with pytest.raises(DiedError):
+            case.warm_run()
+    case.send_events(60)
+    case.warm_run()
+    assert ids(case) == list(range(30, 90))
+    account = ingested(case)
+    assert (account.rows_in, account.outcomes["written to raw"]) == (60, 60)
+
+
+def test_the_consumer_group_shows_the_positions_reached(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(100)
+    group = f"tallyflow-{case.pipeline}"
+
+    def committed() -> dict[int, int]:
+        listed = case.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(30)
+        return {tp.partition: tp.offset for tp in listed.topic_partitions}
+
+    case.warm_run()
+    wait_until(lambda: committed() == positions(case) == {0: 34, 1: 33, 2: 33}, 10, "the committed offsets")
+    case.send_events(50)
+    case.warm_run()
+    wait_until(lambda: committed() == positions(case), 10, "the committed offsets")
