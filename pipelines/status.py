@@ -23,16 +23,23 @@ from starlette.routing import Route
 from pipelines.errors import RetryableError
 
 if TYPE_CHECKING:
+    from pipelines.legs.leg import Leg
     from pipelines.runner import Runner
 
 FILE = "status.json"
 STATES = ("starting", "running", "waiting", "halted", "stopped")
 _CLOSE_SECONDS = 2
+_KAFKA_ANSWERS_WITHIN_SECONDS = 3.0
 
 
 def snapshot(runner: "Runner") -> dict[str, Any]:
     """The runner's state now: legs with their last batch and totals, lag per partition, what it waits for."""
     uptime = time.time() - runner.started_at
+    lag, kafka_away = _lag(runner)
+    legs = {name: _leg(leg) for name, leg in runner.legs.items()}
+    if kafka_away and legs["ingest"]["state"] == "running":
+        # Its planner sees no new records, so no batch is there to wait in; that is worth the same word.
+        legs["ingest"] |= {"state": "waiting", "message": kafka_away}
     return {
         "pipeline": runner.config.pipeline_id,
         "pid": os.getpid(),
@@ -40,19 +47,20 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
         "ready": runner.is_ready,
         "healthy": is_healthy(runner),
         "uptime_seconds": round(uptime, 3),
-        "legs": {
-            name: {
-                "state": leg.status.state,
-                "message": leg.status.message,
-                "retries": leg.status.retries,
-                "batches": leg.status.batches,
-                "seconds_busy": round(leg.status.seconds_busy, 3),
-                "last_batch": leg.status.last_batch,
-                "totals": leg.status.totals,
-            }
-            for name, leg in runner.legs.items()
-        },
-        "lag": _lag(runner),
+        "legs": legs,
+        "lag": lag,
+    }
+
+
+def _leg(leg: "Leg") -> dict[str, Any]:
+    return {
+        "state": leg.status.state,
+        "message": leg.status.message,
+        "retries": leg.status.retries,
+        "batches": leg.status.batches,
+        "seconds_busy": round(leg.status.seconds_busy, 3),
+        "last_batch": leg.status.last_batch,
+        "totals": leg.status.totals,
     }
 
 
@@ -61,17 +69,17 @@ def is_healthy(runner: "Runner") -> bool:
     return runner.is_ready and all(leg.failure is None for leg in runner.legs.values()) and not runner.lease.lost.is_set()
 
 
-def _lag(runner: "Runner") -> dict[str, int]:
-    """Offsets per partition that ingest has not confirmed; empty while Kafka is away or ingest runs elsewhere."""
+def _lag(runner: "Runner") -> tuple[dict[str, int], str]:
+    """Offsets per partition that ingest has not confirmed, and why Kafka does not tell them; empty when ingest runs elsewhere."""
     leg = runner.legs.get("ingest")
     if leg is None or not leg.chain.state.to:
-        return {}
+        return {}, ""
     reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
     try:
-        ends = runner.topic.ends(sorted(reached))
-    except RetryableError:
-        return {}
-    return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}
+        ends = runner.topic.ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
+    except RetryableError as error:
+        return {}, str(error)
+    return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}, ""
 
 
 class _Metrics:

@@ -66,6 +66,8 @@ class PipelineCase:
         self.file = directory / "pipeline.yaml"
         self.admin = AdminClient({"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap})
         self.session: SparkSession | None = None
+        self.told: list[str] = []
+        """What runners inside this process have said."""
         self._client: Client | None = None
         self._processes: list[subprocess.Popen[str]] = []
         self.sent = self.good = 0
@@ -175,6 +177,8 @@ class PipelineCase:
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
+                # The first offset that is left, where 0 has expired.
+                "auto.offset.reset": "earliest",
             }
         )
         partitions = consumer.list_topics(self.topic, 10).topics[self.topic].partitions
@@ -296,7 +300,7 @@ class PipelineCase:
         os.environ.update(self.addresses.environment())
         text = self.file.read_text()
         config = parse(text, name=str(self.file), environment=os.environ)
-        runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), tell=lambda _: None)
+        runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), tell=self.told.append)
         runner.shared_session = self.session
         return runner
 

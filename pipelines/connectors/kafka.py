@@ -150,15 +150,15 @@ class KafkaTopic:
         """First offset that still exists, per partition."""
         return self._offsets(partitions, OffsetSpec.earliest())
 
-    def ends(self, partitions: Sequence[int]) -> dict[int, int]:
+    def ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
         """Last stable offset (exclusive end of what a read_committed reader sees), per partition."""
-        return self._offsets(partitions, OffsetSpec.latest())
+        return self._offsets(partitions, OffsetSpec.latest(), timeout_seconds)
 
-    def _offsets(self, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
+    def _offsets(self, partitions: Sequence[int], spec: OffsetSpec, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
         if not partitions:
             return {}
         wanted = {TopicPartition(self._topic, p): spec for p in partitions}
-        futures = self._admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_SECONDS)
+        futures = self._admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_seconds)
         found = self._result(f"listing offsets of {self._topic}", futures)
         return {tp.partition: result.offset for tp, result in found.items()}
 

@@ -46,8 +46,12 @@ def test_a_runner_outlives_the_loss_of_all_three_servers(case: PipelineCase) -> 
     case.wait_count(1)
     for server in SYSTEMS:
         case.stack.server(server).kill()
-    shown = wait_until(case.status, 60, "an answer of `tallyflow status`")
-    wait_until(lambda: "waiting" in {leg["state"] for leg in (case.status() or shown)["legs"].values()}, 60, "a leg that waits")
+    asked = case.command("status", str(case.file))
+    assert asked.returncode == 0, asked.stderr
+    wait_until(lambda: "waiting" in {leg["state"] for leg in (case.ask() or {"legs": {}})["legs"].values()}, 60, "a leg that waits")
+    shown = case.status()
+    assert shown is not None
+    assert any(system in leg["message"] for leg in shown["legs"].values() for system in SYSTEMS.values())
     case.stack.up()
     wait_until(lambda: case.count() == case.good, 120, "all rows")
     process.terminate()

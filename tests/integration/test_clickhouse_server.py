@@ -144,6 +144,25 @@ def test_raw_insert_takes_an_arrow_stream(client: Client, table: str, compressio
     assert client.command("SELECT sum(a) FROM t") == 499_500
 
 
+def test_answers_belong_to_their_requests_while_others_write(server: Server, table: str) -> None:
+    server.sql("INSERT INTO t SELECT number, toString(number) FROM numbers(2000)")
+
+    def read(number: int) -> bool:
+        with server.client() as reader:
+            rows = [reader.query(f"SELECT a, s FROM t WHERE a < {500 + number}").result_rows for _ in range(25)]
+        return all(len(found) == 500 + number and all(str(a) == s for a, s in found) for found in rows)
+
+    def write(_: int) -> bool:
+        for first in range(10_000, 10_040):
+            server.sql(f"INSERT INTO t SELECT {first}, repeat('x', 100000)")
+        return True
+
+    with ThreadPoolExecutor(5) as pool:
+        writing = pool.submit(write, 0)
+        assert all(pool.map(read, range(4)))
+        assert writing.result()
+
+
 def test_large_results_are_streamed_and_whole(client: Client, server: Server) -> None:
     with client.query_row_block_stream("SELECT number FROM numbers(500000)") as blocks:
         assert sum(row[0] for block in blocks for row in block) == 499_999 * 250_000

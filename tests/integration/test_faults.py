@@ -1,0 +1,120 @@
+"""One fast case per class of fault; tests/crash has all of them."""
+
+import shutil
+import signal
+
+import psutil
+import pytest
+from pipeline_case import PipelineCase, family_of, kill, members, survivors, wait_until
+from pyspark.sql import SparkSession
+
+from pipelines.failpoints import VARIABLE
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+
+def _of_session(words: str) -> list[psutil.Process]:
+    """Processes of the shared Spark session whose command line contains `words`."""
+    return [one for one in psutil.Process().children(recursive=True) if words in " ".join(one.cmdline())]
+
+
+def test_a_kill_between_insert_and_confirmation_and_a_lost_checkpoint_double_nothing(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(6000, bad_every=100)
+    killed = case.run(**{VARIABLE: "sink.after-insert:1"})
+    assert killed.returncode == -9, killed.stderr
+    assert case.count() > 0
+    checkpoints = [path for path in case.names.directory(case.home).glob("run-*-*") if path.is_dir()]
+    assert checkpoints
+    for checkpoint in checkpoints:
+        shutil.rmtree(checkpoint)
+    case.warm_run()
+    case.check()
+
+
+def test_a_runner_whose_jvm_was_killed_ends_and_the_next_goes_on(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    process = case.start()
+    case.wait_ready(process)
+    with case.load():
+        case.wait_count(500)
+        kill(members(process, "org.apache.spark.deploy.SparkSubmit")[0])
+        words = process.communicate(timeout=30)[1]
+    assert process.returncode == 1, words
+    assert "Spark's JVM has ended" in words.strip().splitlines()[-1], words
+    case.warm_run()
+    case.check()
+
+
+def test_a_terminated_runner_finishes_its_batches_and_leaves_nothing_behind(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    process = case.start()
+    case.wait_ready(process)
+    with case.load():
+        case.wait_count(500)
+        process.send_signal(signal.SIGTERM)
+        words = process.communicate(timeout=30)[1]
+    assert process.returncode == 0, words
+    assert not survivors(family_of(process), 5)
+    case.warm_run()
+    case.check()
+
+
+def test_a_killed_worker_costs_a_task_and_a_killed_planner_a_query(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    runner = case.warm_runner(until_caught_up=False, driver_offsets=0, driver_frames=0)
+    thread = case.in_background(runner)
+    with case.load():
+        case.wait_count(500)
+        daemons = {one.pid for one in _of_session("pyspark.daemon pyspark.worker")}
+        kill(next(one for one in _of_session("pyspark.daemon pyspark.worker") if one.ppid() in daemons))
+        case.wait_count(case.count() + 1000)
+        assert case.told == []
+        kill(_of_session("python_streaming_source_runner")[0])
+        wait_until(lambda: any("starting the query again" in words for words in case.told), 30, "the query's new start")
+        case.wait_count(case.count() + 1000)
+    wait_until(lambda: case.count() == case.good, 60, "all rows")
+    runner.request_stop()
+    thread.join(30)
+    case.check()
+
+
+def test_a_killed_server_is_waited_for(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    runner = case.warm_runner(until_caught_up=False)
+    thread = case.in_background(runner)
+    case.send_events(1000)
+    case.wait_count(1000)
+    case.stack.server("nats").kill()
+    case.send_events(1000, bad_every=100)
+    wait_until(lambda: "NATS" in runner.legs["ingest"].status.message, 30, "a leg that waits")
+    case.stack.server("nats").start()
+    wait_until(lambda: case.count() == case.good, 60, "all rows")
+    runner.request_stop()
+    thread.join(30)
+    case.check()
+
+
+def test_a_second_runner_is_refused(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    first = case.warm_runner(until_caught_up=False)
+    thread = case.in_background(first)
+    second = case.run(timeout=30)
+    assert second.returncode == 1
+    assert "a runner on this host already holds" in second.stderr
+    case.send_events(500)
+    case.wait_count(500)
+    first.request_stop()
+    thread.join(30)
+    case.check()
+
+
+def test_a_deleted_pipeline_begins_anew_under_the_same_name(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(1000)
+    case.warm_run()
+    assert case.command("delete", str(case.file), "--yes", "--keep-table").returncode == 0
+    case.client().command(f"TRUNCATE TABLE {case.table}")
+    case.warm_run()
+    assert case.count() == 1000
+    case.check()
