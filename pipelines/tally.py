@@ -65,7 +65,7 @@ _COUNTED_IN = {"ingest": "offsets", "process": "rows_in", "sink": "rows_in"}
 
 
 def tally(log: Log, names: Names) -> Tally:
-    """Reads the three chains (at most three messages each). A pipeline that never ran gives zeros.
+    """Reads the three chains (at most three messages each). Raises HaltError for a pipeline that was never started: it has no streams.
 
     An open plan is not counted: what it covers is in the range that waits. While the pipeline runs, legs are read one after the other,
     downstream first, so a leg never seems to have read what the one before it has not written.

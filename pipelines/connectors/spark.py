@@ -21,8 +21,6 @@ SETTINGS: dict[str, str] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.speculation": "false",
     "spark.python.worker.reuse": "true",
-    # Planners and workers call back after they start; the default of 15 s ended queries on a box that was busy (load 12 on 2 cores).
-    "spark.python.authenticate.socketTimeout": "60s",
     # The checkpoint is a hint that lives as long as one start; the default manager costs 35-50 ms per file (dagster-pyspark.md section 0).
     "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
     "spark.sql.streaming.minBatchesToRetain": "4",

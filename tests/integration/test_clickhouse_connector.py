@@ -1,6 +1,7 @@
 """The ClickHouse connector against the real engine behind the local server."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pyarrow as pa
@@ -214,10 +215,31 @@ def test_an_insert_that_cannot_succeed_is_a_halt_and_stores_nothing(clickhouse: 
     with pytest.raises(HaltError, match=rf"inserting a chunk into {database}\.t: ClickHouse error 469"):
         clickhouse.insert(f"{database}.t", ["id"], block(1, -1), "one", 6)
     assert numbers(clickhouse, f"{database}.t") == []
-    with pytest.raises(HaltError, match="ClickHouse error 60: .*create the table, or set `create_table: true`"):
+    with pytest.raises(HaltError, match=r"ClickHouse error 60: .*create the table, or set `create_table: true`"):
         clickhouse.insert(f"{database}.none", ["id"], block(1), "one", 6)
     with pytest.raises(HaltError, match="ClickHouse error 16"):
         clickhouse.insert(f"{database}.t", ["di"], block(1), "one", 6)
+
+
+def test_each_of_many_clients_gets_its_own_answers(clickhouse: ClickHouse, database: str, running_stack: LocalStack) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}")
+
+    def write(client: ClickHouse) -> None:
+        for number in range(40):
+            client.insert(f"{database}.t", ["id"], block(*range(1000)), f"token {number}", 6)
+
+    def read(client: ClickHouse) -> None:
+        for number in range(150):
+            assert client.rows("asking", f"SELECT {number}, 'words', [1, 2]") == [(number, "words", [1, 2])]
+            assert client.rows("counting", f"SELECT count() % 1000 FROM {database}.t") == [(0,)]
+
+    clients = [ClickHouse(sink(running_stack)).connect() for _ in range(4)]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        for done in [pool.submit(work, client) for work, client in zip([write, read, read, read], clients, strict=True)]:
+            done.result()
+    assert clickhouse.rows("counting", f"SELECT count() FROM {database}.t") == [(40_000,)]
+    for client in clients:
+        client.close()
 
 
 # -- connections ------------------------------------------------------------------------------------------------------------
@@ -225,7 +247,7 @@ def test_an_insert_that_cannot_succeed_is_a_halt_and_stores_nothing(clickhouse: 
 
 @pytest.mark.parametrize("login", [{"password": "canary-7d1f"}, {"username": "nobody", "password": "canary-7d1f"}])
 def test_a_wrong_login_is_a_halt_that_shows_no_password(running_stack: LocalStack, login: dict[str, str]) -> None:
-    with pytest.raises(HaltError, match="ClickHouse error 516: .*check `username` and `password`") as caught:
+    with pytest.raises(HaltError, match=r"ClickHouse error 516: .*check `username` and `password`") as caught:
         ClickHouse(sink(running_stack, **login)).connect()
     assert "canary-7d1f" not in str(caught.value)
 

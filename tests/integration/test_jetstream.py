@@ -59,7 +59,7 @@ def test_last_and_get_give_the_message_as_it_was_published(log: JetStream, strea
     before = datetime.now(UTC) - timedelta(seconds=1)
     log.publish(f"{stream}.a", b"\x00\xff", {"Tf-First": "7", "Tf-Rows": "3"}, 0)
     log.publish(f"{stream}.b", b"", {}, 0)
-    for found in (log.last(stream, f"{stream}.a"), log.get(stream, 1), log.last(stream, f"{stream}.*") and log.get(stream, 1)):
+    for found in (log.last(stream, f"{stream}.a"), log.get(stream, 1)):
         assert found is not None
         assert (found.subject, found.sequence, found.payload, found.rows) == (f"{stream}.a", 1, b"\x00\xff", 3)
         assert found.headers["Tf-First"] == "7"
@@ -144,7 +144,7 @@ def test_a_full_stream_refuses_writers_until_there_is_room(log: JetStream) -> No
     name = f"test-{uuid4().hex[:8]}"
     log.ensure_stream(name, f"{name}.>", {}, max_bytes=50_000)
     sequence = log.publish(f"{name}.a", bytes(30_000), {}, 0)
-    with pytest.raises(RetryableError, match="the stream is full .* waiting until its reader has confirmed"):
+    with pytest.raises(RetryableError, match=r"the stream is full .* waiting until its reader has confirmed"):
         log.publish(f"{name}.b", bytes(30_000), {}, 0)
     assert log.last(name, f"{name}.b") is None
     log.purge(name, f"{name}.a", sequence + 1)
@@ -179,7 +179,7 @@ def test_an_unknown_stream_has_no_state_and_reading_it_is_a_halt(log: JetStream)
 
 def test_a_subscriber_hears_of_new_messages_until_it_stops(log: JetStream, stream: str) -> None:
     heard = threading.Semaphore(0)
-    stop = log.on_message(f"{stream}.a", lambda: (heard.release(), None)[1])
+    stop = log.on_message(f"{stream}.a", heard.release)
     publish(log, f"{stream}.a", [b"1", b"2"])
     publish(log, f"{stream}.b", [b"1"])
     assert heard.acquire(timeout=5)
@@ -213,9 +213,7 @@ def test_a_connection_outlives_a_restart_of_the_server(log: JetStream, stream: s
 def test_nobody_there_is_told_at_once_and_the_address_is_named() -> None:
     log = JetStream(NatsConnection(url="nats://127.0.0.1:1"))
     began = time.monotonic()
-    with pytest.raises(
-        RetryableError, match=r"connecting to NATS at nats://127\.0\.0\.1:1: NATS did not answer \(.*refused|.*Connect call failed"
-    ):
+    with pytest.raises(RetryableError, match=r"connecting to NATS at nats://127\.0\.0\.1:1: NATS did not answer \(.*Connect call failed"):
         log.connect()
     assert time.monotonic() - began < 4
     log.close()

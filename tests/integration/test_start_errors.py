@@ -46,18 +46,17 @@ def sink(**fields: Any) -> Change:
     return lambda document: document["sink"].update(fields)
 
 
-def make_table(
-    case: PipelineCase, columns: str = "id Int64, name String, amount Nullable(Float64)", engine: str = "MergeTree", more: str = ""
-) -> None:
-    order = " ORDER BY id" if "MergeTree" in engine else ""
-    case.client().command(f"CREATE TABLE {case.table} ({columns}, {POSITIONS}) ENGINE = {engine}{order} {more}")
-
-
 POSITIONS = (
     "_tf_sequence UInt64, _tf_ordinal UInt32, _tf_emit UInt32, _tf_topic LowCardinality(String), _tf_partition Int32, "
     "_tf_offset Int64, _tf_arrival DateTime64(6, 'UTC')"
 )
+COLUMNS = "id Int64, name String, amount Nullable(Float64)"
 WINDOW = "SETTINGS non_replicated_deduplication_window = 100"
+
+
+def make_table(case: PipelineCase, columns: str = COLUMNS, engine: str = "MergeTree", more: str = "") -> None:
+    order = " ORDER BY id" if "MergeTree" in engine else ""
+    case.client().command(f"CREATE TABLE {case.table} ({columns}, {POSITIONS}) ENGINE = {engine}{order} {more}")
 
 
 # -- the command line: message, exit code, no traceback ---------------------------------------------------------------------
@@ -84,7 +83,7 @@ def test_a_bad_file_is_refused_with_all_its_faults(case: PipelineCase) -> None:
 @pytest.mark.parametrize("server", ["kafka", "nats", "clickhouse"])
 def test_a_server_that_stays_away_is_waited_for_and_then_named(case: PipelineCase, server: str) -> None:
     nowhere = choose_port(())
-    variables = {
+    variables: dict[str, Any] = {
         "kafka": {"KAFKA_BOOTSTRAP": f"127.0.0.1:{nowhere}"},
         "nats": {"NATS_URL": f"nats://127.0.0.1:{nowhere}"},
         "clickhouse": {"CLICKHOUSE_PORT": str(nowhere)},

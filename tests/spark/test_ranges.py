@@ -49,6 +49,14 @@ def read_available(
     return batches
 
 
+def raw_end(case: PipelineCase) -> int:
+    log = case.log()
+    state = log.state(case.names.stream("raw"))
+    log.close()
+    assert state is not None
+    return int(state.last_sequence)
+
+
 def joined(batches: list[list[Range]]) -> dict[str, tuple[int, int]]:
     """First start and last stop per part; asserts that the ranges in between follow each other without gap or overlap."""
     found: dict[str, tuple[int, int]] = {}
@@ -84,14 +92,11 @@ def test_stream_ranges_cover_the_frozen_end_in_batches_of_the_limit(case: Pipeli
     case.create_topic()
     case.send_events(120, name_bytes=300_000)
     case.warm_run(legs=("ingest",))
-    log = case.log()
-    state = log.state(case.names.stream("raw"))
-    log.close()
-    assert state is not None
-    assert state.last_sequence > 20
+    end = raw_end(case)
+    assert end > 20
     options = {"run": run_file(case), "start": "sequence:3", "leg": "process", "upstream": "ingest", "role": "raw", "max_per_batch": "10"}
     batches = read_available(session, "tallyflow_stream", options, tmp_path / "query")
-    assert joined(batches) == {"sequence": (3, state.last_sequence)}
+    assert joined(batches) == {"sequence": (3, end)}
     assert [stop - start for ((_, start, stop),) in batches[:-1]] == [10] * (len(batches) - 1)
 
 
@@ -100,19 +105,11 @@ def test_nothing_new_is_no_batch_however_many_partitions(case: PipelineCase, ses
     case.create_topic(12)
     case.send_events(1200, partitions=12)
     case.warm_run(legs=("ingest",))
-    log = case.log()
-    state = log.state(case.names.stream("raw"))
-    log.close()
-    assert state is not None
-    start = ",".join(f"{p}:{100 if p < 11 else 99}" for p in range(12)) if "kafka" in source else f"sequence:{state.last_sequence - 1}"
+    start = ",".join(f"{p}:{100 if p < 11 else 99}" for p in range(12)) if "kafka" in source else f"sequence:{raw_end(case) - 1}"
     seen: list[int] = []
-    frame = (
-        session.readStream.format(source).options(run=run_file(case), start=start, leg="process", upstream="ingest", role="raw").load()
-    )
+    frame = session.readStream.format(source).options(run=run_file(case), start=start, leg="process", upstream="ingest", role="raw").load()
     query = (
-        frame.writeStream.foreachBatch(lambda _, number: seen.append(number))
-        .option("checkpointLocation", str(tmp_path / "query"))
-        .start()
+        frame.writeStream.foreachBatch(lambda _, number: seen.append(number)).option("checkpointLocation", str(tmp_path / "query")).start()
     )
     try:
         wait_until(lambda: seen, 60, "the batch of the one position left")
@@ -152,15 +149,7 @@ def test_a_planner_that_cannot_reach_its_server_sees_nothing_new_and_recovers(
         return found if found != start else None
 
     found = wait_until(recovered, 60, "new positions")
-    assert found == (end or {"sequence": joined_end(case)})
-
-
-def joined_end(case: PipelineCase) -> int:
-    log = case.log()
-    state = log.state(case.names.stream("raw"))
-    log.close()
-    assert state is not None
-    return state.last_sequence
+    assert found == (end or {"sequence": raw_end(case)})
 
 
 def test_a_runner_plans_no_batch_twice(case: PipelineCase, session: SparkSession) -> None:
