@@ -68,9 +68,7 @@ class ClickHouseSink(Model):
     create_table: bool = ours(
         False, "Create the table from the mapping if it does not exist, with the deduplication window that exactly-once needs."
     )
-    order_by: tuple[SinkColumn, ...] = ours(
-        (), "Sorting key of a created table, columns of the mapping. Default: the position columns."
-    )
+    order_by: tuple[SinkColumn, ...] = ours((), "Sorting key of a created table, columns of the mapping. Default: the position columns.")
     delivery: Literal["exactly_once", "at_least_once"] = ours(
         "exactly_once",
         "`exactly_once` refuses to start on a table that cannot drop a repeated insert; `at_least_once` may repeat rows after a crash.",

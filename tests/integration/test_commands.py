@@ -329,9 +329,9 @@ def rows_out(case: PipelineCase, leg: str) -> int:
 
 def test_a_backlog_is_inserted_in_chunks_of_one_block_each(case: PipelineCase, session: SparkSession) -> None:
     case.create_topic()
-    case.send_events(450_000)
+    case.send_events(250_000)
     case.warm_run()
     plans = sink_plans(case)
-    assert sum(plans) == 450_000
+    assert sum(plans) == 250_000
     assert max(plans) <= 200_000
     assert inserts(case) == len(plans) < 20

@@ -144,16 +144,15 @@ def test_aborted_transactions_leave_gaps_and_an_open_one_holds_back_what_follows
     case.check()
 
 
-@BOTH_WAYS
-def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase, session: SparkSession, way: dict[str, Any]) -> None:
+def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase, session: SparkSession) -> None:
     case.create_topic(2)
     transaction(case, "a", range(0, 40, 2)).abort_transaction(30)
     transaction(case, "b", range(1, 40, 2)).commit_transaction(30)
-    case.warm_run(**way)
+    case.warm_run()
     assert positions(case) == {0: 21, 1: 21}
     assert ids(case) == list(range(1, 40, 2))
     transaction(case, "c", range(40, 80)).abort_transaction(30)
-    case.warm_run(**way)
+    case.warm_run(**IN_TASKS)
     assert positions(case) == {0: 42, 1: 42}
     assert ids(case) == list(range(1, 40, 2))
     case.check()
