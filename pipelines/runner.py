@@ -45,6 +45,7 @@ from pipelines.run_spec import RunSpec
 
 CAUGHT_UP_SINK_DELAY_MS = 50
 RESTARTS_WITHOUT_PROGRESS = 5
+JVM_END_SECONDS = 5.0
 _LEG_CLASSES: dict[str, type[Leg]] = {"ingest": IngestLeg, "process": ProcessLeg, "sink": SinkLeg}
 
 
@@ -117,7 +118,7 @@ class Runner:
             self.is_ready = True
             self._watch(session, run_path)
         except (Py4JError, OSError) as error:
-            if session is None or is_jvm_alive(session):
+            if session is None or is_jvm_alive(session, JVM_END_SECONDS):
                 raise
             raise self._jvm_ended() from error
         finally:

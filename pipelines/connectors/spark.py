@@ -1,6 +1,7 @@
 """The one place that builds a Spark session."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -65,10 +66,19 @@ def build_session(name: str, directory: Path, master: str | None = None) -> Spar
     return session
 
 
-def is_jvm_alive(session: SparkSession) -> bool:
-    """False once the JVM that this process started for the session has ended; a cluster's or a foreign JVM is never looked at."""
-    process = getattr(session.sparkContext._gateway, "proc", None)
-    return process is None or process.poll() is None
+def is_jvm_alive(session: SparkSession, patience_seconds: float = 0.0) -> bool:
+    """False once the JVM that this process started for the session has ended; a cluster's or a foreign JVM is never looked at.
+
+    A dying process closes its sockets some time before it is gone: who has met a closed one asks with patience.
+    """
+    process: subprocess.Popen[bytes] | None = getattr(session.sparkContext._gateway, "proc", None)
+    if process is None:
+        return True
+    try:
+        process.wait(patience_seconds)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def _log_options(directory: Path) -> str:

@@ -270,7 +270,7 @@ def _engine_error(error: RuntimeError, version: str) -> EngineError:
 
 
 def _answer(result: Any) -> Answer:
-    # A copy: the buffer behind `get_memview` goes with its connection (measured: 1 of 5 answers under load held other requests' bytes).
+    # A copy: the buffer behind `get_memview` goes with its connection (measured under load: answers held other requests' bytes).
     body = memoryview(bytes(result.bytes())) if result.size() else memoryview(b"")
     written = result.rows_written()
     return Answer(
