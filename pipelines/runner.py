@@ -200,7 +200,7 @@ class Runner:
             options |= {"role": "out", "upstream": "process", "min_rows": str(sink.max_batch_size), "max_delay_ms": str(delay_ms)}
         frame = session.readStream.format(source).options(**options).load()
         self._queries[leg.name] = (
-            frame.writeStream.queryName(leg.name)
+            frame.writeStream.queryName(f"{self.config.pipeline_id}.{leg.name}")
             .option("checkpointLocation", str(checkpoint))
             .foreachBatch(lambda batch, number: self._on_batch(leg, batch, number, checkpoint))
             .start()

@@ -70,6 +70,7 @@ class PipelineCase:
         """What runners inside this process have said."""
         self._client: Client | None = None
         self._processes: list[subprocess.Popen[str]] = []
+        self._warm: list[tuple[Runner, threading.Thread]] = []
         self.sent = self.good = 0
         """Records that `send_events` has sent, and how many of them belong into the table."""
         self.write_file()
@@ -307,11 +308,15 @@ class PipelineCase:
     def in_background(self, runner: Runner) -> threading.Thread:
         thread = threading.Thread(target=runner.run, daemon=True)
         thread.start()
+        self._warm.append((runner, thread))
         wait_until(lambda: runner.is_ready or not thread.is_alive(), 60, "a ready runner")
         return thread
 
     def end(self) -> None:
-        """Kills what still runs, and asserts that a dead runner's JVM and workers follow it."""
+        """Ends what still runs, and asserts that a dead runner's JVM and workers follow it."""
+        for runner, thread in self._warm:
+            runner.request_stop()
+            thread.join(60)
         for process in self._processes:
             family = family_of(process)
             if process.poll() is None:

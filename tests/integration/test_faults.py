@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -14,8 +15,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
 def _of_session(words: str) -> list[psutil.Process]:
-    """Processes of the shared Spark session whose command line contains `words`."""
-    return [one for one in psutil.Process().children(recursive=True) if words in " ".join(one.cmdline())]
+    """Live processes of the shared Spark session whose command line contains `words`."""
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if words in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 def test_a_kill_between_insert_and_confirmation_and_a_lost_checkpoint_double_nothing(case: PipelineCase, session: SparkSession) -> None:
