@@ -380,8 +380,13 @@ def family_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 def members(process: "subprocess.Popen[str]", words: str) -> list[psutil.Process]:
     """Processes of the runner's session whose command line contains `words`."""
+    return with_words(family_of(process), words)
+
+
+def with_words(processes: Iterable[psutil.Process], words: str) -> list[psutil.Process]:
+    """Those of the live processes whose command line contains `words`."""
     found = []
-    for one in family_of(process):
+    for one in processes:
         with suppress(psutil.NoSuchProcess):
             if words in " ".join(one.cmdline()):
                 found.append(one)

@@ -2,11 +2,10 @@
 
 import shutil
 import signal
-from contextlib import suppress
 
 import psutil
 import pytest
-from pipeline_case import PipelineCase, family_of, kill, members, survivors, wait_until
+from pipeline_case import PipelineCase, family_of, kill, members, survivors, wait_until, with_words
 from pyspark.sql import SparkSession
 
 from pipelines.failpoints import VARIABLE
@@ -15,13 +14,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
 def _of_session(words: str) -> list[psutil.Process]:
-    """Live processes of the shared Spark session whose command line contains `words`."""
-    found = []
-    for one in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if words in " ".join(one.cmdline()):
-                found.append(one)
-    return found
+    """Processes of the shared Spark session whose command line contains `words`."""
+    return with_words(psutil.Process().children(recursive=True), words)
 
 
 def test_a_kill_between_insert_and_confirmation_and_a_lost_checkpoint_double_nothing(case: PipelineCase, session: SparkSession) -> None:
