@@ -68,5 +68,5 @@ def _measure(stack: LocalStack, pipeline: MeasuredPipeline, events: int, legs: t
 
 def middle(runs: list[Throughput]) -> Throughput:
     """The run with the median rate."""
-    rate = median(sorted(run.events_per_second for run in runs)[: len(runs) | 1])
+    rate = median(run.events_per_second for run in runs)
     return min(runs, key=lambda run: abs(run.events_per_second - rate))

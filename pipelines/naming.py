@@ -54,10 +54,6 @@ class Names:
         """Subject that holds the stage configuration of one version, for the plans that name it."""
         return f"tf.{self.pipeline}.ledger.config.{version}"
 
-    @property
-    def consumer_group(self) -> str:
-        return f"tallyflow-{self.pipeline}"
-
     def directory(self, home: Path) -> Path:
         """State directory of the pipeline on this host: lock, checkpoints, run description, log."""
         return home / "pipelines" / self.pipeline

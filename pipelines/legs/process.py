@@ -89,7 +89,7 @@ def process_bucket(connections: Connections, config: StageConfig, item: Item, bu
     Publishing runs on a thread of its own, one step behind the stages. Counts are those of the stages, so a replay reports the same.
     """
     out = _appender(connections, "out", connections.names.out(bucket), item)
-    dead = _appender(connections, "dlq", connections.names.dead_letters("process", bucket), item)
+    dead = _appender(connections, "dlq", _letters_subject(connections, bucket), item)
     counts: dict[str, int] = {"rows_in": 0, "rows_out": 0, "rows_rejected": 0, "frames": 0}
     with ThreadPoolExecutor(1, "append") as publisher:
         last: Future[None] | None = None
