@@ -1,5 +1,6 @@
 """The local ClickHouse server as its clients see it: clickhouse-connect and plain HTTP against a real server process."""
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -24,6 +25,8 @@ import pytest
 import zstandard
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
+
+from resources.local.clickhouse_server import _listen
 
 pytestmark = pytest.mark.integration
 
@@ -597,3 +600,21 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "Address already in use" in refused.stderr
     assert not (tmp_path / "data").exists()
+
+
+def test_an_answer_does_not_wait_for_the_clients_acknowledgement_of_its_headers() -> None:
+    async def accepted_option() -> int:
+        option: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            option.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = _listen("127.0.0.1", 0)
+        async with await asyncio.start_server(accepted, sock=listener):
+            _, client = await asyncio.open_connection(*listener.getsockname())
+            found = await option
+            client.close()
+        return found
+
+    assert asyncio.run(accepted_option()) != 0
