@@ -7,9 +7,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 STREAM_ID_KEY = "tallyflow-id"
 SHAPE_KEY = "tallyflow-shape"
+
+Partitions = TypeVar("Partitions", int, npt.NDArray[np.int32])
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]")
 
@@ -63,8 +69,8 @@ ROLES = ("raw", "out", "dlq", "ledger")
 LEGS = ("ingest", "process", "sink")
 
 
-def bucket_of_partition(partition: int, buckets: int) -> int:
-    """Bucket of records without a key: a function of the Kafka partition alone, never of the task."""
+def bucket_of_partition(partition: Partitions, buckets: int) -> Partitions:
+    """Bucket of records without a key: a function of the Kafka partition alone, never of the task. One partition, or a column of them."""
     return partition % buckets
 
 
