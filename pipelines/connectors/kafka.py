@@ -313,23 +313,21 @@ class RangeReader:
             raise map_error(f"reading {self._topic}", error) from error
         if not messages:
             return False
-        progress = False
         errors = list(map(Message.error, messages))
         if any(errors):
-            ends = [m for m, e in zip(messages, errors, strict=True) if e is not None and e.code() == KafkaError._PARTITION_EOF]
-            for told in errors:
-                if told is not None and told.code() != KafkaError._PARTITION_EOF:
-                    self._raise_unless_transient(told)
+            told = [(m, e) for m, e in zip(messages, errors, strict=True) if e is not None]
+            for _, problem in told:
+                if problem.code() != KafkaError._PARTITION_EOF:
+                    self._raise_unless_transient(problem)
+            # A reader that keeps up is told of an end with every few messages: only the last one of a partition matters.
+            ends = {m.partition(): m.offset() for m, problem in told if problem.code() == KafkaError._PARTITION_EOF}
             messages = list(compress(messages, [e is None for e in errors]))
         else:
-            ends = []
-        for block in _blocks(messages):
+            ends = {}
+        blocks = [*_blocks(messages), *(Block(partition, RAW_SCHEMA.empty_table(), offset) for partition, offset in ends.items())]
+        for block in blocks:
             self._ahead.setdefault(block.partition, []).append(block)
-            progress = True
-        for end in ends:
-            self._ahead.setdefault(end.partition(), []).append(Block(end.partition(), RAW_SCHEMA.empty_table(), end.offset()))
-            progress = True
-        return progress
+        return bool(blocks)
 
     def _raise_unless_transient(self, error: KafkaError) -> None:
         mapped = map_error(f"reading {self._topic}", error)

@@ -66,20 +66,38 @@ def frame_headers(connections: Connections, partition: int) -> dict[str, str]:
 
 def _copy(connections: Connections, ranges: dict[int, tuple[int, int]], writers: dict[int, PartitionWriter]) -> None:
     held: dict[int, list[Block]] = {}
+    held_bytes = 0
     with ThreadPoolExecutor(1, "append") as publisher:
         last: Future[None] | None = None
         for block in _blocks(connections, ranges):
             reach("ingest.after-poll")
-            waiting = held.setdefault(block.partition, [])
-            waiting.append(block)
-            is_last = block.next_offset == ranges[block.partition][1]
-            if is_last or block.is_expired or sum(b.records.nbytes for b in waiting) >= FLUSH_BYTES:
+            held.setdefault(block.partition, []).append(block)
+            held_bytes += block.records.get_total_buffer_size()
+            if block.is_expired or held_bytes >= FLUSH_BYTES:
                 if last is not None:
                     last.result()
-                last = publisher.submit(_write, writers[block.partition], held.pop(block.partition))
+                last = publisher.submit(_flush, connections, writers, held)
+                held, held_bytes = {}, 0
         if last is not None:
             last.result()
+        if held:
+            publisher.submit(_flush, connections, writers, held).result()
     reach("ingest.after-publish")
+
+
+def _flush(connections: Connections, writers: dict[int, PartitionWriter], held: dict[int, list[Block]]) -> None:
+    """Writes what was read, once it is sure that it was read from the topic that this pipeline began with: topic ids never come back."""
+    _check_topic(connections)
+    for partition, blocks in held.items():
+        _write(writers[partition], blocks)
+
+
+def _check_topic(connections: Connections) -> None:
+    if connections.topic.facts().topic_id != connections.run.topic_id:
+        raise DataLossError(
+            f"topic {connections.config.sources[0].topic} was deleted and made again while it was read: its offsets mean other "
+            "records; delete the pipeline and start it anew, or use another pipeline_id"
+        )
 
 
 def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
@@ -228,7 +246,6 @@ class IngestLeg(Leg):
         return start, {partition: max(offset, end.get(partition, 0)) for partition, offset in start.items()}, {}
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
-        self._check_topic()
         start, to = plan.body["from"], plan.body["to"]
         ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
         assert self.chain.state.done is not None
@@ -240,7 +257,6 @@ class IngestLeg(Leg):
         else:
             items = [{"ranges": {p: r}, "tails": {p: tails[p]} if p in tails else {}} for p, r in ranges.items()]
             reports = run_in_tasks(session, self.run_path, ingest, items)
-        self._check_topic()
         by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.items()}
         rows = sum(report["rows"] for report in by_partition.values())
         skipped = sum(report["skipped"] for report in by_partition.values())
@@ -257,11 +273,3 @@ class IngestLeg(Leg):
             "tails": {**known, **{p: report["tail"] for p, report in by_partition.items()}},
             "frames": {p: report["frames"] for p, report in by_partition.items()},
         }
-
-    def _check_topic(self) -> None:
-        facts = self.connections.topic.facts()
-        if facts.topic_id != self.connections.run.topic_id:
-            raise DataLossError(
-                f"topic {self.connections.config.sources[0].topic} was deleted and made again while it was read: its offsets mean other "
-                "records; delete the pipeline and start it anew, or use another pipeline_id"
-            )
