@@ -17,6 +17,8 @@ from resources.local.stack import LocalStack
 
 WARM_UP_SECONDS = 15.0
 LOOK_EVERY_SECONDS = 0.02
+OVERLAP_SEQUENCES = 50
+"""Rows of a lower raw sequence may become visible after those of a higher one, in another bucket."""
 
 
 @dataclass(frozen=True)
@@ -106,23 +108,22 @@ def _watch(pipeline: MeasuredPipeline, seconds: float) -> list[float]:
         password=addresses.clickhouse_password,
     )
     query = (
-        f"SELECT _tf_partition, _tf_offset, toUnixTimestamp64Milli(ordered_at) FROM {pipeline.table} WHERE _tf_sequence > {{after:UInt64}}"
+        "SELECT _tf_partition, _tf_offset, _tf_sequence, toUnixTimestamp64Milli(ordered_at) "
+        f"FROM {pipeline.table} WHERE _tf_sequence > {{after:UInt64}}"
     )
-    newest = f"SELECT max(_tf_sequence) FROM {pipeline.table}"
     seen: set[tuple[int, int]] = set()
     latencies: list[float] = []
-    after = int(client.query(newest).result_rows[0][0])
-    seen.update((p, o) for p, o, _ in client.query(query, {"after": max(0, after - 200)}).result_rows)
+    rows = client.query(query, {"after": 0}).result_rows
+    seen.update((partition, offset) for partition, offset, _, _ in rows)
+    newest = max(sequence for _, _, sequence, _ in rows)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        floor = max(0, after - 200)
-        rows = client.query(query, {"after": floor}).result_rows
+        rows = client.query(query, {"after": max(0, newest - OVERLAP_SEQUENCES)}).result_rows
         now_ms = time.time() * 1000
-        for partition, offset, sent_ms in rows:
+        for partition, offset, sequence, sent_ms in rows:
             if (partition, offset) not in seen:
                 seen.add((partition, offset))
+                newest = max(newest, sequence)
                 latencies.append(now_ms - sent_ms)
-        if rows:
-            after = int(client.query(newest).result_rows[0][0])
         time.sleep(LOOK_EVERY_SECONDS)
     return latencies

@@ -46,6 +46,7 @@ from pipelines.run_spec import RunSpec
 CAUGHT_UP_SINK_DELAY_MS = 50
 RESTARTS_WITHOUT_PROGRESS = 5
 JVM_END_SECONDS = 5.0
+WATCH_SECONDS = 0.25
 _LEG_CLASSES: dict[str, type[Leg]] = {"ingest": IngestLeg, "process": ProcessLeg, "sink": SinkLeg}
 
 
@@ -189,8 +190,9 @@ class Runner:
         checkpoint = self.directory / f"run-{self.epoch}-{leg.name}-{self._restarts.get(leg.name, (0, 0))[0]}"
         options = {"run": str(run_path), "start": offset_text(leg.start_offset()), "leg": leg.name}
         source = "tallyflow_kafka" if leg.name == "ingest" else "tallyflow_stream"
-        if leg.name == "ingest" and self._targets is not None:
-            options |= {"until": offset_text(self._targets)}
+        if leg.name == "ingest":
+            options |= {"few": str(self.options.driver_offsets)}
+            options |= {"until": offset_text(self._targets)} if self._targets is not None else {}
         if leg.name == "process":
             options |= {"role": "raw", "upstream": "ingest"}
         if leg.name == "sink":
@@ -214,7 +216,7 @@ class Runner:
 
     def _watch(self, session: SparkSession, run_path: Path) -> None:
         """Until told to stop, or all is confirmed: notices legs that ended, starts again those that may go on."""
-        while not self.stop_requested.wait(0.1):
+        while not self.stop_requested.wait(WATCH_SECONDS):
             if not is_jvm_alive(session):
                 raise self._jvm_ended()
             for name, query in list(self._queries.items()):

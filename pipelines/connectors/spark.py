@@ -21,6 +21,9 @@ SETTINGS: dict[str, str] = {
     # A task is a bucket: coalescing or splitting partitions would break the one-writer rule (protocol.md section 3).
     "spark.sql.adaptive.enabled": "false",
     "spark.speculation": "false",
+    # A plan of ours yields a row per range: generating and compiling code for it costs more than it can save.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.python.worker.reuse": "true",
     # The checkpoint is a hint that lives as long as one start; the default manager costs 35-50 ms per file (dagster-pyspark.md section 0).
     "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,

@@ -1,9 +1,12 @@
-"""Admission: how far the next range goes."""
+"""Admission: how far the next range goes, and when."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pipelines.connectors.ranges import admit, offset_text
+from pipelines.connectors import ranges
+from pipelines.connectors.ranges import LINGER_SECONDS, _KafkaRangeReader, admit, offset_text
 
 offsets = st.dictionaries(st.sampled_from(["0", "1", "2", "10"]), st.integers(0, 1000), max_size=4)
 
@@ -76,3 +79,63 @@ def test_admitting_nothing_gives_the_start(start: dict[str, int]) -> None:
 def test_an_offset_as_text_lists_its_parts() -> None:
     assert offset_text({"0": 12, "1": 7}) == "0:12,1:7"
     assert offset_text({}) == ""
+
+
+class _Clock:
+    """Time moved by hand; sleeping moves it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+class _Growing(_KafkaRangeReader):
+    """A topic of one partition, whose end the test sets."""
+
+    end = 0
+
+    def _available(self, start: dict[str, int]) -> dict[str, int]:
+        return {"0": self.end}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    clock = _Clock()
+    monkeypatch.setattr(ranges, "time", clock)
+    return clock
+
+
+def _plan(reader: _Growing, start: int, end: int) -> None:
+    reader.end = end
+    assert reader.latestOffset({"0": start}, ReadAllAvailable()) == {"0": end}
+
+
+def test_a_small_range_makes_the_next_one_wait(clock: _Clock) -> None:
+    reader = _Growing({"start": "0:0", "few": "100"})
+    _plan(reader, 0, 99)
+    assert sum(clock.slept) == 0
+    clock.now += 0.1
+    _plan(reader, 99, 120)
+    assert sum(clock.slept) == pytest.approx(LINGER_SECONDS - 0.1)
+
+
+def test_a_large_range_makes_nothing_wait(clock: _Clock) -> None:
+    reader = _Growing({"start": "0:0", "few": "100"})
+    _plan(reader, 0, 100)
+    _plan(reader, 100, 101)
+    assert sum(clock.slept) == 0
+
+
+def test_the_first_record_after_a_quiet_spell_waits_for_nothing(clock: _Clock) -> None:
+    reader = _Growing({"start": "0:0", "few": "100"})
+    _plan(reader, 0, 1)
+    clock.now += 60
+    _plan(reader, 1, 2)
+    assert sum(clock.slept) == 0
