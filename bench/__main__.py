@@ -12,6 +12,7 @@ from rich.table import Table
 
 from bench import latency, throughput
 from bench.processes import GROUPS, machine
+from bench.throughput import Throughput
 from pipelines.naming import LEGS
 from pipelines.produce import produce
 from resources.local.stack import LocalStack
@@ -33,8 +34,8 @@ def main(
     stack = LocalStack(home)
     stack.up()
     results: dict[str, object] = {"machine": machine(), "events": events, "large_events": large_events, "runs": runs}
+    middles: dict[str, Throughput] = {}
     try:
-        table = Table("what", "event", "events/s", *(f"{group} us/event" for group in GROUPS), "pipeline us/event", "pipeline PSS MB")
         for size, count in ((200, events), (1500, large_events)):
             if not count or only == "latency":
                 continue
@@ -48,13 +49,10 @@ def main(
                 for number in range(runs):
                     measured.append(throughput.measure(stack, topic, count, legs))
                     console.print(f"{name}, {size} B, run {number + 1}: {measured[-1].events_per_second:,.0f} events/s")
-                middle = throughput.middle(measured)
+                middle = middles[f"{name}, {size} B"] = throughput.middle(measured)
                 results[f"{name}-{size}"] = {**asdict(middle), "all_rates": [round(run.events_per_second) for run in measured]}
-                cpu = [f"{middle.cpu_us_per_event[group]:.2f}" for group in GROUPS]
-                rates = [f"{middle.events_per_second:,.0f}", *cpu, f"{middle.pipeline_cpu_us:.2f}", f"{middle.peak_pss_bytes / 1e6:,.0f}"]
-                table.add_row(name, f"{size} B", *rates)
-        if table.row_count:
-            console.print(table)
+        if middles:
+            console.print(_table(middles))
         if only in ("", "latency"):
             found = latency.measure(stack, f"bench-latency-{uuid4().hex[:6]}", 1000, latency_seconds, 20.0)
             results["latency"] = asdict(found)
@@ -66,6 +64,16 @@ def main(
         (home / "results.json").write_text(json.dumps(results, indent=2))
         stack.down()
     console.print(f"{machine()}; JSON in {home / 'results.json'}")
+
+
+def _table(middles: dict[str, Throughput]) -> Table:
+    table = Table("", *middles)
+    table.add_row("events/s", *(f"{middle.events_per_second:,.0f}" for middle in middles.values()))
+    for group in GROUPS:
+        table.add_row(f"CPU us/event: {group}", *(f"{middle.cpu_us_per_event[group]:.2f}" for middle in middles.values()))
+    table.add_row("CPU us/event: driver + jvm + workers", *(f"{middle.pipeline_cpu_us:.2f}" for middle in middles.values()))
+    table.add_row("peak memory of these, PSS, MB", *(f"{middle.peak_pss_bytes / 1e6:,.0f}" for middle in middles.values()))
+    return table
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """CPU time and memory of groups of processes, from the operating system's own accounting."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,37 +25,38 @@ class Usage:
 class Meter:
     """Watches one runner and the servers. Planners and task workers are both `workers`.
 
-    A process that ended between two looks is missed, except by its parent's account of ended children, which is included.
+    A process that has ended keeps the CPU time at which it was last seen, so no figure ever goes back; one that began and ended between
+    two looks is missed.
     """
 
     def __init__(self, runner_pid: int, servers: dict[str, int]) -> None:
         self._runner = psutil.Process(runner_pid)
         self._servers = {name: psutil.Process(pid) for name, pid in servers.items()}
+        self._seen: dict[psutil.Process, tuple[str, float]] = {}
 
     def read(self, with_memory: bool = False) -> Usage:
+        pss = 0
+        for process, group in self._processes():
+            try:
+                times = process.cpu_times()
+                pss += _pss_bytes(process.pid) if with_memory and group in PIPELINE_GROUPS else 0
+            except psutil.NoSuchProcess:
+                continue
+            self._seen[process] = (group, float(times.user + times.system))
         cpu = dict.fromkeys(GROUPS, 0.0)
-        cpu["driver"] = _own_seconds(self._runner)
-        pss = _pss_bytes(self._runner.pid) if with_memory else 0
+        for group, seconds in self._seen.values():
+            cpu[group] += seconds
+        return Usage(cpu, pss)
+
+    def _processes(self) -> Iterator[tuple[psutil.Process, str]]:
+        yield self._runner, "driver"
         for child in self._runner.children(recursive=True):
             try:
-                group = "jvm" if child.name() == "java" else "workers"
-                cpu[group] += _own_seconds(child) + (_ended_children_seconds(child) if group == "workers" else 0.0)
-                pss += _pss_bytes(child.pid) if with_memory else 0
+                yield child, "jvm" if child.name() == "java" else "workers"
             except psutil.NoSuchProcess:
                 continue
         for name, process in self._servers.items():
-            cpu[name] = _own_seconds(process)
-        return Usage(cpu, pss)
-
-
-def _own_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def _ended_children_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.children_user + times.children_system)
+            yield process, name
 
 
 def _pss_bytes(pid: int) -> int:
