@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from pipelines.naming import Names
-from pipelines.status import find_runner
+from pipelines.status import find_runners
 from resources.local.stack import Addresses, LocalStack
 
 START_SECONDS = 120.0
@@ -54,15 +54,15 @@ class MeasuredPipeline:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pipelines.cli", "run", str(self.file), *arguments], env=self.environment, stdout=log, stderr=log
             )
-        self.wait(lambda: find_runner(self.directory) is not None)
+        self.wait(lambda: find_runners(self.directory))
         return self._process.pid
 
     def status(self) -> dict[str, Any] | None:
-        found = find_runner(self.directory)
-        if found is None:
+        found = find_runners(self.directory)
+        if not found:
             return None
         try:
-            answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:{found['port']}/status", timeout=30).json()
+            answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:{found[0]['port']}/status", timeout=30).json()
         except httpx.TransportError:
             return None
         return answer

@@ -10,5 +10,5 @@
     ClickHouse table
 
 records.py (frames, positions), append.py (the position rule), ledger.py (the chain: plan, done) and lease.py (one writer) carry the
-guarantee; legs/ runs the stages as three Spark queries; runner.py is one running pipeline; connectors/ hold the only sockets.
+guarantee; legs/ runs the stages as three Spark queries (queries.py); runner.py is one running pipeline; connectors/ hold the only sockets.
 """

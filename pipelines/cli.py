@@ -91,12 +91,10 @@ def run(
 
     with _errors_as_exit():
         config = load(file)
-        unknown = [name for name in leg or () if name not in LEGS]
-        if unknown:
-            raise typer.BadParameter(f"no such leg: {', '.join(unknown)}; legs are {', '.join(LEGS)}")
+        legs = _legs(leg)
         for note in notes(config):
             err.print(f"note: {note}", style="yellow", markup=False)
-        options = RunOptions(tuple(leg) if leg else LEGS, until_caught_up, connect_timeout, master, driver_offsets, driver_frames)
+        options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames)
         tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
         runner = Runner(config, file.read_text(), default_home(), options, tell)
         runner.on_start = StatusServer
@@ -116,24 +114,41 @@ def _leave(code: int) -> None:
 
 
 @app.command()
-def stop(file: File) -> None:
-    """Stop the runner of a pipeline on this host: batches in work are finished first."""
-    from pipelines.status import find_runner
+def stop(
+    file: File, leg: Annotated[list[str] | None, typer.Option(help="Only runners of this leg; may repeat. Default: all runners.")] = None
+) -> None:
+    """Stop the runners of a pipeline on this host: batches in work are finished first."""
+    from pipelines.status import find_runners
 
     with _errors_as_exit():
         directory = _directory(load(file))
-    found = find_runner(directory)
-    if found is None:
+        legs = _legs(leg)
+
+    def running() -> set[int]:
+        return {found["pid"] for found in find_runners(directory) if not {*legs}.isdisjoint(found["legs"])}
+
+    told = running()
+    if not told:
         out.print("no runner of this pipeline on this host")
         return
-    os.kill(found["pid"], signal.SIGTERM)
+    for pid in told:
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
-    while find_runner(directory) is not None:
+    while left := told & running():
         if time.monotonic() > deadline:
-            err.print(f"process {found['pid']} has not ended within {_STOP_SECONDS:.0f} s; its state is safe, kill -9 it if you must")
+            named = ", ".join(map(str, sorted(left)))
+            err.print(f"process {named} has not ended within {_STOP_SECONDS:.0f} s; its state is safe, kill -9 it if you must")
             raise typer.Exit(1)
         time.sleep(0.1)
     out.print("stopped")
+
+
+def _legs(names: list[str] | None) -> tuple[str, ...]:
+    """The legs named, in their order; all of them if none is named."""
+    unknown = [name for name in names or () if name not in LEGS]
+    if unknown:
+        raise typer.BadParameter(f"no such leg: {', '.join(unknown)}; legs are {', '.join(LEGS)}")
+    return tuple(name for name in LEGS if not names or name in names)
 
 
 @app.command()
@@ -174,25 +189,22 @@ def _watch(directory: Path, now: dict[str, Any]) -> None:
 
 
 def _ask(directory: Path) -> dict[str, Any] | None:
-    from pipelines.status import find_runner
+    from pipelines.status import find_runners, together
 
-    found = find_runner(directory)
-    if found is None:
-        return None
-    answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:{found['port']}/status", timeout=10).json()
-    return answer
+    answers = [httpx.get(f"http://127.0.0.1:{found['port']}/status", timeout=10).json() for found in find_runners(directory)]
+    return together(answers) if answers else None
 
 
 def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     """One row per leg. Rates are over the time between two looks, or since the start."""
     lag = sum(now["lag"].values())
-    caption = f"lag {lag:,} offsets over {len(now['lag'])} partitions; up {now['uptime_seconds']:,.0f} s; epoch {now['epoch']}"
+    caption = f"lag {lag:,} offsets over {len(now['lag'])} partitions; up {now['uptime_seconds']:,.0f} s"
     title = f"pipeline {now['pipeline']}"
     table = Table("leg", "state", "rows in", "rows out", "rows/s", "last batch", "message", title=title, caption=caption)
     for name, leg in now["legs"].items():
         totals, last = leg["totals"], leg["last_batch"]
-        earlier = before["legs"][name]["totals"].get("rows_in", 0) if before else None
-        seconds = now["uptime_seconds"] - (before["uptime_seconds"] if before else 0)
+        earlier = before["legs"][name]["totals"].get("rows_in", 0) if before and name in before["legs"] else None
+        seconds = now["at"] - before["at"] if before else 0.0
         rate = f"{(totals.get('rows_in', 0) - earlier) / max(seconds, 1e-3):,.0f}" if earlier is not None else ""
         batch = f"{last['counts'].get('rows_in', 0):,} rows, {last['seconds'] * 1000:,.0f} ms" if last else ""
         table.add_row(name, leg["state"], f"{totals.get('rows_in', 0):,}", f"{totals.get('rows_out', 0):,}", rate, batch, leg["message"])

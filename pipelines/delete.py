@@ -6,8 +6,8 @@ from pathlib import Path
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
-from pipelines.lease import Lease
-from pipelines.naming import ROLES, Names
+from pipelines.lease import acquire_all
+from pipelines.naming import LEGS, ROLES, Names
 
 
 class Deletion:
@@ -33,19 +33,18 @@ class Deletion:
         return lines
 
     def run(self) -> None:
-        """Deletes, holding the lease, so that no runner is at work. Raises FencedError when one is. Safe to repeat."""
+        """Deletes, holding all leases, so that no runner is at work. Raises FencedError when one is. Safe to repeat."""
         log = JetStream(self._config.nats).connect()
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             if log.state(self._names.stream("ledger")) is not None:
-                lease = Lease(log, self._names, self._directory)
-                lease.acquire()
-                lease.abandon()
+                for lease in acquire_all(log, self._names, self._directory, LEGS).values():
+                    lease.abandon()
             if self._drops_table:
                 clickhouse = ClickHouse(self._config.sink)
                 clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
                 clickhouse.close()
-            # The ledger goes last: while it stands, a repeated delete still meets the lease.
+            # The ledger goes last: while it stands, a repeated delete still meets the leases.
             for role in ("out", "dlq", "raw", "ledger"):
                 log.delete_stream(self._names.stream(role))
         finally:

@@ -31,7 +31,7 @@ from pipelines.errors import ConfigurationError, Fault
 from pipelines.naming import Names
 from pipelines.produce import ProduceSummary, produce
 from pipelines.report import tally_table
-from pipelines.status import find_runner
+from pipelines.status import find_runners
 from pipelines.tally import tally
 from pipelines.verify import read_dead_letters, read_table, read_topic, verify_positions
 from pipelines.verify_contents import verify_contents
@@ -276,11 +276,11 @@ class _Stage:
         return _Timing(started, ready if ready is not None and ready < through else None, through, time.monotonic())
 
     def _is_ready(self) -> bool:
-        found = find_runner(self._directory)
-        if found is None:
+        found = find_runners(self._directory)
+        if not found:
             return False
         try:
-            return httpx.get(f"http://127.0.0.1:{found['port']}/healthz", timeout=5).is_success
+            return httpx.get(f"http://127.0.0.1:{found[0]['port']}/healthz", timeout=5).is_success
         except httpx.HTTPError:
             return False
 

@@ -1,7 +1,7 @@
-"""One writer per pipeline: a file lock on this host, and an epoch on the ledger's `lease` subject taken by compare-and-set.
+"""One writer per leg: a file lock on this host, and an epoch on the ledger's `lease.<leg>` subject taken by compare-and-set.
 
-The file lock makes a restart after kill -9 immediate (the kernel drops the lock of a dead process); the epoch keeps out other hosts and
-paused runners. Whoever sees a higher epoch than its own writes nothing more.
+A runner takes the leases of all legs that it runs, or none. The file lock makes a restart after kill -9 immediate (the kernel drops the
+lock of a dead process); the epoch keeps out other hosts and paused runners. Whoever sees a higher epoch than its own writes nothing more.
 """
 
 import json
@@ -9,7 +9,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -46,20 +48,21 @@ class Holder:
 
 
 class Lease:
-    """Held from `acquire` to `release`; renewed by a thread of its own every 2 s."""
+    """One leg's lease, held from `acquire` to `release`; renewed by a thread of its own every 2 s."""
 
     def __init__(
         self,
         log: Log,
         names: Names,
         directory: Path,
+        leg: str,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._log, self._stream, self._subject = log, names.stream("ledger"), names.lease
-        self._directory = directory
+        self._log, self._stream, self._subject = log, names.stream("ledger"), names.lease(leg)
+        self._directory, self._leg = directory, leg
         self._clock, self._wait = clock, wait
-        self._lock = FileLock(directory / "lock")
+        self._lock = FileLock(directory / f"lock-{leg}", thread_local=False)
         self._sequence = 0
         self._beat = 0
         self._expires = 0.0
@@ -73,8 +76,13 @@ class Lease:
         path = self._directory / "place"
         if not path.exists():
             self._directory.mkdir(parents=True, exist_ok=True)
-            path.write_text(uuid4().hex)
-        return path.read_text().strip()
+            made = path.with_name(f"place-{uuid4().hex}")
+            made.write_text(uuid4().hex)
+            with suppress(FileExistsError):
+                # Whole or not at all, and the first of several runners decides.
+                path.hardlink_to(made)
+            made.unlink()
+        return path.read_text()
 
     def acquire(self) -> int:
         """Takes the lease and returns the new epoch.
@@ -86,14 +94,15 @@ class Lease:
             self._lock.acquire(timeout=0)
         except Timeout as error:
             raise FencedError(
-                f"starting: a runner on this host already holds {self._directory}; `tallyflow status` shows it, `tallyflow stop` ends it"
+                f"starting: a runner on this host already holds leg {self._leg} in {self._directory}; `tallyflow status` shows it, "
+                "`tallyflow stop` ends it"
             ) from error
         while True:
             found = self._log.last(self._stream, self._subject)
             if found is not None and not self._may_take(found):
                 self._lock.release()
                 raise FencedError(
-                    f"starting: runner {Holder.decode(found).runner} on another host holds this pipeline; stop it there, "
+                    f"starting: runner {Holder.decode(found).runner} on another host holds leg {self._leg}; stop it there, "
                     f"or wait {TTL_SECONDS:.0f} s after it died and start again"
                 )
             self._sequence = found.sequence if found else 0
@@ -185,3 +194,18 @@ class Lease:
                 # The TTL does the same, later.
                 self.lost.set()
         self._lock.release()
+
+
+def acquire_all(log: Log, names: Names, directory: Path, legs: Sequence[str]) -> dict[str, Lease]:
+    """The leases of `legs`, all or none, side by side: each may wait for the TTL. Raises what the first refused one raised."""
+    leases = {leg: Lease(log, names, directory, leg) for leg in legs}
+    with ThreadPoolExecutor(len(leases), "acquire") as waiting:
+        outcomes = {leg: waiting.submit(lease.acquire) for leg, lease in leases.items()}
+    refused = [outcome.exception() for outcome in outcomes.values() if outcome.exception() is not None]
+    if refused:
+        for leg, outcome in outcomes.items():
+            if outcome.exception() is None:
+                leases[leg].release()
+        assert refused[0] is not None
+        raise refused[0]
+    return leases

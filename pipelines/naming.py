@@ -52,16 +52,15 @@ class Names:
         """Subject of one leg's chain in the ledger."""
         return f"tf.{self.pipeline}.ledger.{leg}"
 
-    @property
-    def lease(self) -> str:
-        return f"tf.{self.pipeline}.ledger.lease"
+    def lease(self, leg: str) -> str:
+        return f"tf.{self.pipeline}.ledger.lease.{leg}"
 
     def config(self, version: str) -> str:
         """Subject that holds the stage configuration of one version, for the plans that name it."""
         return f"tf.{self.pipeline}.ledger.config.{version}"
 
     def directory(self, home: Path) -> Path:
-        """State directory of the pipeline on this host: lock, checkpoints, run description, log."""
+        """State directory of the pipeline on this host: a lock per leg, and a directory per runner."""
         return home / "pipelines" / self.pipeline
 
 

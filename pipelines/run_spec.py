@@ -17,14 +17,14 @@ from pipelines.naming import Names
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One start of a runner. `stage_config` is the version that new plans name.
+    """One start of a runner. `epochs` are those of its legs, `stage_config` is the version that new plans name.
 
     Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are done in the driver, larger ones in tasks.
     """
 
     config_text: str
     config_name: str
-    epoch: int
+    epochs: dict[str, int]
     stream_ids: dict[str, str]
     topic_id: str
     stage_config: str

@@ -1,6 +1,7 @@
 """What a running pipeline says of itself, over HTTP on loopback: `/status` (JSON), `/healthz`, and Prometheus `/metrics`.
 
-The port is chosen by the system and written to `status.json` in the pipeline's directory, where the command line finds it.
+The port is chosen by the system and written to `status.json` in the runner's directory, where the command line finds it. Several runners
+of one pipeline, each with its own legs, are shown as one.
 """
 
 import json
@@ -8,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pipelines.errors import RetryableError
+from pipelines.naming import LEGS
 
 if TYPE_CHECKING:
     from pipelines.legs.leg import Leg
@@ -34,7 +37,6 @@ _KAFKA_ANSWERS_WITHIN_SECONDS = 3.0
 
 def snapshot(runner: "Runner") -> dict[str, Any]:
     """The runner's state now: legs with their last batch and totals, lag per partition, what it waits for."""
-    uptime = time.time() - runner.started_at
     lag, kafka_away = _lag(runner)
     legs = {name: _leg(leg) for name, leg in runner.legs.items()}
     if kafka_away and legs["ingest"]["state"] == "running":
@@ -42,18 +44,33 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
         legs["ingest"] |= {"state": "waiting", "message": kafka_away}
     return {
         "pipeline": runner.config.pipeline_id,
-        "pid": os.getpid(),
-        "epoch": getattr(runner, "epoch", 0),
         "ready": runner.is_ready,
         "healthy": is_healthy(runner),
-        "uptime_seconds": round(uptime, 3),
+        "at": round(time.time(), 3),
+        "uptime_seconds": round(time.time() - runner.started_at, 3),
         "legs": legs,
         "lag": lag,
     }
 
 
+def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One snapshot out of those of all runners of a pipeline; `uptime_seconds` is that of the one that started last."""
+    legs = {name: leg for one in snapshots for name, leg in one["legs"].items()}
+    return {
+        "pipeline": snapshots[0]["pipeline"],
+        "ready": all(one["ready"] for one in snapshots),
+        "healthy": all(one["healthy"] for one in snapshots),
+        "at": snapshots[0]["at"],
+        "uptime_seconds": min(one["uptime_seconds"] for one in snapshots),
+        "legs": {name: legs[name] for name in LEGS if name in legs},
+        "lag": {partition: count for one in snapshots for partition, count in one["lag"].items()},
+    }
+
+
 def _leg(leg: "Leg") -> dict[str, Any]:
     return {
+        "pid": os.getpid(),
+        "epoch": leg.lease.holder.epoch,
         "state": leg.status.state,
         "message": leg.status.message,
         "retries": leg.status.retries,
@@ -66,7 +83,7 @@ def _leg(leg: "Leg") -> dict[str, Any]:
 
 def is_healthy(runner: "Runner") -> bool:
     """Ready, and no leg has halted. A leg that waits for a system is healthy: it goes on by itself."""
-    return runner.is_ready and all(leg.failure is None for leg in runner.legs.values()) and not runner.lease.lost.is_set()
+    return runner.is_ready and all(leg.failure is None for leg in runner.legs.values()) and not runner.is_fenced
 
 
 def _lag(runner: "Runner") -> tuple[dict[str, int], str]:
@@ -144,16 +161,17 @@ class StatusServer:
     def start(self) -> None:
         """Starts to serve and writes where, and who (pid and its start time, so that a reused pid is not mistaken for the runner)."""
         self._thread.start()
-        path = self._runner.directory / FILE
+        path = self._runner.own_directory / FILE
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"pid": os.getpid(), "created": process_started(os.getpid()), "port": self.port}))
+        facts = {"pid": os.getpid(), "created": process_started(os.getpid()), "port": self.port, "legs": self._runner.options.legs}
+        partial.write_text(json.dumps(facts))
         partial.replace(path)
 
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join(timeout=2 * _CLOSE_SECONDS)
         self._socket.close()
-        (self._runner.directory / FILE).unlink(missing_ok=True)
+        (self._runner.own_directory / FILE).unlink(missing_ok=True)
 
 
 def process_started(pid: int) -> float:
@@ -166,11 +184,14 @@ def process_started(pid: int) -> float:
         return 0.0
 
 
-def find_runner(directory: Path) -> dict[str, Any] | None:
-    """`{pid, created, port}` of the live runner of a pipeline's directory on this host; None when none runs."""
-    path = directory / FILE
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    return found if found["created"] and process_started(found["pid"]) == found["created"] else None
+def find_runners(directory: Path) -> list[dict[str, Any]]:
+    """`{pid, created, port, legs}` of each live runner that keeps its state in a pipeline's directory, in the order of the legs."""
+    found = []
+    for path in directory.glob(f"*/{FILE}"):
+        try:
+            one: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue
+        if one["created"] and process_started(one["pid"]) == one["created"]:
+            found.append(one)
+    return sorted(found, key=lambda one: LEGS.index(one["legs"][0]))

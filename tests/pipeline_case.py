@@ -35,7 +35,7 @@ from pipelines.failpoints import RUNNER_PID_VARIABLE
 from pipelines.naming import Names
 from pipelines.records import decode_frame
 from pipelines.runner import Runner, RunOptions
-from pipelines.status import find_runner
+from pipelines.status import find_runners
 from pipelines.tally import tally
 from resources.local.stack import LocalStack
 
@@ -269,9 +269,9 @@ class PipelineCase:
 
     def ask(self) -> dict[str, Any] | None:
         """What `status` asks for, from the runner itself; None while there is none."""
-        found = find_runner(self.names.directory(self.home))
+        found = find_runners(self.names.directory(self.home))
         try:
-            return httpx.get(f"http://127.0.0.1:{found['port']}/status", timeout=30).json() if found else None
+            return httpx.get(f"http://127.0.0.1:{found[0]['port']}/status", timeout=30).json() if found else None
         except httpx.TransportError:
             return None
 

@@ -366,7 +366,13 @@ class JetStream:
             duplicate_window=1,
             metadata=metadata,
         )
-        self._wait(f"creating stream {stream}", self._js.add_stream(config))
+        try:
+            self._wait(f"creating stream {stream}", self._js.add_stream(config))
+        except HaltError:
+            # Another runner of the pipeline may have been first, with metadata of its own.
+            if (made := self.state(stream)) is not None:
+                return made
+            raise
         created = self.state(stream)
         if created is None:
             raise HaltError(f"creating stream {stream}: it was created and is gone again; is another process deleting this pipeline?")

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.append import Appender, Tail, Written
-from pipelines.connectors.kafka import Block
+from pipelines.connectors.kafka import Block, GroupOffsets
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.failpoints import reach
 from pipelines.ingest import PartitionWriter, check_cover, last_offset
@@ -60,7 +61,7 @@ def frame_headers(connections: Connections, partition: int) -> dict[str, str]:
         HEADER_TOPIC: connections.config.sources[0].topic,
         HEADER_TOPIC_ID: connections.run.topic_id,
         HEADER_PARTITION: str(partition),
-        HEADER_RUN: str(connections.run.epoch),
+        HEADER_RUN: str(connections.run.epochs["ingest"]),
     }
 
 
@@ -206,6 +207,20 @@ class IngestLeg(Leg):
     """Offsets are {partition: next offset}."""
 
     name = "ingest"
+    _group: GroupOffsets | None = None
+
+    def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
+        """As every leg's; then tells Kafka's group how far the pipeline has come, for ordinary lag tools."""
+        super().on_batch(frame, batch, checkpoint)
+        if self._group is None:
+            config = self.connections.config
+            self._group = GroupOffsets(config.sources[0], config.consumer_group(config.sources[0]))
+        self._group.commit({int(p): offset for p, offset in self.chain.state.to.items()})
+
+    def close(self) -> None:
+        super().close()
+        if self._group is not None:
+            self._group.close()
 
     def anchor(self, starts: Callable[[], dict[int, int]]) -> None:
         """Fixes where each partition begins, once: the chain's first plan, with an empty frame per partition.

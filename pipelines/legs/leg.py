@@ -131,7 +131,7 @@ class Leg(ABC):
 
         def guarded() -> T:
             if self.lease.lost.is_set():
-                raise FencedError(f"{self.name}: the lease was lost, another runner has taken this pipeline over; stop this one")
+                raise FencedError(f"{self.name}: the lease was lost, another runner has taken this leg over; stop this one")
             return attempt()
 
         retrying = Retrying(

@@ -62,7 +62,7 @@ def test_a_runner_killed_under_load_is_replaced_by_the_next(
         case.wait_count(2000)
         process.kill()
         assert process.wait(10) == -9
-    checkpoints = [path.parent for path in case.names.directory(case.home).glob("run-*-*/commits") if any(path.iterdir())]
+    checkpoints = [path.parent for path in case.names.directory(case.home).glob("*/checkpoint-*/commits") if any(path.iterdir())]
     assert len(checkpoints) == len(LEGS)
     for checkpoint in checkpoints:
         accident(checkpoint)

@@ -9,7 +9,7 @@ import pytest
 from pipeline_case import PipelineCase, family_of
 from pyspark.sql import SparkSession
 
-from pipelines.naming import ROLES
+from pipelines.naming import LEGS, ROLES
 
 pytestmark = pytest.mark.crash
 
@@ -55,7 +55,7 @@ def test_a_paused_runner_is_replaced_after_its_lease_and_stops_when_it_wakes(
     other_home = tmp_path / "other-host"
     refused = case.run(timeout=60, TALLYFLOW_HOME=str(other_home))
     assert refused.returncode == 1
-    assert "on another host holds this pipeline" in refused.stderr
+    assert "on another host holds leg" in refused.stderr
     with case.load():
         case.wait_count(case.count() + 1000)
         _signal_host(first, signal.SIGSTOP)
@@ -68,7 +68,23 @@ def test_a_paused_runner_is_replaced_after_its_lease_and_stops_when_it_wakes(
     _signal_host(first, signal.SIGCONT)
     words = first.communicate(timeout=30)[1]
     assert first.returncode == 1, words
-    assert re.search(r"another runner( \(epoch \d+\))? has (taken this pipeline over|already written)", words.splitlines()[-1]), words
+    assert re.search(r"another runner( \(epoch \d+\))? has (taken this (pipeline|leg) over|already written)", words.splitlines()[-1]), words
     assert (case.count(), _ends(case)) == (rows, ends), "a fenced runner wrote"
     case.warm_run()
+    case.check()
+
+
+def test_a_runner_per_leg_is_killed_alone_and_the_others_go_on(case: PipelineCase) -> None:
+    case.create_topic()
+    runners = {leg: case.start("--leg", leg) for leg in LEGS}
+    case.send_events(2000, bad_every=100)
+    case.wait_count(1980, 120)
+    runners["process"].kill()
+    runners["process"].wait(30)
+    case.send_events(2000)
+    runners["process"] = case.start("--leg", "process")
+    case.wait_count(3980, 120)
+    stopped = case.command("stop", str(case.file))
+    assert (stopped.returncode, stopped.stdout.strip()) == (0, "stopped")
+    assert [runners[leg].wait(30) for leg in LEGS] == [0, 0, 0]
     case.check()

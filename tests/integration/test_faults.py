@@ -24,7 +24,7 @@ def test_a_kill_between_insert_and_confirmation_and_a_lost_checkpoint_double_not
     killed = case.run(**{VARIABLE: "sink.after-insert:1"})
     assert killed.returncode == -9, killed.stderr
     assert case.count() > 0
-    checkpoints = [path for path in case.names.directory(case.home).glob("run-*-*") if path.is_dir()]
+    checkpoints = [path for path in case.names.directory(case.home).glob("*/checkpoint-*") if path.is_dir()]
     assert checkpoints
     for checkpoint in checkpoints:
         shutil.rmtree(checkpoint)

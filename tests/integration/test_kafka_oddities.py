@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.errors import DataLossError, HaltError
 from pipelines.ledger import read_chain
+from pipelines.queries import Queries
 from pipelines.runner import Runner
 from pipelines.tally import LegTally, tally
 
@@ -285,7 +286,7 @@ def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_r
         raise DiedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "_start", die)
+        patch.setattr(Queries, "_start", die)
         with pytest.raises(DiedError):
             case.warm_run()
     case.send_events(60)

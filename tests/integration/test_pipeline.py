@@ -4,6 +4,10 @@ import pytest
 from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
 
+from pipelines.errors import FencedError
+from pipelines.naming import LEGS
+from pipelines.status import StatusServer
+
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
@@ -37,6 +41,34 @@ def test_legs_may_run_one_after_the_other(case: PipelineCase, session: SparkSess
     case.send_events(2000, bad_every=50)
     for leg in ("ingest", "process", "sink"):
         case.warm_run(legs=(leg,))
+    case.check()
+
+
+def test_legs_may_run_in_runners_of_their_own_at_the_same_time(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    case.send_events(2000, bad_every=50)
+    runners = {leg: case.warm_runner(legs=(leg,)) for leg in LEGS}
+    threads = {leg: case.in_background(runners[leg]) for leg in reversed(LEGS)}
+    for leg in LEGS:
+        threads[leg].join(60)
+        assert not threads[leg].is_alive(), f"{leg} has not caught up"
+    assert [runners[leg].legs[leg].status.totals["rows_in"] for leg in LEGS] == [2000, 2000, 1960]
+    case.check()
+
+
+def test_a_leg_that_runs_is_refused_to_others_and_the_rest_is_not(case: PipelineCase, session: SparkSession) -> None:
+    case.create_topic()
+    sink = case.warm_runner(until_caught_up=False, legs=("sink",))
+    sink.on_start = StatusServer
+    case.in_background(sink)
+    with pytest.raises(FencedError, match="already holds leg sink"):
+        case.warm_run()
+    case.send_events(100)
+    case.warm_run(legs=("ingest", "process"))
+    case.wait_count(100)
+    shown = case.status()
+    assert shown is not None
+    assert (list(shown["legs"]), shown["ready"]) == (["sink"], True)
     case.check()
 
 

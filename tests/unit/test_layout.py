@@ -35,7 +35,8 @@ SPARK_EXCEPTIONS = {
     "pipelines.legs.process": "type of the session that it is given",
     "pipelines.legs.sink": "type of the session that it is given",
     "pipelines.legs.execute": "starts tasks on the session that it is given, maps Spark's errors",
-    "pipelines.runner": "starts the three queries on the session that it has built",
+    "pipelines.queries": "starts the legs' queries on the session that it is given",
+    "pipelines.runner": "type of the session that it has built",
 }
 
 CONNECT_EXCEPTIONS = {

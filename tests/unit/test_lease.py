@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.errors import FencedError, RetryableError
-from pipelines.lease import TTL_SECONDS, Holder, Lease
+from pipelines.lease import TTL_SECONDS, Holder, Lease, acquire_all
 from pipelines.naming import Names
 from pipelines.testing import Fault, ManualClock, MemoryLog
 
@@ -33,7 +33,7 @@ def lease(log: MemoryLog, clock: ManualClock, tmp_path: Path) -> Iterator[Make]:
     made: list[Lease] = []
 
     def make(host: str, wait: Callable[[float], None] = clock.sleep) -> Lease:
-        made.append(Lease(log, NAMES, tmp_path / host, clock.seconds, wait))
+        made.append(Lease(log, NAMES, tmp_path / host, "sink", clock.seconds, wait))
         return made[-1]
 
     yield make
@@ -43,7 +43,7 @@ def lease(log: MemoryLog, clock: ManualClock, tmp_path: Path) -> Iterator[Make]:
 
 
 def holder(log: MemoryLog) -> Holder:
-    found = log.last(STREAM, NAMES.lease)
+    found = log.last(STREAM, NAMES.lease("sink"))
     assert found is not None
     return Holder.decode(found)
 
@@ -249,3 +249,22 @@ def test_a_start_without_an_answer_from_the_server_is_retryable(lease: Make, log
     log.go_away()
     with pytest.raises(RetryableError):
         lease("a").acquire()
+
+
+def test_the_legs_of_a_pipeline_may_have_different_holders(log: MemoryLog, tmp_path: Path) -> None:
+    first = acquire_all(log, NAMES, tmp_path, ["ingest", "process"])
+    second = acquire_all(log, NAMES, tmp_path, ["sink"])
+    assert {leg: lease.holder.epoch for leg, lease in {**first, **second}.items()} == {"ingest": 1, "process": 1, "sink": 1}
+    for lease in [*first.values(), *second.values()]:
+        lease.release()
+
+
+def test_of_several_legs_all_are_taken_or_none(log: MemoryLog, tmp_path: Path) -> None:
+    first = acquire_all(log, NAMES, tmp_path, ["sink"])
+    with pytest.raises(FencedError, match="already holds leg sink"):
+        acquire_all(log, NAMES, tmp_path, ["ingest", "process", "sink"])
+    first["sink"].release()
+    again = acquire_all(log, NAMES, tmp_path, ["ingest", "process", "sink"])
+    assert {leg: lease.holder.epoch for leg, lease in again.items()} == {"ingest": 2, "process": 2, "sink": 2}
+    for lease in again.values():
+        lease.release()

@@ -46,7 +46,7 @@ def test_streams_and_subjects_of_a_pipeline() -> None:
     assert NAMES.out(7) == "tf.orders-eu.out.7"
     assert NAMES.dead_letters("process", 2) == "tf.orders-eu.dlq.process.2"
     assert NAMES.chain("sink") == "tf.orders-eu.ledger.sink"
-    assert NAMES.lease == "tf.orders-eu.ledger.lease"
+    assert NAMES.lease("sink") == "tf.orders-eu.ledger.lease.sink"
     assert NAMES.config("ab12") == "tf.orders-eu.ledger.config.ab12"
     assert NAMES.directory(Path("home")) == Path("home/pipelines/orders-eu")
 
@@ -56,7 +56,7 @@ def test_every_subject_lies_under_the_wildcard_of_its_stream() -> None:
         "raw": [NAMES.raw("s", 0)],
         "out": [NAMES.out(0)],
         "dlq": [NAMES.dead_letters("process", 0)],
-        "ledger": [NAMES.chain("ingest"), NAMES.lease, NAMES.config("v")],
+        "ledger": [NAMES.chain("ingest"), NAMES.lease("sink"), NAMES.config("v")],
     }
     for role, subjects in by_role.items():
         assert all(subject.startswith(NAMES.subjects(role)[:-1]) for subject in subjects)

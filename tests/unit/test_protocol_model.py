@@ -243,7 +243,7 @@ class Outside:
         source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
         self.config = SimpleNamespace(sources=[source])
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
-        self.run = SimpleNamespace(topic_id="T", epoch=epoch, stage_config=version, stream_ids={"out": "S"}, **limits)
+        self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, stage_config=version, stream_ids={"out": "S"}, **limits)
 
     def stage_config(self, version: str) -> StageConfig:
         return stage_config.load(self.log, self.names, version)

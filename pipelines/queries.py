@@ -1,0 +1,102 @@
+"""The streaming queries of a runner's legs: starting them, noticing that one ended, starting again what may go on."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipelines.connectors.ranges import offset_text
+from pipelines.connectors.spark import is_jvm_alive
+from pipelines.errors import HaltError
+from pipelines.legs.execute import run_in_tasks
+from pipelines.legs.leg import Leg, StoppedError
+from pipelines.legs.warm import warm
+
+RESTARTS_WITHOUT_PROGRESS = 5
+_HALTS = ("HaltError", "DataLossError", "InvariantError")
+
+
+class Queries:
+    """One query per leg, on one session. `sources` are the options of each leg's Data Source, all but its start.
+
+    Spark calls each leg's `on_batch` on a thread of its own; everything else here is for one thread.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        run_path: Path,
+        legs: Mapping[str, Leg],
+        sources: Mapping[str, dict[str, str]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._session, self._run_path = session, run_path
+        self._legs, self._sources, self._tell = legs, sources, tell
+        self._running: dict[str, StreamingQuery] = {}
+        self._restarts: dict[str, tuple[int, int]] = {}
+
+    def start(self) -> None:
+        """Warms the task workers and starts every leg's query, side by side: each waits for Python processes to start."""
+        session = self._session
+        with ThreadPoolExecutor(1 + len(self._legs), "start") as starting:
+            warming = starting.submit(run_in_tasks, session, str(self._run_path), warm, [{}] * session.sparkContext.defaultParallelism)
+            queries = [starting.submit(self._start, leg) for leg in self._legs.values()]
+            warming.result()
+            for query in queries:
+                query.result()
+
+    def _start(self, leg: Leg) -> None:
+        restarts, _ = self._restarts.get(leg.name, (0, 0))
+        checkpoint = self._run_path.parent / f"checkpoint-{leg.name}-{restarts}"
+        options = {**self._sources[leg.name], "run": str(self._run_path), "start": offset_text(leg.start_offset()), "leg": leg.name}
+        source = "tallyflow_kafka" if leg.name == "ingest" else "tallyflow_stream"
+        frame = self._session.readStream.format(source).options(**options).load()
+        self._running[leg.name] = (
+            frame.writeStream.queryName(f"{leg.connections.names.pipeline}.{leg.name}")
+            .option("checkpointLocation", str(checkpoint))
+            .foreachBatch(lambda batch, number: leg.on_batch(batch, number, checkpoint))
+            .start()
+        )
+        leg.status.state = "running"
+
+    def look(self) -> None:
+        """Deals with each query that has ended by itself: a halt stays, anything else (a killed planner, say) starts again."""
+        for name, query in list(self._running.items()):
+            if not query.isActive:
+                del self._running[name]
+                self._ended(self._legs[name], query)
+
+    def _ended(self, leg: Leg, query: StreamingQuery) -> None:
+        error = query.exception()
+        words = str(error).strip() if error else "it ended without an error"
+        count, batches = self._restarts.get(leg.name, (0, 0))
+        fruitless = count + 1 if leg.status.batches == batches else 1
+        if leg.failure is None and any(name in words for name in _HALTS):
+            leg.failure = HaltError(_told(words))
+        if leg.failure is None and fruitless > RESTARTS_WITHOUT_PROGRESS:
+            leg.failure = HaltError(f"{leg.name}: its query ended {fruitless} times without progress, last with: {_told(words)}")
+        if leg.failure is not None:
+            leg.status.state, leg.status.message = "halted", str(leg.failure)
+            self._tell(f"{leg.name} halted: {leg.failure}")
+            return
+        self._restarts[leg.name] = (fruitless, leg.status.batches)
+        self._tell(f"{leg.name}: starting the query again after: {_told(words)}")
+        with suppress(StoppedError):
+            leg.patiently(leg.chain.open)
+            leg.patiently(lambda: self._start(leg))
+
+    def stop(self) -> None:
+        """Stops each query between two batches. With a dead JVM there is nothing to stop."""
+        has_jvm = is_jvm_alive(self._session)
+        for name, query in self._running.items():
+            with self._legs[name].working:
+                if has_jvm:
+                    query.stop()
+
+
+def _told(words: str) -> str:
+    lines = [line.strip() for line in words.splitlines() if "Error" in line]
+    return (lines[-1] if lines else words.splitlines()[0])[:500]
