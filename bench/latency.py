@@ -15,7 +15,7 @@ from bench.processes import PIPELINE_GROUPS, Meter
 from pipelines.produce import ensure_topic
 from resources.local.stack import LocalStack
 
-WARM_UP_SECONDS = 15.0
+WARM_UP_SECONDS = 30.0
 LOOK_EVERY_SECONDS = 0.02
 OVERLAP_SEQUENCES = 50
 """Rows of a lower raw sequence may become visible after those of a higher one, in another bucket."""
