@@ -26,7 +26,7 @@ from rich.table import Table
 from pipelines.config import PipelineConfig, load
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
-from pipelines.connectors.kafka import client_settings
+from pipelines.connectors.kafka_settings import client_settings
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.naming import Names
 from pipelines.produce import ProduceSummary, produce

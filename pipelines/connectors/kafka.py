@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from pipelines.config import KafkaConnection, KafkaSource
+from pipelines.config import KafkaSource
+from pipelines.connectors.kafka_settings import client_settings
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.records import HEADERS_TYPE, INSTANT, MAX_RECORD_BYTES, OVERSIZE_HEAD_BYTES, OVERSIZE_TYPE, RAW_SCHEMA
 
@@ -57,65 +58,6 @@ def map_error(doing: str, error: BaseException | KafkaError) -> TallyflowError:
     if cause.fatal():
         return HaltError(text)
     return RetryableError(text)
-
-
-def client_settings(source: KafkaSource) -> dict[str, str | bool | int]:
-    """librdkafka settings that connect: brokers, protocol, authentication, TLS. They hold secrets: never log them.
-
-    Names: librdkafka CONFIGURATION.md.
-    """
-    connection = source.connection_params
-    settings: dict[str, str | bool | int] = {
-        "bootstrap.servers": ",".join(connection.brokers),
-        "security.protocol": connection.protocol if connection.logs_in else connection.protocol.replace("SASL_PLAINTEXT", "PLAINTEXT"),
-        "client.id": "tallyflow",
-        "socket.keepalive.enable": True,
-        "reconnect.backoff.ms": 100,
-        "reconnect.backoff.max.ms": 2_000,
-    }
-    if connection.protocol == "SASL_SSL" and not connection.logs_in:
-        settings["security.protocol"] = "SSL"
-    if connection.logs_in:
-        settings |= _login_settings(connection)
-    if connection.protocol.endswith("SSL"):
-        settings |= _tls_settings(connection)
-    return settings
-
-
-def _login_settings(connection: KafkaConnection) -> dict[str, str | bool | int]:
-    settings: dict[str, str | bool | int] = {"sasl.mechanism": connection.mechanism}
-    if connection.mechanism == "GSSAPI":
-        settings["sasl.kerberos.service.name"] = connection.kerberos_service_name or "kafka"
-        settings["sasl.kerberos.principal"] = connection.username
-        if connection.kerberos_keytab:
-            settings["sasl.kerberos.keytab"] = connection.kerberos_keytab.get_secret_value()
-    elif connection.mechanism == "OAUTHBEARER":
-        settings["sasl.oauthbearer.method"] = "oidc"
-        settings["sasl.oauthbearer.token.endpoint.url"] = connection.oauth_token_endpoint_url or ""
-        settings["sasl.oauthbearer.client.id"] = connection.oauth_client_id or ""
-        if connection.oauth_client_secret:
-            settings["sasl.oauthbearer.client.secret"] = connection.oauth_client_secret.get_secret_value()
-        if connection.oauth_scope:
-            settings["sasl.oauthbearer.scope"] = connection.oauth_scope
-        if connection.oauth_extensions:
-            settings["sasl.oauthbearer.extensions"] = connection.oauth_extensions
-    else:
-        settings["sasl.username"] = connection.username
-        settings["sasl.password"] = connection.password.get_secret_value() if connection.password else ""
-    return settings
-
-
-def _tls_settings(connection: KafkaConnection) -> dict[str, str | bool | int]:
-    settings: dict[str, str | bool | int] = {"enable.ssl.certificate.verification": not connection.skip_tls_verification}
-    texts = {
-        "ssl.ca": connection.root_ca,
-        "ssl.certificate": connection.client_cert,
-        "ssl.key": connection.client_key.get_secret_value() if connection.client_key else None,
-    }
-    for name, text in texts.items():
-        if text:
-            settings[f"{name}.{'pem' if '-----BEGIN' in text else 'location'}"] = text
-    return settings
 
 
 @dataclass(frozen=True)

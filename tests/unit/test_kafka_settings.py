@@ -1,12 +1,16 @@
 """What a source's `connection_params` become for librdkafka."""
 
+import os
+from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
 
 from pipelines.config import KafkaSource
-from pipelines.connectors.kafka import KafkaTopic, client_settings
+from pipelines.connectors.kafka import KafkaTopic
+from pipelines.connectors.kafka_settings import client_settings
 from pipelines.errors import HaltError
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -46,6 +50,10 @@ CONNECTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"protocol": "SSL", "root_ca": "ca.pem"},
         {"security.protocol": "SSL", "enable.ssl.certificate.verification": True, "ssl.ca.location": "ca.pem"},
     ),
+    "TLS with a certificate as base64 of the text": (
+        {"protocol": "SSL", "root_ca": b64encode(CERTIFICATE.encode()).decode()},
+        {"security.protocol": "SSL", "enable.ssl.certificate.verification": True, "ssl.ca.pem": CERTIFICATE},
+    ),
     "mutual TLS, text and path": (
         {"protocol": "SSL", "client_cert": "client.pem", "client_key": PRIVATE_KEY},
         {
@@ -62,6 +70,23 @@ CONNECTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "username": "reader@EXAMPLE.ORG",
             "kerberos_service_name": "brokers",
             "kerberos_keytab": "reader.keytab",
+        },
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "GSSAPI",
+            "sasl.kerberos.service.name": "brokers",
+            "sasl.kerberos.principal": "reader@EXAMPLE.ORG",
+            "sasl.kerberos.keytab": "reader.keytab",
+        },
+    ),
+    "Kerberos, with the realm apart": (
+        {
+            "protocol": "SASL_PLAINTEXT",
+            "mechanism": "GSSAPI",
+            "username": "reader",
+            "kerberos_service_name": "brokers",
+            "kerberos_keytab": "reader.keytab",
+            "kerberos_realm": "EXAMPLE.ORG",
         },
         {
             "security.protocol": "SASL_PLAINTEXT",
@@ -120,6 +145,17 @@ def test_librdkafka_takes_the_settings(name: str) -> None:
 def test_settings_that_librdkafka_refuses_are_a_halt_with_its_reason(connection: dict[str, Any]) -> None:
     with pytest.raises(HaltError, match=r"connecting to Kafka at k1:9092,k2:9092: .*; check `connection_params` of the source"):
         KafkaTopic(source(**connection))
+
+
+def test_a_keytab_and_a_configuration_as_text_become_files_that_only_we_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KRB5_CONFIG", raising=False)
+    keytab, configuration = b"\x05\x02 entries", "[libdefaults]\n  default_realm = EXAMPLE.ORG\n"
+    login = {"protocol": "SASL_PLAINTEXT", "mechanism": "GSSAPI", "username": "reader", "kerberos_service_name": "kafka"}
+    given = source(**login, kerberos_keytab=b64encode(keytab).decode(), kerberos_config=configuration)
+    path = Path(str(client_settings(given)["sasl.kerberos.keytab"]))
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (keytab, 0o600)
+    assert Path(os.environ["KRB5_CONFIG"]).read_text() == configuration
+    assert client_settings(given)["sasl.kerberos.keytab"] == str(path)
 
 
 def test_a_secret_does_not_show_in_the_source() -> None:

@@ -1,0 +1,109 @@
+"""A broker that encrypts and wants a login, as production has it: TLS with a certificate of its own, SASL PLAIN and SCRAM."""
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from pipeline_case import PipelineCase
+from pyspark.sql import SparkSession
+
+from pipelines.errors import TallyflowError
+from resources.local import kafka
+from resources.local.java import find_java
+from resources.local.ports import choose_port
+from resources.local.server import Place
+from resources.local.stack import LocalStack
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+STORE_PASSWORD = "changeit"
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required user_reader=right;"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+
+
+def keytool(*arguments: str) -> None:
+    command = [str(find_java().executable.parent / "keytool"), *arguments, "-storepass", STORE_PASSWORD]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def broker(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
+    """(address in the clear, address with TLS and login, the certificate to trust) of a broker of our own."""
+    directory = tmp_path_factory.mktemp("secure")
+    store, certificate = directory / "broker.p12", directory / "broker.pem"
+    name = ["-alias", "broker", "-keystore", str(store)]
+    keytool("-genkeypair", *name, "-keyalg", "RSA", "-dname", "CN=127.0.0.1", "-ext", "SAN=IP:127.0.0.1", "-storetype", "PKCS12")
+    keytool("-exportcert", "-rfc", *name, "-file", str(certificate))
+    secure = f"127.0.0.1:{choose_port(())}"
+    rendered = kafka.render_properties
+
+    def with_login(place: Place, log_directory: Path, controller_port: int) -> str:
+        plain = f"PLAINTEXT://{place.address}"
+        text = rendered(place, log_directory, controller_port)
+        text = text.replace(f"listeners={plain},", f"listeners={plain},SECURE://{secure},")
+        text = text.replace(f"advertised.listeners={plain}", f"advertised.listeners={plain},SECURE://{secure}")
+        text = text.replace("protocol.map=", "protocol.map=SECURE:SASL_SSL,")
+        return text + (
+            f"ssl.keystore.location={store}\nssl.keystore.password={STORE_PASSWORD}\n"
+            "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512\n"
+            f"listener.name.secure.plain.sasl.jaas.config={PLAIN}\n"
+            f"listener.name.secure.scram-sha-512.sasl.jaas.config={SCRAM}\n"
+        )
+
+    servers = LocalStack(directory / "home", servers=["kafka"])
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kafka, "render_properties", with_login)
+            address = servers.up().kafka_bootstrap
+        user = UserScramCredentialUpsertion("reader", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), b"right")
+        admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+        admin.alter_user_scram_credentials([user])["reader"].result(30)
+        yield address, secure, certificate
+    finally:
+        servers.down()
+
+
+@pytest.fixture
+def secure_case(case: PipelineCase, broker: tuple[str, str, Path]) -> PipelineCase:
+    """A case whose records are on that broker; it sends and looks in the clear, the pipeline uses the other address."""
+    case.addresses = replace(case.addresses, kafka_bootstrap=broker[0])
+    case.admin = AdminClient({"log_level": 0, "bootstrap.servers": broker[0]})
+    case.create_topic()
+    return case
+
+
+def connect(case: PipelineCase, broker: tuple[str, str, Path], **changes: Any) -> None:
+    _, address, certificate = broker
+    login = {"protocol": "SASL_SSL", "mechanism": "PLAIN", "username": "reader", "password": "right", "root_ca": str(certificate)}
+    case.write_file(lambda document: document["sources"][0].update(connection_params={"brokers": [address], **login, **changes}))
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("in_tasks", [False, True], ids=["in the driver", "in tasks"])
+def test_every_record_arrives_over_tls_with_a_login(
+    secure_case: PipelineCase, session: SparkSession, broker: tuple[str, str, Path], mechanism: str, in_tasks: bool
+) -> None:
+    connect(secure_case, broker, mechanism=mechanism)
+    secure_case.send_events(2000, bad_every=100)
+    secure_case.warm_run(**({"driver_offsets": 0, "driver_frames": 0} if in_tasks else {}))
+    secure_case.check()
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_wrong_password_is_refused_at_once_and_not_shown(
+    secure_case: PipelineCase, broker: tuple[str, str, Path], mechanism: str
+) -> None:
+    connect(secure_case, broker, mechanism=mechanism, password="canary-7d1f")
+    with pytest.raises(TallyflowError, match="check the credentials and rights in `connection_params`") as caught:
+        secure_case.warm_run(connect_seconds=0)
+    assert "canary-7d1f" not in str(caught.value)
+
+
+def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(secure_case: PipelineCase, broker: tuple[str, str, Path]) -> None:
+    connect(secure_case, broker, root_ca=None)
+    with pytest.raises(TallyflowError, match="certificate verify failed"):
+        secure_case.warm_run(connect_seconds=0)
