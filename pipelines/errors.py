@@ -7,6 +7,7 @@
     └── HaltError              stop the leg; the message says what to do next
         ├── FencedError        another runner holds the pipeline
         ├── DataLossError      positions that were promised are gone or have other content
+        ├── StateDamagedError  a file of the key store is missing or has other content
         ├── NotSupportedError  the file asks for a stage this release does not run
         └── InvariantError     our own bug: the protocol's promise does not hold
 
@@ -56,6 +57,10 @@ class FencedError(HaltError):
 
 class DataLossError(HaltError):
     """Positions are gone before they were read, or hold other content than when they were read."""
+
+
+class StateDamagedError(HaltError):
+    """A run of the key store that the ledger lists is missing or damaged: going on could let a duplicate through."""
 
 
 class NotSupportedError(HaltError):

@@ -1,0 +1,141 @@
+"""The live runs of one bucket: look-up, and one new run per batch that takes older small ones in, so that their number stays logarithmic.
+
+The ledger's `done` lists the live runs, oldest first; this store reads those and nothing else, writes runs under names never used before,
+and tells what the next `done` should list. Nothing is deleted here: a run that no `done` lists does not exist.
+
+Cost of a key, added: a run holds at most FAN - 1 others of its tier, tiers are FAN times apart, so an entry is written again at most
+log_FAN(live keys / keys per batch) times. Cost of a look-up: one search in each of the (FAN - 1) * log_FAN(...) runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.state.place import Place
+from pipelines.state.runs import Entries, Run, RunFacts, Words, join, write_run
+from pipelines.vectors import Mask
+
+FAN = 4
+_SMALLEST_TIER_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest entry of each hash that was asked for: `is_found`, and where it is not, zeros."""
+
+    is_found: Mask
+    time: npt.NDArray[np.int64]
+    sequence: Words
+    ordinal: npt.NDArray[np.uint32]
+
+
+class KeyedStore:
+    """One bucket's keys. Keeps its runs open from batch to batch. Not safe for several threads."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._open: dict[RunFacts, Run] = {}
+        self.live: tuple[RunFacts, ...] = ()
+        """The runs that are read, oldest first."""
+
+    def open(self, listed: Sequence[RunFacts]) -> None:
+        """Reads these runs from now on, the ones that the last `done` lists. Raises StateDamagedError for a missing or foreign one."""
+        self._open = {facts: self._open.get(facts) or Run(self._place, facts) for facts in listed}
+        self.live = tuple(listed)
+
+    def find(self, hi: Words, lo: Words) -> Found:
+        """The newest entry of each hash; `hi` is best sorted. Raises StateDamagedError when a block that it touches is damaged."""
+        count = len(hi)
+        found = Found(
+            np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint32)
+        )
+        for facts in self.live:
+            # Oldest first: a newer run's answer replaces an older one's.
+            at, rows = self._open[facts].find(hi, lo)
+            entries = self._open[facts].entries
+            found.is_found[at] = True
+            found.time[at], found.sequence[at], found.ordinal[at] = entries.time[rows], entries.sequence[rows], entries.ordinal[rows]
+        return found
+
+    def add(self, entries: Entries, span: tuple[int, int], expired: int) -> list[RunFacts]:
+        """Writes `entries` (sorted, a hash once), with the newest runs that they are merged with, as one run; what to list from now on.
+
+        `span`: the range of raw sequences that the entries come from, (exclusive, inclusive]. `expired`: entries of this time or earlier
+        are over by the clock of the last `done`; they go with the oldest runs, as a whole or when these are merged. Younger runs keep
+        theirs: such an entry may hide one of the same key and a later time in an older run, which must not come back.
+        The store itself goes on reading the old listing until `open`.
+        """
+        live = self._not_over(expired)
+        if not len(entries):
+            return live
+        taken = merged_runs([facts.rows for facts in live], len(entries))
+        rest, merged = live[: len(live) - taken], live[len(live) - taken :]
+        if merged:
+            entries = merge([*(self._open[facts].checked_entries() for facts in merged), entries], None if rest else expired)
+        if not len(entries):
+            return rest
+        start = min([span[0], *(int(facts.name.split("-", 1)[0]) for facts in merged)])
+        return [*rest, write_run(self._place, run_name((start, span[1]), span[1]), entries)]
+
+    def compact(self, expired: int, made_for: int) -> list[RunFacts]:
+        """Merges all live runs into one, without what has expired; what to list in their place. Writes nothing if nothing is gained."""
+        live = self._not_over(expired)
+        together = merge([self._open[facts].checked_entries() for facts in live], expired) if live else None
+        if together is None or not len(together):
+            return []
+        if len(live) == 1 and len(together) == live[0].rows:
+            return live
+        spans = [facts.name.split(".", 1)[0].split("-") for facts in live]
+        return [write_run(self._place, run_name((int(spans[0][0]), int(spans[-1][1])), made_for), together)]
+
+    def _not_over(self, expired: int) -> list[RunFacts]:
+        """The live runs without the oldest ones that have expired as a whole."""
+        first = next((number for number, facts in enumerate(self.live) if facts.newest > expired), len(self.live))
+        return list(self.live[first:])
+
+
+def run_name(span: tuple[int, int], made_for: int) -> str:
+    """`<from>-<to>.<made for>.<unique>`: the raw sequences covered, and the end of the range that it was written for."""
+    return f"{span[0]}-{span[1]}.{made_for}.{uuid4().hex[:12]}.arrow"
+
+
+def merged_runs(rows: Sequence[int], new_rows: int) -> int:
+    """How many of the newest runs, of `rows` entries each, oldest first, new entries are merged with."""
+    taken, total = 0, new_rows
+    while True:
+        tier = _tier(total)
+        group = 0
+        while taken + group < len(rows) and _tier(rows[len(rows) - 1 - taken - group]) <= tier:
+            group += 1
+        if group < FAN - 1:
+            return taken
+        total += sum(rows[len(rows) - taken - group : len(rows) - taken])
+        taken += group
+
+
+def _tier(rows: int) -> int:
+    tier = 0
+    while rows > _SMALLEST_TIER_ROWS:
+        rows //= FAN
+        tier += 1
+    return tier
+
+
+def merge(parts: list[Entries], expired: int | None) -> Entries:
+    """One sorted set of entries out of several, older parts first: the newest of each hash, without those of time `expired` or earlier."""
+    together = join(parts)
+    # Sorted parts behind each other are what this sort is made for: it merges them. It is stable, so equal hashes stay in their order.
+    together = together.take(np.argsort(together.hi, kind="stable"))
+    is_tie = together.hi[1:] == together.hi[:-1]
+    if is_tie.any():
+        if (together.lo[1:] != together.lo[:-1])[is_tie].any():
+            together = together.take(np.lexsort((together.lo, together.hi)))
+        is_replaced = np.append((together.hi[1:] == together.hi[:-1]) & (together.lo[1:] == together.lo[:-1]), False)
+        together = together.take(~is_replaced)
+    if expired is None:
+        return together
+    is_over = together.time <= expired
+    return together.take(~is_over) if is_over.any() else together

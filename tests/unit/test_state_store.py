@@ -1,0 +1,240 @@
+"""Runs and the store: what was added is found, what has expired goes, and damage is noticed before it can let a duplicate through."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs
+
+from pipelines.errors import StateDamagedError
+from pipelines.state.place import Place
+from pipelines.state.runs import BLOCK_ROWS, Entries, Run, write_run
+from pipelines.state.store import FAN, KeyedStore, merge, merged_runs
+
+NEVER = -1
+
+
+def entries(*rows: tuple[int, int, int, int]) -> Entries:
+    """Entries of (hi, lo, time, sequence), sorted; the ordinal is 7."""
+    hi, lo, time, sequence = zip(*sorted(rows), strict=True)
+    return Entries(
+        np.array(hi, dtype=np.uint64),
+        np.array(lo, dtype=np.uint64),
+        np.array(time, dtype=np.int64),
+        np.array(sequence, dtype=np.uint64),
+        np.full(len(hi), 7, dtype=np.uint32),
+    )
+
+
+def many(count: int, seed: int, time: int = 0) -> Entries:
+    random = np.random.default_rng(seed)
+    hi = np.sort(random.integers(0, 2**64, count, dtype=np.uint64))
+    return Entries(
+        hi,
+        random.integers(0, 2**64, count, dtype=np.uint64),
+        np.full(count, time),
+        np.full(count, seed, dtype=np.uint64),
+        np.arange(count, dtype=np.uint32),
+    )
+
+
+def words(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.uint64)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place.local(tmp_path / "bucket-0")
+
+
+@pytest.fixture
+def store(place: Place) -> KeyedStore:
+    return KeyedStore(place)
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 1000, BLOCK_ROWS, BLOCK_ROWS + 1, 300_000])
+def test_a_run_finds_all_that_it_holds_and_nothing_else(place: Place, count: int) -> None:
+    held, others = many(count, 1), many(count, 2)
+    run = Run(place, write_run(place, "run", held))
+    at, rows = run.find(held.hi, held.lo)
+    assert sorted(at) == list(range(count))
+    assert np.array_equal(held.hi[at], run.entries.hi[rows])
+    assert np.array_equal(held.lo[at], run.entries.lo[rows])
+    assert len(run.find(others.hi, others.lo)[0]) == 0
+    assert len(run.find(held.hi, others.lo)[0]) == 0
+
+
+def test_the_smallest_and_the_largest_hash_are_found(place: Place) -> None:
+    top = 2**64 - 1
+    run = Run(place, write_run(place, "run", entries((0, 0, 1, 1), *((x << 59, 5, 1, 1) for x in range(1, 32)), (top, top, 1, 1))))
+    at, _ = run.find(words(0, top, top, 0), words(0, top, 0, top))
+    assert sorted(at) == [0, 1]
+
+
+def test_different_keys_with_one_high_half_are_told_apart(place: Place) -> None:
+    run = Run(place, write_run(place, "run", entries((9, 1, 10, 1), (9, 2, 20, 1), (9, 3, 30, 1))))
+    at, rows = run.find(words(9, 9, 9, 9), words(3, 1, 4, 2))
+    assert {int(a): int(run.entries.time[r]) for a, r in zip(at, rows, strict=True)} == {0: 30, 1: 10, 3: 20}
+
+
+def test_a_run_takes_36_bytes_per_key_and_half_a_byte_of_index(place: Place) -> None:
+    write_run(place, "run", many(200_000, 1))
+    assert (Path(place.path) / "run").stat().st_size < 200_000 * 37
+
+
+def test_a_name_is_used_once(place: Place) -> None:
+    write_run(place, "run", many(5, 1))
+    with pytest.raises(FileExistsError):
+        write_run(place, "run", many(5, 2))
+
+
+@pytest.mark.parametrize("row", [0, BLOCK_ROWS - 1, BLOCK_ROWS, 99_999])
+@pytest.mark.parametrize("column", range(5))
+def test_a_flipped_bit_in_any_column_is_noticed_when_its_block_is_touched(place: Place, row: int, column: int) -> None:
+    held = many(100_000, 1)
+    facts = write_run(place, "run", held)
+    path = Path(place.path) / "run"
+    content = bytearray(path.read_bytes())
+    wanted = held.columns()[column].tobytes()
+    at = content.find(wanted[:64]) + row * held.columns()[column].itemsize
+    content[at] ^= 1
+    path.write_bytes(content)
+    run = Run(place, facts)
+    with pytest.raises(StateDamagedError, match=r"rows \d+ to \d+ are damaged; nothing was written; restore"):
+        run.find(held.hi[row : row + 1], held.lo[row : row + 1])
+    untouched = 99_999 if row < BLOCK_ROWS else 0
+    at_untouched, _ = run.find(held.hi[untouched : untouched + 1], held.lo[untouched : untouched + 1])
+    assert len(at_untouched) == 1
+
+
+def test_a_damaged_header_another_run_and_a_missing_one_are_noticed_on_opening(place: Place) -> None:
+    facts, other = write_run(place, "run", many(1000, 1)), write_run(place, "other", many(1000, 2))
+    path = Path(place.path) / "run"
+    with pytest.raises(StateDamagedError, match="not the file that the ledger lists"):
+        Run(place, type(facts)("other", other.rows, other.newest, facts.digest))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(StateDamagedError, match="opening state run"):
+        Run(place, facts)
+    path.unlink()
+    with pytest.raises(StateDamagedError, match=r"opening state run .*run"):
+        Run(place, facts)
+
+
+# -- the store --------------------------------------------------------------------------------------------------------------------
+
+
+def add(store: KeyedStore, found: Entries, to: int, expired: int = NEVER) -> None:
+    store.open(store.add(found, (to - 1, to), expired))
+
+
+def test_the_newest_entry_of_a_key_is_found(store: KeyedStore) -> None:
+    add(store, entries((5, 5, 100, 1), (6, 6, 100, 1)), 1)
+    add(store, entries((5, 5, 200, 2)), 2)
+    found = store.find(words(5, 6, 7), words(5, 6, 7))
+    assert found.is_found.tolist() == [True, True, False]
+    assert found.time.tolist() == [200, 100, 0]
+    assert found.sequence.tolist() == [2, 1, 0]
+    assert found.ordinal.tolist() == [7, 7, 0]
+
+
+def test_a_run_that_is_not_listed_does_not_exist(store: KeyedStore, place: Place) -> None:
+    store.add(entries((5, 5, 100, 1)), (0, 1), NEVER)
+    assert not store.find(words(5), words(5)).is_found[0]
+    again = KeyedStore(place)
+    again.open([])
+    assert not again.find(words(5), words(5)).is_found[0]
+
+
+def test_another_process_finds_what_is_listed(store: KeyedStore, place: Place) -> None:
+    for to in range(1, 12):
+        add(store, many(500, to), to)
+    again = KeyedStore(place)
+    again.open(store.live)
+    for to in range(1, 12):
+        assert again.find(many(500, to).hi, many(500, to).lo).is_found.all()
+
+
+def test_the_number_of_runs_stays_logarithmic(store: KeyedStore) -> None:
+    for to in range(1, 200):
+        add(store, many(300, to), to)
+    assert len(store.live) <= (FAN - 1) * 5
+    assert sum(facts.rows for facts in store.live) == 199 * 300
+    assert [int(facts.name.split("-")[0]) for facts in store.live] == sorted(int(facts.name.split("-")[0]) for facts in store.live)
+
+
+def test_what_has_expired_is_not_listed_any_more(store: KeyedStore) -> None:
+    for to in range(1, 100):
+        add(store, many(300, to, time=to), to, expired=to - 10)
+    assert sum(facts.rows for facts in store.live) <= 300 * 40
+    recent = many(300, 95)
+    assert store.find(recent.hi, recent.lo).is_found.all()
+
+
+def test_an_expired_entry_hides_an_older_one_of_a_later_time(store: KeyedStore) -> None:
+    """With times of a field, the newest accepted record may be over while the one before is not; it must not come back."""
+    add(store, entries((5, 5, 100, 1), *((x, 1, 100, 1) for x in range(1000, 3000))), 1)
+    add(store, entries((5, 5, 50, 2)), 2)
+    for to in range(3, 10):
+        add(store, entries((to, 9, 90, to)), to, expired=60)
+    found = store.find(words(5), words(5))
+    assert (found.is_found.tolist(), found.time.tolist()) == ([True], [50])
+
+
+def test_compaction_leaves_one_run_and_every_live_key(store: KeyedStore) -> None:
+    for to in range(1, 30):
+        add(store, many(1000, to, time=to), to)
+    store.open(store.compact(expired=9, made_for=29))
+    assert len(store.live) == 1
+    assert store.live[0].rows == 20 * 1000
+    for to in range(1, 30):
+        assert store.find(many(1000, to).hi, many(1000, to).lo).is_found.all() == (to > 9)
+    assert store.compact(expired=9, made_for=29) == list(store.live)
+    assert store.compact(expired=29, made_for=29) == []
+
+
+def test_a_filesystem_that_is_not_this_machines(tmp_path: Path) -> None:
+    """As an object store: no mapping into memory, no fsync, no rename."""
+    elsewhere = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    place = Place(elsewhere, "pipeline/dedup/0")
+    assert not place.is_local
+    store = KeyedStore(place)
+    for to in range(1, 8):
+        add(store, many(400, to), to)
+    assert store.find(many(400, 3).hi, many(400, 3).lo).is_found.all()
+    unlisted = set(place.names()) - {facts.name for facts in store.live}
+    for name in unlisted:
+        place.delete(name)
+    assert place.names() == sorted(facts.name for facts in store.live)
+    with pytest.raises(FileExistsError):
+        write_run(place, store.live[0].name, many(5, 1))
+
+
+# -- merging ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_new_entries_take_small_runs_in_and_leave_large_ones() -> None:
+    assert merged_runs([], 100) == 0
+    assert merged_runs([100, 100], 100) == 0
+    assert merged_runs([100, 100, 100], 100) == 3
+    assert merged_runs([100_000, 100, 100, 100], 100) == 3
+    assert merged_runs([100_000, 900, 900, 900, 200, 200, 200], 200) == 6
+
+
+Keys = st.integers(0, 5)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.dictionaries(st.tuples(Keys, Keys), st.integers(0, 9), min_size=1), min_size=1, max_size=6), st.integers(-1, 9))
+def test_a_merge_keeps_the_newest_of_each_key_that_is_not_over(parts: list[dict[tuple[int, int], int]], expired: int) -> None:
+    model: dict[tuple[int, int], tuple[int, int]] = {}
+    for number, part in enumerate(parts):
+        model.update({key: (time, number) for key, time in part.items()})
+    merged = merge([entries(*((hi, lo, time, number) for (hi, lo), time in part.items())) for number, part in enumerate(parts)], expired)
+    found = {(int(h), int(lo)): (int(t), int(s)) for h, lo, t, s in zip(merged.hi, merged.lo, merged.time, merged.sequence, strict=True)}
+    assert found == {key: (time, number) for key, (time, number) in model.items() if time > expired}
+    assert list(found) == sorted(found)
