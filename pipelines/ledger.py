@@ -110,6 +110,12 @@ class Chain:
                 continue
             return self.state
 
+    def check_epoch(self) -> None:
+        """Raises FencedError when a runner with a higher epoch has opened the chain."""
+        found = read_chain(self._log, self._stream, self._subject)
+        if found.epoch > self._epoch:
+            raise self._fenced(found.epoch)
+
     @property
     def _done_at(self) -> int:
         return self.state.done.sequence if self.state.done else 0

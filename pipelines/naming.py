@@ -64,8 +64,19 @@ class Names:
         return home / "pipelines" / self.pipeline
 
 
+def dedup_directory(state_path: str, bucket: int) -> str:
+    """Where one bucket's runs of the dedup store lie, under the pipeline's state directory."""
+    return f"{state_path}/dedup/{bucket}"
+
+
 ROLES = ("raw", "out", "dlq", "ledger")
 LEGS = ("ingest", "process", "sink")
+
+
+def bucket_of_key(low_words: npt.NDArray[np.uint64], buckets: int) -> npt.NDArray[np.int64]:
+    """Buckets of records with a key, by the low half of its hash; runs are sorted and indexed by the high half."""
+    owners: npt.NDArray[np.int64] = (low_words % np.uint64(buckets)).astype(np.int64)
+    return owners
 
 
 def bucket_of_partition(partition: Partitions, buckets: int) -> Partitions:

@@ -76,7 +76,7 @@ class RunOptions:
 class Runner:
     """Runs legs of one pipeline until `stop`, a halt of every leg, or the frozen end. Use it once.
 
-    `directory` is the pipeline's on this host, `own_directory` this runner's in it; another runner there may run the other legs.
+    `directory` is the pipeline's on this host, `own_directory` that of this start in it; another runner there may run the other legs.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Runner:
         self._text, self._tell = config_text, tell
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
-        self.own_directory = self.directory / "-".join(options.legs)
+        self.own_directory = self.directory
         self.leases: dict[str, Lease] = {}
         self.stop_requested = threading.Event()
         self.legs: dict[str, Leg] = {}
@@ -109,7 +109,7 @@ class Runner:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
-        self._clear_directory()
+        self._make_own_directory()
         session: SparkSession | None = None
         queries: Queries | None = None
         service = self.on_start(self) if self.on_start else None
@@ -157,12 +157,17 @@ class Runner:
         finally:
             clickhouse.close()
 
-    def _clear_directory(self) -> None:
-        """Makes `own_directory` anew. What earlier runners with a leg of ours left goes: we hold its lock, so they are dead."""
+    def _make_own_directory(self) -> None:
+        """Makes a directory for this start, under a name never used before, and deletes those of earlier starts with a leg of ours.
+
+        We hold these legs' locks, so those runners are dead; the JVM of one that was killed may still write for a moment.
+        """
         for old in self.directory.iterdir():
             if old.is_dir() and not {*old.name.split("-")}.isdisjoint(self.options.legs):
-                shutil.rmtree(old)
-        self.own_directory.mkdir()
+                shutil.rmtree(old, ignore_errors=True)
+        epoch = self.leases[self.options.legs[0]].holder.epoch
+        self.own_directory = self.directory / f"{'-'.join(self.options.legs)}-{epoch}"
+        self.own_directory.mkdir(exist_ok=True)
 
     def _write_run(self, prepared: Prepared) -> Path:
         """Stores the stage configuration and the run file of this start."""
@@ -176,8 +181,9 @@ class Runner:
             version,
             self.options.driver_offsets,
             self.options.driver_frames,
+            str(self.directory / "state"),
         )
-        path = self.own_directory / f"run-{self.leases[self.options.legs[0]].holder.epoch}.json"
+        path = self.own_directory / "run.json"
         run.save(path)
         self.run_spec = run
         return path

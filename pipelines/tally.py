@@ -1,7 +1,7 @@
 """The tally: per leg what went in and where it went, from the running totals of each chain's last `done`.
 
     ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
-    process   records read    = rows written + rejected (dead letters)
+    process   records read    = rows written + duplicates dropped + rejected (dead letters)
     sink      rows read       = rows confirmed by ClickHouse
 and between two legs: what one wrote, the next has read or still has before it. A residue that is not zero is an alarm, not a statistic.
 """
@@ -53,7 +53,11 @@ def _ingest(totals: dict[str, int]) -> dict[str, int]:
 
 
 def _process(totals: dict[str, int]) -> dict[str, int]:
-    return {"written to out": totals.get("rows_out", 0), "dead letters": totals.get("rows_rejected", 0)}
+    return {
+        "written to out": totals.get("rows_out", 0),
+        "duplicates dropped": totals.get("duplicates", 0),
+        "dead letters": totals.get("rows_rejected", 0),
+    }
 
 
 def _sink(totals: dict[str, int]) -> dict[str, int]:

@@ -86,17 +86,20 @@ def reject_wide(mapped: pa.Table, widest_value_bytes: int) -> StageOutput:
     return refused.split(mapped, mapped)
 
 
-def map_columns(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, mapping: Sequence[TargetColumn]) -> StageOutput:
+def map_columns(
+    engine: duckdb.DuckDBPyConnection, parsed: pa.Table, mapping: Sequence[TargetColumn], keep: Sequence[str] = ()
+) -> StageOutput:
     """The sink's rows, and the records that have no place in the table; both in the order of `parsed`.
 
-    Raises TypeError for a mapping that `check_mapping` refuses. While it runs, a table `_tf_values` is registered in `engine`.
+    `keep` names columns of `parsed` that go on untouched, after the position columns. While it runs, a table `_tf_values` is registered in
+    `engine`. Raises TypeError for a mapping that `check_mapping` refuses.
     """
     rejections = Rejections("transform", parsed.num_rows)
     columns = [_column(engine, parsed, target, rejections) for target in mapping]
     emit = pa.array(np.zeros(parsed.num_rows, dtype=np.uint32))
     positions = [emit if name == EMIT_FIELD.name else parsed[name] for name in POSITION_COLUMNS]
-    names = [*(target.name for target in mapping), *POSITION_COLUMNS]
-    return rejections.split(parsed, pa.table([*columns, *positions], names=names))
+    names = [*(target.name for target in mapping), *POSITION_COLUMNS, *keep]
+    return rejections.split(parsed, pa.table([*columns, *positions, *(parsed[name] for name in keep)], names=names))
 
 
 def check_mapping(fields: Sequence[ParsedField], mapping: Sequence[TargetColumn]) -> list[str]:

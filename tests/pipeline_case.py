@@ -321,6 +321,10 @@ class PipelineCase:
             family = family_of(process)
             if process.poll() is None:
                 process.kill()
+                for one in family:
+                    # A test that failed with its runner paused: a stopped process does not notice that its parent is gone.
+                    with suppress(psutil.NoSuchProcess):
+                        one.resume()
             print(*process.args, "said:", process.communicate()[1], sep=" ")
             left = survivors(family, 30)
             for one in left:

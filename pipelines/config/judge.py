@@ -10,6 +10,7 @@ from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.text import path_text
+from pipelines.config.transforms import Transform
 
 _NATIVE_PORTS = (9000, 9440)
 
@@ -99,7 +100,9 @@ def _sink(config: PipelineConfig) -> _Notes:
 
 def unsupported(config: PipelineConfig) -> list[str]:
     """What the file asks for and this release does not run, one sentence each, with its path; empty if it runs all of it."""
-    found = [f"transforms[{index}]: {transform.type} is not supported yet" for index, transform in enumerate(config.transforms)]
+    found: list[str] = []
+    for index, transform in enumerate(config.transforms):
+        found += _unsupported_transform(f"transforms[{index}]", transform)
     if rules.joins(config):
         found.append("join: is not supported yet")
     if len(config.sources) > 1:
@@ -108,6 +111,16 @@ def unsupported(config: PipelineConfig) -> list[str]:
     if config.on_error != "dead_letter":
         found.append(f"on_error: {config.on_error} is not supported yet")
     return found
+
+
+def _unsupported_transform(path: str, transform: Transform) -> Iterator[str]:
+    if transform.type != "dedup":
+        yield f"{path}: {transform.type} is not supported yet"
+        return
+    if transform.config.time != "arrival":
+        yield f"{path}.config.time: {transform.config.time} is not supported yet"
+    if transform.config.keep_duplicates:
+        yield f"{path}.config.keep_duplicates: is not supported yet"
 
 
 def document_of(config: PipelineConfig) -> dict[str, Any]:

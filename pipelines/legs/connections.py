@@ -1,6 +1,7 @@
 """The connections of one process (driver or worker), opened at first use and kept, because opening costs more than a small batch."""
 
 from functools import lru_cache
+from pathlib import Path
 
 import duckdb
 
@@ -9,7 +10,10 @@ from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic, RangeReader
 from pipelines.legs import stage_config
 from pipelines.legs.stage_config import StageConfig
+from pipelines.naming import dedup_directory
 from pipelines.run_spec import RunSpec, load_run
+from pipelines.state.place import Place
+from pipelines.state.store import KeyedStore
 
 
 class Connections:
@@ -26,6 +30,7 @@ class Connections:
         self._topic: KafkaTopic | None = None
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._stage_configs: dict[str, StageConfig] = {}
+        self._dedup_stores: dict[int, KeyedStore] = {}
 
     @property
     def log(self) -> JetStream:
@@ -56,6 +61,12 @@ class Connections:
         if version not in self._stage_configs:
             self._stage_configs[version] = stage_config.load(self.log, self.names, version)
         return self._stage_configs[version]
+
+    def dedup_store(self, bucket: int) -> KeyedStore:
+        """The bucket's key store; its caller opens the runs that the last `done` lists."""
+        if bucket not in self._dedup_stores:
+            self._dedup_stores[bucket] = KeyedStore(Place.local(Path(dedup_directory(self.run.state_path, bucket))))
+        return self._dedup_stores[bucket]
 
     def discard_reader(self) -> None:
         """After a failed read: the next one starts with a fresh consumer."""

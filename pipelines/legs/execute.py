@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -18,6 +19,11 @@ from pipelines.legs.connections import Connections, worker_connections
 Item = dict[str, Any]
 Report = dict[str, Any]
 Work = Callable[[Connections, Item], Report]
+Parcel = tuple[int, str, bytes]
+"""What crosses the exchange: the bucket it goes to, its kind, its content."""
+FirstWork = Callable[[Connections, Item], Iterator[Parcel]]
+SecondWork = Callable[[Connections, Item, int, list[tuple[str, bytes]]], Report]
+_PARCELS = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
 
 
 def run_here(connections: Connections, work: Work, items: Sequence[Item]) -> list[Report]:
@@ -48,6 +54,58 @@ def run_in_tasks(session: SparkSession, run_path: str, work: Work, items: Sequen
         if "error" in report:
             raise _revive(report)
     return reports
+
+
+def run_with_exchange(
+    session: SparkSession, run_path: str, first: FirstWork, items: Sequence[Item], second: SecondWork, shared: Item, buckets: int
+) -> list[Report]:
+    """One Spark task per item that sends parcels to buckets, then one per bucket with all that was sent to it; the buckets' reports.
+
+    An error in a first task fails the whole job, so no bucket works on a part of the range. Errors as in `run_in_tasks`.
+    """
+    texts, shared_text = [json.dumps(item) for item in items], json.dumps(shared)
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                for bucket, kind, payload in first(worker_connections(run_path), json.loads(texts[index])):
+                    yield pa.RecordBatch.from_pydict({"bucket": [bucket], "kind": [kind], "payload": [payload]}, schema=_PARCELS)
+
+    def receive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        here = [batch for batch in batches if batch.num_rows]
+        if not here:
+            return
+        (bucket,) = {bucket for batch in here for bucket in batch.column("bucket").to_pylist()}
+        context = TaskContext.get()
+        assert context is not None
+        assert context.partitionId() == bucket, f"the task of partition {context.partitionId()} was given bucket {bucket}"
+        kinds = [kind for batch in here for kind in batch.column("kind").to_pylist()]
+        payloads = [payload for batch in here for payload in batch.column("payload").to_pylist()]
+
+        def work(connections: Connections, item: Item) -> Report:
+            return second(connections, item, bucket, list(zip(kinds, payloads, strict=True)))
+
+        yield pa.RecordBatch.from_pydict({"report": [_attempt(run_path, work, shared_text)]})
+
+    sent = session.range(0, len(texts), 1, len(texts)).mapInArrow(send, "bucket int, kind string, payload binary")
+    try:
+        rows = sent.repartitionById(buckets, "bucket").mapInArrow(receive, "report string").collect()
+    except PySparkException as error:
+        raise _task_error(error, len(texts) + buckets) from error
+    reports = [json.loads(row["report"]) for row in rows]
+    for report in reports:
+        if "error" in report:
+            raise _revive(report)
+    return reports
+
+
+def _task_error(error: PySparkException, tasks: int) -> TallyflowError:
+    """The error of ours that failed a task four times, found in what Spark says; a halt for any other."""
+    words = _last_words(error)
+    name, _, message = words.partition(": ")
+    if name.startswith("pipelines.errors."):
+        return _revive({"error": name.rpartition(".")[2], "message": message})
+    return HaltError(f"running {tasks} tasks: {words}")
 
 
 def _attempt(run_path: str, work: Work, text: str) -> str:

@@ -1,9 +1,11 @@
 """The process leg: raw frames to typed out frames and dead letters. A work item is some buckets' share of a range of raw sequences.
 
-Without dedup or join a bucket holds the records of its Kafka partitions, so one task has all of a bucket in position order and no
-exchange is needed.
+Without dedup a bucket holds the records of its Kafka partitions, so one task has all of a bucket in position order and no exchange is
+needed. With dedup a bucket holds keys: tasks take frames through the stages, rows cross an exchange by bucket, as whole frames, and the
+bucket's task does the rest.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,26 +20,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from pipelines.append import Appender, Tail, append_rows, last_position
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
+from pipelines.dedup import KEY_COLUMNS, with_keys
 from pipelines.dlq import letters
-from pipelines.errors import HaltError, RetryableError
+from pipelines.errors import HaltError, RetryableError, StateDamagedError
 from pipelines.failpoints import reach
 from pipelines.ledger import Entry
+from pipelines.legs.buckets import Buckets, key_owners, shares
 from pipelines.legs.connections import Connections
-from pipelines.legs.execute import Item, Report, run_in_tasks
+from pipelines.legs.execute import Item, Parcel, Report, run_in_tasks, run_with_exchange
 from pipelines.legs.leg import Leg, check_input, input_mark
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_partition
 from pipelines.parse import parse
-from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, Position, decode_frame, with_positions
+from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, decode_frame, encode_frame, position_keys, with_positions
+from pipelines.state.store import made_for
 from pipelines.transform import map_columns, reject_wide
 
 FRAMES_PER_STEP = 12
 DRIVER_FRAMES = 16
 """Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
-MAX_EMIT = 2**32 - 1
+ROWS, LETTERS, COUNTS = "rows", "letters", "counts"
+"""Kinds of parcels that cross the exchange."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,51 @@ def process(connections: Connections, item: Item) -> Report:
     }
 
 
+def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
+    """One item in a task, with dedup: its frames through the stages; rows with their keys to their bucket, letters to theirs.
+
+    What it counted goes to bucket 0.
+    """
+    config = connections.stage_config(item["config"])
+    counts = new_counts()
+    for share in item["buckets"].values():
+        for step in _steps(_fetched(connections, item, share)):
+            rows, rejected = _stages(connections, config, item["config"], step, counts)
+            for bucket, part in shares(rows, key_owners(rows, config.buckets)):
+                yield bucket, ROWS, encode_frame(part)
+            for bucket, part in shares(rejected, bucket_of_partition(rejected.column("_tf_partition").to_numpy(), config.buckets)):
+                yield bucket, LETTERS, encode_frame(part)
+    yield 0, COUNTS, json.dumps(counts).encode()
+
+
+def after_exchange(connections: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
+    """One bucket of the plan in a task: all that was sent to it, in position order; the only writer of the bucket's subjects and store."""
+    config = connections.stage_config(item["config"])
+    buckets = Buckets(connections, config, item)
+    counts: Counter[str] = Counter()
+    for kind, payload in parcels:
+        if kind == COUNTS:
+            counts.update(json.loads(payload))
+    rows, rejected = ([decode_frame(payload) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, LETTERS))
+    if rows:
+        counts["rows_out"] += buckets.append_first_of_keys(bucket, _together(rows))
+    reach("process.between-frames")
+    if rejected:
+        letters_here = _together(rejected)
+        buckets.append_letters(letters_here.take(pa.array(np.argsort(position_keys(letters_here), kind="stable"))))
+    reach("process.after-publish")
+    counts["duplicates"] += buckets.duplicates
+    return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs}
+
+
+def _together(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
+
+
+def new_counts() -> dict[str, int]:
+    return {"rows_in": 0, "rows_out": 0, "rows_rejected": 0, "frames": 0}
+
+
 def _fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Iterator[Arrived]:
     """The bucket's frames, exactly those that the driver's scan named: a gap must stop the task before it writes beyond it."""
     stream = connections.names.stream("raw")
@@ -86,63 +136,32 @@ def _fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Ite
 def process_frames(connections: Connections, config: StageConfig, item: Item, frames: Iterable[Arrived]) -> Report:
     """All frames of some buckets in sequence order through the stages; appends what the buckets' subjects do not hold yet.
 
-    Publishing runs on a thread of its own, one step behind the stages. Counts are those of the stages, so a replay reports the same.
+    With dedup they must be all frames of the plan. Publishing runs on a thread of its own, one step behind the stages. Counts are those
+    of the stages, so a replay reports the same.
     """
-    appenders = _Appenders(connections, config.buckets, item)
-    counts: dict[str, int] = {"rows_in": 0, "rows_out": 0, "rows_rejected": 0, "frames": 0}
+    buckets = Buckets(connections, config, item)
+    counts = new_counts()
     with ThreadPoolExecutor(1, "append") as publisher:
         last: Future[None] | None = None
+        held: list[pa.Table] = []
         for step in _steps(frames):
             rows, rejected = _stages(connections, config, item["config"], step, counts)
+            if config.dedup_key:
+                held.append(rows)
+                rows = rows.slice(0, 0)
             if last is not None:
                 last.result()
-            last = publisher.submit(appenders.append, rows, rejected)
+            last = publisher.submit(buckets.append, rows, rejected)
         if last is not None:
             last.result()
+    if held:
+        rows = _together(held)
+        for bucket, share in shares(rows, key_owners(rows, config.buckets)):
+            counts["rows_out"] += buckets.append_first_of_keys(bucket, share)
     reach("process.after-publish")
-    return {"counts": counts, "tails": appenders.tails()}
-
-
-class _Appenders:
-    """The out and the dead-letter subjects of the buckets that an item touches. `append` takes rows of any buckets in position order."""
-
-    def __init__(self, connections: Connections, buckets: int, item: Item) -> None:
-        self._connections, self._buckets, self._item = connections, buckets, item
-        self._by_subject: dict[str, Appender[Position]] = {}
-
-    def append(self, rows: pa.Table, rejected: pa.Table) -> None:
-        names = self._connections.names
-        for bucket, share in _shares(rows, self._buckets):
-            append_rows(self._appender("out", names.out(bucket)), share)
-        reach("process.between-frames")
-        for bucket, share in _shares(rejected, self._buckets):
-            append_rows(self._appender("dlq", names.dead_letters("process", bucket)), share)
-
-    def tails(self) -> dict[str, Any]:
-        """The subjects' ends as the next plan remembers them."""
-        known = {subject: appender.known_tail for subject, appender in self._by_subject.items()}
-        return {
-            subject: [tail.sequence, str(tail.position) if tail.position is not None else ""]
-            for subject, tail in known.items()
-            if tail is not None
-        }
-
-    def _appender(self, role: str, subject: str) -> Appender[Position]:
-        if subject not in self._by_subject:
-            known = self._item["tails"].get(subject)
-            tail = Tail(known[0], Position.parse(known[1]) if known[1] else None) if known else None
-            limit = Position(self._item["to"], MAX_EMIT, MAX_EMIT)
-            stream = self._connections.names.stream(role)
-            self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail)
-        return self._by_subject[subject]
-
-
-def _shares(rows: pa.Table, buckets: int) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of each bucket, in their order."""
-    owners = bucket_of_partition(rows.column("_tf_partition").to_numpy(), buckets)
-    found = np.unique(owners)
-    for bucket in found:
-        yield int(bucket), rows if len(found) == 1 else rows.filter(pa.array(owners == bucket))
+    if config.dedup_key:
+        counts["duplicates"] = buckets.duplicates
+    return {"counts": counts, "tails": buckets.tails(), "runs": buckets.runs}
 
 
 def _steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
@@ -154,15 +173,22 @@ def _steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
 def _stages(
     connections: Connections, config: StageConfig, version: str, step: list[Arrived], counts: dict[str, int]
 ) -> tuple[pa.Table, pa.Table]:
-    """(out rows, dead letters) of some frames; adds to `counts`."""
+    """(out rows, dead letters) of some frames; adds to `counts`. With dedup, rows have KEY_COLUMNS and are not counted as out yet."""
     records = pa.concat_tables([_records(frame) for frame in step], promote_options="default").unify_dictionaries()
     parsed = parse(connections.engine, records, config.parsed_fields)
-    mapped = map_columns(connections.engine, parsed.accepted, config.targets)
+    refused = [parsed.rejected]
+    keep: tuple[str, ...] = ()
+    if config.dedup_key:
+        parsed = with_keys(connections.engine, parsed.accepted, config.dedup_key)
+        refused.append(parsed.rejected)
+        keep = KEY_COLUMNS
+    mapped = map_columns(connections.engine, parsed.accepted, config.targets, keep)
     fitting = reject_wide(mapped.accepted, pc.max(pc.binary_length(records.column("value"))).as_py() or 0)
-    rejected = pa.concat_tables([parsed.rejected, mapped.rejected, fitting.rejected])
+    rejected = pa.concat_tables([*refused, mapped.rejected, fitting.rejected])
     counts["frames"] += len(step)
     counts["rows_in"] += records.num_rows
-    counts["rows_out"] += fitting.accepted.num_rows
+    if not config.dedup_key:
+        counts["rows_out"] += fitting.accepted.num_rows
     counts["rows_rejected"] += rejected.num_rows
     reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
     for reason in reasons.to_pylist():
@@ -186,7 +212,34 @@ class ProcessLeg(Leg):
 
     def start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
+        self._sweep()
         return {"sequence": self.chain.state.to or 0}
+
+    def _finish(self, session: SparkSession, plan: Entry) -> None:
+        """As every leg's; then deletes the runs that the new `done` does not list any more."""
+        before = self._listed()
+        super()._finish(session, plan)
+        now = self._listed()
+        for bucket, names in before.items():
+            for name in names - now.get(bucket, set()):
+                self.connections.dedup_store(int(bucket)).place.delete(name)
+
+    def _listed(self) -> dict[str, set[str]]:
+        """Names of the live runs, by bucket."""
+        runs = self.chain.state.done.body.get("runs", {}) if self.chain.state.done else {}
+        return {bucket: {listed[0] for listed in listing} for bucket, listing in runs.items()}
+
+    def _sweep(self) -> None:
+        """Deletes runs that no `done` lists and no open plan may still want: what killed attempts have left."""
+        config = self.connections.stage_config(self.connections.run.stage_config)
+        if not config.dedup_key:
+            return
+        listed, done_to = self._listed(), self.chain.state.to or 0
+        for bucket in range(config.buckets):
+            place = self.connections.dedup_store(bucket).place
+            for name in place.names():
+                if name not in listed.get(str(bucket), set()) and made_for(name) <= done_to:
+                    place.delete(name)
 
     def covers(self, end: dict[str, int]) -> bool:
         return (self.chain.state.to or 0) >= end["sequence"]
@@ -200,32 +253,40 @@ class ProcessLeg(Leg):
         log, stream = self.connections.log, self.connections.names.stream("raw")
         check_input(log, stream, done)
         start, to = plan.body["from"], plan.body["to"]
-        item = {"from": start, "to": to, "config": plan.body["config"], "tails": done.body["tails"] if done else {}}
-        clock_us = done.body["clock_us"] if done else 0
+        before = done.body if done else {}
+        item = {"from": start, "to": to, "config": plan.body["config"], "tails": before.get("tails", {})}
+        item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0)}
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
-        reports, arrived, last = run(session, item, clock_us)
+        try:
+            reports, arrived, last = run(session, item, item["clock_us"])
+        except StateDamagedError:
+            # A newer runner merges runs and deletes the old ones: who was overtaken should be told that.
+            self.chain.check_epoch()
+            raise
         counts: Counter[str] = Counter()
-        tails = dict(item["tails"])
-        for report in reports.values():
+        tails, runs = dict(item["tails"]), dict(item["runs"])
+        for report in reports:
             counts.update(report["counts"])
             tails.update(report["tails"])
+            runs.update(report["runs"])
         return dict(counts), {
             "clock_us": arrived[-1].arrival_us,
             "input": input_mark(last),
             "tails": tails,
+            "runs": runs,
             "arrivals": [[frame.message.sequence, frame.arrival_us] for frame in arrived],
         }
 
-    def _in_driver(self, session: SparkSession, item: Item, clock_us: int) -> tuple[dict[str, Report], list[Arrived], Message]:
+    def _in_driver(self, session: SparkSession, item: Item, clock_us: int) -> tuple[list[Report], list[Arrived], Message]:
         log, names = self.connections.log, self.connections.names
         config = self.connections.stage_config(item["config"])
         messages = list(log.fetch(names.stream("raw"), names.subjects("raw"), item["from"], item["to"]))
         check_contiguous(names.stream("raw"), [m.sequence for m in messages], item["from"], item["to"])
         arrived = list(arrivals(messages, clock_us))
         # All buckets at once: a step through the stages costs 9 ms, however few rows it has.
-        return {"all": process_frames(self.connections, config, item, arrived)}, arrived, messages[-1]
+        return [process_frames(self.connections, config, item, arrived)], arrived, messages[-1]
 
-    def _in_tasks(self, session: SparkSession, item: Item, clock_us: int) -> tuple[dict[str, Report], list[Arrived], Message]:
+    def _in_tasks(self, session: SparkSession, item: Item, clock_us: int) -> tuple[list[Report], list[Arrived], Message]:
         log, stream = self.connections.log, self.connections.names.stream("raw")
         config = self.connections.stage_config(item["config"])
         arrived = list(arrivals(log.scan(stream, item["from"], item["to"]), clock_us))
@@ -237,11 +298,15 @@ class ProcessLeg(Leg):
             for bucket, frames in _by_bucket(arrived, config.buckets).items()
         }
         items = [{**item, "buckets": group} for group in _balanced(shares, session.sparkContext.defaultParallelism)]
-        reports = run_in_tasks(session, self.run_path, process, items)
+        if config.dedup_key:
+            reports = run_with_exchange(session, self.run_path, before_exchange, items, after_exchange, item, config.buckets)
+        else:
+            found = run_in_tasks(session, self.run_path, process, items)
+            reports = [report for reports_of_item in found for report in reports_of_item.values()]
         last = log.get(stream, item["to"])
         if last is None:
             raise RetryableError(f"reading {stream}: sequence {item['to']} is not there")
-        return {bucket: report for reports_of_item in reports for bucket, report in reports_of_item.items()}, arrived, last
+        return reports, arrived, last
 
 
 def _by_bucket(arrived: list[Arrived], buckets: int) -> dict[int, list[Arrived]]:

@@ -8,6 +8,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
 
 from pipelines.columns import parse_type
 from pipelines.config import PipelineConfig
@@ -25,7 +27,10 @@ RELEASE = 1
 
 @dataclass(frozen=True)
 class StageConfig:
-    """Fields to read, columns to write. `mapping` rows are (field, column, type, whether the table gives a DEFAULT)."""
+    """Fields to read, columns to write. `mapping` rows are (field, column, type, whether the table gives a DEFAULT).
+
+    `dedup_key`: the fields of the key, none without dedup; `dedup_window_us` in microseconds.
+    """
 
     release: int
     source: str
@@ -36,9 +41,15 @@ class StageConfig:
     database: str
     table: str
     position_columns: tuple[str, ...]
+    dedup_key: tuple[str, ...] = ()
+    dedup_window_us: int = 0
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        record = asdict(self)
+        if not self.dedup_key:
+            # As written before dedup existed: the version of such a configuration stays what it was.
+            del record["dedup_key"], record["dedup_window_us"]
+        return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
     @property
     def version(self) -> str:
@@ -86,7 +97,15 @@ def stage_config(config: PipelineConfig, table: Table) -> StageConfig:
         database=table.database,
         table=table.name,
         position_columns=tuple(name for name in POSITION_COLUMNS if name in actual),
+        **_dedup(config),
     )
+
+
+def _dedup(config: PipelineConfig) -> dict[str, Any]:
+    found = [transform.config for transform in config.transforms if transform.type == "dedup"]
+    if not found:
+        return {}
+    return {"dedup_key": found[0].key, "dedup_window_us": found[0].time_window // timedelta(microseconds=1)}
 
 
 def store(log: Log, names: Names, config: StageConfig) -> str:
@@ -118,6 +137,7 @@ def load(log: Log, names: Names, version: str) -> StageConfig:
             "fields": _tuples(record["fields"]),
             "mapping": _tuples(record["mapping"]),
             "position_columns": tuple(record["position_columns"]),
+            "dedup_key": tuple(record.get("dedup_key", ())),
         }
     )
 

@@ -36,14 +36,14 @@ class KeyedStore:
     """One bucket's keys. Keeps its runs open from batch to batch. Not safe for several threads."""
 
     def __init__(self, place: Place) -> None:
-        self._place = place
+        self.place = place
         self._open: dict[RunFacts, Run] = {}
         self.live: tuple[RunFacts, ...] = ()
         """The runs that are read, oldest first."""
 
     def open(self, listed: Sequence[RunFacts]) -> None:
         """Reads these runs from now on, the ones that the last `done` lists. Raises StateDamagedError for a missing or foreign one."""
-        self._open = {facts: self._open.get(facts) or Run(self._place, facts) for facts in listed}
+        self._open = {facts: self._open.get(facts) or Run(self.place, facts) for facts in listed}
         self.live = tuple(listed)
 
     def find(self, hi: Words, lo: Words) -> Found:
@@ -78,7 +78,7 @@ class KeyedStore:
         if not len(entries):
             return rest
         start = min([span[0], *(int(facts.name.split("-", 1)[0]) for facts in merged)])
-        return [*rest, write_run(self._place, run_name((start, span[1]), span[1]), entries)]
+        return [*rest, write_run(self.place, run_name((start, span[1]), span[1]), entries)]
 
     def compact(self, expired: int, made_for: int) -> list[RunFacts]:
         """Merges all live runs into one, without what has expired; what to list in their place. Writes nothing if nothing is gained."""
@@ -89,7 +89,7 @@ class KeyedStore:
         if len(live) == 1 and len(together) == live[0].rows:
             return live
         spans = [facts.name.split(".", 1)[0].split("-") for facts in live]
-        return [write_run(self._place, run_name((int(spans[0][0]), int(spans[-1][1])), made_for), together)]
+        return [write_run(self.place, run_name((int(spans[0][0]), int(spans[-1][1])), made_for), together)]
 
     def _not_over(self, expired: int) -> list[RunFacts]:
         """The live runs without the oldest ones that have expired as a whole."""
@@ -100,6 +100,11 @@ class KeyedStore:
 def run_name(span: tuple[int, int], made_for: int) -> str:
     """`<from>-<to>.<made for>.<unique>`: the raw sequences covered, and the end of the range that it was written for."""
     return f"{span[0]}-{span[1]}.{made_for}.{uuid4().hex[:12]}.arrow"
+
+
+def made_for(name: str) -> int:
+    """The end of the range that a run was written for."""
+    return int(name.split(".")[1])
 
 
 def merged_runs(rows: Sequence[int], new_rows: int) -> int:

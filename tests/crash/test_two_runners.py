@@ -3,8 +3,10 @@
 import re
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from pipeline_case import PipelineCase, family_of
 from pyspark.sql import SparkSession
@@ -17,7 +19,9 @@ pytestmark = pytest.mark.crash
 def _signal_host(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
     """The runner and all that it has started, as when their machine pauses."""
     for one in [*family_of(process), process]:
-        one.send_signal(number)
+        # A worker may end by itself between the look and the signal.
+        with suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
 
 
 def _ends(case: PipelineCase) -> list[int]:

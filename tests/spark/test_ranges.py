@@ -21,7 +21,7 @@ Range = tuple[str, int, int]
 
 
 def run_file(case: PipelineCase) -> str:
-    (path,) = case.names.directory(case.home).glob("*/run-*.json")
+    (path,) = case.names.directory(case.home).glob("*/run.json")
     return str(path)
 
 

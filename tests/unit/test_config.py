@@ -163,7 +163,6 @@ def test_glassflow_file_loads_unchanged() -> None:
     assert config.sources[0].connection_params.logs_in
     assert [transform.type for transform in config.transforms] == ["dedup", "filter", "stateless"]
     assert unsupported(config) == [
-        "transforms[0]: dedup is not supported yet",
         "transforms[1]: filter is not supported yet",
         "transforms[2]: stateless is not supported yet",
     ]

@@ -8,13 +8,14 @@ account must be right: every record exactly once in the table or among the dead 
 `TALLYFLOW_MODEL_SECONDS` (default 20) bounds the random part, `TALLYFLOW_MODEL_SEED` runs one seed.
 """
 
+import hashlib
 import json
 import os
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -34,7 +35,8 @@ import pipelines.legs.process
 import pipelines.legs.sink
 from pipelines.connectors.kafka import Block
 from pipelines.connectors.ranges import admit
-from pipelines.errors import DataLossError, FencedError, RetryableError
+from pipelines.dedup import KEY_COLUMNS
+from pipelines.errors import DataLossError, FencedError, RetryableError, StateDamagedError
 from pipelines.ledger import Chain, Entry
 from pipelines.legs import stage_config
 from pipelines.legs.ingest import IngestLeg
@@ -53,6 +55,7 @@ from pipelines.records import (
     first_and_last,
 )
 from pipelines.sink import chunks
+from pipelines.state.store import KeyedStore
 from pipelines.tally import tally
 from pipelines.testing import Fault, ManualClock, MemoryLog, records
 
@@ -113,7 +116,8 @@ class Actor:
     def may_end_with(self, clean: "Runner") -> tuple[type[Exception], ...]:
         """Fenced by a newer runner; a start by an outage; what was told to stop while it waited; a second attempt by anything of these."""
         if self in self.world.attempts:
-            return FencedError, RetryableError
+            # Long after its plan it may miss a run that was merged into another since.
+            return FencedError, RetryableError, StateDamagedError
         fenced = (FencedError,) if self.was_overtaken else ()
         return fenced if self.runner is clean else (*fenced, StoppedError, *((RetryableError,) if self.name == "start" else ()))
 
@@ -243,13 +247,46 @@ class Outside:
         source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
         self.config = SimpleNamespace(sources=[source])
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
+        self._world, self._stores = world, {}
         self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, stage_config=version, stream_ids={"out": "S"}, **limits)
 
     def stage_config(self, version: str) -> StageConfig:
         return stage_config.load(self.log, self.names, version)
 
+    def dedup_store(self, bucket: int) -> KeyedStore:
+        if bucket not in self._stores:
+            self._stores[bucket] = KeyedStore(self._world.places.setdefault(bucket, MemoryPlace(self._world)))
+        return self._stores[bucket]
+
     def discard_reader(self) -> None:
         """The next read starts anew anyway."""
+
+
+class MemoryPlace:
+    """A directory of the key store, which outlives every process; each access is a call at which its caller may die."""
+
+    path = "memory"
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._held: dict[str, pa.Table] = {}
+
+    def write(self, name: str, table: pa.Table) -> None:
+        self._world.call()
+        assert name not in self._held
+        self._held[name] = table
+
+    def read(self, name: str) -> pa.Table:
+        if name not in self._held:
+            raise FileNotFoundError(name)
+        return self._held[name]
+
+    def names(self) -> list[str]:
+        return sorted(self._held)
+
+    def delete(self, name: str) -> None:
+        self._world.call()
+        self._held.pop(name, None)
 
 
 class Runner:
@@ -305,10 +342,11 @@ class Runner:
         return all(actor.is_over for actor in self.actors)
 
 
-def configuration(refused: str) -> StageConfig:
-    """Stages that refuse records with the value `refused`, and write its name behind the others."""
+def configuration(refused: str, window_us: int) -> StageConfig:
+    """Stages that refuse records with the value `refused`, write its name behind the others, and drop copies within a window, if any."""
     mapping = (("v", "value", "String", False),)
-    return StageConfig(1, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS)
+    key = ("v",) if window_us else ()
+    return StageConfig(1, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
 
 
 def apply(value: bytes, config: StageConfig) -> bytes | None:
@@ -328,10 +366,23 @@ def model_parse(_: None, table: pa.Table, fields: list[object]) -> StageOutput:
     return StageOutput(kept.set_column(kept.schema.get_field_index("value"), "value", value), rejected)
 
 
-def model_map(_: None, table: pa.Table, targets: list[object]) -> StageOutput:
+def model_keys(_: None, table: pa.Table, fields: list[str]) -> StageOutput:
+    """The key is the value that was produced, whatever the configuration made of it."""
+    hashes = [hashlib.md5(produced(value)).digest() for value in table["value"].to_pylist()]
+    for name, half in zip(KEY_COLUMNS, (slice(8), slice(8, 16)), strict=True):
+        table = table.append_column(name, pa.array([int.from_bytes(digest[half], "big") for digest in hashes], pa.uint64()))
+    return StageOutput(table, REJECTED_SCHEMA.empty_table())
+
+
+def produced(value: bytes) -> bytes:
+    return value.split(b" not ")[0]
+
+
+def model_map(_: None, table: pa.Table, targets: list[object], keep: Sequence[str] = ()) -> StageOutput:
     emit = pa.nulls(table.num_rows, EMIT_FIELD.type).fill_null(0)
     columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
-    return StageOutput(pa.table([table["value"], *columns], names=["value", *POSITION_COLUMNS]), REJECTED_SCHEMA.empty_table())
+    columns += [table[name] for name in keep]
+    return StageOutput(pa.table([table["value"], *columns], names=["value", *POSITION_COLUMNS, *keep]), REJECTED_SCHEMA.empty_table())
 
 
 def uncompressed(table: pa.Table) -> bytes:
@@ -377,7 +428,9 @@ class World:
         self.current: Actor | None = None
         self.calls = 0
         self.epoch = 0
-        self.config = configuration("bad")
+        self.window_us = self.rng.choice([0, 0, 2_000_000, 10**12])
+        self.config = configuration("bad", self.window_us)
+        self.places: dict[int, MemoryPlace] = {}
         self.clock = ManualClock()
         self.log = ModelLog(self, self.clock)
         self.table = Table(self)
@@ -405,6 +458,9 @@ class World:
         patch.setattr(pipelines.legs.process, "FRAMES_PER_STEP", self.rng.choice([1, 2, 12]))
         patch.setattr(pipelines.legs.process, "parse", model_parse)
         patch.setattr(pipelines.legs.process, "map_columns", model_map)
+        patch.setattr(pipelines.legs.process, "with_keys", model_keys)
+        patch.setattr(pipelines.legs.process, "encode_frame", uncompressed)
+        patch.setattr(pipelines.legs.process, "run_with_exchange", self._run_with_exchange)
         patch.setattr(pipelines.legs.sink, "chunks", lambda messages: chunks(messages, max_rows=self.rng.choice([2, 6, 1000])))
         patch.setattr(pipelines.legs.leg, "wait_exponential_jitter", lambda **_: wait_none())
 
@@ -425,6 +481,27 @@ class World:
             if self.rng.random() < 0.3:
                 self.attempts.append(Actor(self, "second attempt", lambda o=outside, t=text: work(o, json.loads(t)), runner))
             reports.append(json.loads(json.dumps(work(outside, json.loads(text)))))
+        return reports
+
+    def _run_with_exchange(
+        self, session: object, run_path: str, first: Callable, items: list[dict], second: Callable, shared: dict, buckets: int
+    ) -> list[dict]:
+        """First tasks may be tried twice, the parcels of the second attempt count; a bucket's task as any other task."""
+        runner = self.current.runner
+        parcels: list[tuple[int, str, bytes]] = []
+        for item in items:
+            for _ in range(self.rng.choice([1, 1, 2])):
+                sent = list(first(Outside(self, runner.epoch, ""), json.loads(json.dumps(item))))
+            parcels += sent
+        self.rng.shuffle(parcels)
+        reports = []
+        for bucket in sorted({bucket for bucket, _, _ in parcels}):
+            here = [(kind, payload) for to, kind, payload in parcels if to == bucket]
+
+            def work(outside: Outside, item: dict, bucket: int = bucket, here: list[tuple[str, bytes]] = here) -> dict:
+                return second(outside, item, bucket, here)
+
+            reports += self._run_in_tasks(session, run_path, work, [shared])
         return reports
 
     def call(self) -> None:
@@ -519,8 +596,9 @@ def check_account(world: World) -> None:
     anchor = next(entry for entry in entries(log, "ingest") if entry.kind == "plan")
     begin = {p: anchor.body["to"].get(str(p), 0) for p in world.topic.held}
     read, skipped = check_raw(world, begin)
-    accepted, refused = expected_outcomes(world)
-    assert len(accepted) + len(refused) == read
+    accepted, refused, duplicates = expected_outcomes(world)
+    assert len(accepted) + len(refused) + duplicates == read
+    assert_only_listed_runs_are_left(world)
     assert Counter(world.table.rows) == Counter(accepted), "table"
     letters = [row for m in log.messages(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()]
     assert Counter((row["_tf_partition"], row["_tf_offset"], row["value"]) for row in letters) == Counter(refused), "dead letters"
@@ -531,7 +609,7 @@ def check_account(world: World) -> None:
     assert counts["ingest"]["offsets_skipped"] == skipped
     assert counts["ingest"]["offsets_without_record"] == counts["ingest"]["offsets"] - read - skipped
     assert counts["process"]["rows_out"] == counts["sink"]["rows_in"] == counts["sink"]["rows_out"] == len(accepted)
-    assert counts["process"]["rows_rejected"] == len(refused)
+    assert (counts["process"]["rows_rejected"], counts["process"]["duplicates"]) == (len(refused), duplicates)
     account = tally(log, NAMES)
     assert account.residue == 0
     assert [leg.waiting for leg in account.legs] == [0, 0, 0]
@@ -586,26 +664,41 @@ def check_raw(world: World, begin: dict[int, int]) -> tuple[int, int]:
     return len(stored), skipped
 
 
-def expected_outcomes(world: World) -> tuple[list[tuple], list[tuple]]:
-    """(rows, dead letters), by the configuration of the plan that covers each raw frame; checks the order of the out frames as well."""
+def assert_only_listed_runs_are_left(world: World) -> None:
+    """Of ranges that are done: a later attempt may have left a run for the range that it stood in."""
+    done = [e for e in entries(world.log, "process") if e.kind == "done"][-1]
+    listed = {name for listing in done.body["runs"].values() for name, *_ in listing}
+    assert listed <= {name for place in world.places.values() for name in place.names()}
+
+
+def expected_outcomes(world: World) -> tuple[list[tuple], list[tuple], int]:
+    """(rows, dead letters, duplicates), by the configuration of the plan that covers each raw frame; checks the order of out frames."""
     log = world.log
     plans = [e for e in entries(log, "process") if e.kind == "plan"]
-    accepted, refused = [], []
+    accepted, refused, duplicates = [], [], 0
+    last_of: dict[bytes, int] = {}
+    arrival = 0
     for message in log.messages(NAMES.stream("raw")):
         (plan,) = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
         config = stage_config.load(log, NAMES, plan.body["config"])
         rows = stored_rows(message.payload)
+        arrival = max(arrival, int(message.time.timestamp() * 1_000_000))
         for partition, offset, value in zip(*(rows[c].to_pylist() for c in ("partition", "offset", "value")), strict=True):
             outcome = apply(value, config)
+            if outcome is not None and value in last_of and arrival - last_of[value] < world.window_us:
+                duplicates += 1
+                continue
+            if outcome is not None:
+                last_of[value] = arrival
             (refused if outcome is None else accepted).append((partition, offset, value if outcome is None else outcome))
     raw = {m.sequence: m for m in log.messages(NAMES.stream("raw"))}
     ends: dict[str, object] = {}
     for message in log.messages(NAMES.stream("out")):
         first, last = first_and_last(stored_rows(message.payload))
-        assert message.subject == NAMES.out(bucket_of(raw[first.sequence], BUCKETS))
+        assert world.window_us or message.subject == NAMES.out(bucket_of(raw[first.sequence], BUCKETS))
         assert message.subject not in ends or ends[message.subject] < first
         ends[message.subject] = last
-    return accepted, refused
+    return accepted, refused, duplicates
 
 
 def chaos(world: World, steps: int) -> None:
@@ -634,7 +727,7 @@ def chaos(world: World, steps: int) -> None:
         elif event < 0.22 and len(world.topic.held) and sum(map(len, world.topic.held.values())) < 60:
             world.produce(rng.randint(1, 8))
         elif event < 0.23:
-            world.config = configuration(rng.choice(["bad", "odd"]))
+            world.config = configuration(rng.choice(["bad", "odd"]), world.window_us)
         elif event < 0.25:
             world.clock.advance(timedelta(seconds=rng.choice([-5, 1, 10])))
         elif event < 0.26 and len(world.topic.held) < 4:
@@ -674,13 +767,14 @@ def test_every_record_is_accounted_for_in_random_histories() -> None:
     print(f"{seed} histories")
 
 
-def short_history(prepare: Callable[[World], None]) -> tuple[int, int]:
+def short_history(prepare: Callable[[World], None], window_us: int = 0) -> tuple[int, int]:
     """One runner over two partitions, its legs one after the other, with what `prepare` arranged; then the end of every history.
 
     Returns how many calls the first runner made, and how many of them published.
     """
     with pytest.MonkeyPatch.context() as patch:
         world = World(4, patch)
+        world.window_us, world.config = window_us, configuration("bad", window_us)
         world.topic = Topic(world, {0: 0, 1: 7})
         world.begins_at_latest = world.expires = False
         for number, value in enumerate([b"good", b"bad", b"fine", b"odd", b"good", b"bad", b"fine"]):
@@ -703,12 +797,13 @@ def arrange(call: int, kind: str, world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kill", "pause"])
-def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str) -> None:
-    calls, _ = short_history(lambda world: None)
+@pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
+def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str, window_us: int) -> None:
+    calls, _ = short_history(lambda world: None, window_us)
     assert calls > 80
     for call in range(1, calls + 1):
         try:
-            short_history(partial(arrange, call, kind))
+            short_history(partial(arrange, call, kind), window_us)
         except BaseException as error:
             raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
 
