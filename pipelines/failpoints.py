@@ -18,6 +18,8 @@ NAMES = (
     "ingest.after-poll",
     "ingest.between-frames",
     "ingest.after-publish",
+    "process.before-state",
+    "process.after-state",
     "process.between-frames",
     "process.after-publish",
     "sink.before-insert",

@@ -1,71 +1,18 @@
 """Dedup on real servers: the first record of a key in the raw log goes on, whichever way the ranges are worked off."""
 
 import json
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pipeline_case import PipelineCase, Position
+from dedup_case import check_first_of_keys, copies, event, keyed_by
+from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
 
 from pipelines.errors import HaltError, StateDamagedError
-from pipelines.records import decode_frame
-from pipelines.tally import tally
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 IN_TASKS = {"driver_offsets": 0, "driver_frames": 0}
-
-
-def keyed_by(*fields: str, window: str = "1h") -> Callable[[dict[str, Any]], None]:
-    def change(document: dict[str, Any]) -> None:
-        document["transforms"] = [{"type": "dedup", "source_id": "events", "config": {"key": list(fields), "time_window": window}}]
-
-    return change
-
-
-def event(number: int, key: int) -> bytes:
-    return json.dumps({"id": key, "name": f"record {number}", "amount": None}).encode()
-
-
-def copies(count: int, first: int = 0, keys: int = 701) -> list[bytes | None]:
-    """Records over so many keys in an order that mixes them; every hundredth is no JSON."""
-    return [b"{" if number % 100 == 99 else event(number, number * 7919 % keys) for number in range(first, first + count)]
-
-
-def check(case: PipelineCase) -> Counter[str]:
-    """The table holds exactly the first record of each key by raw position, the dead letters the bad ones; what became of each record."""
-    log = case.log()
-    stream = case.names.stream("raw")
-    state = log.state(stream)
-    assert state is not None
-    seen: set[int] = set()
-    fate: dict[Position, str] = {}
-    for message in log.fetch(stream, case.names.subjects("raw"), 0, state.last_sequence):
-        for record in decode_frame(message.payload).to_pylist():
-            position = (record["partition"], record["offset"])
-            if record["value"] == b"{":
-                fate[position] = "letter"
-                continue
-            key = json.loads(record["value"])["id"]
-            fate[position] = "duplicate" if key in seen else "row"
-            seen.add(key)
-    assert set(fate) == set(case.records())
-    rows = Counter(position for position, *_ in case.rows())
-    assert rows == Counter(position for position, found in fate.items() if found == "row")
-    letters = Counter((letter["_tf_partition"], letter["_tf_offset"]) for letter in case.letters())
-    assert letters == Counter(position for position, found in fate.items() if found == "letter")
-    account = tally(log, case.names)
-    log.close()
-    counts = Counter(fate.values())
-    assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])
-    assert account.legs[1].outcomes == {
-        "written to out": counts["row"],
-        "duplicates dropped": counts["duplicate"],
-        "dead letters": counts["letter"],
-    }
-    return counts
 
 
 @pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
@@ -74,7 +21,7 @@ def test_the_first_record_of_each_key_arrives_once(case: PipelineCase, session: 
     case.create_topic()
     case.send(copies(3000))
     case.warm_run(**options)
-    assert check(case) == {"row": 701, "duplicate": 2269, "letter": 30}
+    assert check_first_of_keys(case) == {"row": 701, "duplicate": 2269, "letter": 30}
 
 
 def test_keys_are_remembered_from_run_to_run_and_from_driver_to_tasks(case: PipelineCase, session: SparkSession) -> None:
@@ -83,7 +30,7 @@ def test_keys_are_remembered_from_run_to_run_and_from_driver_to_tasks(case: Pipe
     for number, options in enumerate([{}, IN_TASKS, {}, IN_TASKS]):
         case.send(copies(1000, first=1000 * number, keys=1499))
         case.warm_run(**options)
-    assert check(case)["row"] == 1499
+    assert check_first_of_keys(case)["row"] == 1499
     runs = sorted(path.name for path in (case.names.directory(case.home) / "state").rglob("*.arrow"))
     log = case.log()
     done = json.loads(log.last(case.names.stream("ledger"), case.names.chain("process")).payload)  # type: ignore[union-attr]
@@ -119,7 +66,7 @@ def test_an_edit_of_the_key_is_refused_and_loses_nothing(case: PipelineCase, ses
     case.write_file(keyed_by("id"))
     case.send(copies(500, first=500))
     case.warm_run()
-    check(case)
+    check_first_of_keys(case)
 
 
 @pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
@@ -146,4 +93,4 @@ def test_a_damaged_store_halts_before_anything_is_written(
         path.unlink(missing_ok=True)
         path.write_bytes(content)
     case.warm_run(**options)
-    check(case)
+    check_first_of_keys(case)
