@@ -4,8 +4,8 @@
       | ingest.py     offsets -> raw frames                     each offset in exactly one frame
     JetStream tf-<pipeline>-raw        raw.<source>.<partition>
       | parse.py      JSON -> typed columns                     rejected records -> dlq.py
-      | dedup.py      one record per key and window             state/ remembers the keys
       | transform.py  columns -> the table's columns and types  rejected records -> dlq.py
+      | dedup.py      one record per key and window             state/ remembers the keys
     JetStream tf-<pipeline>-out        out.<bucket>             a deterministic function of the raw log
       | sink.py       frames -> chunks -> inserts               one token per chunk, by position
     ClickHouse table

@@ -38,7 +38,6 @@ class Buckets:
         self._by_subject: dict[str, Appender[Position]] = {}
         self.runs: dict[str, Listing] = {}
         """What the next `done` lists, of the buckets that had rows."""
-        self.duplicates = 0
 
     def append(self, rows: pa.Table, rejected: pa.Table) -> None:
         """Appends rows and dead letters of any buckets, each in position order."""
@@ -52,10 +51,11 @@ class Buckets:
         for bucket, share in shares(rejected, self._partition_owners(rejected)):
             append_rows(self._appender("dlq", self._connections.names.dead_letters("process", bucket)), share)
 
-    def append_first_of_keys(self, bucket: int, rows: pa.Table) -> int:
-        """All rows of the plan that fall into `bucket`, in any order: drops duplicates, writes a run, appends the rest; how many went on.
+    def append_first_of_keys(self, bucket: int, rows: pa.Table) -> dict[str, int]:
+        """All rows of the plan that fall into `bucket`, in any order: drops duplicates, writes a run, appends the rest; the counts.
 
-        The store is read as the last `done` lists it and nothing else, so a second attempt gives the same answer.
+        The store is read as the last `done` lists it and nothing else, so a second attempt gives the same answer. Different buckets may
+        be worked on by different threads.
         """
         rows = rows.take(pa.array(np.argsort(position_keys(rows), kind="stable")))
         store = self._connections.dedup_store(bucket)
@@ -68,8 +68,7 @@ class Buckets:
         self.runs[str(bucket)] = [[facts.name, facts.rows, facts.newest, facts.digest] for facts in listed]
         reach("process.after-state")
         append_rows(self._appender("out", self._connections.names.out(bucket)), found.accepted)
-        self.duplicates += found.duplicates.num_rows
-        return int(found.accepted.num_rows)
+        return {"rows_out": found.accepted.num_rows, "duplicates": found.duplicates.num_rows}
 
     def tails(self) -> dict[str, Any]:
         """The subjects' ends as the next plan remembers them."""

@@ -39,6 +39,7 @@ from pipelines.state.store import made_for
 from pipelines.transform import map_columns, reject_wide
 
 FRAMES_PER_STEP = 12
+BUCKET_THREADS = 8
 DRIVER_FRAMES = 16
 """Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
 ROWS, LETTERS, COUNTS = "rows", "letters", "counts"
@@ -103,13 +104,12 @@ def after_exchange(connections: Connections, item: Item, bucket: int, parcels: l
             counts.update(json.loads(payload))
     rows, rejected = ([decode_frame(payload) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, LETTERS))
     if rows:
-        counts["rows_out"] += buckets.append_first_of_keys(bucket, _together(rows))
+        counts.update(buckets.append_first_of_keys(bucket, _together(rows)))
     reach("process.between-frames")
     if rejected:
         letters_here = _together(rejected)
         buckets.append_letters(letters_here.take(pa.array(np.argsort(position_keys(letters_here), kind="stable"))))
     reach("process.after-publish")
-    counts["duplicates"] += buckets.duplicates
     return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs}
 
 
@@ -140,7 +140,7 @@ def process_frames(connections: Connections, config: StageConfig, item: Item, fr
     of the stages, so a replay reports the same.
     """
     buckets = Buckets(connections, config, item)
-    counts = new_counts()
+    counts = Counter(new_counts())
     with ThreadPoolExecutor(1, "append") as publisher:
         last: Future[None] | None = None
         held: list[pa.Table] = []
@@ -156,12 +156,13 @@ def process_frames(connections: Connections, config: StageConfig, item: Item, fr
             last.result()
     if held:
         rows = _together(held)
-        for bucket, share in shares(rows, key_owners(rows, config.buckets)):
-            counts["rows_out"] += buckets.append_first_of_keys(bucket, share)
+        # Side by side: a bucket mostly waits for the disk.
+        with ThreadPoolExecutor(BUCKET_THREADS, "bucket") as workers:
+            owned = shares(rows, key_owners(rows, config.buckets))
+            for done in [workers.submit(buckets.append_first_of_keys, bucket, share) for bucket, share in owned]:
+                counts.update(done.result())
     reach("process.after-publish")
-    if config.dedup_key:
-        counts["duplicates"] = buckets.duplicates
-    return {"counts": counts, "tails": buckets.tails(), "runs": buckets.runs}
+    return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs}
 
 
 def _steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
