@@ -1,0 +1,83 @@
+"""Work items over an exchange by bucket: every parcel to its bucket's task, and errors as what they are."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_case import PipelineCase
+from pyspark.sql import SparkSession
+
+from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
+from pipelines.legs.connections import Connections
+from pipelines.legs.execute import Item, Parcel, Report, run_with_exchange
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+BUCKETS = 5
+
+
+@pytest.fixture
+def run_path(case: PipelineCase, session: SparkSession) -> str:
+    case.create_topic()
+    case.warm_run()
+    (path,) = case.names.directory(case.home).glob("*/run.json")
+    return str(path)
+
+
+def test_every_parcel_reaches_the_task_of_its_bucket(session: SparkSession, run_path: str) -> None:
+    def first(_: Connections, item: Item) -> Iterator[Parcel]:
+        for number in item["numbers"]:
+            yield number % 4, "number", str(number).encode()
+
+    def second(_: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
+        return {"bucket": bucket, "shared": item["shared"], "kinds": sorted({k for k, _ in parcels}), "got": [int(p) for _, p in parcels]}
+
+    items = [{"numbers": list(range(start, 40, 3))} for start in range(3)]
+    reports = run_with_exchange(session, run_path, first, items, second, {"shared": "x"}, BUCKETS)
+    found: dict[int, Any] = {report["bucket"]: report for report in reports}
+    assert sorted(found) == [0, 1, 2, 3], "the bucket that nothing was sent to has no report"
+    for bucket, report in found.items():
+        assert (report["shared"], report["kinds"]) == ("x", ["number"])
+        assert sorted(report["got"]) == list(range(bucket, 40, 4))
+
+
+ERRORS = [
+    (RetryableError, "NATS did not answer", RetryableError, "^NATS did not answer$"),
+    (DataLossError, "sequences are missing", DataLossError, "^sequences are missing$"),
+    (ValueError, "a bug", HaltError, "running .* tasks: ValueError: a bug"),
+]
+
+
+@pytest.mark.parametrize(("raised", "words", "expected", "message"), ERRORS, ids=[kind.__name__ for kind, *_ in ERRORS])
+def test_an_error_before_the_exchange_fails_the_whole_range(
+    session: SparkSession, run_path: str, tmp_path: Path, raised: type[Exception], words: str, expected: type[TallyflowError], message: str
+) -> None:
+    reached = str(tmp_path / "reached")
+
+    def first(_: Connections, item: Item) -> Iterator[Parcel]:
+        yield 0, "number", b"1"
+        if item["fails"]:
+            raise raised(words)
+
+    def second(_: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
+        Path(reached).write_text(json.dumps(bucket))
+        return {}
+
+    with pytest.raises(expected, match=message):
+        run_with_exchange(session, run_path, first, [{"fails": False}, {"fails": True}], second, {}, BUCKETS)
+    assert not Path(reached).exists(), "a bucket worked on a part of the range"
+
+
+def test_an_error_of_a_bucket_is_raised_as_itself(session: SparkSession, run_path: str) -> None:
+    def first(_: Connections, item: Item) -> Iterator[Parcel]:
+        yield from ((bucket, "number", b"1") for bucket in range(BUCKETS))
+
+    def second(_: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
+        if bucket == 3:
+            raise RetryableError("the disk is full")
+        return {}
+
+    with pytest.raises(RetryableError, match=r"^the disk is full$"):
+        run_with_exchange(session, run_path, first, [{}], second, {}, BUCKETS)
