@@ -29,6 +29,7 @@ from tenacity import wait_none
 
 import pipelines.append
 import pipelines.ingest
+import pipelines.legs.frames
 import pipelines.legs.ingest
 import pipelines.legs.leg
 import pipelines.legs.process
@@ -39,9 +40,10 @@ from pipelines.dedup import KEY_COLUMNS
 from pipelines.errors import DataLossError, FencedError, RetryableError, StateDamagedError
 from pipelines.ledger import Chain, Entry
 from pipelines.legs import stage_config
+from pipelines.legs.frames import bucket_of
 from pipelines.legs.ingest import IngestLeg
 from pipelines.legs.leg import StoppedError
-from pipelines.legs.process import ProcessLeg, bucket_of
+from pipelines.legs.process import ProcessLeg
 from pipelines.legs.sink import SinkLeg
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import LEGS, Names
@@ -448,18 +450,19 @@ class World:
         """Small limits, so that a short history has many frames, plans and chunks; and the outside of the legs."""
         for module in (pipelines.append, pipelines.ingest):
             patch.setattr(module, "cut_frames", self._cut)
-        for module in (pipelines.legs.ingest, pipelines.legs.process):
+        for module in (pipelines.legs.ingest, pipelines.legs.frames):
             patch.setattr(module, "ThreadPoolExecutor", Inline)
+        for module in (pipelines.legs.ingest, pipelines.legs.process):
             patch.setattr(module, "run_in_tasks", self._run_in_tasks)
         for module in (pipelines.ingest, pipelines.legs.ingest):
             patch.setattr(module, "encode_frame", uncompressed)
         patch.setattr(pipelines.legs.ingest, "FLUSH_BYTES", self.rng.choice([1, 200, 10_000]))
         patch.setattr(pipelines.legs.process, "MAX_FRAMES_PER_BATCH", self.rng.choice([2, 5, 100]))
-        patch.setattr(pipelines.legs.process, "FRAMES_PER_STEP", self.rng.choice([1, 2, 12]))
-        patch.setattr(pipelines.legs.process, "parse", model_parse)
-        patch.setattr(pipelines.legs.process, "map_columns", model_map)
-        patch.setattr(pipelines.legs.process, "with_keys", model_keys)
-        patch.setattr(pipelines.legs.process, "encode_frame", uncompressed)
+        patch.setattr(pipelines.legs.frames, "FRAMES_PER_STEP", self.rng.choice([1, 2, 12]))
+        patch.setattr(pipelines.legs.frames, "parse", model_parse)
+        patch.setattr(pipelines.legs.frames, "map_columns", model_map)
+        patch.setattr(pipelines.legs.frames, "with_keys", model_keys)
+        patch.setattr(pipelines.legs.frames, "encode_frame", uncompressed)
         patch.setattr(pipelines.legs.process, "run_with_exchange", self._run_with_exchange)
         patch.setattr(pipelines.legs.sink, "chunks", lambda messages: chunks(messages, max_rows=self.rng.choice([2, 6, 1000])))
         patch.setattr(pipelines.legs.leg, "wait_exponential_jitter", lambda **_: wait_none())
