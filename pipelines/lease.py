@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from pipelines.errors import ConflictError, FencedError, RetryableError
+from pipelines.errors import ConflictError, FencedError, HaltError, RetryableError
 from pipelines.ledger import Log
 from pipelines.naming import Names
 from pipelines.records import Message
@@ -159,7 +159,8 @@ class Lease:
         except RetryableError:
             # The publish may have been stored: the next renewal must expect whatever is ours there now.
             self._resync()
-        except ConflictError:
+        except (ConflictError, HaltError):
+            # Taken over, or refused for a reason that will not pass: without renewals nobody may write on, so the legs must hear of it.
             self.lost.set()
             return False
         return True

@@ -284,7 +284,10 @@ class PipelineCase:
 
     def wait_count(self, rows: int, seconds: float = 60.0) -> None:
         """Until the table holds at least so many rows."""
-        wait_until(lambda: self.count() >= rows, seconds, f"{rows} rows in the table")
+        try:
+            wait_until(lambda: self.count() >= rows, seconds, f"{rows} rows in the table")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; there are {self.count()}, the runner says {self.ask()}, {self.told}") from error
 
     def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
         """Runs to the end inside this process, on the shared session: no JVM to start."""

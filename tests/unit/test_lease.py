@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import FencedError, RetryableError
+from pipelines.errors import FencedError, HaltError, RetryableError
 from pipelines.lease import TTL_SECONDS, Holder, Lease, acquire_all
 from pipelines.naming import Names
 from pipelines.testing import Fault, ManualClock, MemoryLog
@@ -268,3 +268,16 @@ def test_of_several_legs_all_are_taken_or_none(log: MemoryLog, tmp_path: Path) -
     assert {leg: lease.holder.epoch for leg, lease in again.items()} == {"ingest": 2, "process": 2, "sink": 2}
     for lease in again.values():
         lease.release()
+
+
+def test_a_renewal_that_is_refused_for_good_is_a_lost_lease(lease: Make, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = lease("a")
+    held.acquire()
+
+    def refuse(*_: object) -> int:
+        raise HaltError("publishing: the account may not")
+
+    monkeypatch.setattr(log, "publish", refuse)
+    assert not held.renew()
+    assert held.lost.is_set()
+    assert held.remaining_seconds == 0
