@@ -24,7 +24,7 @@ import pyarrow as pa
 from pipelines.records import StageOutput
 from pipelines.rejections import Rejections
 from pipelines.state.keys import hash_keys
-from pipelines.state.runs import Entries, Rows, Words
+from pipelines.state.runs import Entries, Rows, Words, by_hash
 from pipelines.state.store import Found
 from pipelines.vectors import Mask
 
@@ -61,7 +61,7 @@ def dedup(
     """Splits `records`. `times` in microseconds since 1970, one per record, as are `watermarks` where the time is a field."""
     hi, lo = (records.column(name).to_numpy() for name in KEY_COLUMNS)
     plain = records.drop_columns(list(KEY_COLUMNS))
-    order = _by_key(hi, lo)
+    order = by_hash(hi, lo)
     groups = _Groups(hi[order], lo[order])
     known = find(groups.hi, groups.lo)
     is_duplicate, last = judge(groups.of, times[order], window_us, known, None if watermarks is None else watermarks[order])
@@ -74,15 +74,6 @@ def dedup(
     if not is_dropped.any():
         return Deduplicated(plain, plain.slice(0, 0), entries)
     return Deduplicated(plain.filter(pa.array(~is_dropped)), plain.filter(pa.array(is_dropped)), entries)
-
-
-def _by_key(hi: Words, lo: Words) -> Rows:
-    """An order by key that keeps the order of the records within each. Different keys of one `hi` are as good as never there."""
-    order = np.argsort(hi, kind="stable")
-    is_tie = hi[order[1:]] == hi[order[:-1]]
-    if is_tie.any() and (lo[order[1:]] != lo[order[:-1]])[is_tie].any():
-        order = np.lexsort((lo, hi))
-    return order
 
 
 class _Groups:

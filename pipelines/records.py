@@ -195,6 +195,11 @@ def position_keys(table: pa.Table) -> np.ndarray:
     return keys
 
 
+def in_position_order(table: pa.Table) -> pa.Table:
+    """The rows sorted by (sequence, ordinal)."""
+    return table.take(pa.array(np.argsort(position_keys(table), kind="stable")))
+
+
 def beyond(table: pa.Table, last: Position | None) -> pa.Table:
     """Rows of a position-sorted table that lie after `last` (exclusive); all of them when `last` is None."""
     if last is None or table.num_rows == 0:

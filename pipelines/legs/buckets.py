@@ -19,7 +19,7 @@ from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_key, bucket_of_partition
-from pipelines.records import Position, position_keys
+from pipelines.records import Position, in_position_order
 from pipelines.state.runs import RunFacts
 
 MAX_EMIT = 2**32 - 1
@@ -42,13 +42,13 @@ class Buckets:
     def append(self, rows: pa.Table, rejected: pa.Table) -> None:
         """Appends rows and dead letters of any buckets, each in position order."""
         names = self._connections.names
-        for bucket, share in shares(rows, self._partition_owners(rows)):
+        for bucket, share in shares(rows, partition_owners(rows, self._config.buckets)):
             append_rows(self._appender("out", names.out(bucket)), share)
         reach("process.between-frames")
         self.append_letters(rejected)
 
     def append_letters(self, rejected: pa.Table) -> None:
-        for bucket, share in shares(rejected, self._partition_owners(rejected)):
+        for bucket, share in shares(rejected, partition_owners(rejected, self._config.buckets)):
             append_rows(self._appender("dlq", self._connections.names.dead_letters("process", bucket)), share)
 
     def append_first_of_keys(self, bucket: int, rows: pa.Table) -> dict[str, int]:
@@ -57,7 +57,7 @@ class Buckets:
         The store is read as the last `done` lists it and nothing else, so a second attempt gives the same answer. Different buckets may
         be worked on by different threads.
         """
-        rows = rows.take(pa.array(np.argsort(position_keys(rows), kind="stable")))
+        rows = in_position_order(rows)
         store = self._connections.dedup_store(bucket)
         store.open([RunFacts(*listed) for listed in self._item["runs"].get(str(bucket), [])])
         times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
@@ -79,9 +79,6 @@ class Buckets:
             if tail is not None
         }
 
-    def _partition_owners(self, rows: pa.Table) -> npt.NDArray[Any]:
-        return bucket_of_partition(rows.column("_tf_partition").to_numpy(), self._config.buckets)
-
     def _appender(self, role: str, subject: str) -> Appender[Position]:
         if subject not in self._by_subject:
             known = self._item["tails"].get(subject)
@@ -95,6 +92,11 @@ class Buckets:
 def key_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
     """The bucket of each row with KEY_COLUMNS."""
     return bucket_of_key(rows.column(KEY_COLUMNS[1]).to_numpy(), buckets)
+
+
+def partition_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
+    """The bucket of each row or dead letter by its Kafka partition."""
+    return bucket_of_partition(rows.column("_tf_partition").to_numpy(), buckets)
 
 
 def shares(rows: pa.Table, owners: npt.NDArray[Any]) -> Iterator[tuple[int, pa.Table]]:

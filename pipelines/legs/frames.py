@@ -15,7 +15,6 @@ from heapq import merge
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,13 +22,13 @@ from pipelines.dedup import KEY_COLUMNS, with_keys
 from pipelines.dlq import letters
 from pipelines.errors import HaltError, RetryableError
 from pipelines.failpoints import reach
-from pipelines.legs.buckets import Buckets, key_owners, shares
+from pipelines.legs.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_partition
 from pipelines.parse import parse
-from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, decode_frame, encode_frame, position_keys, with_positions
+from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, decode_frame, encode_frame, in_position_order, with_positions
 from pipelines.transform import map_columns, reject_wide
 
 FRAMES_PER_STEP = 12
@@ -81,7 +80,7 @@ def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
             rows, rejected = _stages(connections, config, item["config"], step, counts)
             for bucket, part in shares(rows, key_owners(rows, config.buckets)):
                 yield bucket, ROWS, encode_frame(part)
-            for bucket, part in shares(rejected, bucket_of_partition(rejected.column("_tf_partition").to_numpy(), config.buckets)):
+            for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
                 yield bucket, LETTERS, encode_frame(part)
     yield 0, COUNTS, json.dumps(counts).encode()
 
@@ -99,8 +98,7 @@ def after_exchange(connections: Connections, item: Item, bucket: int, parcels: l
         counts.update(buckets.append_first_of_keys(bucket, _together(rows)))
     reach("process.between-frames")
     if rejected:
-        letters_here = _together(rejected)
-        buckets.append_letters(letters_here.take(pa.array(np.argsort(position_keys(letters_here), kind="stable"))))
+        buckets.append_letters(in_position_order(_together(rejected)))
     reach("process.after-publish")
     return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs}
 

@@ -72,7 +72,7 @@ class ProcessLeg(Leg):
         item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0)}
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
         try:
-            reports, arrived, last = run(session, item, item["clock_us"])
+            reports, arrived, last = run(session, item)
         except StateDamagedError:
             # A newer runner merges runs and deletes the old ones: who was overtaken should be told that.
             self.chain.check_epoch()
@@ -91,19 +91,19 @@ class ProcessLeg(Leg):
             "arrivals": [[frame.message.sequence, frame.arrival_us] for frame in arrived],
         }
 
-    def _in_driver(self, session: SparkSession, item: Item, clock_us: int) -> tuple[list[Report], list[Arrived], Message]:
+    def _in_driver(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
         log, names = self.connections.log, self.connections.names
         config = self.connections.stage_config(item["config"])
         messages = list(log.fetch(names.stream("raw"), names.subjects("raw"), item["from"], item["to"]))
         check_contiguous(names.stream("raw"), [m.sequence for m in messages], item["from"], item["to"])
-        arrived = list(arrivals(messages, clock_us))
+        arrived = list(arrivals(messages, item["clock_us"]))
         # All buckets at once: a step through the stages costs 9 ms, however few rows it has.
         return [process_frames(self.connections, config, item, arrived)], arrived, messages[-1]
 
-    def _in_tasks(self, session: SparkSession, item: Item, clock_us: int) -> tuple[list[Report], list[Arrived], Message]:
+    def _in_tasks(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
         log, stream = self.connections.log, self.connections.names.stream("raw")
         config = self.connections.stage_config(item["config"])
-        arrived = list(arrivals(log.scan(stream, item["from"], item["to"]), clock_us))
+        arrived = list(arrivals(log.scan(stream, item["from"], item["to"]), item["clock_us"]))
         shares = {
             str(bucket): {
                 "subjects": sorted({frame.message.subject for frame in frames}),

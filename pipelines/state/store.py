@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.state.place import Place
-from pipelines.state.runs import Entries, Run, RunFacts, Words, join, write_run
+from pipelines.state.runs import Entries, Run, RunFacts, Words, by_hash, join, write_run
 from pipelines.vectors import Mask
 
 FAN = 4
@@ -132,13 +132,9 @@ def _tier(rows: int) -> int:
 def merge(parts: list[Entries], expired: int | None) -> Entries:
     """One sorted set of entries out of several, older parts first: the newest of each hash, without those of time `expired` or earlier."""
     together = join(parts)
-    # Sorted parts behind each other are what this sort is made for: it merges them. It is stable, so equal hashes stay in their order.
-    together = together.take(np.argsort(together.hi, kind="stable"))
-    is_tie = together.hi[1:] == together.hi[:-1]
-    if is_tie.any():
-        if (together.lo[1:] != together.lo[:-1])[is_tie].any():
-            together = together.take(np.lexsort((together.lo, together.hi)))
-        is_replaced = np.append((together.hi[1:] == together.hi[:-1]) & (together.lo[1:] == together.lo[:-1]), False)
+    together = together.take(by_hash(together.hi, together.lo))
+    is_replaced = np.append((together.hi[1:] == together.hi[:-1]) & (together.lo[1:] == together.lo[:-1]), False)
+    if is_replaced.any():
         together = together.take(~is_replaced)
     if expired is None:
         return together
