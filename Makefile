@@ -30,7 +30,7 @@ test: check-java venv
 
 crash: check-java venv
 	@if [ -z "$(CRASH_TESTS)" ]; then echo "make crash: no test file in tests/crash, nothing was run"; \
-	else echo "$(BIN)/python -m pytest tests/crash"; $(BIN)/python -m pytest tests/crash; fi
+	else echo "$(BIN)/python -m pytest tests/crash"; exec $(BIN)/python -m pytest tests/crash; fi
 
 bench: check-java venv
 	@$(BIN)/python -m bench
@@ -74,6 +74,7 @@ venv:
 	echo "installing what constraints.txt names (about 800 MB, once)"; \
 	if [ -n "$(UV)" ]; then "$(UV)" pip install --python $(BIN)/python -c constraints.txt -e ".[local,dev]"; \
 	else $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[local,dev]"; fi; \
+	$(BIN)/tallyflow prepare || echo "Spark will start slowly until 'tallyflow prepare' has run"; \
 	printf '%s\n' "$$wanted" > $(STAMP)
 
 # The same rule as resources/local/java.py: a JAVA_HOME that is set decides, because Spark would use it, too.

@@ -1,6 +1,7 @@
 """What integration, Spark and crash tests share: one set of real servers per test session, and a pipeline case per test."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from pyspark.sql import SparkSession
 
 from pipelines.connectors.spark import build_session
 from resources.local.stack import LocalStack
+
+
+def pytest_sessionstart() -> None:
+    """SIGTERM ends a session as Ctrl-C does: a run that was cut off by its time limit still tells its failures and ends its servers."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

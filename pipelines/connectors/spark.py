@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from pipelines.connectors.class_archive import java_option
 from pipelines.connectors.ranges import KafkaRanges, StreamRanges
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -45,8 +46,10 @@ def default_master(cores: int | None = None) -> str:
     return f"local[{cores or os.cpu_count() or 2},4]"
 
 
-def build_session(name: str, directory: Path, master: str | None = None) -> SparkSession:
+def build_session(name: str, directory: Path, master: str | None = None, java_options: str | None = None) -> SparkSession:
     """Starts (or joins) this process's session with our two data sources registered.
+
+    `java_options`: instead of those that use the class archive.
 
     Workers run this interpreter: a `python3` found on PATH would not have our packages. The JVM logs
     to `spark.log` in `directory`: what ends a query reaches the runner as an exception, and the runner says it in its own words.
@@ -58,10 +61,12 @@ def build_session(name: str, directory: Path, master: str | None = None) -> Spar
     builder = SparkSession.builder.appName(name).master(master or default_master())
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
+    sharing = java_option() if java_options is None else java_options
+    options = [_JAVA_OPTIONS, sharing, _log_options(directory), f"-Dderby.system.home={local}"]
     builder = (
         builder.config("spark.local.dir", str(local))
         .config("spark.sql.warehouse.dir", str(local / "warehouse"))
-        .config("spark.driver.extraJavaOptions", f"{_JAVA_OPTIONS} {_log_options(directory)} -Dderby.system.home={local}")
+        .config("spark.driver.extraJavaOptions", " ".join(options))
     )
     session = builder.getOrCreate()
     for source in (KafkaRanges, StreamRanges):
