@@ -8,7 +8,7 @@ The protocol must hold for a kill at any instruction; these names only make the 
 
 import os
 import signal
-from collections import Counter
+from itertools import count
 from pathlib import Path
 
 VARIABLE = "TALLYFLOW_FAILPOINT"
@@ -28,7 +28,8 @@ NAMES = (
     "leg.before-commit",
 )
 
-_reached: Counter[str] = Counter()
+_visits = count(1)
+"""Of the one armed point; `next` is atomic, and buckets are worked on side by side."""
 
 
 def reach(name: str) -> None:
@@ -39,8 +40,7 @@ def reach(name: str) -> None:
     wanted, nth, *target = armed.split(":", 3)
     if wanted != name:
         return
-    _reached[name] += 1
-    if _reached[name] == int(nth):
+    if next(_visits) == int(nth):
         if not target:
             os.kill(int(os.environ[RUNNER_PID_VARIABLE]), signal.SIGKILL)
         if len(target) < 2 or _is_first(Path(target[1])):

@@ -2,29 +2,42 @@
 
 import pytest
 from dedup_case import check_first_of_keys, copies, keyed_by
-from pipeline_case import PipelineCase
+from pipeline_case import IN_TASKS, PipelineCase
 from pyspark.sql import SparkSession
 
 from pipelines.failpoints import VARIABLE
 
 pytestmark = pytest.mark.crash
 
-IN_DRIVER = ("--driver-offsets", "1000000", "--driver-frames", "1000")
-IN_TASKS = ("--driver-offsets", "0", "--driver-frames", "0")
-POINTS = ["process.before-state:1", "process.after-state:1", "process.after-state:2", "process.after-publish:1"]
 
-
-@pytest.mark.parametrize("way", [IN_DRIVER, IN_TASKS], ids=["in the driver", "in tasks"])
-@pytest.mark.parametrize("point", POINTS)
-def test_a_kill_around_the_store_is_repaired_by_the_next_run(
-    case: PipelineCase, session: SparkSession, way: tuple[str, ...], point: str
-) -> None:
+def _began(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(1500))
+
+
+@pytest.mark.parametrize("point", ["process.before-state:1", "process.after-state:1", "process.after-state:2", "process.after-publish:1"])
+def test_a_kill_around_the_store_is_repaired_by_the_next_run(case: PipelineCase, point: str) -> None:
+    _began(case)
+    assert case.run_plain().returncode == 0
+    case.send(copies(3000, first=1500, keys=1499))
+    killed = case.run_plain(**{VARIABLE: point})
+    assert killed.returncode == -9, killed.stderr
+    case.send(copies(500, first=4500, keys=1499))
+    finished = case.run_plain()
+    assert finished.returncode == 0, finished.stderr
+    found = check_first_of_keys(case)
+    assert (found["row"], found["letter"]) == (1499, 50)
+
+
+@pytest.mark.parametrize("point", ["process.before-state:1", "process.after-state:2"])
+def test_a_kill_from_a_task_that_has_touched_the_store_is_repaired_by_the_next_run(
+    case: PipelineCase, session: SparkSession, point: str
+) -> None:
+    _began(case)
     case.warm_run()
     case.send(copies(3000, first=1500, keys=1499))
-    killed = case.run(*way, **{VARIABLE: point})
+    killed = case.run(*IN_TASKS, **{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
     case.send(copies(500, first=4500, keys=1499))
     case.warm_run()

@@ -3,21 +3,19 @@
 from pathlib import Path
 
 import pytest
-from pipeline_case import PipelineCase, wait_until
+from pipeline_case import IN_DRIVER, IN_TASKS, PipelineCase, wait_until
 from pyspark.sql import SparkSession
 
 from pipelines.failpoints import NAMES, VARIABLE
 
 pytestmark = pytest.mark.crash
 
-IN_DRIVER = ("--driver-offsets", "1000000", "--driver-frames", "1000")
-IN_TASKS = ("--driver-offsets", "0", "--driver-frames", "0")
 WITHOUT_STATE = [name for name in NAMES if not name.endswith("-state")]
 """The others are reached with dedup only: test_dedup_kills.py."""
 POINTS_IN_TASKS = [name for name in WITHOUT_STATE if name.startswith(("ingest.", "process."))]
 
 # Three partitions of about four frames each, read in one batch. Legs plan and commit in the order of the data: 2 is process, 3 the sink.
-LATER_IN_DRIVER = [
+LATER = [
     "ingest.between-frames:4",
     "process.between-frames:2",
     "process.after-publish:3",
@@ -26,8 +24,6 @@ LATER_IN_DRIVER = [
     "leg.before-commit:2",
     "leg.before-commit:3",
 ]
-# Counts are per worker; two workers share three buckets.
-LATER_IN_TASKS = ["ingest.between-frames:3", "process.between-frames:2"]
 
 
 def _send_several_frames(case: PipelineCase) -> None:
@@ -35,8 +31,18 @@ def _send_several_frames(case: PipelineCase) -> None:
     case.send_events(12_000, bad_every=100, name_bytes=360)
 
 
-@pytest.mark.parametrize("point", [*(f"{name}:1" for name in WITHOUT_STATE), *LATER_IN_DRIVER])
-def test_a_kill_of_the_runner_in_the_driver_path_is_repaired_by_the_next_run(case: PipelineCase, session: SparkSession, point: str) -> None:
+@pytest.mark.parametrize("point", [*(f"{name}:1" for name in WITHOUT_STATE), *LATER])
+def test_a_kill_between_any_two_steps_is_repaired_by_the_next_run(case: PipelineCase, point: str) -> None:
+    _send_several_frames(case)
+    killed = case.run_plain(**{VARIABLE: point})
+    assert killed.returncode == -9, killed.stderr
+    finished = case.run_plain()
+    assert finished.returncode == 0, finished.stderr
+    case.check()
+
+
+@pytest.mark.parametrize("point", ["ingest.after-publish:1", "process.after-publish:3", "sink.after-insert:1", "leg.before-commit:3"])
+def test_a_kill_of_the_runner_and_its_jvm_is_repaired_by_the_next_run(case: PipelineCase, session: SparkSession, point: str) -> None:
     _send_several_frames(case)
     killed = case.run(*IN_DRIVER, **{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
@@ -44,7 +50,10 @@ def test_a_kill_of_the_runner_in_the_driver_path_is_repaired_by_the_next_run(cas
     case.check()
 
 
-@pytest.mark.parametrize("point", [*(f"{name}:1" for name in POINTS_IN_TASKS), *LATER_IN_TASKS])
+# Counts are per worker; two workers share three buckets.
+@pytest.mark.parametrize(
+    "point", ["ingest.between-frames:3", "ingest.after-publish:1", "process.between-frames:2", "process.after-publish:1"]
+)
 def test_a_kill_of_the_runner_from_a_task_is_repaired_by_the_next_run(case: PipelineCase, session: SparkSession, point: str) -> None:
     _send_several_frames(case)
     killed = case.run(*IN_TASKS, **{VARIABLE: point})
@@ -58,7 +67,7 @@ def test_a_kill_after_some_batches_is_repaired_by_the_next_run(case: PipelineCas
     case.create_topic()
     running = case.start(**{VARIABLE: point})
     with case.load():
-        wait_until(lambda: running.poll() is not None, 120, "the failpoint")
+        wait_until(lambda: running.poll() is not None, "the failpoint")
     assert running.returncode == -9, running.communicate()[1]
     assert case.count() > 0 or point.startswith("leg")
     case.warm_run()

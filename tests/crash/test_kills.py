@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pipeline_case import PipelineCase, family_of, kill, members, survivors, wait_until
+from pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until
 from pyspark.sql import SparkSession
 
 from pipelines.naming import LEGS
@@ -33,9 +33,9 @@ def _drained(case: PipelineCase) -> bool:
 
 def _end(case: PipelineCase, process: "subprocess.Popen[str]") -> str:
     """Lets a runner finish what was sent, stops it, and gives its words."""
-    wait_until(lambda: _drained(case), 60, "the end of the backlog")
+    wait_until(lambda: _drained(case), "the end of the backlog")
     process.send_signal(signal.SIGTERM)
-    words = process.communicate(timeout=60)[1]
+    words = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert process.returncode == 0, words
     return words
 
@@ -61,7 +61,7 @@ def test_a_runner_killed_under_load_is_replaced_by_the_next(
     with case.load():
         case.wait_count(2000)
         process.kill()
-        assert process.wait(10) == -9
+        assert process.wait(PATIENCE_SECONDS) == -9
     checkpoints = [path.parent for path in case.names.directory(case.home).glob("*/checkpoint-*/commits") if any(path.iterdir())]
     assert len(checkpoints) == len(LEGS)
     for checkpoint in checkpoints:
@@ -76,7 +76,7 @@ def test_a_runner_whose_jvm_was_killed_ends_with_an_error_soon(case: PipelineCas
         case.wait_count(1000)
         (jvm,) = members(process, JVM)
         kill(jvm)
-        words = process.communicate(timeout=30)[1]
+        words = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert process.returncode == 1, words
     # PySpark's own threads may have printed a traceback before.
     assert "Spark's JVM has ended" in words.strip().splitlines()[-1], words
@@ -105,7 +105,7 @@ def test_a_query_whose_planner_was_killed_is_started_again_by_the_runner(case: P
             planners = sorted(members(process, PLANNER), key=psutil.Process.create_time)
             assert len(planners) == len(LEGS), (leg, planners)
             kill(planners[0])
-            wait_until(lambda gone=planners[0], n=turn: gone not in members(process, PLANNER), 30, "the planner's end")
+            wait_until(lambda gone=planners[0], n=turn: gone not in members(process, PLANNER), "the planner's end")
             case.wait_count(case.count() + 1500)
     words = _end(case, process)
     assert words.count("starting the query again") >= len(LEGS), words
@@ -118,7 +118,7 @@ def test_a_stop_under_load_finishes_the_batches_in_work(case: PipelineCase, sess
     with case.load():
         case.wait_count(1000)
         process.send_signal(number)
-        words = process.communicate(timeout=30)[1]
+        words = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert process.returncode == 0, words
     assert "Traceback" not in words, words
     assert not survivors(family_of(process), 5)

@@ -1,7 +1,7 @@
 """Each local server killed with SIGKILL and started again in the middle of a run: the same runner goes on by itself."""
 
 import pytest
-from pipeline_case import PipelineCase, wait_until
+from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from pyspark.sql import SparkSession
 
 from pipelines.runner import Runner
@@ -27,13 +27,13 @@ def test_a_runner_waits_for_a_killed_server_and_goes_on(case: PipelineCase, sess
     case.stack.server(server).kill()
     if server != "kafka":
         case.send_events(5000, bad_every=100)
-    wait_until(lambda: any(SYSTEMS[server] in reason for reason in _reasons(runner)), 60, f"a leg that waits for {server}")
+    wait_until(lambda: any(SYSTEMS[server] in reason for reason in _reasons(runner)), f"a leg that waits for {server}")
     case.stack.server(server).start()
-    wait_until(lambda: case.count() == case.good, 120, "all rows")
+    wait_until(lambda: case.count() == case.good, "all rows")
     assert thread.is_alive()
-    wait_until(lambda: not _reasons(runner), 10, "the end of the waiting")
+    wait_until(lambda: not _reasons(runner), "the end of the waiting")
     runner.request_stop()
-    thread.join(30)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     case.check()
 
@@ -48,13 +48,13 @@ def test_a_runner_outlives_the_loss_of_all_three_servers(case: PipelineCase) -> 
         case.stack.server(server).kill()
     asked = case.command("status", str(case.file))
     assert asked.returncode == 0, asked.stderr
-    wait_until(lambda: "waiting" in {leg["state"] for leg in (case.ask() or {"legs": {}})["legs"].values()}, 60, "a leg that waits")
+    wait_until(lambda: "waiting" in {leg["state"] for leg in (case.ask() or {"legs": {}})["legs"].values()}, "a leg that waits")
     shown = case.status()
     assert shown is not None
     assert any(system in leg["message"] for leg in shown["legs"].values() for system in SYSTEMS.values())
     case.stack.up()
-    wait_until(lambda: case.count() == case.good, 120, "all rows")
+    wait_until(lambda: case.count() == case.good, "all rows")
     process.terminate()
-    words = process.communicate(timeout=60)[1]
+    words = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert process.returncode == 0, words
     case.check()

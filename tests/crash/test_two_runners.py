@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pipeline_case import PipelineCase, family_of
+from pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of
 from pyspark.sql import SparkSession
 
 from pipelines.naming import LEGS, ROLES
@@ -37,14 +37,14 @@ def test_a_second_runner_on_the_same_home_is_refused_and_the_first_goes_on(case:
     first = case.warm_runner(until_caught_up=False)
     thread = case.in_background(first)
     case.send_events(2000)
-    second = case.run(timeout=30)
+    second = case.run()
     assert second.returncode == 1
     assert "a runner on this host already holds" in second.stderr
     assert "Traceback" not in second.stderr
     case.send_events(2000)
     case.wait_count(4000)
     first.request_stop()
-    thread.join(30)
+    thread.join(PATIENCE_SECONDS)
     assert all(leg.failure is None for leg in first.legs.values())
     case.check()
 
@@ -57,7 +57,7 @@ def test_a_paused_runner_is_replaced_after_its_lease_and_stops_when_it_wakes(
     case.wait_ready(first)
     case.send_events(3000, bad_every=100)
     other_home = tmp_path / "other-host"
-    refused = case.run(timeout=60, TALLYFLOW_HOME=str(other_home))
+    refused = case.run(TALLYFLOW_HOME=str(other_home))
     assert refused.returncode == 1
     assert "on another host holds leg" in refused.stderr
     with case.load():
@@ -70,7 +70,7 @@ def test_a_paused_runner_is_replaced_after_its_lease_and_stops_when_it_wakes(
     case.send_events(1000)
     rows, ends = case.count(), _ends(case)
     _signal_host(first, signal.SIGCONT)
-    words = first.communicate(timeout=30)[1]
+    words = first.communicate(timeout=PATIENCE_SECONDS)[1]
     assert first.returncode == 1, words
     assert re.search(r"another runner( \(epoch \d+\))? has (taken this (pipeline|leg) over|already written)", words.splitlines()[-1]), words
     assert (case.count(), _ends(case)) == (rows, ends), "a fenced runner wrote"
@@ -82,13 +82,13 @@ def test_a_runner_per_leg_is_killed_alone_and_the_others_go_on(case: PipelineCas
     case.create_topic()
     runners = {leg: case.start("--leg", leg) for leg in LEGS}
     case.send_events(2000, bad_every=100)
-    case.wait_count(1980, 120)
+    case.wait_count(1980)
     runners["process"].kill()
-    runners["process"].wait(30)
+    runners["process"].wait(PATIENCE_SECONDS)
     case.send_events(2000)
     runners["process"] = case.start("--leg", "process")
-    case.wait_count(3980, 120)
+    case.wait_count(3980)
     stopped = case.command("stop", str(case.file))
     assert (stopped.returncode, stopped.stdout.strip()) == (0, "stopped")
-    assert [runners[leg].wait(30) for leg in LEGS] == [0, 0, 0]
+    assert [runners[leg].wait(PATIENCE_SECONDS) for leg in LEGS] == [0, 0, 0]
     case.check()

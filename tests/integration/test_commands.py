@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from pipeline_case import PipelineCase, wait_until
+from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
@@ -39,13 +39,13 @@ def running(case: PipelineCase) -> Iterator[Runner]:
     runner.on_start = StatusServer
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
-    wait_until(lambda: runner.is_ready or not thread.is_alive(), 120, "a ready runner")
+    wait_until(lambda: runner.is_ready or not thread.is_alive(), "a ready runner")
     try:
         assert runner.is_ready
         yield runner
     finally:
         runner.request_stop()
-        thread.join(60)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
 
 
@@ -60,18 +60,18 @@ def test_run_delivers_within_seconds_status_shows_it_and_stop_ends_it(case: Pipe
     case.send_events(300, bad_every=100)
     case.wait_count(297)
     assert time.monotonic() - began < 20
-    wait_until(lambda: (case.status() or {})["legs"]["sink"]["totals"].get("rows_out") == 297, 20, "the sink's total")
+    wait_until(lambda: (case.status() or {})["legs"]["sink"]["totals"].get("rows_out") == 297, "the sink's total")
     shown = case.command("status", str(case.file))
     assert shown.returncode == 0
     assert case.pipeline in shown.stdout
     assert all(leg in shown.stdout for leg in LEGS)
-    second = case.run(timeout=60)
+    second = case.run()
     assert second.returncode == 1
     assert "a runner on this host already holds" in second.stderr
     assert "Traceback" not in second.stderr
     stopped = case.command("stop", str(case.file))
     assert (stopped.returncode, stopped.stdout.strip()) == (0, "stopped")
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
     assert "Traceback" not in process.communicate()[1]
     again = case.command("stop", str(case.file))
     assert (again.returncode, again.stdout.strip()) == (0, "no runner of this pipeline on this host")
@@ -83,7 +83,7 @@ def test_a_signal_while_the_start_waits_ends_it(case: PipelineCase) -> None:
     assert process.stderr is not None
     assert process.stderr.readline().startswith("waiting: ")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
     assert "Traceback" not in process.communicate()[1]
 
 
@@ -98,7 +98,7 @@ def test_the_status_server_tells_legs_lag_and_health(case: PipelineCase, session
         (found,) = find_runners(runner.directory)
         assert (found["pid"], found["legs"]) == (os.getpid(), list(LEGS))
         with httpx.Client(base_url=f"http://127.0.0.1:{found['port']}", timeout=10) as http:
-            wait_until(lambda: http.get("/status").json()["legs"]["sink"]["totals"].get("rows_out") == 87, 20, "the sink's total")
+            wait_until(lambda: http.get("/status").json()["legs"]["sink"]["totals"].get("rows_out") == 87, "the sink's total")
             status = http.get("/status").json()
             assert (status["pipeline"], status["ready"], status["healthy"]) == (case.pipeline, True, True)
             assert {name: leg["state"] for name, leg in status["legs"].items()} == dict.fromkeys(LEGS, "running")
@@ -289,13 +289,13 @@ def test_a_full_batch_is_inserted_at_once_and_a_smaller_one_waits(case: Pipeline
     case.write_file(batches(500, "10m"))
     with running(case):
         case.send_events(300)
-        wait_until(lambda: rows_out(case, "process") == 300, 30, "the rows on the out stream")
+        wait_until(lambda: rows_out(case, "process") == 300, "the rows on the out stream")
         time.sleep(2)
         assert case.count() == 0
         case.send_events(300)
         case.wait_count(600)
         case.send_events(100)
-        wait_until(lambda: rows_out(case, "process") == 700, 30, "the rows on the out stream")
+        wait_until(lambda: rows_out(case, "process") == 700, "the rows on the out stream")
         time.sleep(1)
         assert case.count() == 600
     assert sink_plans(case) == [600]
@@ -313,9 +313,9 @@ def test_a_small_batch_is_inserted_when_the_delay_has_passed(case: PipelineCase,
         began = time.monotonic()
         case.send_events(30)
         case.send_events(30)
-        case.wait_count(1, 30)
+        case.wait_count(1)
         assert 2.5 < time.monotonic() - began < 20
-        case.wait_count(60, 30)
+        case.wait_count(60)
     assert sum(sink_plans(case)) == 60
     assert len(sink_plans(case)) == inserts(case) <= 2
     case.check()

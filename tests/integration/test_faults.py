@@ -5,7 +5,7 @@ import signal
 
 import psutil
 import pytest
-from pipeline_case import PipelineCase, family_of, kill, members, survivors, wait_until, with_words
+from pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until, with_words
 from pyspark.sql import SparkSession
 
 from pipelines.failpoints import VARIABLE
@@ -39,7 +39,7 @@ def test_a_runner_whose_jvm_was_killed_ends_and_the_next_goes_on(case: PipelineC
     with case.load():
         case.wait_count(500)
         kill(members(process, "org.apache.spark.deploy.SparkSubmit")[0])
-        words = process.communicate(timeout=30)[1]
+        words = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert process.returncode == 1, words
     assert "Spark's JVM has ended" in words.strip().splitlines()[-1], words
     case.warm_run()
@@ -53,7 +53,7 @@ def test_a_terminated_runner_finishes_its_batches_and_leaves_nothing_behind(case
     with case.load():
         case.wait_count(500)
         process.send_signal(signal.SIGTERM)
-        words = process.communicate(timeout=30)[1]
+        words = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert process.returncode == 0, words
     assert not survivors(family_of(process), 5)
     case.warm_run()
@@ -72,11 +72,11 @@ def test_a_killed_worker_costs_a_task_and_a_killed_planner_a_query(case: Pipelin
         case.wait_count(case.count() + 1000)
         assert len(case.told) == said
         kill(_of_session("python_streaming_source_runner")[0])
-        wait_until(lambda: any("starting the query again" in words for words in case.told[said:]), 30, "the query's new start")
+        wait_until(lambda: any("starting the query again" in words for words in case.told[said:]), "the query's new start")
         case.wait_count(case.count() + 1000)
-    wait_until(lambda: case.count() == case.good, 60, "all rows")
+    wait_until(lambda: case.count() == case.good, "all rows")
     runner.request_stop()
-    thread.join(30)
+    thread.join(PATIENCE_SECONDS)
     case.check()
 
 
@@ -88,11 +88,11 @@ def test_a_killed_server_is_waited_for(case: PipelineCase, session: SparkSession
     case.wait_count(1000)
     case.stack.server("nats").kill()
     case.send_events(1000, bad_every=100)
-    wait_until(lambda: "NATS" in runner.legs["ingest"].status.message, 30, "a leg that waits")
+    wait_until(lambda: "NATS" in runner.legs["ingest"].status.message, "a leg that waits")
     case.stack.server("nats").start()
-    wait_until(lambda: case.count() == case.good, 60, "all rows")
+    wait_until(lambda: case.count() == case.good, "all rows")
     runner.request_stop()
-    thread.join(30)
+    thread.join(PATIENCE_SECONDS)
     case.check()
 
 
@@ -100,13 +100,13 @@ def test_a_second_runner_is_refused(case: PipelineCase, session: SparkSession) -
     case.create_topic()
     first = case.warm_runner(until_caught_up=False)
     thread = case.in_background(first)
-    second = case.run(timeout=30)
+    second = case.run()
     assert second.returncode == 1
     assert "a runner on this host already holds" in second.stderr
     case.send_events(500)
     case.wait_count(500)
     first.request_stop()
-    thread.join(30)
+    thread.join(PATIENCE_SECONDS)
     case.check()
 
 

@@ -205,7 +205,7 @@ def test_a_connection_outlives_a_restart_of_the_server(log: JetStream, stream: s
         except RetryableError:
             return None
 
-    wait_until(state, 30, "an answer after the restart")
+    wait_until(state, "an answer after the restart")
     assert [m.payload for m in log.fetch(stream, f"{stream}.>", 0, 10)] == [b"%d" % n for n in range(10)]
     assert log.publish(f"{stream}.a", b"10", {}, 10) == 11
 

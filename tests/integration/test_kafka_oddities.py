@@ -71,7 +71,7 @@ def running(case: PipelineCase, runner: Runner) -> Iterator[threading.Thread]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    wait_until(lambda: runner.is_ready or not thread.is_alive(), 120, "a ready runner")
+    wait_until(lambda: runner.is_ready or not thread.is_alive(), "a ready runner")
     try:
         assert runner.is_ready, errors
         yield thread
@@ -100,7 +100,7 @@ def test_a_compacted_topic_has_gaps_and_every_record_that_is_left_arrives(case: 
         if number % 100 == 99:
             producer.flush()
             time.sleep(0.15)
-    wait_until(lambda: len(case.records()) < 300, 60, "a compaction")
+    wait_until(lambda: len(case.records()) < 300, "a compaction")
     kept = sorted(offset for _, offset in case.records())
     assert any(after > before + 1 for before, after in pairwise(kept))
     case.warm_run()
@@ -214,7 +214,7 @@ def test_a_partition_that_is_added_while_running_is_read_from_its_beginning(case
         case.send([event(number) for number in range(10)], partitions=1)
         case.wait_count(10)
         case.admin.create_partitions([NewPartitions(case.topic, 2)])[case.topic].result(30)
-        wait_until(lambda: len(case.admin.list_topics(case.topic, 5).topics[case.topic].partitions) == 2, 20, "the new partition")
+        wait_until(lambda: len(case.admin.list_topics(case.topic, 5).topics[case.topic].partitions) == 2, "the new partition")
         case.send([event(number) for number in range(10, 30)], partitions=2)
         began = time.monotonic()
         case.wait_count(30)
@@ -235,7 +235,7 @@ def remake_topic(case: PipelineCase, first: int, count: int) -> None:
             return False
         return True
 
-    wait_until(made, 30, "the topic to be made again")
+    wait_until(made, "the topic to be made again")
     producer = Producer({"bootstrap.servers": case.addresses.kafka_bootstrap, "log_level": 0})
     for number in range(first, first + count):
         producer.produce(case.topic, event(number), partition=number % 3)
@@ -259,7 +259,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: Pipeline
     with running(case, runner):
         case.wait_count(30)
         remake_topic(case, 1000, 300)
-        wait_until(lambda: runner.legs["ingest"].failure, 60, "a halt of ingest")
+        wait_until(lambda: runner.legs["ingest"].failure, "a halt of ingest")
         failure = runner.legs["ingest"].failure
         assert isinstance(failure, HaltError)
         assert case.topic in str(failure)
@@ -306,7 +306,7 @@ def test_the_consumer_group_shows_the_positions_reached(case: PipelineCase, sess
         return {tp.partition: tp.offset for tp in listed.topic_partitions}
 
     case.warm_run()
-    wait_until(lambda: committed() == positions(case) == {0: 34, 1: 33, 2: 33}, 10, "the committed offsets")
+    wait_until(lambda: committed() == positions(case) == {0: 34, 1: 33, 2: 33}, "the committed offsets")
     case.send_events(50)
     case.warm_run()
-    wait_until(lambda: committed() == positions(case), 10, "the committed offsets")
+    wait_until(lambda: committed() == positions(case), "the committed offsets")

@@ -149,7 +149,7 @@ def test_wrong_nats_credentials_are_refused_at_once_and_right_ones_work(case: Pi
     with private_nats(tmp_path / "nats", port, "--user", "pipeline", "--pass", "right"):
         for login in ({}, {"username": "pipeline", "password": "canary-7d1f"}):
             case.write_file(nats(url=url, **login))
-            wait_until(lambda: "refused the credentials" in message_of(case), 20, "an answer of the private server")
+            wait_until(lambda: "refused the credentials" in message_of(case), "an answer of the private server")
             assert "canary-7d1f" not in message_of(case)
         case.write_file(nats(url=url, username="pipeline", password="right"))
         log = case.log()
@@ -181,7 +181,7 @@ def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase, session: S
         thread.start()
         for server in servers:
             seen = len(told)
-            wait_until(lambda: len(told) > seen, 60, f"word of waiting for {server.name}")  # noqa: B023
+            wait_until(lambda: len(told) > seen, f"word of waiting for {server.name}")  # noqa: B023
             server.start()
     finally:
         case.stack.up()

@@ -112,7 +112,7 @@ def test_nothing_new_is_no_batch_however_many_partitions(case: PipelineCase, ses
         frame.writeStream.foreachBatch(lambda _, number: seen.append(number)).option("checkpointLocation", str(tmp_path / "query")).start()
     )
     try:
-        wait_until(lambda: seen, 60, "the batch of the one position left")
+        wait_until(lambda: seen, "the batch of the one position left")
         time.sleep(2)
         assert seen == [0]
         assert query.isActive
@@ -148,7 +148,7 @@ def test_a_planner_that_cannot_reach_its_server_sees_nothing_new_and_recovers(
         found = reader.latestOffset(start, ReadMaxRows(1_000_000))
         return found if found != start else None
 
-    found = wait_until(recovered, 60, "new positions")
+    found = wait_until(recovered, "new positions")
     assert found == (end or {"sequence": raw_end(case)})
 
 
