@@ -5,18 +5,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from pipelines import cli_state
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out
 from pipelines.config import PipelineConfig, json_schema, load, notes
 from pipelines.errors import ConfigurationError, HaltError, TallyflowError
 from pipelines.naming import LEGS, Names
@@ -33,26 +32,7 @@ app.command()(local_cli.up)
 app.command()(local_cli.down)
 app.command()(local_cli.env)
 
-File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 _STOP_SECONDS = 60.0
-
-out = Console()
-# Messages hold statements and paths to copy: a narrow terminal must not break them.
-err = Console(stderr=True, soft_wrap=True)
-
-
-@contextmanager
-def _errors_as_exit() -> Iterator[None]:
-    """Our errors as one message and exit code 1 (2 for a file that cannot be used); anything else is a bug and keeps its traceback."""
-    try:
-        yield
-    except ConfigurationError as error:
-        err.print(str(error), style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
-    except TallyflowError as error:
-        err.print(str(error), style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from None
 
 
 @app.command()
@@ -60,7 +40,7 @@ def validate(file: File) -> None:
     """Check a pipeline file: all faults at once, then what is worth knowing about a sound one. Connects to nothing."""
     from pipelines.preflight import check_supported, check_types
 
-    with _errors_as_exit():
+    with errors_as_exit():
         config = load(file)
         check_types(config)
         for note in notes(config):
@@ -74,7 +54,7 @@ def prepare() -> None:
     """Make Spark's JVM start in half the time, once per Python environment and Java: keeps the classes that it loads in a file."""
     from pipelines.connectors.class_archive import archive_path, make_archive
 
-    with _errors_as_exit():
+    with errors_as_exit():
         path = archive_path()
         if path is None:
             raise HaltError("preparing Spark: no java on PATH or in JAVA_HOME; install a Java 17 or later runtime")
@@ -105,7 +85,7 @@ def run(
     from pipelines.runner import Runner, RunOptions
     from pipelines.status import StatusServer
 
-    with _errors_as_exit():
+    with errors_as_exit():
         config = load(file)
         legs = _legs(leg)
         for note in notes(config):
@@ -136,7 +116,7 @@ def stop(
     """Stop the runners of a pipeline on this host: batches in work are finished first."""
     from pipelines.status import find_runners
 
-    with _errors_as_exit():
+    with errors_as_exit():
         directory = _directory(load(file))
         legs = _legs(leg)
 
@@ -177,7 +157,7 @@ def status(
     if file is None:
         local_cli.status(as_json=as_json)
         return
-    with _errors_as_exit():
+    with errors_as_exit():
         directory = _directory(load(file))
     now = _ask(directory)
     if now is None:
@@ -233,7 +213,7 @@ def tally(file: File, as_json: AsJson = False) -> None:
     from pipelines.connectors.jetstream import JetStream
     from pipelines.tally import tally as account
 
-    with _errors_as_exit():
+    with errors_as_exit():
         config = load(file)
         log = JetStream(config.nats).connect()
         try:
@@ -251,6 +231,11 @@ def tally(file: File, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+app.command()(cli_state.state)
+app.command()(cli_state.why)
+app.command()(cli_state.compact)
+
+
 @app.command()
 def delete(
     file: File,
@@ -260,7 +245,7 @@ def delete(
     """Delete a stopped pipeline: its streams, its state on this host and, with `create_table: true`, its table. Lists it first and asks."""
     from pipelines.delete import Deletion
 
-    with _errors_as_exit():
+    with errors_as_exit():
         config = load(file)
         deletion = Deletion(config, _directory(config), keep_table)
         for line in deletion.lines():
@@ -285,7 +270,7 @@ def produce(
     """Send restaurant orders to the topic of a pipeline file (examples/orders)."""
     from pipelines.produce import produce as send
 
-    with _errors_as_exit():
+    with errors_as_exit():
         source = load(file).sources[0]
         brokers = ",".join(source.connection_params.brokers)
         summary = send(brokers, source.topic, count, rate, size, duplicate_share, bad_share, seed, partitions)
@@ -302,7 +287,7 @@ def demo(
     """Start real servers, produce orders, run the pipeline over them, and check every position against the table."""
     from pipelines.demo import demo as show
 
-    with _errors_as_exit():
+    with errors_as_exit():
         code = show(count=count, size=size, bad_share=bad_share, seed=seed)
     raise typer.Exit(code)
 

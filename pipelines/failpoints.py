@@ -22,6 +22,7 @@ NAMES = (
     "process.after-state",
     "process.between-frames",
     "process.after-publish",
+    "compact.after-runs",
     "sink.before-insert",
     "sink.after-insert",
     "leg.after-plan",

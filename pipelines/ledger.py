@@ -140,6 +140,15 @@ class Chain:
         self.state = replace(self.state, done=entry, plan=None)
         return entry
 
+    def restate(self, **body: Json) -> Entry:
+        """Appends the last `done` again with these parts replaced; its range and its totals stay. There must be one, and no open plan."""
+        before = self.state.done
+        if before is None or self.state.plan is not None:
+            raise InvariantError(f"restating on {self._subject}: a plan is open, or nothing is done yet")
+        entry = self._decide(Entry("done", self._epoch, {**before.body, **body}, before.sequence))
+        self.state = replace(self.state, done=entry)
+        return entry
+
     def _decide(self, entry: Entry) -> Entry:
         """Appends a decision of ours; losing the compare-and-set to anyone else's entry means that we are not the writer any more."""
         try:

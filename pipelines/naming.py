@@ -55,6 +55,10 @@ class Names:
     def lease(self, leg: str) -> str:
         return f"tf.{self.pipeline}.ledger.lease.{leg}"
 
+    def compaction(self) -> str:
+        """Subject of the runs that a compaction offers to the process leg."""
+        return f"tf.{self.pipeline}.ledger.compact"
+
     def config(self, version: str) -> str:
         """Subject that holds the stage configuration of one version, for the plans that name it."""
         return f"tf.{self.pipeline}.ledger.config.{version}"

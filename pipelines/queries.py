@@ -16,6 +16,7 @@ from pipelines.legs.leg import Leg, StoppedError
 from pipelines.legs.warm import warm
 
 RESTARTS_WITHOUT_PROGRESS = 5
+_INITIALIZING = "Initializing sources"
 _HALTS = ("HaltError", "DataLossError", "InvariantError")
 
 
@@ -63,11 +64,13 @@ class Queries:
         leg.status.state = "running"
 
     def look(self) -> None:
-        """Deals with each query that has ended by itself: a halt stays, anything else (a killed planner, say) starts again."""
-        for name, query in list(self._running.items()):
-            if not query.isActive:
-                del self._running[name]
-                self._ended(self._legs[name], query)
+        """Deals with queries that have ended by themselves: a halt stays, anything else (a killed planner, say) starts again.
+
+        One at a time: Spark gives a planner 10 s to start, and on a busy machine several at once would all be too late, again and again.
+        """
+        ended = [name for name, query in self._running.items() if not query.isActive]
+        if ended and not any(query.isActive and query.status["message"] == _INITIALIZING for query in self._running.values()):
+            self._ended(self._legs[ended[0]], self._running.pop(ended[0]))
 
     def _ended(self, leg: Leg, query: StreamingQuery) -> None:
         error = query.exception()

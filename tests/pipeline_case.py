@@ -27,6 +27,7 @@ import yaml
 from clickhouse_connect.driver.client import Client
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from plain_runner import plain
 from pyspark.sql import SparkSession
 
 from pipelines.config import parse
@@ -243,10 +244,13 @@ class PipelineCase:
 
     def run_plain(self, **environment: str) -> subprocess.CompletedProcess[str]:
         """As `run`, without Spark (plain_runner.py): everything in the driver."""
-        script = str(Path(__file__).with_name("plain_runner.py"))
-        process = self._start(script, "run", str(self.file), "--until-caught-up", *IN_DRIVER, **environment)
+        process = self.start_plain("--until-caught-up", **environment)
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def start_plain(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+        script = str(Path(__file__).with_name("plain_runner.py"))
+        return self._start(script, "run", str(self.file), *IN_DRIVER, *arguments, **environment)
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         return self._start("-m", "pipelines.cli", "run", str(self.file), *arguments, **environment)
@@ -265,11 +269,11 @@ class PipelineCase:
         self._processes.append(process)
         return process
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Any other `tallyflow` command."""
         return subprocess.run(
             [sys.executable, "-m", "pipelines.cli", *arguments],
-            env=self.environment(),
+            env=self.environment(**environment),
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
@@ -301,6 +305,11 @@ class PipelineCase:
             wait_until(lambda: self.count() >= rows, f"{rows} rows in the table")
         except AssertionError as error:
             raise AssertionError(f"{error}; there are {self.count()}, the runner says {self.ask()}, {self.told}") from error
+
+    def plain_run(self, **options: Any) -> Runner:
+        """Runs to the end inside this process without Spark (plain_runner.py): everything in the driver."""
+        with plain():
+            return self.warm_run(driver_offsets=1_000_000, driver_frames=1000, **options)
 
     def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
         """Runs to the end inside this process, on the shared session: no JVM to start."""

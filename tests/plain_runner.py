@@ -5,9 +5,11 @@ is killed in cases of its own. Started as a script, with the arguments of `tally
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from pipelines import runner
 from pipelines.cli import app
@@ -57,7 +59,13 @@ class PlainQueries:
             thread.join()
 
 
+@contextmanager
+def plain() -> Iterator[None]:
+    """Runners that start in this block do so without Spark."""
+    with patch.multiple(runner, Queries=PlainQueries, build_session=lambda *_: PlainSession(), is_jvm_alive=lambda *_: True):
+        yield
+
+
 if __name__ == "__main__":
-    for name, plain in {"Queries": PlainQueries, "build_session": lambda *_: PlainSession(), "is_jvm_alive": lambda *_: True}.items():
-        setattr(runner, name, plain)
-    app()
+    with plain():
+        app()

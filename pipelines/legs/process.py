@@ -1,5 +1,7 @@
 """The process leg: raw frames to typed out frames and dead letters. A work item is some buckets' share of a range of raw sequences."""
 
+import json
+import time
 from collections import Counter
 from typing import Any
 
@@ -9,6 +11,7 @@ from pipelines.connectors.jetstream import check_contiguous
 from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
 from pipelines.errors import RetryableError, StateDamagedError
 from pipelines.ledger import Entry
+from pipelines.legs.buckets import Listing
 from pipelines.legs.execute import Item, Report, run_in_tasks, run_with_exchange
 from pipelines.legs.frames import Arrived, after_exchange, arrivals, before_exchange, bucket_of, process, process_frames
 from pipelines.legs.leg import Leg, check_input, input_mark
@@ -17,12 +20,15 @@ from pipelines.state.store import made_for
 
 DRIVER_FRAMES = 16
 """Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
+OFFER_SECONDS = 1.0
 
 
 class ProcessLeg(Leg):
     """Offset is {"sequence": last raw sequence}."""
 
     name = "process"
+    _next_offer = 0.0
+    _seen_offer = 0
 
     def start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
@@ -83,13 +89,35 @@ class ProcessLeg(Leg):
             counts.update(report["counts"])
             tails.update(report["tails"])
             runs.update(report["runs"])
+        runs = self._adopted(runs)
         return dict(counts), {
+            "config": plan.body["config"],
             "clock_us": arrived[-1].arrival_us,
             "input": input_mark(last),
             "tails": tails,
             "runs": runs,
             "arrivals": [[frame.message.sequence, frame.arrival_us] for frame in arrived],
         }
+
+    def _adopted(self, runs: dict[str, Listing]) -> dict[str, Listing]:
+        """`runs` with what a compaction has offered in place of the oldest of them, where all that it was made of is still listed.
+
+        Looked for once in OFFER_SECONDS. When it is taken does not matter: every look-up gives the same answer before and after.
+        """
+        if not runs or time.monotonic() < self._next_offer:
+            return runs
+        self._next_offer = time.monotonic() + OFFER_SECONDS
+        offer = self.connections.log.last(self.connections.names.stream("ledger"), self.connections.names.compaction())
+        if offer is None or offer.sequence <= self._seen_offer:
+            return runs
+        adopted = dict(runs)
+        for bucket, (inputs, outputs) in json.loads(offer.payload)["buckets"].items():
+            present = runs.get(bucket, [])
+            place = self.connections.dedup_store(int(bucket)).place
+            if [listed[0] for listed in present[: len(inputs)]] == inputs and all(place.size(listed[0]) for listed in outputs):
+                adopted[bucket] = [*outputs, *present[len(inputs) :]]
+        self._seen_offer = offer.sequence
+        return adopted
 
     def _in_driver(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
         log, names = self.connections.log, self.connections.names

@@ -64,6 +64,10 @@ class Place:
         found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == fs.FileType.File)
 
+    def size(self, name: str) -> int:
+        """Bytes of the file; 0 when it is gone."""
+        return self.filesystem.get_file_info(f"{self.path}/{name}").size or 0
+
     def delete(self, name: str) -> None:
         """Deletes the file; one that is not there is gone already."""
         path = f"{self.path}/{name}"

@@ -1,0 +1,31 @@
+"""What all commands share: arguments, the consoles, and errors as one message and an exit code."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pipelines.errors import ConfigurationError, TallyflowError
+
+File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+out = Console()
+# Messages hold statements and paths to copy: a narrow terminal must not break them.
+err = Console(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def errors_as_exit() -> Iterator[None]:
+    """Our errors as one message and exit code 1 (2 for a file that cannot be used); anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except ConfigurationError as error:
+        err.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    except TallyflowError as error:
+        err.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None

@@ -1,0 +1,170 @@
+"""What the commands say of remembered keys, and compaction: beside a stopped pipeline and a running one."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from dedup_case import check_first_of_keys, copies, event, keyed_by
+from pipeline_case import PipelineCase, wait_until
+
+from pipelines.config import parse
+from pipelines.errors import ConfigurationError, HaltError
+from pipelines.failpoints import VARIABLE
+from pipelines.key_state import KeyState, listing
+from pipelines.tally import Tally, tally
+
+pytestmark = pytest.mark.integration
+
+
+def answer(case: PipelineCase, command: str, *arguments: str) -> Any:
+    ended = case.command(command, str(case.file), *arguments, "--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def key_state(case: PipelineCase) -> KeyState:
+    text = case.file.read_text()
+    return KeyState(parse(text, name="case", environment=case.environment()), text, case.home)
+
+
+def run_files(case: PipelineCase) -> set[str]:
+    return {path.name for path in (case.names.directory(case.home) / "state").rglob("*.arrow")}
+
+
+def listed_files(case: PipelineCase) -> set[str]:
+    state = key_state(case)
+    found = {facts.name for bucket in range(8) for facts in listing(state.chain(), bucket)}
+    state.close()
+    return found
+
+
+def batches(case: PipelineCase, count: int = 5, first: int = 0) -> None:
+    """So many runs of the pipeline, each of which leaves a run of the store in most buckets."""
+    for number in range(first, first + count):
+        case.send(copies(400, first=400 * number, keys=1499))
+        case.plain_run()
+
+
+def has_done(account: Tally, records: int) -> bool:
+    return account.legs[0].rows_in == records and [leg.waiting for leg in account.legs] == [0, 0, 0]
+
+
+def test_why_tells_where_a_key_was_accepted_and_which_copies_were_dropped(case: PipelineCase) -> None:
+    case.write_file(keyed_by("name", "id", window="2h"))
+    case.create_topic()
+    case.send([event(7, 1), event(8, 1), event(7, 1), b"{", event(7, 1)], partitions=1)
+    case.plain_run()
+    case.send([event(7, 1)], partitions=1)
+    case.plain_run()
+    found = answer(case, "why", "record 7", "1")
+    assert found["key"] == {"name": "record 7", "id": 1}
+    assert (found["accepted"]["topic"], found["accepted"]["partition"], found["accepted"]["offset"]) == (case.topic, 0, 0)
+    assert (found["duplicates"], [seen["offset"] for seen in found["dropped"]]) == (3, [2, 4, 5])
+    assert (found["is_over"], found["records_scanned"]) == (False, 6)
+    told = case.command("why", str(case.file), "record 7", "1").stdout
+    assert "3 copies dropped since, in 6 records" in told
+    assert f"{case.topic} partition 0 offset 0" in told
+    unseen = answer(case, "why", "record 7", "2")
+    assert (unseen["accepted"], unseen["duplicates"]) == (None, 0)
+
+
+def test_a_value_that_cannot_be_the_key_is_refused(case: PipelineCase) -> None:
+    case.write_file(keyed_by("name", "id"))
+    case.create_topic()
+    case.plain_run()
+    for values, message in ((["a"], "the key has 2 fields"), (["a", "x"], "'x' is no int"), (["a", "1.5"], "id: ")):
+        with pytest.raises(ConfigurationError, match=message):
+            key_state(case).why(values)
+    ended = case.command("why", str(case.file), "a", "x")
+    assert ended.returncode == 2
+    assert "  - id: 'x' is no int" in ended.stderr.splitlines()
+
+
+def test_a_pipeline_without_dedup_or_streams_is_told(case: PipelineCase) -> None:
+    with pytest.raises(HaltError, match="the pipeline has no dedup"):
+        key_state(case)
+    case.write_file(keyed_by("id"))
+    with pytest.raises(HaltError, match="the stream does not exist"):
+        key_state(case).summary()
+
+
+def test_compaction_leaves_one_run_per_bucket_and_forgets_no_key(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case)
+    before = answer(case, "state")
+    assert max(bucket["runs"] for bucket in before["buckets"]) > 1
+    report = answer(case, "compact")
+    after = answer(case, "state")
+    assert [bucket["runs"] for bucket in after["buckets"]] == [1] * 8
+    assert sum(bucket["entries"] for bucket in after["buckets"]) == sum(one["live_keys"] for one in report) == case.count()
+    assert [one["after"]["bytes"] for one in report] == [bucket["bytes"] for bucket in after["buckets"]]
+    assert "listed" in {one["outcome"] for one in report}
+    assert run_files(case) == listed_files(case)
+    assert {one["outcome"] for one in answer(case, "compact")} == {"unchanged"}
+    batches(case, 2, first=5)
+    check_first_of_keys(case)
+
+
+def test_compaction_drops_keys_whose_window_is_over(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id", window="1s"))
+    case.create_topic()
+    case.send([event(number, number) for number in range(100)])
+    case.plain_run()
+    ran_at = answer(case, "state")["clock"]
+    case.send([event(number, number) for number in range(1000, 1010)])
+    case.plain_run()
+    assert answer(case, "state")["clock"] > ran_at
+    report = answer(case, "compact")
+    assert sum(one["live_keys"] for one in report) == sum(one["after"]["entries"] for one in report) == 10
+    assert run_files(case) == listed_files(case)
+
+
+def test_compaction_beside_a_running_pipeline_is_listed_by_its_leg(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case)
+    process = case.start_plain()
+    case.wait_ready(process)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(answer, case, "compact")
+        sent = 2000
+        while not asked.done():
+            case.send(copies(100, first=sent, keys=1499))
+            sent += 100
+    assert "listed" in {one["outcome"] for one in asked.result()}
+    log = case.log()
+    wait_until(lambda: has_done(tally(log, case.names), sent), "the end of the backlog")
+    log.close()
+    process.terminate()
+    assert process.wait() == 0
+    assert run_files(case) == listed_files(case)
+    check_first_of_keys(case)
+
+
+def test_a_compaction_that_was_killed_leaves_files_that_the_next_start_deletes(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case)
+    listed = listed_files(case)
+    killed = case.command("compact", str(case.file), **{VARIABLE: "compact.after-runs:1"})
+    assert killed.returncode == -9
+    assert listed_files(case) == listed < run_files(case)
+    batches(case, 1, first=5)
+    assert run_files(case) == listed_files(case)
+    check_first_of_keys(case)
+
+
+def test_an_unfinished_range_is_finished_before_anything_is_compacted(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case, 1)
+    case.send(copies(400, first=400, keys=1499))
+    assert case.run_plain(**{VARIABLE: "process.after-state:1"}).returncode == -9
+    refused = case.command("compact", str(case.file))
+    assert refused.returncode == 1
+    assert "start the pipeline, then compact" in refused.stderr
+    case.plain_run()
+    assert {one["outcome"] for one in answer(case, "compact")} == {"listed"}
+    check_first_of_keys(case)
