@@ -94,6 +94,7 @@ class Runner:
         self.on_start: Callable[[Runner], Service] | None = None
         self.shared_session: SparkSession | None = None
         """A session to run on and leave running, instead of one of our own: several runners in one process (tests, bench)."""
+        self.queries_class = Queries
         self.started_at = time.time()
         self._targets: dict[int, int] | None = None
 
@@ -124,7 +125,7 @@ class Runner:
             name = f"tallyflow-{self.config.pipeline_id}"
             session = self.shared_session or build_session(name, self.own_directory, self.options.master)
             self.stop_on_signals()
-            queries = Queries(session, run_path, self.legs, self._sources(), self._tell)
+            queries = self.queries_class(session, run_path, self.legs, self._sources(), self._tell)
             queries.start()
             self.is_ready = True
             self._watch(session, queries)

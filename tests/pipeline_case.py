@@ -27,7 +27,7 @@ import yaml
 from clickhouse_connect.driver.client import Client
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from plain_runner import plain
+from plain_runner import make_plain
 from pyspark.sql import SparkSession
 
 from pipelines.config import parse
@@ -70,6 +70,7 @@ class PipelineCase:
         self.file = directory / "pipeline.yaml"
         self.admin = AdminClient({"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap})
         self.session: SparkSession | None = None
+        """Where runners inside this process run; None: without Spark (plain_runner.py)."""
         self.told: list[str] = []
         """What runners inside this process have said."""
         self._client: Client | None = None
@@ -306,13 +307,8 @@ class PipelineCase:
         except AssertionError as error:
             raise AssertionError(f"{error}; there are {self.count()}, the runner says {self.ask()}, {self.told}") from error
 
-    def plain_run(self, **options: Any) -> Runner:
-        """Runs to the end inside this process without Spark (plain_runner.py): everything in the driver."""
-        with plain():
-            return self.warm_run(driver_offsets=1_000_000, driver_frames=1000, **options)
-
     def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
-        """Runs to the end inside this process, on the shared session: no JVM to start."""
+        """Runs to the end inside this process: on the shared session, or without Spark where the test does not ask for one."""
         runner = self.warm_runner(until_caught_up, **options)
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -326,8 +322,12 @@ class PipelineCase:
         os.environ.update(self.addresses.environment())
         text = self.file.read_text()
         config = parse(text, name=str(self.file), environment=os.environ)
+        if self.session is None:
+            options = {"driver_offsets": 1_000_000, "driver_frames": 1000, **options}
         runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), tell=self.told.append)
         runner.shared_session = self.session
+        if self.session is None:
+            make_plain(runner)
         return runner
 
     def in_background(self, runner: Runner) -> threading.Thread:

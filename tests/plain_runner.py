@@ -5,11 +5,10 @@ is killed in cases of its own. Started as a script, with the arguments of `tally
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from pipelines import runner
 from pipelines.cli import app
@@ -17,9 +16,14 @@ from pipelines.connectors.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges,
 from pipelines.errors import HaltError
 from pipelines.failpoints import reach
 from pipelines.legs.leg import Leg, StoppedError
+from pipelines.runner import Runner
 
 
 class PlainSession:
+    """As much of a Spark session as the runner looks at."""
+
+    sparkContext = SimpleNamespace(_gateway=None)
+
     def stop(self) -> None: ...
 
 
@@ -30,6 +34,7 @@ class PlainQueries:
         self, session: Any, run_path: Path, legs: Mapping[str, Leg], sources: Mapping[str, dict[str, str]], tell: Callable[[str], None]
     ) -> None:
         self._run_path, self._sources = str(run_path), sources
+        self._errors: list[Exception] = []
         self._threads = [threading.Thread(target=self._work, args=[leg], daemon=True) for leg in legs.values()]
 
     def start(self) -> None:
@@ -44,28 +49,33 @@ class PlainQueries:
             while not leg.stop.is_set():
                 end = reader.latestOffset(start, reader.getDefaultReadLimit())
                 if end != start:
-                    leg.advance(None, end)  # type: ignore[arg-type]
+                    leg.advance(None, end)
                     reach("leg.before-commit")
                     start = end
         except StoppedError:
             pass
         except HaltError as error:
             leg.failure = error
+            leg.status.state, leg.status.message = "halted", str(error)
+        except Exception as error:
+            self._errors.append(error)
 
-    def look(self) -> None: ...
+    def look(self) -> None:
+        if self._errors:
+            raise self._errors[0]
 
     def stop(self) -> None:
         for thread in self._threads:
             thread.join()
 
 
-@contextmanager
-def plain() -> Iterator[None]:
-    """Runners that start in this block do so without Spark."""
-    with patch.multiple(runner, Queries=PlainQueries, build_session=lambda *_: PlainSession(), is_jvm_alive=lambda *_: True):
-        yield
+def make_plain(made: Runner) -> None:
+    """Lets a runner that has not started run without Spark."""
+    made.shared_session = PlainSession()
+    made.queries_class = PlainQueries
 
 
 if __name__ == "__main__":
-    with plain():
-        app()
+    runner.Queries = PlainQueries
+    runner.build_session = lambda *_: PlainSession()
+    app()

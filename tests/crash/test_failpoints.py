@@ -42,7 +42,7 @@ def test_a_kill_between_any_two_steps_is_repaired_by_the_next_run(case: Pipeline
 
 
 @pytest.mark.parametrize("point", ["ingest.after-publish:1", "process.after-publish:3", "sink.after-insert:1", "leg.before-commit:3"])
-def test_a_kill_of_the_runner_and_its_jvm_is_repaired_by_the_next_run(case: PipelineCase, session: SparkSession, point: str) -> None:
+def test_a_kill_of_the_runner_and_its_jvm_is_repaired_by_the_next_run(case: PipelineCase, point: str) -> None:
     _send_several_frames(case)
     killed = case.run(*IN_DRIVER, **{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
@@ -63,7 +63,7 @@ def test_a_kill_of_the_runner_from_a_task_is_repaired_by_the_next_run(case: Pipe
 
 
 @pytest.mark.parametrize("point", ["sink.before-insert:2", "sink.after-insert:2", "leg.before-commit:5"])
-def test_a_kill_after_some_batches_is_repaired_by_the_next_run(case: PipelineCase, session: SparkSession, point: str) -> None:
+def test_a_kill_after_some_batches_is_repaired_by_the_next_run(case: PipelineCase, point: str) -> None:
     case.create_topic()
     running = case.start(**{VARIABLE: point})
     with case.load():

@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until
-from pyspark.sql import SparkSession
 
 from pipelines.naming import LEGS
 
@@ -54,9 +53,7 @@ def _checkpoint_lost(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("accident", [_nothing_lost, _last_commit_lost, _checkpoint_lost])
-def test_a_runner_killed_under_load_is_replaced_by_the_next(
-    case: PipelineCase, session: SparkSession, accident: Callable[[Path], None]
-) -> None:
+def test_a_runner_killed_under_load_is_replaced_by_the_next(case: PipelineCase, accident: Callable[[Path], None]) -> None:
     process = _started(case)
     with case.load():
         case.wait_count(2000)
@@ -70,7 +67,7 @@ def test_a_runner_killed_under_load_is_replaced_by_the_next(
     case.check()
 
 
-def test_a_runner_whose_jvm_was_killed_ends_with_an_error_soon(case: PipelineCase, session: SparkSession) -> None:
+def test_a_runner_whose_jvm_was_killed_ends_with_an_error_soon(case: PipelineCase) -> None:
     process = _started(case)
     with case.load():
         case.wait_count(1000)
@@ -113,7 +110,7 @@ def test_a_query_whose_planner_was_killed_is_started_again_by_the_runner(case: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_under_load_finishes_the_batches_in_work(case: PipelineCase, session: SparkSession, number: signal.Signals) -> None:
+def test_a_stop_under_load_finishes_the_batches_in_work(case: PipelineCase, number: signal.Signals) -> None:
     process = _started(case)
     with case.load():
         case.wait_count(1000)

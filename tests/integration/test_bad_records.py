@@ -87,7 +87,7 @@ def test_each_bad_record_is_a_dead_letter_with_its_reason_and_its_neighbours_arr
     case.check()
 
 
-def test_a_record_of_5_megabytes_travels_as_its_head_and_digest(case: PipelineCase, session: SparkSession) -> None:
+def test_a_record_of_5_megabytes_travels_as_its_head_and_digest(case: PipelineCase) -> None:
     case.create_topic(1, **{"max.message.bytes": str(8 * 1024 * 1024)})
     huge = event_of_size(1, MEGABYTES_5)
     produce(case, [(b"k", good(0), []), (b"K" * 5000, huge, [("h", b"x")]), (b"k", good(2), [])])
@@ -104,7 +104,7 @@ def test_a_record_of_5_megabytes_travels_as_its_head_and_digest(case: PipelineCa
     case.check()
 
 
-def test_many_huge_records_in_a_row_pass_one_after_the_other(case: PipelineCase, session: SparkSession) -> None:
+def test_many_huge_records_in_a_row_pass_one_after_the_other(case: PipelineCase) -> None:
     case.create_topic(1, **{"max.message.bytes": str(8 * 1024 * 1024)})
     produce(case, [(None, event_of_size(number, MEGABYTES_5 // 2) if number % 3 else good(number), []) for number in range(30)])
     case.warm_run()
@@ -113,7 +113,7 @@ def test_many_huge_records_in_a_row_pass_one_after_the_other(case: PipelineCase,
     case.check()
 
 
-def test_the_size_limit_counts_key_value_and_headers_and_is_inclusive(case: PipelineCase, session: SparkSession) -> None:
+def test_the_size_limit_counts_key_value_and_headers_and_is_inclusive(case: PipelineCase) -> None:
     case.create_topic(1)
     headers: Headers = [("name", b"12345")]
     around = len(b"key") + len(b"name") + len(b"12345")
@@ -157,7 +157,7 @@ def test_a_batch_of_only_bad_records_leaves_an_empty_table(case: PipelineCase, s
     case.check()
 
 
-def test_keys_and_headers_survive_into_dead_letters(case: PipelineCase, session: SparkSession) -> None:
+def test_keys_and_headers_survive_into_dead_letters(case: PipelineCase) -> None:
     headers: list[Headers] = [
         [],
         [("one", b"1")],

@@ -150,7 +150,7 @@ def check_metrics(case: PipelineCase, answer: httpx.Response) -> None:
 # -- tally, delete ----------------------------------------------------------------------------------------------------------------
 
 
-def test_tally_accounts_for_every_record(case: PipelineCase, session: SparkSession) -> None:
+def test_tally_accounts_for_every_record(case: PipelineCase) -> None:
     case.create_topic()
     never_ran = tallyflow(case, "tally", str(case.file), "--json")
     assert (never_ran.exit_code, never_ran.stdout) == (1, "")
@@ -178,7 +178,7 @@ def leg(name: str, rows_in: int, outcomes: dict[str, int]) -> dict[str, Any]:
     return {"leg": name, "rows_in": rows_in, "outcomes": outcomes, "waiting": 0, "has_open_plan": False, "residue": 0}
 
 
-def test_delete_lists_what_goes_and_asks_first(case: PipelineCase, session: SparkSession) -> None:
+def test_delete_lists_what_goes_and_asks_first(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(30)
     case.warm_run()
@@ -203,7 +203,7 @@ def test_delete_lists_what_goes_and_asks_first(case: PipelineCase, session: Spar
     assert case.client().query("SELECT 1 FROM system.tables WHERE name = {t:String}", {"t": case.table}).result_rows == []
 
 
-def test_a_running_pipeline_is_not_deleted(case: PipelineCase, session: SparkSession) -> None:
+def test_a_running_pipeline_is_not_deleted(case: PipelineCase) -> None:
     case.create_topic()
     with running(case):
         case.send_events(30)
@@ -284,7 +284,7 @@ def batches(rows: int, delay: str) -> Any:
     return lambda document: document["sink"].update(max_batch_size=rows, max_delay_time=delay)
 
 
-def test_a_full_batch_is_inserted_at_once_and_a_smaller_one_waits(case: PipelineCase, session: SparkSession) -> None:
+def test_a_full_batch_is_inserted_at_once_and_a_smaller_one_waits(case: PipelineCase) -> None:
     case.create_topic()
     case.write_file(batches(500, "10m"))
     with running(case):
@@ -306,7 +306,7 @@ def test_a_full_batch_is_inserted_at_once_and_a_smaller_one_waits(case: Pipeline
     case.check()
 
 
-def test_a_small_batch_is_inserted_when_the_delay_has_passed(case: PipelineCase, session: SparkSession) -> None:
+def test_a_small_batch_is_inserted_when_the_delay_has_passed(case: PipelineCase) -> None:
     case.create_topic()
     case.write_file(batches(1_000_000, "3s"))
     with running(case):
@@ -326,7 +326,7 @@ def rows_out(case: PipelineCase, leg: str) -> int:
     return int(now["legs"][leg]["totals"].get("rows_out", 0)) if now else 0
 
 
-def test_a_backlog_is_inserted_in_chunks_of_one_block_each(case: PipelineCase, session: SparkSession) -> None:
+def test_a_backlog_is_inserted_in_chunks_of_one_block_each(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(250_000)
     case.warm_run()

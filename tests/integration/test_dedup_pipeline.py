@@ -38,7 +38,7 @@ def test_keys_are_remembered_from_run_to_run_and_from_driver_to_tasks(case: Pipe
     assert runs == sorted(listed[0] for listing in done["runs"].values() for listed in listing), "only listed runs are left"
 
 
-def test_a_composite_key_tells_records_apart_by_all_its_fields(case: PipelineCase, session: SparkSession) -> None:
+def test_a_composite_key_tells_records_apart_by_all_its_fields(case: PipelineCase) -> None:
     case.write_file(keyed_by("id", "name"))
     case.create_topic()
     case.send([event(0, 1), event(1, 1), event(0, 1), event(0, 2), event(1, 1)], partitions=1)
@@ -46,7 +46,7 @@ def test_a_composite_key_tells_records_apart_by_all_its_fields(case: PipelineCas
     assert sorted((number, name) for _, number, name, _ in case.rows()) == [(1, "record 0"), (1, "record 1"), (2, "record 0")]
 
 
-def test_a_null_key_is_a_dead_letter(case: PipelineCase, session: SparkSession) -> None:
+def test_a_null_key_is_a_dead_letter(case: PipelineCase) -> None:
     case.write_file(keyed_by("amount"))
     case.create_topic()
     case.send([b'{"id": 1, "name": "a", "amount": 2.5}', b'{"id": 2, "name": "b"}', b'{"id": 3, "name": "c", "amount": 2.5}'], partitions=1)
@@ -55,7 +55,7 @@ def test_a_null_key_is_a_dead_letter(case: PipelineCase, session: SparkSession) 
     assert [(letter["stage"], letter["code"], letter["field"]) for letter in case.letters()] == [("dedup", "null_key", "amount")]
 
 
-def test_an_edit_of_the_key_is_refused_and_loses_nothing(case: PipelineCase, session: SparkSession) -> None:
+def test_an_edit_of_the_key_is_refused_and_loses_nothing(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(500))

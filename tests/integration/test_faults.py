@@ -80,7 +80,7 @@ def test_a_killed_worker_costs_a_task_and_a_killed_planner_a_query(case: Pipelin
     case.check()
 
 
-def test_a_killed_server_is_waited_for(case: PipelineCase, session: SparkSession) -> None:
+def test_a_killed_server_is_waited_for(case: PipelineCase) -> None:
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False)
     thread = case.in_background(runner)
@@ -96,7 +96,7 @@ def test_a_killed_server_is_waited_for(case: PipelineCase, session: SparkSession
     case.check()
 
 
-def test_a_second_runner_is_refused(case: PipelineCase, session: SparkSession) -> None:
+def test_a_second_runner_is_refused(case: PipelineCase) -> None:
     case.create_topic()
     first = case.warm_runner(until_caught_up=False)
     thread = case.in_background(first)
@@ -110,7 +110,7 @@ def test_a_second_runner_is_refused(case: PipelineCase, session: SparkSession) -
     case.check()
 
 
-def test_a_deleted_pipeline_begins_anew_under_the_same_name(case: PipelineCase, session: SparkSession) -> None:
+def test_a_deleted_pipeline_begins_anew_under_the_same_name(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(1000)
     case.warm_run()

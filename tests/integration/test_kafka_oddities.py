@@ -84,7 +84,7 @@ def running(case: PipelineCase, runner: Runner) -> Iterator[threading.Thread]:
 # -- gaps -------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_compacted_topic_has_gaps_and_every_record_that_is_left_arrives(case: PipelineCase, session: SparkSession) -> None:
+def test_a_compacted_topic_has_gaps_and_every_record_that_is_left_arrives(case: PipelineCase) -> None:
     compacted = {
         "cleanup.policy": "compact",
         "segment.ms": "100",
@@ -145,7 +145,7 @@ def test_aborted_transactions_leave_gaps_and_an_open_one_holds_back_what_follows
     case.check()
 
 
-def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase, session: SparkSession) -> None:
+def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase) -> None:
     case.create_topic(2)
     transaction(case, "a", range(0, 40, 2)).abort_transaction(30)
     transaction(case, "b", range(1, 40, 2)).commit_transaction(30)
@@ -182,7 +182,7 @@ def test_expired_offsets_halt_and_skip_counts_them(case: PipelineCase, session: 
     assert ingested(case).outcomes == {"written to raw": 80, "offsets without a record": 0, "expired and skipped": 50}
 
 
-def test_all_that_was_not_read_may_have_expired(case: PipelineCase, session: SparkSession) -> None:
+def test_all_that_was_not_read_may_have_expired(case: PipelineCase) -> None:
     case.create_topic(2)
     case.warm_run()
     case.send([event(number) for number in range(100)], partitions=2)
@@ -194,7 +194,7 @@ def test_all_that_was_not_read_may_have_expired(case: PipelineCase, session: Spa
     case.check()
 
 
-def test_a_first_start_begins_with_the_first_record_that_is_left(case: PipelineCase, session: SparkSession) -> None:
+def test_a_first_start_begins_with_the_first_record_that_is_left(case: PipelineCase) -> None:
     case.create_topic(1)
     case.send([event(number) for number in range(100)], partitions=1)
     expire(case, 0, 60)
@@ -207,7 +207,7 @@ def test_a_first_start_begins_with_the_first_record_that_is_left(case: PipelineC
 # -- partitions and topics ----------------------------------------------------------------------------------------------------
 
 
-def test_a_partition_that_is_added_while_running_is_read_from_its_beginning(case: PipelineCase, session: SparkSession) -> None:
+def test_a_partition_that_is_added_while_running_is_read_from_its_beginning(case: PipelineCase) -> None:
     case.create_topic(1)
     case.write_file(latest)
     with running(case, case.warm_runner(until_caught_up=False)):
@@ -242,7 +242,7 @@ def remake_topic(case: PipelineCase, first: int, count: int) -> None:
     assert producer.flush(60) == 0
 
 
-def test_a_topic_that_was_made_again_while_stopped_is_refused(case: PipelineCase, session: SparkSession) -> None:
+def test_a_topic_that_was_made_again_while_stopped_is_refused(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(30)
     case.warm_run()
@@ -252,7 +252,7 @@ def test_a_topic_that_was_made_again_while_stopped_is_refused(case: PipelineCase
     assert ids(case) == list(range(30))
 
 
-def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: PipelineCase, session: SparkSession) -> None:
+def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(30)
     runner = case.warm_runner(until_caught_up=False)
@@ -273,7 +273,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: Pipeline
 
 
 def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_record(
-    case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+    case: PipelineCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case.create_topic()
     case.write_file(latest)
@@ -296,7 +296,7 @@ def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_r
     assert (account.rows_in, account.outcomes["written to raw"]) == (60, 60)
 
 
-def test_the_consumer_group_shows_the_positions_reached(case: PipelineCase, session: SparkSession) -> None:
+def test_the_consumer_group_shows_the_positions_reached(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(100)
     group = f"tallyflow-{case.pipeline}"

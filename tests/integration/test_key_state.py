@@ -43,7 +43,7 @@ def batches(case: PipelineCase, count: int = 5, first: int = 0) -> None:
     """So many runs of the pipeline, each of which leaves a run of the store in most buckets."""
     for number in range(first, first + count):
         case.send(copies(400, first=400 * number, keys=1499))
-        case.plain_run()
+        case.warm_run()
 
 
 def has_done(account: Tally, records: int) -> bool:
@@ -54,9 +54,9 @@ def test_why_tells_where_a_key_was_accepted_and_which_copies_were_dropped(case: 
     case.write_file(keyed_by("name", "id", window="2h"))
     case.create_topic()
     case.send([event(7, 1), event(8, 1), event(7, 1), b"{", event(7, 1)], partitions=1)
-    case.plain_run()
+    case.warm_run()
     case.send([event(7, 1)], partitions=1)
-    case.plain_run()
+    case.warm_run()
     found = answer(case, "why", "record 7", "1")
     assert found["key"] == {"name": "record 7", "id": 1}
     assert (found["accepted"]["topic"], found["accepted"]["partition"], found["accepted"]["offset"]) == (case.topic, 0, 0)
@@ -72,7 +72,7 @@ def test_why_tells_where_a_key_was_accepted_and_which_copies_were_dropped(case: 
 def test_a_value_that_cannot_be_the_key_is_refused(case: PipelineCase) -> None:
     case.write_file(keyed_by("name", "id"))
     case.create_topic()
-    case.plain_run()
+    case.warm_run()
     for values, message in ((["a"], "the key has 2 fields"), (["a", "x"], "'x' is no int"), (["a", "1.5"], "id: ")):
         with pytest.raises(ConfigurationError, match=message):
             key_state(case).why(values)
@@ -111,10 +111,10 @@ def test_compaction_drops_keys_whose_window_is_over(case: PipelineCase) -> None:
     case.write_file(keyed_by("id", window="1s"))
     case.create_topic()
     case.send([event(number, number) for number in range(100)])
-    case.plain_run()
+    case.warm_run()
     ran_at = answer(case, "state")["clock"]
     case.send([event(number, number) for number in range(1000, 1010)])
-    case.plain_run()
+    case.warm_run()
     assert answer(case, "state")["clock"] > ran_at
     report = answer(case, "compact")
     assert sum(one["live_keys"] for one in report) == sum(one["after"]["entries"] for one in report) == 10
@@ -165,6 +165,6 @@ def test_an_unfinished_range_is_finished_before_anything_is_compacted(case: Pipe
     refused = case.command("compact", str(case.file))
     assert refused.returncode == 1
     assert "start the pipeline, then compact" in refused.stderr
-    case.plain_run()
+    case.warm_run()
     assert {one["outcome"] for one in answer(case, "compact")} == {"listed"}
     check_first_of_keys(case)

@@ -36,7 +36,7 @@ def test_a_second_run_goes_on_where_the_first_ended(case: PipelineCase, session:
     case.check()
 
 
-def test_legs_may_run_one_after_the_other(case: PipelineCase, session: SparkSession) -> None:
+def test_legs_may_run_one_after_the_other(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(2000, bad_every=50)
     for leg in ("ingest", "process", "sink"):
@@ -56,7 +56,7 @@ def test_legs_may_run_in_runners_of_their_own_at_the_same_time(case: PipelineCas
     case.check()
 
 
-def test_a_leg_that_runs_is_refused_to_others_and_the_rest_is_not(case: PipelineCase, session: SparkSession) -> None:
+def test_a_leg_that_runs_is_refused_to_others_and_the_rest_is_not(case: PipelineCase) -> None:
     case.create_topic()
     sink = case.warm_runner(until_caught_up=False, legs=("sink",))
     sink.on_start = StatusServer
@@ -72,7 +72,7 @@ def test_a_leg_that_runs_is_refused_to_others_and_the_rest_is_not(case: Pipeline
     case.check()
 
 
-def test_an_empty_topic_ends_at_once(case: PipelineCase, session: SparkSession) -> None:
+def test_an_empty_topic_ends_at_once(case: PipelineCase) -> None:
     case.create_topic()
     case.warm_run()
     case.check()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewTopic
 from pipeline_case import PipelineCase, wait_until
-from pyspark.sql import SparkSession
 
 from pipelines.errors import ConfigurationError, DataLossError, HaltError, NotSupportedError, RetryableError, TallyflowError
 from pipelines.naming import ROLES
@@ -167,7 +166,7 @@ def message_of(case: PipelineCase) -> str:
 
 
 @pytest.mark.spark
-def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase, session: SparkSession) -> None:
+def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(300)
     told: list[str] = []
@@ -232,7 +231,7 @@ def test_all_faults_of_a_table_are_told_at_once(case: PipelineCase) -> None:
 
 
 @pytest.mark.spark
-def test_a_nullable_or_low_cardinality_column_may_be_declared_by_its_base_type(case: PipelineCase, session: SparkSession) -> None:
+def test_a_nullable_or_low_cardinality_column_may_be_declared_by_its_base_type(case: PipelineCase) -> None:
     case.create_topic()
     make_table(
         case,
@@ -250,9 +249,7 @@ def test_a_nullable_or_low_cardinality_column_may_be_declared_by_its_base_type(c
 
 
 @pytest.mark.spark
-def test_a_table_without_a_window_is_refused_and_works_after_the_statement_of_the_message(
-    case: PipelineCase, session: SparkSession
-) -> None:
+def test_a_table_without_a_window_is_refused_and_works_after_the_statement_of_the_message(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(60)
     make_table(case)
@@ -267,7 +264,7 @@ def test_a_table_without_a_window_is_refused_and_works_after_the_statement_of_th
 
 
 @pytest.mark.spark
-def test_a_view_target_without_a_window_is_refused_and_at_least_once_is_the_way_out(case: PipelineCase, session: SparkSession) -> None:
+def test_a_view_target_without_a_window_is_refused_and_at_least_once_is_the_way_out(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(60)
     client = case.client()
@@ -294,7 +291,7 @@ def test_an_engine_that_cannot_deduplicate_is_refused(case: PipelineCase, engine
 
 
 @pytest.mark.spark
-def test_at_least_once_runs_on_an_engine_that_cannot_deduplicate(case: PipelineCase, session: SparkSession) -> None:
+def test_at_least_once_runs_on_an_engine_that_cannot_deduplicate(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(60)
     make_table(case, engine="Memory")
@@ -352,7 +349,7 @@ def other_topic(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.spark
-def test_another_shape_is_refused_and_the_old_one_goes_on(case: PipelineCase, session: SparkSession) -> None:
+def test_another_shape_is_refused_and_the_old_one_goes_on(case: PipelineCase) -> None:
     case.create_topic()
     case.admin.create_topics([NewTopic(f"{case.topic}-other", 1, 1)])[f"{case.topic}-other"].result(30)
     case.send_events(30)
@@ -370,7 +367,7 @@ def test_another_shape_is_refused_and_the_old_one_goes_on(case: PipelineCase, se
 
 @pytest.mark.spark
 @pytest.mark.parametrize("role", ROLES)
-def test_a_stream_that_was_deleted_by_hand_is_not_made_again(case: PipelineCase, session: SparkSession, role: str) -> None:
+def test_a_stream_that_was_deleted_by_hand_is_not_made_again(case: PipelineCase, role: str) -> None:
     case.create_topic()
     case.send_events(30)
     if role == ROLES[0]:
