@@ -17,6 +17,10 @@ from pipelines.naming import LEGS
 from pipelines.produce import produce
 from resources.local.stack import LocalStack
 
+_PLAIN = (("ingest", ("ingest",)), ("end-to-end", LEGS))
+_DEDUP = (("dedup", LEGS),)
+"""End to end again, over a topic with copies and with the dedup of the example."""
+
 console = Console()
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -27,7 +31,7 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="ingest, end-to-end or latency.")] = "",
+    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup or latency.")] = "",
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
 ) -> None:
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
@@ -36,18 +40,17 @@ def main(
     results: dict[str, object] = {"machine": machine(), "events": events, "large_events": large_events, "runs": runs}
     middles: dict[str, Throughput] = {}
     try:
-        for size, count in ((200, events), (1500, large_events)):
-            if not count or only == "latency":
+        for size, count, share in ((200, events, 0.0), (200, events, 0.1), (1500, large_events, 0.0)):
+            cases = [(name, legs) for name, legs in (_DEDUP if share else _PLAIN) if only in ("", name)]
+            if not count or not cases:
                 continue
             topic = f"bench-{size}-{uuid4().hex[:6]}"
-            console.print(f"producing {count:,} events of about {size} bytes")
-            produce(stack.addresses().kafka_bootstrap, topic, count, None, size, 0.0, 0.0, 1, 4)
-            for name, legs in (("ingest", ("ingest",)), ("end-to-end", LEGS)):
-                if only and name != only:
-                    continue
+            console.print(f"producing {count:,} events of about {size} bytes, {share:.0%} of them copies")
+            made = produce(stack.addresses().kafka_bootstrap, topic, count, None, size, share, 0.0, 1, 4)
+            for name, legs in cases:
                 measured = []
                 for number in range(runs):
-                    measured.append(throughput.measure(stack, topic, count, legs))
+                    measured.append(throughput.measure(stack, topic, count, legs, made.duplicates))
                     console.print(f"{name}, {size} B, run {number + 1}: {measured[-1].events_per_second:,.0f} events/s")
                 middle = middles[f"{name}, {size} B"] = throughput.middle(measured)
                 results[f"{name}-{size}"] = {**asdict(middle), "all_rates": [round(run.events_per_second) for run in measured]}

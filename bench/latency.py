@@ -36,7 +36,7 @@ class Latency:
 def measure(stack: LocalStack, topic: str, per_second: int, seconds: float, idle_seconds: float) -> Latency:
     addresses = stack.addresses()
     ensure_topic(addresses.kafka_bootstrap, topic, 4)
-    with MeasuredPipeline(stack, topic) as pipeline:
+    with MeasuredPipeline(stack, topic, with_dedup=False) as pipeline:
         return _measure(stack, pipeline, per_second, seconds, idle_seconds)
 
 

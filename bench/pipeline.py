@@ -22,15 +22,17 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "orders" / "pipeline.yaml"
 
 
 class MeasuredPipeline:
-    """The example pipeline on its own names, reading `topic`."""
+    """The example pipeline on its own names, reading `topic`, with its dedup or without."""
 
-    def __init__(self, stack: LocalStack, topic: str, max_delay: str = "100ms", max_batch_size: int = 100_000) -> None:
+    def __init__(self, stack: LocalStack, topic: str, with_dedup: bool, max_delay: str = "100ms", max_batch_size: int = 100_000) -> None:
         self.stack, self.topic = stack, topic
         unique = uuid4().hex[:8]
         self.pipeline, self.table = f"bench-{unique}", f"bench_{unique}"
         self.directory = Names(self.pipeline).directory(stack.home)
         self.directory.mkdir(parents=True)
         document = yaml.safe_load(EXAMPLE.read_text())
+        if not with_dedup:
+            del document["transforms"]
         document["sink"] |= {"max_delay_time": max_delay, "max_batch_size": max_batch_size}
         self.file = self.directory / "pipeline.yaml"
         self.file.write_text(yaml.safe_dump(document))

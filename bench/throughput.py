@@ -33,13 +33,16 @@ class Throughput:
         return sum(self.cpu_us_per_event[group] for group in PIPELINE_GROUPS)
 
 
-def measure(stack: LocalStack, topic: str, events: int, legs: tuple[str, ...]) -> Throughput:
-    """Runs `legs` over the whole topic; the last of them says how many events are done."""
-    with MeasuredPipeline(stack, topic) as pipeline:
-        return _measure(stack, pipeline, events, legs)
+def measure(stack: LocalStack, topic: str, events: int, legs: tuple[str, ...], duplicates: int = 0) -> Throughput:
+    """Runs `legs` over the whole topic; the last of them says how many events are done.
+
+    With `duplicates`, so many of the events, evenly spread, are dropped by dedup on their way to the last leg, and counted all the same.
+    """
+    with MeasuredPipeline(stack, topic, with_dedup=duplicates > 0) as pipeline:
+        return _measure(stack, pipeline, events, events - duplicates, legs)
 
 
-def _measure(stack: LocalStack, pipeline: MeasuredPipeline, events: int, legs: tuple[str, ...]) -> Throughput:
+def _measure(stack: LocalStack, pipeline: MeasuredPipeline, events: int, rows: int, legs: tuple[str, ...]) -> Throughput:
     pid = pipeline.start(*(argument for leg in legs for argument in ("--leg", leg)))
     meter = Meter(pid, {name: int(stack.server(name).pid or 0) for name in ("kafka", "nats", "clickhouse")})
     last, count = legs[-1], "rows_in"
@@ -59,9 +62,9 @@ def _measure(stack: LocalStack, pipeline: MeasuredPipeline, events: int, legs: t
         pipeline.wait(done, LIMIT_SECONDS)
         return time.monotonic(), pipeline.rows(last, count), meter.read()
 
-    begun, first, before = reached(int(events * WARM_UP_SHARE))
-    ended, final, after = reached(events)
-    counted = final - first
+    begun, first, before = reached(int(rows * WARM_UP_SHARE))
+    ended, final, after = reached(rows)
+    counted = round((final - first) * events / rows)
     used = after.since(before)
     return Throughput(counted, ended - begun, {group: used[group] / counted * 1e6 for group in GROUPS}, peak)
 

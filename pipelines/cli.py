@@ -17,7 +17,7 @@ from rich.table import Table
 from pipelines import cli_state
 from pipelines.cli_common import AsJson, File, err, errors_as_exit, out
 from pipelines.config import PipelineConfig, json_schema, load, notes
-from pipelines.errors import ConfigurationError, HaltError, TallyflowError
+from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
 from pipelines.naming import LEGS, Names
 from resources.local import cli as local_cli
 from resources.local.stack import default_home
@@ -281,14 +281,20 @@ def produce(
 def demo(
     count: Annotated[int, typer.Option(min=1, help="Events to produce.")] = 300_000,
     size: Annotated[int, typer.Option(min=150, help="Bytes per event, about.")] = 200,
+    duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are copies of earlier ones.")] = 0.1,
     bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that cannot be parsed.")] = 0.001,
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
 ) -> None:
     """Start real servers, produce orders, run the pipeline over them, and check every position against the table."""
     from pipelines.demo import demo as show
+    from pipelines.orders import Recipe
 
     with errors_as_exit():
-        code = show(count=count, size=size, bad_share=bad_share, seed=seed)
+        try:
+            recipe = Recipe(seed, size, duplicate_share, bad_share)
+        except ValueError as error:
+            raise ConfigurationError("demo", [Fault("", str(error))]) from error
+        code = show(recipe, count)
     raise typer.Exit(code)
 
 

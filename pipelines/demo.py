@@ -28,12 +28,14 @@ from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka_settings import client_settings
 from pipelines.errors import ConfigurationError, Fault
+from pipelines.ledger import read_chain
 from pipelines.naming import Names
+from pipelines.orders import Recipe
 from pipelines.produce import ProduceSummary, produce
 from pipelines.report import tally_table
 from pipelines.status import find_runners
 from pipelines.tally import tally
-from pipelines.verify import read_dead_letters, read_table, read_topic, verify_positions
+from pipelines.verify import POSITION_SCHEMA, duplicates_by_key, read_dead_letters, read_table, read_topic, verify_positions
 from pipelines.verify_contents import verify_contents
 from resources.local.errors import LocalServerError
 from resources.local.stack import Addresses, LocalStack, default_home
@@ -51,12 +53,12 @@ _CONTENT_BYTES = 512 * 1024 * 1024
 """Contents are compared up to this many bytes of values; they are held in memory. Positions always are."""
 
 
-def demo(count: int = 300_000, size: int = 200, bad_share: float = 0.001, seed: int = 1, keep: bool = True) -> int:
+def demo(recipe: Recipe, count: int, keep: bool = True) -> int:
     """Runs the demo and tells about it on standard output; returns the exit code.
 
-    0: every produced record is in the table or among the dead letters, exactly once, with the right contents, the tally has no residue
-    and the runner ended well. 1: anything else, also servers that do not start. `keep`: leave the servers running. Raises TallyflowError
-    when a system fails the demo itself.
+    0: every produced record is in the table or among the dead letters, exactly once, with the right contents, or a copy, dropped and
+    counted; the tally has no residue and the runner ended well. 1: anything else, also servers that do not start. `keep`: leave the
+    servers running. Raises TallyflowError when a system fails the demo itself.
     """
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     if not FILE.exists():
@@ -66,7 +68,7 @@ def demo(count: int = 300_000, size: int = 200, bad_share: float = 0.001, seed: 
         addresses = _start_servers(console, stack)
         environment = {**os.environ, **addresses.environment(), **_fresh_names(), "TALLYFLOW_HOME": str(stack.home)}
         stage = _Stage(console, load(FILE, environment), environment, stack.home)
-        is_exact = stage.play(count, size, bad_share, seed)
+        is_exact = stage.play(recipe, count)
         if keep:
             console.print("The servers keep running, with all of this; `tallyflow down` stops them.")
         else:
@@ -134,13 +136,16 @@ class _Timing:
 
 
 class _Arrivals:
-    """Counts the records of a pipeline that are through: rows in the table, and dead letters. For the progress bar, not for the proof."""
+    """Counts the records of a pipeline that are through: rows in the table, dead letters, duplicates. For the progress bar, not for the
+    proof.
+    """
 
     def __init__(self, config: PipelineConfig) -> None:
         self._sink = config.sink
         self._clickhouse = ClickHouse(config.sink)
         self._log = JetStream(config.nats).connect()
-        self._stream = Names(config.pipeline_id).stream("dlq")
+        self._names = Names(config.pipeline_id)
+        self._stream = self._names.stream("dlq")
         self._seen = 0
         self._dead_letters = 0
 
@@ -154,7 +159,9 @@ class _Arrivals:
         if state is not None and state.last_sequence > self._seen:
             self._dead_letters += sum(message.rows for message in self._log.scan(self._stream, self._seen, state.last_sequence))
             self._seen = state.last_sequence
-        return self._dead_letters + int(found[0][0] or 0 if found else 0)
+        done = read_chain(self._log, self._names.stream("ledger"), self._names.chain("process")).done if state is not None else None
+        duplicates = done.body["totals"].get("duplicates", 0) if done else 0
+        return self._dead_letters + int(duplicates) + int(found[0][0] or 0 if found else 0)
 
     def close(self) -> None:
         self._clickhouse.close()
@@ -169,18 +176,21 @@ class _Stage:
         self._names = Names(config.pipeline_id)
         self._directory = self._names.directory(home)
 
-    def play(self, count: int, size: int, bad_share: float, seed: int) -> bool:
+    def play(self, recipe: Recipe, count: int) -> bool:
         """True iff everything is accounted for."""
-        produced = self._produce(count, size, bad_share, seed)
+        produced = self._produce(recipe, count)
         ended_well = self._run_pipeline(produced.produced)
-        has_residue = self._show_tally()
+        has_residue, dropped = self._show_tally()
         self._show_rows()
         is_exact = self._verify(produced)
-        if is_exact and ended_well and not has_residue:
-            self._console.print(f"[bold green]Every one of the {produced.produced:,} records is accounted for, exactly once.[/]")
+        drops_exactly = dropped == produced.duplicates
+        if is_exact and ended_well and drops_exactly and not has_residue:
+            copies = f" {produced.duplicates:,} copies were produced, exactly these were dropped." if produced.duplicates else ""
+            self._console.print(f"[bold green]Every one of the {produced.produced:,} records is accounted for, exactly once.{copies}[/]")
             return True
         reasons = [
             (not is_exact, "records are missing, doubled or changed"),
+            (not drops_exactly, f"{produced.duplicates:,} copies were produced, {dropped:,} duplicates were dropped"),
             (has_residue, "the tally has a residue"),
             (not ended_well, "the runner failed or stood still"),
         ]
@@ -190,9 +200,9 @@ class _Stage:
     def _say(self, text: str) -> None:
         self._console.print(f"   {text}", soft_wrap=True)
 
-    def _produce(self, count: int, size: int, bad_share: float, seed: int) -> ProduceSummary:
+    def _produce(self, recipe: Recipe, count: int) -> ProduceSummary:
         source = self._config.sources[0]
-        _headline(self._console, 2, f"Producing {count:,} orders of {size:,} bytes to topic {source.topic}")
+        _headline(self._console, 2, f"Producing {count:,} orders of {recipe.size:,} bytes to topic {source.topic}")
         brokers = ",".join(source.connection_params.brokers)
         with _bar(self._console) as bar:
             task = bar.add_task("produced", total=count)
@@ -200,14 +210,16 @@ class _Stage:
                 brokers,
                 source.topic,
                 count,
-                size=size,
-                bad_share=bad_share,
-                seed=seed,
+                size=recipe.size,
+                duplicate_share=recipe.duplicate_share,
+                bad_share=recipe.bad_share,
+                seed=recipe.seed,
                 partitions=_PARTITIONS,
                 progress=lambda sent: bar.update(task, completed=sent),
             )
         bad = ", ".join(f"{count} {kind}" for kind, count in made.bad_kinds.items())
-        self._say(f"{made.good:,} good, {made.bad:,} bad{f' ({bad})' if bad else ''}; {made.bytes / 1e6:,.1f} MB in {made.seconds:.1f} s")
+        kinds = f"{made.good:,} good, {made.duplicates:,} copies, {made.bad:,} bad{f' ({bad})' if bad else ''}"
+        self._say(f"{kinds}; {made.bytes / 1e6:,.1f} MB in {made.seconds:.1f} s")
         return made
 
     def _run_pipeline(self, expected: int) -> bool:
@@ -284,8 +296,8 @@ class _Stage:
         except httpx.HTTPError:
             return False
 
-    def _show_tally(self) -> bool:
-        """True iff something is not accounted for by the ledger."""
+    def _show_tally(self) -> tuple[bool, int]:
+        """(whether something is not accounted for by the ledger, the duplicates that it counts)."""
         _headline(self._console, 4, "The tally: what each leg says of itself")
         log = JetStream(self._config.nats).connect()
         try:
@@ -293,7 +305,7 @@ class _Stage:
         finally:
             log.close()
         self._console.print(tally_table(self._config.pipeline_id, found))
-        return found.residue != 0
+        return found.residue != 0, sum(leg.outcomes.get("duplicates dropped", 0) for leg in found.legs)
 
     def _show_rows(self) -> None:
         sink = self._config.sink
@@ -317,19 +329,22 @@ class _Stage:
         """Compares what Kafka holds with the table and the dead letters, position by position and value by value; no ledger is asked."""
         _headline(self._console, 6, "Checking Kafka's positions against the table and the dead letters")
         compares_contents = produced.bytes <= _CONTENT_BYTES
-        records = read_topic(client_settings(self._config.sources[0]), produced.topic, with_values=compares_contents)
+        columns = ["key", "value"] if compares_contents else ["key"]
+        records = read_topic(client_settings(self._config.sources[0]), produced.topic, columns)
+        duplicates = duplicates_by_key(records)
         rows = read_table(self._config.sink, [mapping.column_name for mapping in self._config.sink.mapping] if compares_contents else ())
         log = JetStream(self._config.nats).connect()
         try:
             letters = read_dead_letters(log, self._names)
         finally:
             log.close()
-        positions = verify_positions(records, rows, letters, expected_dead_letters=produced.bad)
+        positions = verify_positions(records, rows, letters, produced.bad, duplicates)
         lines = positions.lines()
-        is_exact = positions.is_exact and positions.records == produced.produced
+        is_exact = positions.is_exact and (positions.records, positions.duplicates) == (produced.produced, produced.duplicates)
         lines.append(f"records produced: {produced.produced:,}, found in Kafka: {positions.records:,}")
         if compares_contents:
-            contents = verify_contents(records, rows, self._config)
+            first_ones = records.join(duplicates, POSITION_SCHEMA.names, join_type="left anti")
+            contents = verify_contents(first_ones, rows, self._config)
             is_exact = is_exact and contents.is_exact
             lines += contents.lines()
         else:

@@ -39,11 +39,13 @@ Codes = npt.NDArray[np.int64]
 class PositionVerdict:
     """What comparing the positions of Kafka, table and dead letters found.
 
-    `missing` (POSITION_SCHEMA): in Kafka only. `unexpected` (POSITION_SCHEMA): in the table or among the dead letters, not in Kafka.
+    `missing` (POSITION_SCHEMA): in Kafka only. `unexpected` (POSITION_SCHEMA): in the table or among the dead letters, but not in Kafka
+    or a duplicate there.
     `doubled` (POSITION_SCHEMA, `rows`, `dead_letters`): there more than once, the two places together. Each sorted, a position once.
     """
 
     records: int
+    duplicates: int
     rows: int
     dead_letters: int
     expected_dead_letters: int | None
@@ -59,7 +61,10 @@ class PositionVerdict:
 
     def lines(self, examples: int = 5) -> list[str]:
         """The verdict in words, one line per finding, with up to `examples` positions as `topic/partition/offset`."""
-        found = [f"{self.records:,} records in Kafka = {self.rows:,} rows + {self.dead_letters:,} dead letters"]
+        places = [f"{self.rows:,} rows", f"{self.dead_letters:,} dead letters"]
+        if self.duplicates:
+            places.append(f"{self.duplicates:,} duplicates")
+        found = [f"{self.records:,} records in Kafka = {' + '.join(places)}"]
         for name, table in (("missing", self.missing), ("doubled", self.doubled), ("unexpected", self.unexpected)):
             shown = ", ".join(_told(row) for row in table.slice(0, examples).to_pylist())
             more = ", ..." if table.num_rows > examples else ""
@@ -75,24 +80,28 @@ def _told(row: dict[str, object]) -> str:
 
 
 def verify_positions(
-    records: pa.Table, rows: pa.Table, dead_letters: pa.Table, expected_dead_letters: int | None = None
+    records: pa.Table, rows: pa.Table, dead_letters: pa.Table, expected_dead_letters: int | None = None, duplicates: pa.Table | None = None
 ) -> PositionVerdict:
-    """Compares the positions as multisets: each of `records` must be in `rows` or in `dead_letters`, exactly once in all.
+    """Compares the positions as multisets: each of `records` must be in `rows` or in `dead_letters`, exactly once in all;
+    those that are in `duplicates`, in neither.
 
     The tables need the columns of POSITION_SCHEMA (a dictionary is fine for the topic); others are ignored. `records` holds each position
     once. `expected_dead_letters`: how many bad records were produced, where that is known. Raises ValueError for a null, or for a position
     that cannot be encoded: over 127 topics, partition over 65,535, offset over 2^40.
     """
-    tables = [_positions(table) for table in (records, rows, dead_letters)]
+    none = POSITION_SCHEMA.empty_table()
+    tables = [_positions(table) for table in (records, rows, dead_letters, none if duplicates is None else duplicates)]
     topics = pc.unique(pa.concat_tables(tables)["_tf_topic"]).sort()
-    expected, in_table, in_queue = (_encode(table, topics) for table in tables)
+    in_kafka, in_table, in_queue, dropped = (_encode(table, topics) for table in tables)
+    expected = np.setdiff1d(in_kafka, dropped)
     found, counts = np.unique(np.concatenate([in_table, in_queue]), return_counts=True)
     doubled = found[counts > 1]
     doubled_table = _decode(doubled, topics)
     doubled_table = doubled_table.append_column("rows", pa.array(_occurrences(in_table, doubled)))
     doubled_table = doubled_table.append_column("dead_letters", pa.array(_occurrences(in_queue, doubled)))
     return PositionVerdict(
-        len(expected),
+        len(in_kafka),
+        len(dropped),
         len(in_table),
         len(in_queue),
         expected_dead_letters,
@@ -134,8 +143,23 @@ def _occurrences(codes: Codes, wanted: Codes) -> npt.NDArray[np.int64]:
     return found
 
 
-def read_topic(settings: Mapping[str, str | bool | int], topic: str, with_values: bool = False) -> pa.Table:
-    """Every committed record of a topic, from its first offset to the end that it has now: POSITION_SCHEMA, and `value` (binary) if asked.
+def duplicates_by_key(records: pa.Table) -> pa.Table:
+    """The records (POSITION_SCHEMA, `key`) whose key an earlier record of their partition has: what dedup by that key must drop.
+
+    Only for topics whose copies have the Kafka key of their original, and so its partition, within one window; null keys are all different.
+    """
+    records = records.select([*POSITION_SCHEMA.names, "key"]).filter(pc.is_valid(records["key"]))
+    order = [("key", "ascending"), ("_tf_partition", "ascending"), ("_tf_offset", "ascending")]
+    ordered = records.sort_by(order).combine_chunks()
+    if ordered.num_rows < 2:
+        return POSITION_SCHEMA.empty_table()
+    is_same = [pc.equal(ordered[name].slice(1), ordered[name].slice(0, ordered.num_rows - 1)) for name in ("key", "_tf_partition")]
+    is_copy = pc.and_(*is_same)
+    return ordered.slice(1).filter(is_copy).select(POSITION_SCHEMA.names)
+
+
+def read_topic(settings: Mapping[str, str | bool | int], topic: str, columns: Sequence[str] = ()) -> pa.Table:
+    """Every committed record of a topic, from its first offset to the end that it has now: POSITION_SCHEMA, and `columns`: `key`, `value`.
 
     `settings` are librdkafka's, `bootstrap.servers` at least. Offsets may have gaps. Raises RetryableError when Kafka gives nothing for
     30 s, HaltError when the topic does not exist.
@@ -151,7 +175,7 @@ def read_topic(settings: Mapping[str, str | bool | int], topic: str, with_values
             "log_level": 0,
         }
     )
-    schema = pa.schema([*POSITION_SCHEMA, ("value", pa.binary())]) if with_values else POSITION_SCHEMA
+    schema = pa.schema([*POSITION_SCHEMA, *((name, pa.binary()) for name in columns)])
     try:
         ends, starts = _bounds(consumer, topic)
         consumer.assign([TopicPartition(topic, partition, starts[partition]) for partition, end in ends.items() if starts[partition] < end])
@@ -203,14 +227,14 @@ def _messages(consumer: Consumer, topic: str, starts: Mapping[int, int], ends: M
 
 def _records(topic: str, messages: Sequence[Message], schema: pa.Schema) -> pa.Table:
     count = len(messages)
-    columns = [
+    positions = [
         pa.repeat(pa.scalar(topic), count),
         pa.array(np.fromiter(map(Message.partition, messages), dtype=np.int32, count=count)),
         pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
     ]
-    if "value" in schema.names:
-        columns.append(pa.array(list(map(Message.value, messages)), pa.binary()))
-    return pa.table(columns, schema=schema)
+    parts = {"key": Message.key, "value": Message.value}
+    others = [pa.array(list(map(part, messages)), pa.binary()) for name, part in parts.items() if name in schema.names]
+    return pa.table([*positions, *others], schema=schema)
 
 
 def read_table(sink: ClickHouseSink, columns: Sequence[str] = ()) -> pa.Table:

@@ -51,9 +51,10 @@ class ContentVerdict:
 def verify_contents(records: pa.Table, rows: pa.Table, config: PipelineConfig) -> ContentVerdict:
     """Compares `rows` (mapped columns and positions, as `verify.read_table` gives them) with what `records` call for.
 
-    `records` have the positions and `value`, as `verify.read_topic(with_values=True)` gives them. A record fits when it is a JSON object
-    whose fields have the declared types (null and absent are the same), each mapped value has a place in its column, and a null stands for
-    Nullable columns only; other records must not have a row. Keys twice in one object are not looked for, nor columns with a DEFAULT.
+    `records` have the positions and `value`, as `verify.read_topic` gives them, without what dedup drops. A record fits when it is a JSON
+    object whose fields have the declared types (null and absent are the same), each mapped value has a place in its column, and a null
+    stands for Nullable columns only; other records must not have a row. Keys twice in one object are not looked for, nor columns with a
+    DEFAULT.
     Raises ValueError for a field or column type that it does not know.
     """
     fields = [_Field(index, field.name, field.type) for index, field in enumerate(config.sources[0].schema_fields)]

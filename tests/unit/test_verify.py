@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.config import PipelineConfig, load
-from pipelines.verify import POSITION_SCHEMA, verify_positions
+from pipelines.verify import POSITION_SCHEMA, duplicates_by_key, verify_positions
 from pipelines.verify_contents import verify_contents
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders" / "pipeline.yaml"
@@ -101,6 +101,32 @@ def test_another_number_of_dead_letters_than_produced_is_not_exact() -> None:
     verdict = verify_positions(at(A0, A1), at(A0), at(A1), expected_dead_letters=2)
     assert verdict.missing.num_rows == verdict.doubled.num_rows == verdict.unexpected.num_rows == 0
     assert not verdict.is_exact
+
+
+def test_duplicates_must_be_in_neither_place() -> None:
+    verdict = verify_positions(at(A0, A1, A2), at(A0), at(A2), expected_dead_letters=1, duplicates=at(A1))
+    assert verdict.is_exact
+    assert verdict.lines()[0] == "3 records in Kafka = 1 rows + 1 dead letters + 1 duplicates"
+    slipped = verify_positions(at(A0, A1), at(A0, A1), at(), duplicates=at(A1))
+    assert not slipped.is_exact
+    assert told(slipped.unexpected) == [A1]
+    swallowed = verify_positions(at(A0, A1), at(), at(), duplicates=at(A1))
+    assert told(swallowed.missing) == [A0]
+
+
+def test_a_duplicate_has_the_key_of_an_earlier_record_of_its_partition() -> None:
+    keys = [(0, 5, b"x"), (0, 3, b"x"), (0, 4, b"y"), (1, 0, b"x"), (0, 9, b"x"), (0, 6, None), (0, 7, None)]
+    records = pa.table(
+        [
+            pa.array(["a"] * len(keys)),
+            pa.array([partition for partition, _, _ in keys], pa.int32()),
+            pa.array([offset for _, offset, _ in keys]),
+            pa.array([key for _, _, key in keys], pa.binary()),
+        ],
+        names=[*POSITION_SCHEMA.names, "key"],
+    )
+    assert sorted(told(duplicates_by_key(records))) == [("a", 0, 5), ("a", 0, 9)]
+    assert duplicates_by_key(records.slice(0, 0)).num_rows == duplicates_by_key(records.slice(0, 1)).num_rows == 0
 
 
 def test_the_lines_show_a_few_examples_only() -> None:
