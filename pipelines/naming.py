@@ -32,7 +32,7 @@ class Names:
     pipeline: str
 
     def stream(self, role: str) -> str:
-        """Stream name; `role` is raw, out, dlq or ledger."""
+        """Stream name; `role` is one of ROLES."""
         return f"tf-{self.pipeline}-{role}"
 
     def subjects(self, role: str) -> str:
@@ -47,6 +47,9 @@ class Names:
 
     def dead_letters(self, leg: str, bucket: int) -> str:
         return f"tf.{self.pipeline}.dlq.{leg}.{bucket}"
+
+    def duplicates(self, bucket: int) -> str:
+        return f"tf.{self.pipeline}.duplicates.{bucket}"
 
     def chain(self, leg: str) -> str:
         """Subject of one leg's chain in the ledger."""
@@ -73,7 +76,7 @@ def dedup_directory(state_path: str, bucket: int) -> str:
     return f"{state_path}/dedup/{bucket}"
 
 
-ROLES = ("raw", "out", "dlq", "ledger")
+ROLES = ("raw", "out", "dlq", "duplicates", "ledger")
 LEGS = ("ingest", "process", "sink")
 
 

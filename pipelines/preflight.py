@@ -31,7 +31,7 @@ POSITION_COLUMN_TYPES = (
     ("_tf_offset", "Int64"),
     ("_tf_arrival", "DateTime64(6, 'UTC')"),
 )
-_STREAM_OVERHEAD_SUBJECTS = ("dlq", "ledger")
+_STREAM_OVERHEAD_SUBJECTS = ("dlq", "duplicates", "ledger")
 
 
 @dataclass(frozen=True)

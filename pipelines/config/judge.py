@@ -119,8 +119,6 @@ def _unsupported_transform(path: str, transform: Transform) -> Iterator[str]:
         return
     if transform.config.time != "arrival":
         yield f"{path}.config.time: {transform.config.time} is not supported yet"
-    if transform.config.keep_duplicates:
-        yield f"{path}.config.keep_duplicates: is not supported yet"
 
 
 def document_of(config: PipelineConfig) -> dict[str, Any]:

@@ -26,7 +26,10 @@ class DedupConfig(Model):
     allowed_lateness: Duration = ours(
         timedelta(0), "With `time: event`: how far a record may lie behind the newest one before it is rejected as late."
     )
-    keep_duplicates: bool = ours(False, "Write every dropped copy to the dead-letter queue instead of only counting it.")
+    keep_duplicates: bool = ours(
+        False,
+        "Write dropped copies, as the rows they would have become, to the stream `tf-<pipeline>-duplicates`. They are counted always.",
+    )
 
     def faults(self) -> Faults:
         if self.time == "event" and self.time_field is None:

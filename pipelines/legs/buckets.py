@@ -28,7 +28,7 @@ Listing = list[list[Any]]
 
 
 class Buckets:
-    """The out and dead-letter subjects, and the stores, of the buckets that an item touches.
+    """The out, dead-letter and duplicates subjects, and the stores, of the buckets that an item touches.
 
     The item holds `to`, the end of the plan, `from`, `tails` by subject, `runs` by bucket, and `clock_us`, all as of the last `done`.
     """
@@ -67,6 +67,8 @@ class Buckets:
         self.runs[str(bucket)] = listed(store.add(found.entries, (self._item["from"], self._item["to"]), expired))
         reach("process.after-state")
         append_rows(self._appender("out", self._connections.names.out(bucket)), found.accepted)
+        if self._config.dedup_keeps:
+            append_rows(self._appender("duplicates", self._connections.names.duplicates(bucket)), found.duplicates)
         return {"rows_out": found.accepted.num_rows, "duplicates": found.duplicates.num_rows}
 
     def tails(self) -> dict[str, Any]:

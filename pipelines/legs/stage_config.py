@@ -29,7 +29,7 @@ RELEASE = 1
 class StageConfig:
     """Fields to read, columns to write. `mapping` rows are (field, column, type, whether the table gives a DEFAULT).
 
-    `dedup_key`: the fields of the key, none without dedup; `dedup_window_us` in microseconds.
+    `dedup_key`: the fields of the key, none without dedup; `dedup_window_us` in microseconds; `dedup_keeps`: dropped copies go to a stream.
     """
 
     release: int
@@ -43,12 +43,15 @@ class StageConfig:
     position_columns: tuple[str, ...]
     dedup_key: tuple[str, ...] = ()
     dedup_window_us: int = 0
+    dedup_keeps: bool = False
 
     def encode(self) -> bytes:
         record = asdict(self)
         if not self.dedup_key:
             # As written before dedup existed: the version of such a configuration stays what it was.
             del record["dedup_key"], record["dedup_window_us"]
+        if not self.dedup_keeps:
+            del record["dedup_keeps"]
         return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
     @property
@@ -105,7 +108,12 @@ def _dedup(config: PipelineConfig) -> dict[str, Any]:
     found = [transform.config for transform in config.transforms if transform.type == "dedup"]
     if not found:
         return {}
-    return {"dedup_key": found[0].key, "dedup_window_us": found[0].time_window // timedelta(microseconds=1)}
+    dedup = found[0]
+    return {
+        "dedup_key": dedup.key,
+        "dedup_window_us": dedup.time_window // timedelta(microseconds=1),
+        "dedup_keeps": dedup.keep_duplicates,
+    }
 
 
 def store(log: Log, names: Names, config: StageConfig) -> str:

@@ -10,15 +10,15 @@ from pipelines.failpoints import VARIABLE
 pytestmark = pytest.mark.crash
 
 
-def _began(case: PipelineCase) -> None:
-    case.write_file(keyed_by("id"))
+def _began(case: PipelineCase, keep_duplicates: bool = False) -> None:
+    case.write_file(keyed_by("id", keep_duplicates=keep_duplicates))
     case.create_topic()
     case.send(copies(1500))
 
 
 @pytest.mark.parametrize("point", ["process.before-state:1", "process.after-state:1", "process.after-state:2", "process.after-publish:1"])
 def test_a_kill_around_the_store_is_repaired_by_the_next_run(case: PipelineCase, point: str) -> None:
-    _began(case)
+    _began(case, keep_duplicates=True)
     assert case.run_plain().returncode == 0
     case.send(copies(3000, first=1500, keys=1499))
     killed = case.run_plain(**{VARIABLE: point})
@@ -26,7 +26,7 @@ def test_a_kill_around_the_store_is_repaired_by_the_next_run(case: PipelineCase,
     case.send(copies(500, first=4500, keys=1499))
     finished = case.run_plain()
     assert finished.returncode == 0, finished.stderr
-    found = check_first_of_keys(case)
+    found = check_first_of_keys(case, keeps_duplicates=True)
     assert (found["row"], found["letter"]) == (1499, 50)
 
 

@@ -24,6 +24,16 @@ def test_the_first_record_of_each_key_arrives_once(case: PipelineCase, session: 
     assert check_first_of_keys(case) == {"row": 701, "duplicate": 2269, "letter": 30}
 
 
+@pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
+def test_dropped_copies_may_be_kept_in_a_stream_of_their_own(case: PipelineCase, session: SparkSession, options: dict[str, Any]) -> None:
+    case.write_file(keyed_by("id", keep_duplicates=True))
+    case.create_topic()
+    for first in (0, 1500):
+        case.send(copies(1500, first=first))
+        case.warm_run(**options)
+    assert check_first_of_keys(case, keeps_duplicates=True) == {"row": 701, "duplicate": 2269, "letter": 30}
+
+
 def test_keys_are_remembered_from_run_to_run_and_from_driver_to_tasks(case: PipelineCase, session: SparkSession) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()

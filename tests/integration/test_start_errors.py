@@ -309,11 +309,6 @@ def with_dedup_by_event_time(document: dict[str, Any]) -> None:
     document["transforms"] = [{"type": "dedup", "source_id": "events", "config": window}]
 
 
-def with_kept_duplicates(document: dict[str, Any]) -> None:
-    window = {"key": "id", "time_window": "1h", "keep_duplicates": True}
-    document["transforms"] = [{"type": "dedup", "source_id": "events", "config": window}]
-
-
 def with_filter(document: dict[str, Any]) -> None:
     document["transforms"] = [{"type": "filter", "source_id": "events", "config": {"expression": "amount > 1"}}]
 
@@ -330,7 +325,7 @@ def with_join(document: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize("change", [with_dedup_by_event_time, with_kept_duplicates, with_filter, with_join])
+@pytest.mark.parametrize("change", [with_dedup_by_event_time, with_filter, with_join])
 def test_stages_of_a_later_release_are_refused(case: PipelineCase, change: Change) -> None:
     case.create_topic()
     case.write_file(change)
