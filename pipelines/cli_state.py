@@ -117,3 +117,19 @@ def compact(file: File, as_json: AsJson = False) -> None:
         oldest = " -> ".join(f"{each.oldest:%m-%d %H:%M:%S}" if each.oldest else "none" for each in (one.before, one.after))
         table.add_row(str(one.bucket), *(f"{a:,} -> {b:,}" for a, b in pairs), oldest, f"{one.live_keys:,}", one.outcome)
     out.print(table)
+
+
+def rebuild_state(file: File, as_json: AsJson = False) -> None:
+    """Rebuild the keys that dedup remembers from the raw stream, for a stopped pipeline whose store was lost or is damaged."""
+    from pipelines.rebuild import rebuild
+
+    with _key_state(file) as keys, Progress(console=err, transient=True) as progress:
+        task = progress.add_task("judging the raw stream again", total=None)
+        found = rebuild(keys, lambda done, of: progress.update(task, completed=done, total=max(of, 1)))
+    if as_json:
+        _print_json(asdict(found))
+        return
+    out.print(
+        f"{found.records:,} records judged again: {found.accepted:,} first ones and {found.duplicates:,} duplicates, as the ledger counted"
+    )
+    out.print(f"the store holds {found.entries:,} entries in {found.runs} runs; start the pipeline")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.errors import FencedError, HaltError, InvariantError
+from pipelines.errors import FencedError, InvariantError
 from pipelines.failpoints import RUNNER_PID_VARIABLE, reach
 from pipelines.key_state import KeyState, instant
 from pipelines.lease import Lease
@@ -61,8 +61,8 @@ class _Merged:
 def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS) -> list[Compacted]:
     """Compacts every bucket; one report per bucket. Safe to kill, and to repeat.
 
-    Raises HaltError when a stopped pipeline has an unfinished range, StateDamagedError for a damaged run, InvariantError when a live key
-    is not in the new run (then nothing was listed).
+    Raises HaltError before the first record, StateDamagedError for a damaged run, InvariantError when a live key is not in the new run
+    (then nothing was listed).
     """
     os.environ.setdefault(RUNNER_PID_VARIABLE, str(os.getpid()))
     lease = Lease(state.connections.log, state.names, state.directory, "process")
@@ -80,8 +80,6 @@ def _listed(state: KeyState, epoch: int) -> list[Compacted]:
     """No leg runs, we hold its lease: our `done` lists the new runs, and the old ones go."""
     chain = Chain(state.connections.log, state.names.stream("ledger"), state.names.chain("process"), epoch)
     found = chain.open()
-    if found.plan is not None:
-        raise HaltError(f"compacting {state.names.pipeline}: a range was begun and is not finished; start the pipeline, then compact")
     merged = _merge_all(state, found)
     reach("compact.after-runs")
     changed = [one for one in merged if one.report.outcome != "unchanged"]

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pipelines.config import PipelineConfig
 from pipelines.dedup import KEY_COLUMNS, with_keys
 from pipelines.errors import ConfigurationError, Fault, HaltError, StateDamagedError
-from pipelines.ledger import ChainState, read_chain
+from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs.connections import Connections
 from pipelines.legs.frames import arrivals, new_counts, stages, steps
 from pipelines.legs.stage_config import StageConfig
@@ -105,7 +105,10 @@ class KeyState:
         """The configuration of the last range that was done. Raises HaltError before the first."""
         if state.done is None:
             raise HaltError(f"looking into the key store of {self.names.pipeline}: no record has gone through the pipeline yet")
-        return self.connections.stage_config(state.done.body["config"])
+        return self.stage_config_of(state.done)
+
+    def stage_config_of(self, done: Entry) -> StageConfig:
+        return self.connections.stage_config(done.body["config"])
 
     def store(self, state: ChainState, bucket: int) -> KeyedStore:
         """The bucket's store, open on what `state` lists. Raises StateDamagedError when a run is missing."""

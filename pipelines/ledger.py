@@ -141,11 +141,11 @@ class Chain:
         return entry
 
     def restate(self, **body: Json) -> Entry:
-        """Appends the last `done` again with these parts replaced; its range and its totals stay. There must be one, and no open plan."""
-        before = self.state.done
-        if before is None or self.state.plan is not None:
-            raise InvariantError(f"restating on {self._subject}: a plan is open, or nothing is done yet")
-        entry = self._decide(Entry("done", self._epoch, {**before.body, **body}, before.sequence))
+        """Appends the last `done` again with these parts replaced. Its range and its totals stay, and so does an open plan behind it."""
+        before, plan = self.state.done, self.state.plan
+        if before is None:
+            raise InvariantError(f"restating on {self._subject}: nothing is done yet")
+        entry = self._decide(Entry("done", self._epoch, {**before.body, **body}, before.sequence, plan.sequence if plan else 0))
         self.state = replace(self.state, done=entry)
         return entry
 

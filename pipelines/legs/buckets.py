@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.append import Appender, Tail, append_rows, last_position
-from pipelines.dedup import KEY_COLUMNS, dedup
+from pipelines.dedup import KEY_COLUMNS, Deduplicated, dedup
 from pipelines.failpoints import reach
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item
@@ -21,6 +21,7 @@ from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_key, bucket_of_partition
 from pipelines.records import Position, in_position_order
 from pipelines.state.runs import RunFacts
+from pipelines.state.store import KeyedStore
 
 MAX_EMIT = 2**32 - 1
 Listing = list[list[Any]]
@@ -57,11 +58,9 @@ class Buckets:
         The store is read as the last `done` lists it and nothing else, so a second attempt gives the same answer. Different buckets may
         be worked on by different threads.
         """
-        rows = in_position_order(rows)
         store = self._connections.dedup_store(bucket)
         store.open([RunFacts(*listed) for listed in self._item["runs"].get(str(bucket), [])])
-        times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
-        found = dedup(rows, times, self._config.dedup_window_us, store.find)
+        found = first_of_keys(self._config, rows, store)
         reach("process.before-state")
         expired = self._item["clock_us"] - self._config.dedup_window_us
         self.runs[str(bucket)] = listed(store.add(found.entries, (self._item["from"], self._item["to"]), expired))
@@ -88,6 +87,12 @@ class Buckets:
             stream = self._connections.names.stream(role)
             self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail)
         return self._by_subject[subject]
+
+
+def first_of_keys(config: StageConfig, rows: pa.Table, store: KeyedStore) -> Deduplicated:
+    """All rows of a range that fall into one bucket, in any order, judged against its store, which is open on what came before."""
+    rows = in_position_order(rows)
+    return dedup(rows, rows.column("_tf_arrival").cast(pa.int64()).to_numpy(), config.dedup_window_us, store.find)
 
 
 def listed(runs: Iterable[RunFacts]) -> Listing:

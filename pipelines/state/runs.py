@@ -24,7 +24,7 @@ SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64()), ("time", pa.int64(
 BLOCK_ROWS = 64 * 1024
 _ROWS_PER_PREFIX = 8
 _FORMAT = 1
-_REMEDY = "nothing was written; restore the pipeline's state directory from a backup of the same moment as its streams"
+_REMEDY = "nothing was written; stop the pipeline and rebuild the store from the raw stream with `tallyflow rebuild-state`"
 
 Rows = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

@@ -1,7 +1,9 @@
 """What the commands say of remembered keys, and compaction: beside a stopped pipeline and a running one."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,10 @@ from dedup_case import check_first_of_keys, copies, event, keyed_by
 from pipeline_case import PipelineCase, wait_until
 
 from pipelines.config import parse
-from pipelines.errors import ConfigurationError, HaltError
+from pipelines.errors import ConfigurationError, DataLossError, FencedError, HaltError, StateDamagedError
 from pipelines.failpoints import VARIABLE
 from pipelines.key_state import KeyState, listing
+from pipelines.rebuild import rebuild
 from pipelines.tally import Tally, tally
 
 pytestmark = pytest.mark.integration
@@ -156,15 +159,72 @@ def test_a_compaction_that_was_killed_leaves_files_that_the_next_start_deletes(c
     check_first_of_keys(case)
 
 
-def test_an_unfinished_range_is_finished_before_anything_is_compacted(case: PipelineCase) -> None:
+def test_a_range_that_was_begun_is_finished_after_a_compaction(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     batches(case, 1)
     case.send(copies(400, first=400, keys=1499))
     assert case.run_plain(**{VARIABLE: "process.after-state:1"}).returncode == -9
-    refused = case.command("compact", str(case.file))
-    assert refused.returncode == 1
-    assert "start the pipeline, then compact" in refused.stderr
+    report = answer(case, "compact")
+    assert [one["live_keys"] for one in report] == [one["before"]["entries"] for one in report]
     case.warm_run()
-    assert {one["outcome"] for one in answer(case, "compact")} == {"listed"}
     check_first_of_keys(case)
+
+
+def store_directory(case: PipelineCase) -> Path:
+    return case.names.directory(case.home) / "state"
+
+
+@pytest.mark.parametrize("with_open_plan", [False, True])
+def test_a_lost_store_is_rebuilt_from_the_raw_stream(case: PipelineCase, with_open_plan: bool) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case, 3)
+    if with_open_plan:
+        case.send(copies(400, first=1200, keys=1499))
+        assert case.run_plain(**{VARIABLE: "process.after-publish:1"}).returncode == -9
+    shutil.rmtree(store_directory(case))
+    case.send(copies(400, first=1600, keys=1499))
+    with pytest.raises(StateDamagedError, match="tallyflow rebuild-state"):
+        case.warm_run()
+    found = answer(case, "rebuild-state")
+    assert (found["records"], found["accepted"] + found["duplicates"]) == (1200, 1188)
+    assert run_files(case) == listed_files(case)
+    case.warm_run()
+    check_first_of_keys(case)
+
+
+def test_a_store_is_rebuilt_under_the_configurations_of_its_ranges(case: PipelineCase) -> None:
+    def without_amount(document: dict[str, Any]) -> None:
+        keyed_by("id")(document)
+        document["sink"]["mapping"] = document["sink"]["mapping"][:2]
+
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case, 1)
+    case.write_file(without_amount)
+    batches(case, 2, first=1)
+    before = answer(case, "state")
+    found = answer(case, "rebuild-state")
+    assert found["entries"] == sum(bucket["entries"] for bucket in before["buckets"])
+    case.warm_run()
+    check_first_of_keys(case)
+
+
+def test_nothing_is_rebuilt_while_the_pipeline_runs_or_without_the_whole_raw_stream(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case, 1)
+    runner = case.warm_runner(until_caught_up=False)
+    thread = case.in_background(runner)
+    with pytest.raises(FencedError, match="already holds leg process"):
+        rebuild(key_state(case))
+    runner.request_stop()
+    thread.join()
+    log = case.log()
+    log.purge(case.names.stream("raw"), case.names.subjects("raw"), 3)
+    log.close()
+    listed = listed_files(case)
+    with pytest.raises(DataLossError, match="begins at sequence 3"):
+        rebuild(key_state(case))
+    assert run_files(case) == listed_files(case) == listed

@@ -53,7 +53,7 @@ def test_readme_has_exactly_two_set_up_commands() -> None:
 
 def documented_commands(page: str) -> Iterator[tuple[str, set[str]]]:
     """(command, its options) of every `tallyflow ...` on a page; `up | down` names two."""
-    for names, rest in re.findall(r"\btallyflow ((?:[a-z]+ \| )*[a-z]+)\b([^`\n]*)", page):
+    for names, rest in re.findall(r"\btallyflow ((?:[a-z]+ \| )*[a-z]+(?:-[a-z]+)?)\b([^`\n]*)", page):
         for name in names.split(" | "):
             yield name, set(re.findall(r"--[a-z-]+", rest))
 
