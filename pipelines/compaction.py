@@ -139,7 +139,7 @@ def _delete(state: KeyState, bucket: int, runs: tuple[RunFacts, ...], kept: tupl
 def _merge_all(state: KeyState, found: ChainState) -> list[_Merged]:
     config = state.stage_config(found)
     assert found.done is not None
-    expired = found.done.body["clock_us"] - config.dedup_window_us
+    expired = config.dedup_expired_us(found.done.body)
     return [_merge(state.store(found, bucket), bucket, expired, found.done.body["to"]) for bucket in range(config.buckets)]
 
 

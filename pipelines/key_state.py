@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
-from pipelines.dedup import KEY_COLUMNS, with_keys
+from pipelines.dedup import KEY_COLUMNS, NEVER, TIME_COLUMN, FrameTimes, with_keys
 from pipelines.errors import ConfigurationError, Fault, HaltError, StateDamagedError
 from pipelines.ledger import ChainState, Entry, read_chain
+from pipelines.legs.arrivals import arrivals, steps
 from pipelines.legs.connections import Connections
-from pipelines.legs.frames import arrivals, new_counts, stages, steps
+from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, bucket_of_key
 from pipelines.parse import parse
@@ -44,7 +45,9 @@ class BucketState:
 
 @dataclass(frozen=True)
 class StoreState:
-    """The dedup store as the last `done` lists it. `clock`: arrival of the last record that was judged; None before the first."""
+    """The dedup store as the last `done` lists it. `clock`: what windows are over by, the arrival of the last record that was judged, or
+    the watermark where the window is measured on a field; None before the first.
+    """
 
     pipeline: str
     key: tuple[str, ...]
@@ -137,7 +140,7 @@ class KeyState:
             sizes = [store.place.size(facts.name) for facts in store.live]
             found.append(BucketState(bucket, sum(facts.rows for facts in store.live), sum(sizes), len(sizes)))
         window = timedelta(microseconds=config.dedup_window_us)
-        return StoreState(self.names.pipeline, config.dedup_key, window, clock(state), tuple(found))
+        return StoreState(self.names.pipeline, config.dedup_key, window, clock(state, config), tuple(found))
 
     def why(self, texts: Sequence[str], tell: Callable[[int, int], None] = lambda done, of: None) -> KeyHistory:
         """The history of the key whose fields have these values, in the order of the file's `key`.
@@ -157,7 +160,7 @@ class KeyState:
         at, first = instant(int(found.time[0])), Position(int(found.sequence[0]), int(found.ordinal[0]), 0)
         expires = at + timedelta(microseconds=config.dedup_window_us)
         duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, int(found.time[0]), tell)
-        now = clock(state)
+        now = clock(state, config)
         return KeyHistory(
             values, bucket, self._seen(at, first), expires, now is not None and expires <= now, duplicates, tuple(dropped), scanned
         )
@@ -198,19 +201,36 @@ class KeyState:
     ) -> tuple[int, list[Seen], int]:
         """(how many, the first of them, records looked at): the records of the key behind `first` that had been judged by `state`."""
         assert state.done is not None
-        count, counts, to = 0, new_counts(), state.done.body["to"]
+        log, stream, to = self.connections.log, self.names.stream("raw"), state.done.body["to"]
+        start, newest, arrival_us = first.sequence - 1, NEVER, at_us
+        if config.dedup_time_field:
+            start, newest, arrival_us = self._done_before(first.sequence)
+        count, counts = 0, new_counts()
         shown: list[Seen] = []
-        log, stream = self.connections.log, self.names.stream("raw")
-        frames = log.fetch(stream, self.names.subjects("raw"), first.sequence - 1, to)
-        for step in steps(arrivals(frames, at_us)):
-            tell(step[-1].message.sequence - first.sequence, to - first.sequence)
+        for step in steps(arrivals(log.fetch(stream, self.names.subjects("raw"), start, to), arrival_us)):
+            tell(step[-1].message.sequence - start, to - start)
             rows, _ = stages(self.connections.engine, config, "", step, counts)
+            if config.dedup_time_field:
+                times = FrameTimes.of(rows, newest)
+                marks = times.watermarks(rows.column("_tf_sequence").to_numpy(), config.dedup_lateness_us)
+                rows, newest = rows.filter(pa.array(rows.column(TIME_COLUMN).to_numpy() >= marks)), times.last
             hi, lo = (rows.column(name).to_numpy() for name in KEY_COLUMNS)
             mine = rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
             later = [row for row in mine if Position(row["_tf_sequence"], row["_tf_ordinal"], 0) > first]
             count += len(later)
             shown += [_seen_row(row) for row in later[: SHOWN_DUPLICATES - len(shown)]]
         return count, shown, counts["rows_in"]
+
+    def _done_before(self, sequence: int) -> tuple[int, int, int]:
+        """(to, newest time, arrival) of the last `done` that ends before `sequence`: where watermarks can be counted from."""
+        log, subject = self.connections.log, self.names.chain("process")
+        found = 0, NEVER, 0
+        for entry in map(Entry.decode, log.fetch(self.names.stream("ledger"), subject, 0, self.chain().sequence)):
+            if entry.kind == "done" and entry.body["to"] >= sequence:
+                break
+            if entry.kind == "done":
+                found = entry.body["to"], entry.body["newest_us"], entry.body["clock_us"]
+        return found
 
 
 def listing(state: ChainState, bucket: int) -> list[RunFacts]:
@@ -219,9 +239,10 @@ def listing(state: ChainState, bucket: int) -> list[RunFacts]:
     return [RunFacts(*listed) for listed in runs.get(str(bucket), [])]
 
 
-def clock(state: ChainState) -> datetime | None:
-    """Arrival of the last record that was judged."""
-    return instant(state.done.body["clock_us"]) if state.done else None
+def clock(state: ChainState, config: StageConfig) -> datetime | None:
+    """What windows are over by."""
+    found = config.dedup_clock_us(state.done.body) if state.done else NEVER
+    return None if found == NEVER else instant(found)
 
 
 def instant(microseconds: int) -> datetime:

@@ -11,12 +11,14 @@ from itertools import islice
 
 import pyarrow as pa
 
+from pipelines.dedup import NEVER, FrameTimes
 from pipelines.errors import DataLossError, InvariantError
 from pipelines.key_state import KeyState
 from pipelines.lease import Lease
 from pipelines.ledger import Chain, Entry
+from pipelines.legs.arrivals import Arrived, arrivals, steps
 from pipelines.legs.buckets import first_of_keys, key_owners, listed, shares
-from pipelines.legs.frames import Arrived, arrivals, new_counts, stages, steps
+from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 
 FRAMES_PER_BATCH = 120
@@ -65,6 +67,7 @@ class _Rebuilding:
         self._counts: Counter[str] = Counter(new_counts())
         self._accepted = self._duplicates = 0
         self._clock_us = self._from = 0
+        self._newest_us = NEVER
         self.stores = {bucket: state.connections.dedup_store(bucket) for bucket in range(state.stage_config_of(done).buckets)}
         for store in self.stores.values():
             store.open([])
@@ -102,10 +105,11 @@ class _Rebuilding:
         """One portion through the stages and into the stores."""
         parts = [stages(self._state.connections.engine, config, "", step, self._counts)[0] for step in steps(frames)]
         rows = pa.concat_tables(parts, promote_options="default").unify_dictionaries()
-        to, expired = frames[-1].message.sequence, self._clock_us - config.dedup_window_us
+        to, expired = frames[-1].message.sequence, config.dedup_expired_us({"clock_us": self._clock_us, "newest_us": self._newest_us})
+        times = FrameTimes.of(rows, self._newest_us) if config.dedup_time_field else None
         for bucket, share in shares(rows, key_owners(rows, config.buckets)):
             store = self.stores[bucket]
-            found = first_of_keys(config, share, store)
+            found, _ = first_of_keys(config, share, store, times)
             before, after = store.live, store.add(found.entries, (self._from, to), expired)
             for facts in {*before} - {*after}:
                 store.place.delete(facts.name)
@@ -113,6 +117,7 @@ class _Rebuilding:
             self._accepted += found.accepted.num_rows
             self._duplicates += found.duplicates.num_rows
         self._from, self._clock_us = to, frames[-1].arrival_us
+        self._newest_us = times.last if times is not None else NEVER
 
     def result(self) -> Rebuilt:
         """Raises InvariantError when what was judged is not what the ledger counted."""

@@ -3,11 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from pipeline_case import PipelineCase, Position
 
+from pipelines.config import parse
 from pipelines.connectors.jetstream import JetStream
+from pipelines.key_state import KeyState
 from pipelines.records import decode_frame
 from pipelines.tally import tally
 
@@ -29,6 +32,52 @@ def copies(count: int, first: int = 0, keys: int = 701) -> list[bytes | None]:
     return [b"{" if number % 100 == 99 else event(number, number * 7919 % keys) for number in range(first, first + count)]
 
 
+def timed_by(field: str, key: str, window: str, lateness: str = "0s", **options: Any) -> Callable[[dict[str, Any]], None]:
+    """Dedup on an event's own time, an integer field."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["sources"][0]["schema_fields"].append({"name": field, "type": "int"})
+        keyed_by(key, window=window, time="event", time_field=field, allowed_lateness=lateness, **options)(document)
+
+    return change
+
+
+def check_event_times(case: PipelineCase, window_seconds: int, lateness_seconds: int) -> Counter[str]:
+    """The table holds what a dictionary lets through, frame by frame of the raw log, the dead letters the bad and the late ones."""
+    log = case.log()
+    accepted: dict[int, int] = {}
+    newest: int | None = None
+    fate: dict[Position, str] = {}
+    for frame in _frames(case, log, "raw"):
+        watermark = None if newest is None else newest - lateness_seconds
+        for record in frame:
+            position = (record["partition"], record["offset"])
+            value = json.loads(record["value"]) if record["value"] != b"{" else {}
+            at, key = value.get("at"), value.get("id")
+            if at is None:
+                fate[position] = "letter"
+                continue
+            newest = at if newest is None else max(newest, at)
+            before = accepted.get(key)
+            if watermark is not None and at < watermark:
+                fate[position] = "late"
+            elif before is not None and abs(at - before) < window_seconds and (watermark is None or before + window_seconds > watermark):
+                fate[position] = "duplicate"
+            else:
+                fate[position], accepted[key] = "row", at
+    assert Counter(position for position, *_ in case.rows()) == Counter(position for position, found in fate.items() if found == "row")
+    letters = case.letters()
+    found = {(letter["_tf_partition"], letter["_tf_offset"]): letter["code"] == "late" for letter in letters}
+    assert len(found) == len(letters)
+    assert found == {position: found == "late" for position, found in fate.items() if found in ("letter", "late")}
+    records = case.records()
+    assert all(letter["value"] == records[letter["_tf_partition"], letter["_tf_offset"]] for letter in letters)
+    account = tally(log, case.names)
+    log.close()
+    assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])
+    return Counter(fate.values())
+
+
 def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> Counter[str]:
     """The table holds exactly the first record of each key by raw position, the dead letters the bad ones, and the stream of duplicates
     the others, if they are kept; what became of each record.
@@ -36,7 +85,7 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
     log = case.log()
     seen: set[int] = set()
     fate: dict[Position, str] = {}
-    for record in _frames_of(case, log, "raw"):
+    for record in chain.from_iterable(_frames(case, log, "raw")):
         position = (record["partition"], record["offset"])
         if record["value"] == b"{":
             fate[position] = "letter"
@@ -49,7 +98,7 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
     assert rows == Counter(position for position, found in fate.items() if found == "row")
     letters = Counter((letter["_tf_partition"], letter["_tf_offset"]) for letter in case.letters())
     assert letters == Counter(position for position, found in fate.items() if found == "letter")
-    kept = Counter((row["_tf_partition"], row["_tf_offset"]) for row in _frames_of(case, log, "duplicates"))
+    kept = Counter((row["_tf_partition"], row["_tf_offset"]) for frame in _frames(case, log, "duplicates") for row in frame)
     assert kept == Counter(position for position, found in fate.items() if found == "duplicate" and keeps_duplicates)
     account = tally(log, case.names)
     log.close()
@@ -63,9 +112,15 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
     return counts
 
 
-def _frames_of(case: PipelineCase, log: JetStream, role: str) -> Iterator[dict[str, Any]]:
-    """The rows of all frames of a stream, in order."""
+def key_state(case: PipelineCase) -> KeyState:
+    """The commands' view of the store; the caller closes it."""
+    text = case.file.read_text()
+    return KeyState(parse(text, name="case", environment=case.environment()), text, case.home)
+
+
+def _frames(case: PipelineCase, log: JetStream, role: str) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each frame of a stream, in order."""
     state = log.state(case.names.stream(role))
     assert state is not None
     for message in log.fetch(case.names.stream(role), case.names.subjects(role), 0, state.last_sequence):
-        yield from decode_frame(message.payload).to_pylist()
+        yield decode_frame(message.payload).to_pylist()

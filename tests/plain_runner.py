@@ -4,6 +4,7 @@ It starts in two seconds instead of fifteen, so that a kill can be tried at ever
 is killed in cases of its own. Started as a script, with the arguments of `tallyflow`; ranges must be small enough for the driver.
 """
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,6 @@ from pipelines import runner
 from pipelines.cli import app
 from pipelines.connectors.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges, offset_text
 from pipelines.errors import HaltError
-from pipelines.failpoints import reach
 from pipelines.legs.leg import Leg, StoppedError
 from pipelines.runner import Runner
 
@@ -35,28 +35,34 @@ class PlainQueries:
     ) -> None:
         self._run_path, self._sources = str(run_path), sources
         self._errors: list[Exception] = []
-        self._threads = [threading.Thread(target=self._work, args=[leg], daemon=True) for leg in legs.values()]
+        self._legs = legs
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
+        for leg in self._legs.values():
+            options = {**self._sources[leg.name], "run": self._run_path, "start": offset_text(leg.start_offset()), "leg": leg.name}
+            self._threads.append(threading.Thread(target=self._work, args=[leg, options], daemon=True))
         for thread in self._threads:
             thread.start()
 
-    def _work(self, leg: Leg) -> None:
-        options = {**self._sources[leg.name], "run": self._run_path, "start": offset_text(leg.start_offset()), "leg": leg.name}
+    def _work(self, leg: Leg, options: dict[str, str]) -> None:
         reader = (KafkaRanges if leg.name == "ingest" else StreamRanges)(options).streamReader(RANGE_SCHEMA)
-        start = reader.initialOffset()
+        start, batch = reader.initialOffset(), 0
+        offsets = Path(self._run_path).parent / f"checkpoint-{leg.name}" / "offsets"
+        offsets.mkdir(parents=True)
         try:
             while not leg.stop.is_set():
                 end = reader.latestOffset(start, reader.getDefaultReadLimit())
                 if end != start:
-                    leg.advance(None, end)
-                    reach("leg.before-commit")
-                    start = end
+                    # As Spark's offset log: version, metadata, one offset per source.
+                    (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
+                    leg.on_batch(SimpleNamespace(sparkSession=None), batch, offsets.parent)
+                    start, batch = end, batch + 1
         except StoppedError:
             pass
         except HaltError as error:
-            leg.failure = error
-            leg.status.state, leg.status.message = "halted", str(error)
+            leg.failure = leg.failure or error
+            leg.status.state, leg.status.message = "halted", str(leg.failure)
         except Exception as error:
             self._errors.append(error)
 

@@ -116,9 +116,6 @@ def unsupported(config: PipelineConfig) -> list[str]:
 def _unsupported_transform(path: str, transform: Transform) -> Iterator[str]:
     if transform.type != "dedup":
         yield f"{path}: {transform.type} is not supported yet"
-        return
-    if transform.config.time != "arrival":
-        yield f"{path}.config.time: {transform.config.time} is not supported yet"
 
 
 def document_of(config: PipelineConfig) -> dict[str, Any]:

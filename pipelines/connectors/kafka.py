@@ -127,17 +127,22 @@ class GroupOffsets:
     def __init__(self, source: KafkaSource, group: str) -> None:
         self._topic = source.topic
         self._consumer = Consumer({**client_settings(source), "group.id": group, "enable.auto.commit": False, "log_level": 0})
+        self._positions: list[TopicPartition] = []
 
     def commit(self, next_offsets: Mapping[int, int]) -> None:
-        """Sends the commit without waiting; the next one makes up for a lost one."""
-        positions = [TopicPartition(self._topic, partition, offset) for partition, offset in next_offsets.items()]
-        if positions:
+        """Sends the commit without waiting; the next one, or `close`, makes up for a lost one."""
+        self._positions = [TopicPartition(self._topic, partition, offset) for partition, offset in next_offsets.items()]
+        if self._positions:
             with contextlib.suppress(KafkaException):
-                self._consumer.commit(offsets=positions, asynchronous=True)
+                self._consumer.commit(offsets=self._positions, asynchronous=True)
             # Serves the commit's reply queue; the consumer subscribes to nothing, so it never returns a record.
             self._consumer.poll(0)
 
     def close(self) -> None:
+        """Commits once more and waits for it: a short run ends before its group has a coordinator, and its only commit is lost."""
+        if self._positions:
+            with contextlib.suppress(KafkaException):
+                self._consumer.commit(offsets=self._positions, asynchronous=False)
         self._consumer.close()
 
 

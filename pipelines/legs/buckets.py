@@ -4,6 +4,7 @@ With dedup a row's bucket is a function of its key, and all rows of a plan that 
 order; without, it is a function of the Kafka partition. A dead letter's bucket is always that of its Kafka partition.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,13 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.append import Appender, Tail, append_rows, last_position
-from pipelines.dedup import KEY_COLUMNS, Deduplicated, dedup
+from pipelines.dedup import KEY_COLUMNS, TIME_COLUMN, Deduplicated, FrameTimes, dedup
+from pipelines.dlq import letters
+from pipelines.errors import RetryableError
 from pipelines.failpoints import reach
+from pipelines.legs.arrivals import microseconds, records_of
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_key, bucket_of_partition
 from pipelines.records import Position, in_position_order
+from pipelines.rejections import Rejections
 from pipelines.state.runs import RunFacts
 from pipelines.state.store import KeyedStore
 
@@ -31,7 +36,8 @@ Listing = list[list[Any]]
 class Buckets:
     """The out, dead-letter and duplicates subjects, and the stores, of the buckets that an item touches.
 
-    The item holds `to`, the end of the plan, `from`, `tails` by subject, `runs` by bucket, and `clock_us`, all as of the last `done`.
+    The item holds `to`, the end of the plan, `from`, and as of the last `done` `tails` by subject, `runs` by bucket, `clock_us` and
+    `newest_us`.
     """
 
     def __init__(self, connections: Connections, config: StageConfig, item: Item) -> None:
@@ -46,29 +52,58 @@ class Buckets:
         for bucket, share in shares(rows, partition_owners(rows, self._config.buckets)):
             append_rows(self._appender("out", names.out(bucket)), share)
         reach("process.between-frames")
-        self.append_letters(rejected)
-
-    def append_letters(self, rejected: pa.Table) -> None:
         for bucket, share in shares(rejected, partition_owners(rejected, self._config.buckets)):
-            append_rows(self._appender("dlq", self._connections.names.dead_letters("process", bucket)), share)
+            append_rows(self._appender("dlq", names.dead_letters("process", bucket)), share)
 
-    def append_first_of_keys(self, bucket: int, rows: pa.Table) -> dict[str, int]:
-        """All rows of the plan that fall into `bucket`, in any order: drops duplicates, writes a run, appends the rest; the counts.
+    def append_bucket(self, bucket: int, rows: pa.Table | None, rejected: pa.Table | None, frames: FrameTimes | None) -> dict[str, int]:
+        """With dedup: all rows and dead letters of the plan that fall into `bucket`, in any order; the counts of what became of them.
 
-        The store is read as the last `done` lists it and nothing else, so a second attempt gives the same answer. Different buckets may
-        be worked on by different threads.
+        Drops duplicates, writes a run, appends what is left. The store is read as the last `done` lists it and nothing else, so a second
+        attempt gives the same answer. Different buckets may be worked on by different threads.
         """
+        counts: Counter[str] = Counter()
+        refused = [] if rejected is None else [rejected]
+        if rows is not None:
+            late = self._append_first_of_keys(bucket, rows, frames, counts)
+            if late.num_rows:
+                refused.append(self._late_letters(late))
+                counts.update({"rows_rejected": late.num_rows, "rejected.dedup.late": late.num_rows})
+        reach("process.between-frames")
+        if refused:
+            together = in_position_order(pa.concat_tables(refused, promote_options="default").unify_dictionaries())
+            append_rows(self._appender("dlq", self._connections.names.dead_letters("process", bucket)), together)
+        return dict(counts)
+
+    def _append_first_of_keys(self, bucket: int, rows: pa.Table, frames: FrameTimes | None, counts: Counter[str]) -> pa.Table:
+        """The late rows."""
+        names, span = self._connections.names, (self._item["from"], self._item["to"])
         store = self._connections.dedup_store(bucket)
         store.open([RunFacts(*listed) for listed in self._item["runs"].get(str(bucket), [])])
-        found = first_of_keys(self._config, rows, store)
+        found, late = first_of_keys(self._config, rows, store, frames)
         reach("process.before-state")
-        expired = self._item["clock_us"] - self._config.dedup_window_us
-        self.runs[str(bucket)] = listed(store.add(found.entries, (self._item["from"], self._item["to"]), expired))
+        self.runs[str(bucket)] = listed(store.add(found.entries, span, self._config.dedup_expired_us(self._item)))
         reach("process.after-state")
-        append_rows(self._appender("out", self._connections.names.out(bucket)), found.accepted)
+        append_rows(self._appender("out", names.out(bucket)), found.accepted)
         if self._config.dedup_keeps:
-            append_rows(self._appender("duplicates", self._connections.names.duplicates(bucket)), found.duplicates)
-        return {"rows_out": found.accepted.num_rows, "duplicates": found.duplicates.num_rows}
+            append_rows(self._appender("duplicates", names.duplicates(bucket)), found.duplicates)
+        counts.update({"rows_out": found.accepted.num_rows, "duplicates": found.duplicates.num_rows})
+        return late
+
+    def _late_letters(self, late: pa.Table) -> pa.Table:
+        """Dead letters for rows whose bytes did not come along: they are read again from their raw frames."""
+        field = self._config.dedup_time_field
+        rejections = Rejections("dedup", late.num_rows)
+        rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
+        rejected = rejections.split(late, late).rejected
+        stream = self._connections.names.stream("raw")
+        records = []
+        arrived = late.select(["_tf_sequence", "_tf_arrival"]).group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).to_pylist()
+        for frame in sorted(arrived, key=lambda frame: frame["_tf_sequence"]):
+            message = self._connections.log.get(stream, frame["_tf_sequence"])
+            if message is None:
+                raise RetryableError(f"reading {stream}: sequence {frame['_tf_sequence']} is not served yet")
+            records.append(records_of(message, microseconds(frame["_tf_arrival_max"])))
+        return letters(pa.concat_tables(records, promote_options="default").unify_dictionaries(), rejected, self._item["config"])
 
     def tails(self) -> dict[str, Any]:
         """The subjects' ends as the next plan remembers them."""
@@ -89,10 +124,24 @@ class Buckets:
         return self._by_subject[subject]
 
 
-def first_of_keys(config: StageConfig, rows: pa.Table, store: KeyedStore) -> Deduplicated:
-    """All rows of a range that fall into one bucket, in any order, judged against its store, which is open on what came before."""
+def first_of_keys(config: StageConfig, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
+    """(all rows of a range that fall into one bucket, in any order, judged against its store; the late ones, which are not judged).
+
+    The store is open on what came before. `frames`: of the whole range, where the window is measured on a field.
+    """
     rows = in_position_order(rows)
-    return dedup(rows, rows.column("_tf_arrival").cast(pa.int64()).to_numpy(), config.dedup_window_us, store.find)
+    if frames is None:
+        times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
+        return dedup(rows, times, config.dedup_window_us, store.find), rows.slice(0, 0)
+    times = rows.column(TIME_COLUMN).to_numpy()
+    marks = frames.watermarks(rows.column("_tf_sequence").to_numpy(), config.dedup_lateness_us)
+    is_late = times < marks
+    plain = rows.drop_columns([TIME_COLUMN])
+    if not is_late.any():
+        return dedup(plain, times, config.dedup_window_us, store.find, marks), plain.slice(0, 0)
+    kept = plain.filter(pa.array(~is_late))
+    judged = dedup(kept, times[~is_late], config.dedup_window_us, store.find, marks[~is_late])
+    return judged, plain.filter(pa.array(is_late)).drop_columns(list(KEY_COLUMNS))
 
 
 def listed(runs: Iterable[RunFacts]) -> Listing:

@@ -9,56 +9,30 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import datetime
 from heapq import merge
-from itertools import islice
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.dedup import KEY_COLUMNS, with_keys
+from pipelines.dedup import KEY_COLUMNS, NEVER, TIME_COLUMN, FrameTimes, with_keys, with_times
 from pipelines.dlq import letters
-from pipelines.errors import HaltError, RetryableError
+from pipelines.errors import RetryableError
 from pipelines.failpoints import reach
+from pipelines.legs.arrivals import Arrived, records_of, steps
 from pipelines.legs.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report
 from pipelines.legs.stage_config import StageConfig
-from pipelines.naming import bucket_of_partition
 from pipelines.parse import parse
-from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, decode_frame, encode_frame, in_position_order, with_positions
+from pipelines.records import decode_frame, encode_frame
 from pipelines.transform import map_columns, reject_wide
 
-FRAMES_PER_STEP = 12
 BUCKET_THREADS = 8
-ROWS, LETTERS, COUNTS = "rows", "letters", "counts"
+ROWS, LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
 """Kinds of parcels that cross the exchange."""
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """A raw frame with its arrival: the running maximum of the frames' server times in sequence order, in microseconds."""
-
-    message: Message
-    arrival_us: int
-
-
-def arrivals(messages: Iterable[Message], clock_us: int) -> Iterator[Arrived]:
-    """`messages` must be all frames of the stream from where `clock_us` was taken, in sequence order: the server's time may step back."""
-    for message in messages:
-        clock_us = max(clock_us, _microseconds(message.time))
-        yield Arrived(message, clock_us)
-
-
-def _microseconds(instant: datetime) -> int:
-    return int(instant.timestamp()) * 1_000_000 + instant.microsecond
-
-
-def bucket_of(message: Message, buckets: int) -> int:
-    return bucket_of_partition(int(message.headers[HEADER_PARTITION]), buckets)
 
 
 def process(connections: Connections, item: Item) -> Report:
@@ -72,7 +46,7 @@ def process(connections: Connections, item: Item) -> Report:
 def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
     """One item in a task, with dedup: its frames through the stages; rows with their keys to their bucket, letters to theirs.
 
-    What it counted goes to bucket 0.
+    What it counted goes to bucket 0, the frames' times to all.
     """
     config = connections.stage_config(item["config"])
     counts = new_counts()
@@ -83,6 +57,10 @@ def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
                 yield bucket, ROWS, encode_frame(part)
             for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
                 yield bucket, LETTERS, encode_frame(part)
+            if config.dedup_time_field:
+                found = FrameTimes.of(rows, NEVER)
+                times = json.dumps([found.sequences.tolist(), found.newest.tolist()]).encode()
+                yield from ((bucket, TIMES, times) for bucket in range(config.buckets))
     yield 0, COUNTS, json.dumps(counts).encode()
 
 
@@ -91,17 +69,22 @@ def after_exchange(connections: Connections, item: Item, bucket: int, parcels: l
     config = connections.stage_config(item["config"])
     buckets = Buckets(connections, config, item)
     counts: Counter[str] = Counter()
+    frames = FrameTimes.of_none(item["newest_us"]) if config.dedup_time_field else None
     for kind, payload in parcels:
         if kind == COUNTS:
             counts.update(json.loads(payload))
+        elif kind == TIMES and frames is not None:
+            sequences, newest = json.loads(payload)
+            frames = frames.together(FrameTimes(np.array(sequences, dtype=np.uint64), np.array(newest, dtype=np.int64), NEVER))
     rows, rejected = ([decode_frame(payload) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, LETTERS))
-    if rows:
-        counts.update(buckets.append_first_of_keys(bucket, _together(rows)))
-    reach("process.between-frames")
-    if rejected:
-        buckets.append_letters(in_position_order(_together(rejected)))
+    counts.update(buckets.append_bucket(bucket, _together(rows) if rows else None, _together(rejected) if rejected else None, frames))
     reach("process.after-publish")
-    return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs}
+    return _report(buckets, counts, frames)
+
+
+def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -> Report:
+    newest = frames.last if frames is not None else NEVER
+    return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs, "newest_us": newest}
 
 
 def _together(tables: list[pa.Table]) -> pa.Table:
@@ -127,47 +110,55 @@ def _fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Ite
 def process_frames(connections: Connections, config: StageConfig, item: Item, frames: Iterable[Arrived]) -> Report:
     """All frames of some buckets in sequence order through the stages; appends what the buckets' subjects do not hold yet.
 
-    With dedup they must be all frames of the plan. Publishing runs on a thread of its own, one step behind the stages. Counts are those
-    of the stages, so a replay reports the same.
+    With dedup they must be all frames of the plan. Counts are those of the stages, so a replay reports the same.
     """
     buckets = Buckets(connections, config, item)
     counts = Counter(new_counts())
+    passed = (stages(connections.engine, config, item["config"], step, counts) for step in steps(frames))
+    times = None
+    if config.dedup_key:
+        times = _append_by_key(buckets, config, item, passed, counts)
+    else:
+        _append_in_order(buckets, passed)
+    reach("process.after-publish")
+    return _report(buckets, counts, times)
+
+
+def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table]]) -> None:
+    """Publishing runs on a thread of its own, one step behind the stages."""
     with ThreadPoolExecutor(1, "append") as publisher:
         last: Future[None] | None = None
-        held: list[pa.Table] = []
-        for step in steps(frames):
-            rows, rejected = stages(connections.engine, config, item["config"], step, counts)
-            if config.dedup_key:
-                held.append(rows)
-                rows = rows.slice(0, 0)
+        for rows, rejected in passed:
             if last is not None:
                 last.result()
             last = publisher.submit(buckets.append, rows, rejected)
         if last is not None:
             last.result()
-    if held:
-        rows = _together(held)
-        # Side by side: a bucket mostly waits for the disk.
-        with ThreadPoolExecutor(BUCKET_THREADS, "bucket") as workers:
-            owned = shares(rows, key_owners(rows, config.buckets))
-            for done in [workers.submit(buckets.append_first_of_keys, bucket, share) for bucket, share in owned]:
-                counts.update(done.result())
-    reach("process.after-publish")
-    return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs}
 
 
-def steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
-    """Frames in the portions that go through the stages together."""
-    iterator = iter(frames)
-    while step := list(islice(iterator, FRAMES_PER_STEP)):
-        yield step
+def _append_by_key(
+    buckets: Buckets, config: StageConfig, item: Item, passed: Iterable[tuple[pa.Table, pa.Table]], counts: Counter[str]
+) -> FrameTimes | None:
+    """Buckets side by side: each mostly waits for the disk."""
+    rows, rejected = (_together(list(tables)) for tables in zip(*passed, strict=True))
+    times = FrameTimes.of(rows, item["newest_us"]) if config.dedup_time_field else None
+    keyed = dict(shares(rows, key_owners(rows, config.buckets)))
+    refused = dict(shares(rejected, partition_owners(rejected, config.buckets)))
+    with ThreadPoolExecutor(BUCKET_THREADS, "bucket") as workers:
+        owners = sorted({*keyed, *refused})
+        work = [workers.submit(buckets.append_bucket, bucket, keyed.get(bucket), refused.get(bucket), times) for bucket in owners]
+        for done in work:
+            counts.update(done.result())
+    return times
 
 
 def stages(
     engine: duckdb.DuckDBPyConnection, config: StageConfig, version: str, step: Sequence[Arrived], counts: dict[str, int]
 ) -> tuple[pa.Table, pa.Table]:
-    """(out rows, dead letters) of some frames; adds to `counts`. With dedup, rows have KEY_COLUMNS and are not counted as out yet."""
-    records = pa.concat_tables([_records(frame) for frame in step], promote_options="default").unify_dictionaries()
+    """(out rows, dead letters) of some frames; adds to `counts`. With dedup, rows have KEY_COLUMNS and are not counted as out yet;
+    with the window on a field, TIME_COLUMN as well.
+    """
+    records = _together([records_of(frame.message, frame.arrival_us) for frame in step])
     parsed = parse(engine, records, config.parsed_fields)
     refused = [parsed.rejected]
     keep: tuple[str, ...] = ()
@@ -175,6 +166,10 @@ def stages(
         parsed = with_keys(engine, parsed.accepted, config.dedup_key)
         refused.append(parsed.rejected)
         keep = KEY_COLUMNS
+    if config.dedup_time_field:
+        parsed = with_times(engine, parsed.accepted, config.dedup_time_field)
+        refused.append(parsed.rejected)
+        keep = (*KEY_COLUMNS, TIME_COLUMN)
     mapped = map_columns(engine, parsed.accepted, config.targets, keep)
     fitting = reject_wide(mapped.accepted, pc.max(pc.binary_length(records.column("value"))).as_py() or 0)
     rejected = pa.concat_tables([*refused, mapped.rejected, fitting.rejected])
@@ -187,12 +182,3 @@ def stages(
     for reason in reasons.to_pylist():
         counts[reason["values"]] = counts.get(reason["values"], 0) + reason["counts"]
     return fitting.accepted, letters(records, rejected, version)
-
-
-def _records(frame: Arrived) -> pa.Table:
-    message = frame.message
-    try:
-        table = decode_frame(message.payload)
-    except pa.ArrowInvalid as error:
-        raise HaltError(f"decoding {message.subject} at {message.sequence}: {error}; only Tallyflow may write to its streams") from error
-    return with_positions(table, message.sequence, message.headers[HEADER_TOPIC], frame.arrival_us)

@@ -9,11 +9,13 @@ from pyspark.sql import SparkSession
 
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
+from pipelines.dedup import NEVER
 from pipelines.errors import RetryableError, StateDamagedError
 from pipelines.ledger import Entry
+from pipelines.legs.arrivals import Arrived, arrivals, bucket_of
 from pipelines.legs.buckets import Listing
 from pipelines.legs.execute import Item, Report, run_in_tasks, run_with_exchange
-from pipelines.legs.frames import Arrived, after_exchange, arrivals, before_exchange, bucket_of, process, process_frames
+from pipelines.legs.frames import after_exchange, before_exchange, process, process_frames
 from pipelines.legs.leg import Leg, check_input, input_mark
 from pipelines.records import Message
 from pipelines.state.store import made_for
@@ -75,7 +77,7 @@ class ProcessLeg(Leg):
         start, to = plan.body["from"], plan.body["to"]
         before = done.body if done else {}
         item = {"from": start, "to": to, "config": plan.body["config"], "tails": before.get("tails", {})}
-        item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0)}
+        item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0), "newest_us": before.get("newest_us", NEVER)}
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
         try:
             reports, arrived, last = run(session, item)
@@ -93,6 +95,7 @@ class ProcessLeg(Leg):
         return dict(counts), {
             "config": plan.body["config"],
             "clock_us": arrived[-1].arrival_us,
+            "newest_us": max([item["newest_us"], *(report["newest_us"] for report in reports)]),
             "input": input_mark(last),
             "tails": tails,
             "runs": runs,

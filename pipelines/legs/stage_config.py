@@ -6,7 +6,7 @@ never finished by another. Connections and secrets are not part of it.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from pipelines.columns import parse_type
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse import Table
+from pipelines.dedup import NEVER
 from pipelines.errors import ConflictError, HaltError
 from pipelines.ledger import Log
 from pipelines.naming import Names
@@ -30,6 +31,7 @@ class StageConfig:
     """Fields to read, columns to write. `mapping` rows are (field, column, type, whether the table gives a DEFAULT).
 
     `dedup_key`: the fields of the key, none without dedup; `dedup_window_us` in microseconds; `dedup_keeps`: dropped copies go to a stream.
+    `dedup_time_field`: the field that the window is measured on, none for the arrival; `dedup_lateness_us` in microseconds.
     """
 
     release: int
@@ -44,6 +46,8 @@ class StageConfig:
     dedup_key: tuple[str, ...] = ()
     dedup_window_us: int = 0
     dedup_keeps: bool = False
+    dedup_time_field: str = ""
+    dedup_lateness_us: int = 0
 
     def encode(self) -> bytes:
         record = asdict(self)
@@ -52,6 +56,8 @@ class StageConfig:
             del record["dedup_key"], record["dedup_window_us"]
         if not self.dedup_keeps:
             del record["dedup_keeps"]
+        if not self.dedup_time_field:
+            del record["dedup_time_field"], record["dedup_lateness_us"]
         return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
     @property
@@ -65,6 +71,18 @@ class StageConfig:
     @property
     def targets(self) -> list[TargetColumn]:
         return [TargetColumn(source, name, parse_type(kind), has_default) for source, name, kind, has_default in self.mapping]
+
+    def dedup_clock_us(self, done: Mapping[str, Any]) -> int:
+        """What windows are over by, as of a `done` of the process leg: the arrival, or the watermark, NEVER before the first."""
+        if not self.dedup_time_field:
+            return int(done.get("clock_us", 0))
+        newest = int(done.get("newest_us", NEVER))
+        return newest if newest == NEVER else newest - self.dedup_lateness_us
+
+    def dedup_expired_us(self, done: Mapping[str, Any]) -> int:
+        """Store entries of this time or earlier are over."""
+        clock = self.dedup_clock_us(done)
+        return clock if clock == NEVER else clock - self.dedup_window_us
 
     @property
     def insert_columns(self) -> list[str]:
@@ -113,6 +131,8 @@ def _dedup(config: PipelineConfig) -> dict[str, Any]:
         "dedup_key": dedup.key,
         "dedup_window_us": dedup.time_window // timedelta(microseconds=1),
         "dedup_keeps": dedup.keep_duplicates,
+        "dedup_time_field": dedup.time_field or "",
+        "dedup_lateness_us": dedup.allowed_lateness // timedelta(microseconds=1),
     }
 
 

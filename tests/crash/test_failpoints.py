@@ -10,15 +10,14 @@ from pipelines.failpoints import NAMES, VARIABLE
 
 pytestmark = pytest.mark.crash
 
-WITHOUT_STATE = [name for name in NAMES if not name.endswith("-state")]
-"""The others are reached with dedup only: test_dedup_kills.py."""
+WITHOUT_STATE = [name for name in NAMES if not name.endswith("-state") and not name.startswith("compact.")]
+"""The others are reached with dedup only, and by compaction: test_dedup_kills.py, test_key_state.py."""
 POINTS_IN_TASKS = [name for name in WITHOUT_STATE if name.startswith(("ingest.", "process."))]
 
 # Three partitions of about four frames each, read in one batch. Legs plan and commit in the order of the data: 2 is process, 3 the sink.
 LATER = [
     "ingest.between-frames:4",
     "process.between-frames:2",
-    "process.after-publish:3",
     "leg.after-plan:2",
     "leg.after-plan:3",
     "leg.before-commit:2",
@@ -41,7 +40,7 @@ def test_a_kill_between_any_two_steps_is_repaired_by_the_next_run(case: Pipeline
     case.check()
 
 
-@pytest.mark.parametrize("point", ["ingest.after-publish:1", "process.after-publish:3", "sink.after-insert:1", "leg.before-commit:3"])
+@pytest.mark.parametrize("point", ["ingest.after-publish:1", "process.after-publish:1", "sink.after-insert:1", "leg.before-commit:3"])
 def test_a_kill_of_the_runner_and_its_jvm_is_repaired_by_the_next_run(case: PipelineCase, point: str) -> None:
     _send_several_frames(case)
     killed = case.run(*IN_DRIVER, **{VARIABLE: point})

@@ -1,14 +1,17 @@
 """Dedup on real servers: the first record of a key in the raw log goes on, whichever way the ranges are worked off."""
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
-from dedup_case import check_first_of_keys, copies, event, keyed_by
+from dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, timed_by
 from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
 
+from pipelines.compaction import compact
 from pipelines.errors import HaltError, StateDamagedError
+from pipelines.rebuild import rebuild
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -32,6 +35,42 @@ def test_dropped_copies_may_be_kept_in_a_stream_of_their_own(case: PipelineCase,
         case.send(copies(1500, first=first))
         case.warm_run(**options)
     assert check_first_of_keys(case, keeps_duplicates=True) == {"row": 701, "duplicate": 2269, "letter": 30}
+
+
+def timed(count: int, first: int) -> list[bytes | None]:
+    """Records over 40 keys whose times run on by a second every ten records and jump about by up to 20 s; some have none, or no JSON."""
+    random = Random(first)
+    made: list[bytes | None] = []
+    for number in range(first, first + count):
+        at = None if number % 97 == 0 else 1_780_000_000 + number // 10 + random.randrange(-20, 20)
+        # Long enough for several frames per partition.
+        record = {"id": random.randrange(40), "name": random.randbytes(1000).hex(), "amount": None, "at": at}
+        made.append(b"{" if number % 100 == 99 else json.dumps(record).encode())
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
+def test_a_window_may_be_measured_on_the_time_of_the_event(case: PipelineCase, session: SparkSession, options: dict[str, Any]) -> None:
+    case.write_file(timed_by("at", "id", "15s", "5s"))
+    case.create_topic()
+    for first in (0, 700, 1400):
+        case.send(timed(700, first))
+        case.warm_run(**options)
+    fate = check_event_times(case, 15, 5)
+    assert min(fate[kind] for kind in ("row", "duplicate", "late", "letter")) > 20, fate
+    assert {letter["code"] for letter in case.letters()} == {"late", "null_time", "invalid_json"}
+
+
+def test_event_times_give_the_same_answer_after_compaction_and_rebuilding(case: PipelineCase) -> None:
+    case.write_file(timed_by("at", "id", "15s", "5s"))
+    case.create_topic()
+    for number, between in enumerate([compact, rebuild, compact, rebuild]):
+        case.send(timed(300, 300 * number))
+        case.warm_run()
+        state = key_state(case)
+        between(state)
+        state.close()
+    check_event_times(case, 15, 5)
 
 
 def test_keys_are_remembered_from_run_to_run_and_from_driver_to_tasks(case: PipelineCase, session: SparkSession) -> None:

@@ -145,7 +145,7 @@ def test_aborted_transactions_leave_gaps_and_an_open_one_holds_back_what_follows
     case.check()
 
 
-def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase) -> None:
+def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase, session: SparkSession) -> None:
     case.create_topic(2)
     transaction(case, "a", range(0, 40, 2)).abort_transaction(30)
     transaction(case, "b", range(1, 40, 2)).commit_transaction(30)
@@ -273,7 +273,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: Pipeline
 
 
 def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_record(
-    case: PipelineCase, monkeypatch: pytest.MonkeyPatch
+    case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case.create_topic()
     case.write_file(latest)

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dedup_case import check_first_of_keys, copies, event, keyed_by
+from dedup_case import check_first_of_keys, copies, event, key_state, keyed_by
 from pipeline_case import PipelineCase, wait_until
 
-from pipelines.config import parse
 from pipelines.errors import ConfigurationError, DataLossError, FencedError, HaltError, StateDamagedError
 from pipelines.failpoints import VARIABLE
-from pipelines.key_state import KeyState, listing
+from pipelines.key_state import listing
 from pipelines.rebuild import rebuild
 from pipelines.tally import Tally, tally
 
@@ -24,11 +23,6 @@ def answer(case: PipelineCase, command: str, *arguments: str) -> Any:
     ended = case.command(command, str(case.file), *arguments, "--json")
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
-
-
-def key_state(case: PipelineCase) -> KeyState:
-    text = case.file.read_text()
-    return KeyState(parse(text, name="case", environment=case.environment()), text, case.home)
 
 
 def run_files(case: PipelineCase) -> set[str]:

@@ -303,12 +303,6 @@ def test_at_least_once_runs_on_an_engine_that_cannot_deduplicate(case: PipelineC
 # -- what this release does not run, and what may not change -----------------------------------------------------------------
 
 
-def with_dedup_by_event_time(document: dict[str, Any]) -> None:
-    window = {"key": "id", "time_window": "1h", "time": "event", "time_field": "at"}
-    document["sources"][0]["schema_fields"].append({"name": "at", "type": "string"})
-    document["transforms"] = [{"type": "dedup", "source_id": "events", "config": window}]
-
-
 def with_filter(document: dict[str, Any]) -> None:
     document["transforms"] = [{"type": "filter", "source_id": "events", "config": {"expression": "amount > 1"}}]
 
@@ -325,7 +319,7 @@ def with_join(document: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize("change", [with_dedup_by_event_time, with_filter, with_join])
+@pytest.mark.parametrize("change", [with_filter, with_join])
 def test_stages_of_a_later_release_are_refused(case: PipelineCase, change: Change) -> None:
     case.create_topic()
     case.write_file(change)

@@ -14,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.connectors.duckdb import open_engine
-from pipelines.dedup import dedup, with_keys
+from pipelines.dedup import NEVER, TIME_COLUMN, FrameTimes, dedup, with_keys, with_times
+from pipelines.records import POSITION_FIELDS
 from pipelines.state.place import Place
 from pipelines.state.store import KeyedStore
 
 FOREVER = 2**60
-NEVER = -1
+POSITION_SCHEMA = pa.schema(POSITION_FIELDS)
+NOTHING = -1
+"""Nothing has expired."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def run(
     """Sequences of the records that go on, run batch by batch, cut before `cuts`; what is over by each batch's end expires."""
     accepted: list[int] = []
     borders = [0, *sorted({cut for cut in cuts if 0 < cut < len(records)}), len(records)]
-    expired = NEVER
+    expired = NOTHING
     for begin, end in pairwise(borders):
         batch = records[begin:end]
         if not batch:
@@ -228,3 +231,67 @@ def test_the_answer_is_that_of_duckdb_over_the_same_records(seed: int, window: i
 
 
 _ENGINE = open_engine()
+
+
+def at_positions(column: pa.Array) -> pa.Table:
+    """A column `at` in records of raw positions."""
+    rows = [{**dict.fromkeys(POSITION_SCHEMA.names), "_tf_ordinal": number} for number in range(len(column))]
+    return pa.Table.from_pylist(rows, schema=POSITION_SCHEMA).append_column("at", column)
+
+
+# -- the time of a field --------------------------------------------------------------------------------------------------------------
+
+
+def timed_table(rows: list[tuple[int, int]]) -> pa.Table:
+    """Rows of (raw sequence, time)."""
+    sequences, times = zip(*rows, strict=True) if rows else ((), ())
+    return pa.table([pa.array(sequences, pa.uint64()), pa.array(times, pa.int64())], names=["_tf_sequence", TIME_COLUMN])
+
+
+def marks_of(times: FrameTimes, *sequences: int, lateness: int = 0) -> list[int]:
+    return times.watermarks(np.array(sequences, dtype=np.uint64), lateness).tolist()
+
+
+def test_a_watermark_is_the_newest_time_of_the_frames_before() -> None:
+    times = FrameTimes.of(timed_table([(7, 30), (5, 10), (5, 12), (9, 20)]), NEVER)
+    assert marks_of(times, 5, 7, 9, lateness=2) == [NEVER, 10, 28]
+    assert times.last == 30
+    following = FrameTimes.of(timed_table([(11, 5)]), times.last)
+    assert (marks_of(following, 11, lateness=2), following.last) == ([28], 30)
+    assert FrameTimes.of_none(NEVER).last == NEVER
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(-50, 50)), max_size=30), st.integers(0, 10))
+def test_watermarks_do_not_depend_on_who_has_seen_which_frame(rows: list[tuple[int, int]], border: int) -> None:
+    whole = FrameTimes.of(timed_table(rows), -20)
+    parts = [FrameTimes.of(timed_table([row for row in rows if (row[0] <= border) == is_low]), NEVER) for is_low in (True, False)]
+    together = FrameTimes.of_none(-20).together(parts[1]).together(parts[0])
+    assert marks_of(together, *range(1, 10)) == marks_of(whole, *range(1, 10))
+    assert together.last == whole.last == max([-20, *(time for _, time in rows)])
+
+
+@pytest.mark.parametrize(
+    ("column", "times"),
+    [
+        (pa.array(["2026-03-01T12:30:00.250Z", "2026-03-01 12:30:00"]), [1_772_368_200_250_000, 1_772_368_200_000_000]),
+        (pa.array([1_772_368_200, 0]), [1_772_368_200_000_000, 0]),
+        (pa.array([1.5, -1.0]), [1_500_000, -1_000_000]),
+    ],
+)
+def test_times_are_texts_or_unix_seconds(engine: duckdb.DuckDBPyConnection, column: pa.Array, times: list[int]) -> None:
+    found = with_times(engine, at_positions(column), "at")
+    assert found.accepted.column(TIME_COLUMN).to_pylist() == times
+    assert found.rejected.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "codes"),
+    [
+        (pa.array([None, "2026-02-30T00:00:00Z", "soon", "1800-01-01T00:00:00Z"]), ["null_time", *["invalid_time"] * 3]),
+        (pa.array([None, 10**15]), ["null_time", "invalid_time"]),
+    ],
+)
+def test_what_is_no_time_is_rejected(engine: duckdb.DuckDBPyConnection, column: pa.Array, codes: list[str]) -> None:
+    found = with_times(engine, at_positions(column), "at")
+    assert [(row["stage"], row["code"], row["field"]) for row in found.rejected.to_pylist()] == [("dedup", code, "at") for code in codes]
+    assert found.accepted.num_rows == 0

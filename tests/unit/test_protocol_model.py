@@ -29,6 +29,7 @@ from tenacity import wait_none
 
 import pipelines.append
 import pipelines.ingest
+import pipelines.legs.arrivals
 import pipelines.legs.frames
 import pipelines.legs.ingest
 import pipelines.legs.leg
@@ -40,7 +41,7 @@ from pipelines.dedup import KEY_COLUMNS
 from pipelines.errors import DataLossError, FencedError, RetryableError, StateDamagedError
 from pipelines.ledger import Chain, Entry
 from pipelines.legs import stage_config
-from pipelines.legs.frames import bucket_of
+from pipelines.legs.arrivals import bucket_of
 from pipelines.legs.ingest import IngestLeg
 from pipelines.legs.leg import StoppedError
 from pipelines.legs.process import ProcessLeg
@@ -458,7 +459,7 @@ class World:
             patch.setattr(module, "encode_frame", uncompressed)
         patch.setattr(pipelines.legs.ingest, "FLUSH_BYTES", self.rng.choice([1, 200, 10_000]))
         patch.setattr(pipelines.legs.process, "MAX_FRAMES_PER_BATCH", self.rng.choice([2, 5, 100]))
-        patch.setattr(pipelines.legs.frames, "FRAMES_PER_STEP", self.rng.choice([1, 2, 12]))
+        patch.setattr(pipelines.legs.arrivals, "FRAMES_PER_STEP", self.rng.choice([1, 2, 12]))
         patch.setattr(pipelines.legs.frames, "parse", model_parse)
         patch.setattr(pipelines.legs.frames, "map_columns", model_map)
         patch.setattr(pipelines.legs.frames, "with_keys", model_keys)

@@ -1,0 +1,53 @@
+"""Raw frames as the process leg takes them in: each with its arrival, decoded into the input of the stages."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+
+import pyarrow as pa
+
+from pipelines.errors import HaltError
+from pipelines.naming import bucket_of_partition
+from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, decode_frame, with_positions
+
+FRAMES_PER_STEP = 12
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A raw frame with its arrival: the running maximum of the frames' server times in sequence order, in microseconds."""
+
+    message: Message
+    arrival_us: int
+
+
+def arrivals(messages: Iterable[Message], clock_us: int) -> Iterator[Arrived]:
+    """`messages` must be all frames of the stream from where `clock_us` was taken, in sequence order: the server's time may step back."""
+    for message in messages:
+        clock_us = max(clock_us, microseconds(message.time))
+        yield Arrived(message, clock_us)
+
+
+def microseconds(instant: datetime) -> int:
+    return int(instant.timestamp()) * 1_000_000 + instant.microsecond
+
+
+def bucket_of(message: Message, buckets: int) -> int:
+    return bucket_of_partition(int(message.headers[HEADER_PARTITION]), buckets)
+
+
+def steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
+    """Frames in the portions that go through the stages together."""
+    iterator = iter(frames)
+    while step := list(islice(iterator, FRAMES_PER_STEP)):
+        yield step
+
+
+def records_of(message: Message, arrival_us: int) -> pa.Table:
+    """The frame's records with their positions. Raises HaltError for a frame that nobody of ours has written."""
+    try:
+        table = decode_frame(message.payload)
+    except pa.ArrowInvalid as error:
+        raise HaltError(f"decoding {message.subject} at {message.sequence}: {error}; only Tallyflow may write to its streams") from error
+    return with_positions(table, message.sequence, message.headers[HEADER_TOPIC], arrival_us)
