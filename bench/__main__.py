@@ -1,8 +1,10 @@
 """`python -m bench`: all figures of this release, as a table and as JSON."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 from uuid import uuid4
 
@@ -10,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import latency, throughput
+from bench import latency, stage, throughput
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.naming import LEGS
@@ -20,6 +22,18 @@ from resources.local.stack import LocalStack
 _PLAIN = (("ingest", ("ingest",)), ("end-to-end", LEGS))
 _DEDUP = (("dedup", LEGS),)
 """End to end again, over a topic with copies and with the dedup of the example."""
+
+STAGE_KEYS = (1_000_000, 10_000_000, 100_000_000)
+SMALL_BATCH = 1_000
+STAGE_FIGURES = {
+    "CPU us/event": "cpu_us",
+    "slowest batch": "slowest_cpu_us",
+    "ms per batch": "batch_ms",
+    "slowest, ms": "slowest_batch_ms",
+    "bytes/key on disk": "disk_bytes_per_key",
+    "resident": "resident_bytes_per_key",
+    "reopening, s": "reopen_seconds",
+}
 
 console = Console()
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -31,10 +45,14 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup or latency.")] = "",
+    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency or stage.")] = "",
+    live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
 ) -> None:
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
+    if only == "stage":
+        _print_stage(home, live_keys or STAGE_KEYS)
+        return
     stack = LocalStack(home)
     stack.up()
     results: dict[str, object] = {"machine": machine(), "events": events, "large_events": large_events, "runs": runs}
@@ -67,6 +85,23 @@ def main(
         (home / "results.json").write_text(json.dumps(results, indent=2))
         stack.down()
     console.print(f"{machine()}; JSON in {home / 'results.json'}")
+
+
+def _print_stage(home: Path, live_keys: Sequence[int]) -> None:
+    """The dedup stage alone, at each number of live keys, and in small batches; needs no server."""
+    cases = [(keys, stage.FILL_EVENTS) for keys in live_keys] + [(10_000_000, SMALL_BATCH) for keys in live_keys if keys == 10_000_000]
+    table = Table("live keys", "events per batch", *STAGE_FIGURES)
+    home.mkdir(parents=True, exist_ok=True)
+    found = []
+    for keys, events in cases:
+        with TemporaryDirectory(dir=home) as directory:
+            found.append(stage.measure(Path(directory), keys, events))
+        console.print(found[-1])
+    for one in found:
+        figures = asdict(one)
+        table.add_row(f"{one.live_keys:,}", f"{one.batch_events:,}", *(f"{figures[name]:.2f}" for name in STAGE_FIGURES.values()))
+    console.print(table)
+    (home / "stage.json").write_text(json.dumps({"machine": machine(), "stage": [asdict(one) for one in found]}, indent=2))
 
 
 def _table(middles: dict[str, Throughput]) -> Table:

@@ -234,6 +234,7 @@ def tally(file: File, as_json: AsJson = False) -> None:
 app.command()(cli_state.state)
 app.command()(cli_state.why)
 app.command()(cli_state.compact)
+app.command()(cli_state.rebucket)
 app.command("rebuild-state")(cli_state.rebuild_state)
 
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _key_state(file: File) -> "Iterator[KeyState]":
+def _key_state(file: File, needs_dedup: bool = True) -> "Iterator[KeyState]":
     from pipelines.key_state import KeyState
 
     with errors_as_exit():
-        state = KeyState(load(file), file.read_text(), default_home())
+        state = KeyState(load(file), file.read_text(), default_home(), needs_dedup)
         try:
             yield state
         finally:
@@ -133,3 +133,17 @@ def rebuild_state(file: File, as_json: AsJson = False) -> None:
         f"{found.records:,} records judged again: {found.accepted:,} first ones and {found.duplicates:,} duplicates, as the ledger counted"
     )
     out.print(f"the store holds {found.entries:,} entries in {found.runs} runs; start the pipeline")
+
+
+def rebucket(file: File, as_json: AsJson = False) -> None:
+    """Give a stopped pipeline the number of buckets that its file says now: rewrites the keys that dedup remembers."""
+    from pipelines.rebucket import rebucket as run
+
+    with _key_state(file, needs_dedup=False) as keys:
+        found = run(keys)
+    if as_json:
+        _print_json(asdict(found))
+        return
+    out.print(
+        f"{found.buckets_before} -> {found.buckets} buckets; {found.entries_before:,} -> {found.entries:,} entries; start the pipeline"
+    )

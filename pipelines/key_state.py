@@ -88,13 +88,13 @@ class KeyHistory:
 class KeyState:
     """The dedup store of one pipeline on this host."""
 
-    def __init__(self, config: PipelineConfig, config_text: str, home: Path) -> None:
-        """Raises HaltError when the pipeline has no dedup. Connects at first use."""
+    def __init__(self, config: PipelineConfig, config_text: str, home: Path, needs_dedup: bool = True) -> None:
+        """Raises HaltError when the pipeline has no dedup, unless that does not matter. Connects at first use."""
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         run = RunSpec(config_text, f"pipeline {config.pipeline_id}", {}, {}, "", "", 0, 0, str(self.directory / "state"))
         self.connections = Connections(run, keep_partitions=False)
-        if not any(transform.type == "dedup" for transform in config.transforms):
+        if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
             raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup, so there is none")
 
     def close(self) -> None:

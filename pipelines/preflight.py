@@ -89,6 +89,25 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
     return ids
 
 
+def check_other_shape(config: PipelineConfig, log: JetStream) -> None:
+    """Raises HaltError when the file differs from the pipeline's shape in more than the number of buckets, or there is no pipeline."""
+    for role in ROLES:
+        stream = Names(config.pipeline_id).stream(role)
+        state = log.state(stream)
+        if state is None:
+            raise HaltError(f"rebucketing {config.pipeline_id}: the stream does not exist: {stream}; there is nothing to rebucket")
+        before = json.loads(state.metadata.get(SHAPE_KEY, "{}"))
+        expected = json.dumps({**before, "buckets": config.buckets}, sort_keys=True, separators=(",", ":"))
+        if expected != _shape_text(config):
+            raise HaltError(_shape_difference(config.pipeline_id, expected, _shape_text(config)))
+
+
+def change_buckets(config: PipelineConfig, log: JetStream) -> None:
+    """Writes the shape of `config` to the streams' metadata."""
+    for role in ROLES:
+        log.set_metadata(Names(config.pipeline_id).stream(role), {SHAPE_KEY: _shape_text(config)})
+
+
 def _shape_text(config: PipelineConfig) -> str:
     return json.dumps(shape_of(config), sort_keys=True, separators=(",", ":"))
 
@@ -98,9 +117,10 @@ def _shape_difference(pipeline: str, before: str, now: str) -> str:
     new: dict[str, Any] = json.loads(now)
     changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     told = "; ".join(f"{key} was {old.get(key)!r}, the file says {new.get(key)!r}" for key in changed)
+    way = "; stop the pipeline and run `tallyflow rebucket`, or put it back" if changed == ["buckets"] else ""
     return (
-        f"starting pipeline {pipeline}: {told}. These decide where a record's state lives and may not change while the pipeline lives; "
-        "put them back, or give the changed pipeline another pipeline_id"
+        f"starting pipeline {pipeline}: {told}. These decide where a record's state lives and may not change while the pipeline lives"
+        f"{way or '; put them back, or give the changed pipeline another pipeline_id'}"
     )
 
 

@@ -39,11 +39,12 @@ class PlainQueries:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        for leg in self._legs.values():
-            options = {**self._sources[leg.name], "run": self._run_path, "start": offset_text(leg.start_offset()), "leg": leg.name}
-            self._threads.append(threading.Thread(target=self._work, args=[leg, options], daemon=True))
-        for thread in self._threads:
+        starts = {name: offset_text(leg.start_offset()) for name, leg in self._legs.items()}
+        for name, leg in self._legs.items():
+            options = {**self._sources[name], "run": self._run_path, "start": starts[name], "leg": name}
+            thread = threading.Thread(target=self._work, args=[leg, options], daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     def _work(self, leg: Leg, options: dict[str, str]) -> None:
         reader = (KafkaRanges if leg.name == "ingest" else StreamRanges)(options).streamReader(RANGE_SCHEMA)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -377,6 +377,15 @@ class JetStream:
         if created is None:
             raise HaltError(f"creating stream {stream}: it was created and is gone again; is another process deleting this pipeline?")
         return created
+
+    def set_metadata(self, stream: str, metadata: dict[str, str]) -> None:
+        """Replaces these entries of the stream's metadata; the others, and all settings, stay."""
+
+        async def change() -> None:
+            config = (await self._js.stream_info(stream)).config
+            await self._js.update_stream(replace(config, metadata={**(config.metadata or {}), **metadata}))
+
+        self._wait(f"changing the metadata of {stream}", change())
 
     def delete_stream(self, stream: str) -> bool:
         """Deletes the stream with all it holds; False when it was not there."""

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
 from pipelines.dedup import NEVER
-from pipelines.errors import RetryableError, StateDamagedError
+from pipelines.errors import HaltError, RetryableError, StateDamagedError
 from pipelines.ledger import Entry
 from pipelines.legs.arrivals import Arrived, arrivals, bucket_of
 from pipelines.legs.buckets import Listing
@@ -34,8 +34,17 @@ class ProcessLeg(Leg):
 
     def start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
+        self._check_buckets()
         self._sweep()
         return {"sequence": self.chain.state.to or 0}
+
+    def _check_buckets(self) -> None:
+        done, buckets = self.chain.state.done, self.connections.stage_config(self.connections.run.stage_config).buckets
+        if done is not None and done.body["buckets"] != buckets:
+            raise HaltError(
+                f"starting process: its state lies in {done.body['buckets']} buckets, the file says {buckets}: a change was begun and is "
+                "not finished; run `tallyflow rebucket` again"
+            )
 
     def _finish(self, session: SparkSession, plan: Entry) -> None:
         """As every leg's; then deletes the runs that the new `done` does not list any more."""
@@ -94,6 +103,7 @@ class ProcessLeg(Leg):
         runs = self._adopted(runs)
         return dict(counts), {
             "config": plan.body["config"],
+            "buckets": self.connections.stage_config(plan.body["config"]).buckets,
             "clock_us": arrived[-1].arrival_us,
             "newest_us": max([item["newest_us"], *(report["newest_us"] for report in reports)]),
             "input": input_mark(last),

@@ -24,6 +24,8 @@ SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64()), ("time", pa.int64(
 BLOCK_ROWS = 64 * 1024
 _ROWS_PER_PREFIX = 8
 _FORMAT = 1
+_UNREADABLE = (OSError, pa.ArrowException, IndexError, UnicodeDecodeError)
+"""What Arrow raises for a file that is no longer one of its own."""
 _REMEDY = "nothing was written; stop the pipeline and rebuild the store from the raw stream with `tallyflow rebuild-state`"
 
 Rows = npt.NDArray[np.int64]
@@ -118,13 +120,17 @@ class Run:
         self._where = f"{place.path}/{facts.name}"
         try:
             table = place.read(facts.name)
-        except (OSError, pa.ArrowInvalid) as error:
+        except _UNREADABLE as error:
             raise StateDamagedError(f"opening state run {self._where}: {error}; {_REMEDY}") from error
         header = dict(table.schema.metadata or {})
         is_ours = {b"run", b"crc", b"index"} <= header.keys() and _digest(header) == facts.digest
-        if not is_ours or table.num_rows != facts.rows or table.column_names != SCHEMA.names:
+        if not is_ours or table.num_rows != facts.rows or not table.schema.equals(SCHEMA):
             raise StateDamagedError(f"opening state run {self._where}: it is not the file that the ledger lists; {_REMEDY}")
-        self.entries = Entries(*(table.column(name).chunk(0).to_numpy() for name in SCHEMA.names))
+        try:
+            self.entries = Entries(*(table.column(name).chunk(0).to_numpy() for name in SCHEMA.names))
+        except _UNREADABLE as error:
+            # The batch's own header has no checksum: a flipped bit there may invent nulls or hide the batch.
+            raise StateDamagedError(f"opening state run {self._where}: {error}; {_REMEDY}") from error
         self._prefix_bits = int(json.loads(header[b"run"])["prefix_bits"])
         self._index = np.frombuffer(header[b"index"], dtype=np.uint32)
         self._crc = np.frombuffer(header[b"crc"], dtype=np.uint32).reshape(len(SCHEMA), -1)

@@ -7,7 +7,7 @@ Cost of a key, added: a run holds at most FAN - 1 others of its tier, tiers are 
 log_FAN(live keys / keys per batch) times. Cost of a look-up: one search in each of the (FAN - 1) * log_FAN(...) runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -45,6 +45,10 @@ class KeyedStore:
         """Reads these runs from now on, the ones that the last `done` lists. Raises StateDamagedError for a missing or foreign one."""
         self._open = {facts: self._open.get(facts) or Run(self.place, facts) for facts in listed}
         self.live = tuple(listed)
+
+    def checked(self) -> Iterator[Entries]:
+        """The entries of each live run, oldest first, every block checked."""
+        return (self._open[facts].checked_entries() for facts in self.live)
 
     def find(self, hi: Words, lo: Words) -> Found:
         """The newest entry of each hash; `hi` is best sorted. Raises StateDamagedError when a block that it touches is damaged."""

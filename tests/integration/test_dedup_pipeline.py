@@ -135,7 +135,7 @@ def test_a_damaged_store_halts_before_anything_is_written(
             path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     rows = case.count()
     case.send(copies(1000, first=1000))
-    with pytest.raises(StateDamagedError, match="nothing was written; restore the pipeline's state directory"):
+    with pytest.raises(StateDamagedError, match="nothing was written; stop the pipeline and rebuild the store"):
         case.warm_run(**options)
     assert case.count() == rows
     for path, content in runs.items():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 from dedup_case import check_first_of_keys, copies, event, key_state, keyed_by
 from pipeline_case import PipelineCase, wait_until
 
+import pipelines.rebucket
 from pipelines.errors import ConfigurationError, DataLossError, FencedError, HaltError, StateDamagedError
 from pipelines.failpoints import VARIABLE
 from pipelines.key_state import listing
+from pipelines.rebucket import rebucket
 from pipelines.rebuild import rebuild
 from pipelines.tally import Tally, tally
 
@@ -222,3 +225,67 @@ def test_nothing_is_rebuilt_while_the_pipeline_runs_or_without_the_whole_raw_str
     with pytest.raises(DataLossError, match="begins at sequence 3"):
         rebuild(key_state(case))
     assert run_files(case) == listed_files(case) == listed
+
+
+def in_buckets(count: int, change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    def changed(document: dict[str, Any]) -> None:
+        change(document)
+        document["buckets"] = count
+
+    return changed
+
+
+@pytest.mark.parametrize("buckets", [3, 16])
+def test_the_number_of_buckets_may_change_while_a_pipeline_is_stopped(case: PipelineCase, buckets: int) -> None:
+    case.write_file(keyed_by("id", keep_duplicates=True))
+    case.create_topic()
+    batches(case, 3)
+    case.write_file(in_buckets(buckets, keyed_by("id", keep_duplicates=True)))
+    with pytest.raises(HaltError, match="tallyflow rebucket"):
+        case.warm_run()
+    found = answer(case, "rebucket")
+    assert (found["buckets_before"], found["buckets"], found["entries"]) == (8, buckets, case.count())
+    assert answer(case, "rebucket")["buckets_before"] == buckets
+    batches(case, 3, first=3)
+    assert run_files(case) == {facts.name for bucket in range(buckets) for facts in listing(key_state(case).chain(), bucket)}
+    check_first_of_keys(case, keeps_duplicates=True)
+
+
+def test_a_pipeline_without_dedup_may_have_other_buckets_too(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send_events(300, bad_every=50)
+    case.warm_run()
+    case.write_file(in_buckets(2, lambda document: None))
+    answer(case, "rebucket")
+    case.send_events(300, bad_every=50)
+    case.warm_run()
+    case.check()
+
+
+def test_a_rebucketing_that_was_killed_is_finished_by_the_next(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case, 2)
+    case.write_file(in_buckets(4, keyed_by("id")))
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        # Between the entry of the chain and the streams' shape.
+        patch.setattr(pipelines.rebucket, "change_buckets", lambda *_: 1 / 0)
+        rebucket(key_state(case))
+    case.write_file(keyed_by("id"))
+    with pytest.raises(HaltError, match="its state lies in 4 buckets, the file says 8"):
+        case.warm_run()
+    case.write_file(in_buckets(4, keyed_by("id")))
+    answer(case, "rebucket")
+    batches(case, 2, first=2)
+    check_first_of_keys(case)
+
+
+def test_nothing_else_of_the_shape_may_change(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    with pytest.raises(HaltError, match="there is nothing to rebucket"):
+        rebucket(key_state(case))
+    case.create_topic()
+    batches(case, 1)
+    case.write_file(in_buckets(4, keyed_by("name")))
+    with pytest.raises(HaltError, match="may not change while the pipeline lives; put them back"):
+        rebucket(key_state(case))

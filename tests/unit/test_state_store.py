@@ -1,6 +1,7 @@
 """Runs and the store: what was added is found, what has expired goes, and damage is noticed before it can let a duplicate through."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -105,11 +106,29 @@ def test_a_flipped_bit_in_any_column_is_noticed_when_its_block_is_touched(place:
     content[at] ^= 1
     path.write_bytes(content)
     run = Run(place, facts)
-    with pytest.raises(StateDamagedError, match=r"rows \d+ to \d+ are damaged; nothing was written; restore"):
+    with pytest.raises(StateDamagedError, match=r"rows \d+ to \d+ are damaged; nothing was written; stop"):
         run.find(held.hi[row : row + 1], held.lo[row : row + 1])
     untouched = 99_999 if row < BLOCK_ROWS else 0
     at_untouched, _ = run.find(held.hi[untouched : untouched + 1], held.lo[untouched : untouched + 1])
     assert len(at_untouched) == 1
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.data())
+def test_a_flipped_bit_anywhere_in_the_file_is_noticed_or_changes_nothing(data: st.DataObject) -> None:
+    with TemporaryDirectory() as directory:
+        place, held = Place.local(Path(directory)), many(50, 1)
+        facts = write_run(place, "run", held)
+        path = Path(directory) / "run"
+        content = bytearray(path.read_bytes())
+        bit = data.draw(st.integers(0, 8 * len(content) - 1))
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        try:
+            found = Run(place, facts).checked_entries()
+        except StateDamagedError:
+            return
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(held.columns(), found.columns(), strict=True))
 
 
 def test_a_damaged_header_another_run_and_a_missing_one_are_noticed_on_opening(place: Place) -> None:
