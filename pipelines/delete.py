@@ -44,8 +44,8 @@ class Deletion:
                 clickhouse = ClickHouse(self._config.sink)
                 clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
                 clickhouse.close()
-            # The ledger goes last: while it stands, a repeated delete still meets the leases.
-            for role in ("out", "dlq", "raw", "ledger"):
+            # The ledger, the last of ROLES, goes last: while it stands, a repeated delete still meets the leases.
+            for role in ROLES:
                 log.delete_stream(self._names.stream(role))
         finally:
             log.close()

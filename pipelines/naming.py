@@ -77,6 +77,7 @@ def dedup_directory(state_path: str, bucket: int) -> str:
 
 
 ROLES = ("raw", "out", "dlq", "duplicates", "ledger")
+"""Of streams, in the order in which they may go: the ledger last."""
 LEGS = ("ingest", "process", "sink")
 
 
