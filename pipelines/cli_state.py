@@ -75,7 +75,7 @@ def why(
             task = progress.add_task("looking through the raw stream", total=None)
             found = keys.why(key, lambda done, of: progress.update(task, completed=done, total=max(of, 1)))
     for line in _told(found):
-        out.print(line, markup=False, highlight=False)
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _told(found: "KeyHistory") -> Iterator[str]:
