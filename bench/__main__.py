@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import latency, stage, throughput
+from bench import latency, rival, stage, throughput
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.naming import LEGS
@@ -25,6 +25,7 @@ _DEDUP = (("dedup", LEGS),)
 
 STAGE_KEYS = (1_000_000, 10_000_000, 100_000_000)
 SMALL_BATCH = 1_000
+RIVAL_KEYS = (0, 1_000_000, 5_000_000, 10_000_000)
 STAGE_FIGURES = {
     "CPU us/event": "cpu_us",
     "slowest batch": "slowest_cpu_us",
@@ -45,13 +46,16 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency or stage.")] = "",
+    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, stage or rival.")] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
 ) -> None:
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
     if only == "stage":
         _print_stage(home, live_keys or STAGE_KEYS)
+        return
+    if only == "rival":
+        _print_rival(home, live_keys or RIVAL_KEYS)
         return
     stack = LocalStack(home)
     stack.up()
@@ -102,6 +106,24 @@ def _print_stage(home: Path, live_keys: Sequence[int]) -> None:
         table.add_row(f"{one.live_keys:,}", f"{one.batch_events:,}", *(f"{figures[name]:.2f}" for name in STAGE_FIGURES.values()))
     console.print(table)
     (home / "stage.json").write_text(json.dumps({"machine": machine(), "stage": [asdict(one) for one in found]}, indent=2))
+
+
+def _print_rival(home: Path, live_keys: Sequence[int]) -> None:
+    """Small batches of the dedup stage beside Spark's own, against live keys; also as a chart."""
+    home.mkdir(parents=True, exist_ok=True)
+    table = Table(
+        "live keys", "Tallyflow, ms per batch", "CPU ms", "Spark, ms per batch", "CPU ms", title=f"batches of {rival.BATCH_EVENTS:,} events"
+    )
+    found = []
+    with TemporaryDirectory(dir=home) as directory:
+        for one in rival.compare(Path(directory), live_keys):
+            found.append(one)
+            figures = (one.ours_ms, one.ours_cpu_ms, one.spark_ms, one.spark_cpu_ms)
+            table.add_row(f"{one.live_keys:,}", *(f"{figure:,.0f}" for figure in figures))
+    console.print(table)
+    (home / "rival.json").write_text(json.dumps({"machine": machine(), "rival": [asdict(one) for one in found]}, indent=2))
+    (home / "rival.svg").write_text(rival.chart(found))
+    console.print(f"JSON and chart in {home}")
 
 
 def _table(middles: dict[str, Throughput]) -> Table:

@@ -95,7 +95,7 @@ def measure(directory: Path, live_keys: int, batch_events: int = FILL_EVENTS) ->
     """Fills a store below `directory` and measures batches of `batch_events`; the caller deletes it."""
     engine = open_engine()
     # Copies bring no key: so many events have `live_keys` keys.
-    stage = _Stage(engine, directory, round(live_keys / (1 - COPIES)))
+    stage = _Stage(engine, directory, max(round(live_keys / (1 - COPIES)), FILL_EVENTS))
     resting = _resident_bytes()
     for events in _filling(stage, live_keys):
         stage.run(events)
