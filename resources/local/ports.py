@@ -76,8 +76,8 @@ def keep_ports(path: Path, names: Iterable[str], renew: Collection[str] = ()) ->
     return ports
 
 
-def port_holder(port: int) -> str:
-    """Who listens on the loopback port, for a message: "process 4711 (nginx)", or "another process" if the system does not tell."""
+def port_holder(port: int) -> str | None:
+    """Who listens on the loopback port, for a message: "process 4711 (nginx)"; None if the system does not tell."""
     for process in psutil.process_iter(["name"]):
         try:
             listening = [one for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
@@ -85,4 +85,4 @@ def port_holder(port: int) -> str:
             continue
         if any(one.laddr and one.laddr.port == port for one in listening):
             return f"process {process.pid} ({process.info['name']})"
-    return "another process"
+    return None

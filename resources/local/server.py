@@ -37,6 +37,7 @@ START_TIMEOUT = timedelta(minutes=3)
 # A server that once was ready has this long to answer before `up` takes it for hung and starts it anew.
 HUNG_AFTER = timedelta(seconds=15)
 STOP_PATIENCE = timedelta(seconds=30)
+PORT_PATIENCE = timedelta(seconds=20)
 PROBE_TIMEOUT = timedelta(seconds=5)
 LOG_TAIL_LINES = 20
 
@@ -170,11 +171,7 @@ class LocalServer:
         for stray in find_marked(self._home, self.name):
             progress(self.name, f"stopping process {stray.pid}, left over from an earlier start")
             stray.stop(STOP_PATIENCE)
-        if not is_free(self.place.port):
-            raise LocalServerError(
-                f"starting {self.name} on {self.place.address}: the port is taken by {port_holder(self.place.port)}; stop that process, "
-                "or run `tallyflow up --new-ports` to move to a free port (addresses already exported must then be exported again)"
-            )
+        self._await_port(cancelled)
         self._launch(timeout, progress, cancelled)
 
     def end(self, progress: Progress) -> None:
@@ -201,6 +198,17 @@ class LocalServer:
             return False
         self._write_record(replace(record, was_ready=True))
         return True
+
+    def _await_port(self, cancelled: Event) -> None:
+        """Returns when the port is free: a killed process of many threads looks gone, yet holds its port until the last of them is."""
+        deadline = time.monotonic() + PORT_PATIENCE.total_seconds()
+        while not is_free(self.place.port):
+            holder = port_holder(self.place.port)
+            if holder is not None or time.monotonic() > deadline or cancelled.wait(POLL_SECONDS):
+                raise LocalServerError(
+                    f"starting {self.name} on {self.place.address}: the port is taken by {holder or 'another process'}; stop that process, "
+                    "or run `tallyflow up --new-ports` to move to a free port (addresses already exported must then be exported again)"
+                )
 
     def _launch(self, timeout: timedelta, progress: Progress, cancelled: Event) -> None:
         self.place.directory.mkdir(parents=True, exist_ok=True)
