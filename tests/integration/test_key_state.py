@@ -156,6 +156,26 @@ def test_a_compaction_that_was_killed_leaves_files_that_the_next_start_deletes(c
     check_first_of_keys(case)
 
 
+def test_a_compaction_that_is_killed_beside_a_running_pipeline_changes_nothing(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case)
+    process = case.start_plain()
+    case.wait_ready(process)
+    case.send(copies(400, first=2000, keys=1499))
+    killed = case.command("compact", str(case.file), **{VARIABLE: "compact.after-runs:1"})
+    assert killed.returncode == -9
+    case.send(copies(400, first=2400, keys=1499))
+    log = case.log()
+    wait_until(lambda: has_done(tally(log, case.names), 2800), "the end of the backlog")
+    log.close()
+    process.terminate()
+    assert process.wait() == 0
+    case.warm_run()
+    assert run_files(case) == listed_files(case)
+    check_first_of_keys(case)
+
+
 def test_a_range_that_was_begun_is_finished_after_a_compaction(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
