@@ -64,6 +64,7 @@ class _Spark:
         builder = SparkSession.builder.master("local[2]").appName("rival")
         settings = {
             "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
             "spark.driver.memory": "6g",
             "spark.sql.shuffle.partitions": "8",
             "spark.sql.session.timeZone": "UTC",
@@ -151,5 +152,7 @@ def chart(found: Sequence[Comparison]) -> str:
         points = " ".join(f"{x(keys):.1f},{y(value):.1f}" for keys, value in values)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
         keys, value = values[len(values) // 2]
-        parts.append(f'<text x="{x(keys):.1f}" y="{y(value) - 10:.1f}" fill="{color}">{name}, {BATCH_EVENTS:,} events per batch</text>')
+        parts.append(
+            f'<text x="{x(keys):.1f}" y="{y(value) - 10:.1f}" text-anchor="middle" fill="{color}">{name}, {BATCH_EVENTS:,} events per batch</text>'
+        )
     return "\n".join([*parts, "</svg>", ""])
