@@ -152,7 +152,6 @@ def chart(found: Sequence[Comparison]) -> str:
         points = " ".join(f"{x(keys):.1f},{y(value):.1f}" for keys, value in values)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
         keys, value = values[len(values) // 2]
-        parts.append(
-            f'<text x="{x(keys):.1f}" y="{y(value) - 10:.1f}" text-anchor="middle" fill="{color}">{name}, {BATCH_EVENTS:,} events per batch</text>'
-        )
+        label = f"{name}, {BATCH_EVENTS:,} events per batch"
+        parts.append(f'<text x="{x(keys):.1f}" y="{y(value) - 10:.1f}" text-anchor="middle" fill="{color}">{label}</text>')
     return "\n".join([*parts, "</svg>", ""])
