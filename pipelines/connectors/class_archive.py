@@ -58,7 +58,10 @@ def make_archive(path: Path) -> None:
     try:
         made = scratch / path.name
         command = [sys.executable, "-m", "pipelines.connectors.class_archive", str(made)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_MAKE_SECONDS, cwd=scratch)  # noqa: S603
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=_MAKE_SECONDS, cwd=scratch)  # noqa: S603
+        except subprocess.TimeoutExpired as error:
+            raise HaltError(f"preparing Spark: it was not through after {_MAKE_SECONDS} s") from error
         if not made.exists():
             words = ended.stderr[-1000:]
             raise HaltError(f"preparing Spark: no archive was written (exit code {ended.returncode}); its last words: {words}")
