@@ -25,7 +25,6 @@ from bench import stage
 BATCH_EVENTS = 10_000
 BATCHES = 8
 _WARM_BATCHES = 2
-_FILL_EVENTS = 500_000
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -84,7 +83,7 @@ class _Spark:
     def measure(self, live_keys: int) -> tuple[float, float]:
         """(median milliseconds, mean milliseconds of the JVM's CPU) of a batch with so many keys in the state."""
         while self._keys < live_keys:
-            self._write(min(_FILL_EVENTS, live_keys - self._keys))
+            self._write(min(stage.FILL_EVENTS, live_keys - self._keys))
         self._run()
         for _ in range(_WARM_BATCHES):
             self._write(BATCH_EVENTS)

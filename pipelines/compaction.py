@@ -7,7 +7,7 @@ listed. Without one, compaction takes the leg's lease and lists them itself. A c
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -127,7 +127,7 @@ def _outcomes(found: ChainState, merged: list[_Merged]) -> list[str]:
 def _told(state: KeyState, one: _Merged, outcome: str) -> Compacted:
     if outcome == "overtaken":
         _delete(state, one.report.bucket, one.output, kept=one.inputs)
-    return Compacted(one.report.bucket, one.report.before, one.report.after, one.report.live_keys, outcome)
+    return replace(one.report, outcome=outcome)
 
 
 def _delete(state: KeyState, bucket: int, runs: tuple[RunFacts, ...], kept: tuple[RunFacts, ...]) -> None:
@@ -158,15 +158,14 @@ def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
     """
     new = KeyedStore(store.place)
     new.open(after)
-    for facts in store.live:
-        entries = Run(store.place, facts).checked_entries()
+    for facts, entries in zip(store.live, store.checked(), strict=True):
         for start in range(0, len(entries), BLOCK_ROWS):
             part = entries.take(np.arange(start, min(start + BLOCK_ROWS, len(entries))))
             known, found = store.find(part.hi, part.lo), new.find(part.hi, part.lo)
             is_same = found.is_found & (found.sequence == known.sequence) & (found.ordinal == known.ordinal)
             if (~is_same & (known.time > expired)).any():
                 raise InvariantError(f"compacting {store.place.path}: a live key of {facts.name} is not in the new run; nothing was listed")
-    return sum(int((Run(store.place, facts).entries.time > expired).sum()) for facts in after)
+    return sum(int((entries.time > expired).sum()) for entries in new.checked())
 
 
 def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> Extent:

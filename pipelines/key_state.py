@@ -19,6 +19,7 @@ from pipelines.dedup import KEY_COLUMNS, NEVER, TIME_COLUMN, FrameTimes, with_ke
 from pipelines.errors import ConfigurationError, Fault, HaltError, StateDamagedError
 from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs.arrivals import arrivals, steps
+from pipelines.legs.buckets import live_runs
 from pipelines.legs.connections import Connections
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
@@ -235,8 +236,7 @@ class KeyState:
 
 def listing(state: ChainState, bucket: int) -> list[RunFacts]:
     """The live runs of one bucket."""
-    runs = state.done.body.get("runs", {}) if state.done else {}
-    return [RunFacts(*listed) for listed in runs.get(str(bucket), [])]
+    return live_runs(state.done.body, bucket) if state.done else []
 
 
 def clock(state: ChainState, config: StageConfig) -> datetime | None:

@@ -10,7 +10,6 @@ from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.text import path_text
-from pipelines.config.transforms import Transform
 
 _NATIVE_PORTS = (9000, 9440)
 
@@ -102,7 +101,8 @@ def unsupported(config: PipelineConfig) -> list[str]:
     """What the file asks for and this release does not run, one sentence each, with its path; empty if it runs all of it."""
     found: list[str] = []
     for index, transform in enumerate(config.transforms):
-        found += _unsupported_transform(f"transforms[{index}]", transform)
+        if transform.type != "dedup":
+            found.append(f"transforms[{index}]: {transform.type} is not supported yet")
     if rules.joins(config):
         found.append("join: is not supported yet")
     if len(config.sources) > 1:
@@ -111,11 +111,6 @@ def unsupported(config: PipelineConfig) -> list[str]:
     if config.on_error != "dead_letter":
         found.append(f"on_error: {config.on_error} is not supported yet")
     return found
-
-
-def _unsupported_transform(path: str, transform: Transform) -> Iterator[str]:
-    if transform.type != "dedup":
-        yield f"{path}: {transform.type} is not supported yet"
 
 
 def document_of(config: PipelineConfig) -> dict[str, Any]:

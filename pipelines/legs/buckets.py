@@ -5,7 +5,7 @@ order; without, it is a function of the Kafka partition. A dead letter's bucket 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ class Buckets:
         """The late rows."""
         names, span = self._connections.names, (self._item["from"], self._item["to"])
         store = self._connections.dedup_store(bucket)
-        store.open([RunFacts(*listed) for listed in self._item["runs"].get(str(bucket), [])])
+        store.open(live_runs(self._item, bucket))
         found, late = first_of_keys(self._config, rows, store, frames)
         reach("process.before-state")
         self.runs[str(bucket)] = listed(store.add(found.entries, span, self._config.dedup_expired_us(self._item)))
@@ -147,6 +147,11 @@ def first_of_keys(config: StageConfig, rows: pa.Table, store: KeyedStore, frames
 def listed(runs: Iterable[RunFacts]) -> Listing:
     """Live runs in the form of a `done`."""
     return [[facts.name, facts.rows, facts.newest, facts.digest] for facts in runs]
+
+
+def live_runs(body: Mapping[str, Any], bucket: int) -> list[RunFacts]:
+    """The runs of one bucket that a `done`, or an item made of one, lists."""
+    return [RunFacts(*facts) for facts in body["runs"].get(str(bucket), [])]
 
 
 def key_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
