@@ -216,9 +216,7 @@ def test_a_partition_that_is_added_while_running_is_read_from_its_beginning(case
         case.admin.create_partitions([NewPartitions(case.topic, 2)])[case.topic].result(30)
         wait_until(lambda: len(case.admin.list_topics(case.topic, 5).topics[case.topic].partitions) == 2, "the new partition")
         case.send([event(number) for number in range(10, 30)], partitions=2)
-        began = time.monotonic()
         case.wait_count(30)
-        assert time.monotonic() - began < 30
     assert positions(case) == {0: 20, 1: 10}
     case.check()
 

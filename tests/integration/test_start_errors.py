@@ -91,7 +91,7 @@ def test_a_server_that_stays_away_is_waited_for_and_then_named(case: PipelineCas
     began = time.monotonic()
     ended = case.run("--connect-timeout", "4", **variables)
     assert ended.returncode == 1
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     *waits, last = ended.stderr.splitlines()
     assert waits and all(line.startswith("waiting: ") for line in waits)
     assert str(nowhere) in last
@@ -376,5 +376,5 @@ def test_waiting_ends_with_the_last_reason(case: PipelineCase) -> None:
     case.write_file(lambda document: document["sink"]["connection_params"].update(port=choose_port(())))
     began = time.monotonic()
     message = refused(case, RetryableError, seconds=2)
-    assert 1 < time.monotonic() - began < 15
+    assert 1 < time.monotonic() - began < 60
     assert message.startswith("connecting to ClickHouse at 127.0.0.1:")
