@@ -20,7 +20,7 @@ from pipelines.dedup import dedup, with_keys
 from pipelines.legs.buckets import key_owners, shares
 from pipelines.records import POSITION_FIELDS
 from pipelines.state.place import Place
-from pipelines.state.store import KeyedStore
+from pipelines.state.store import KeyedStore, bucket_with_turn
 
 BUCKETS = 8
 FILL_EVENTS = 500_000
@@ -74,7 +74,9 @@ class _Stage:
             store = self.stores[bucket]
             found = dedup(share, share.column("time").to_numpy(), self._window, store.find)
             before = store.live
-            store.open(store.add(found.entries, (self._sequence, self._sequence + 1), self.seen - self._window))
+            span = (self._sequence, self._sequence + 1)
+            has_turn = bucket_with_turn(span[1], BUCKETS) == bucket
+            store.open(store.add(found.entries, span, self.seen - self._window, has_turn))
             for facts in {*before} - {*store.live}:
                 store.place.delete(facts.name)
         self._sequence += 1
@@ -99,7 +101,11 @@ def measure(directory: Path, live_keys: int, batch_events: int = FILL_EVENTS) ->
     resting = _resident_bytes()
     for events in _filling(stage, live_keys):
         stage.run(events)
-    count = max(_LEAST_BATCHES, live_keys // batch_events) if batch_events == FILL_EVENTS else _LEAST_BATCHES * 5
+    is_small = batch_events < FILL_EVENTS
+    count = _LEAST_BATCHES * 10 if is_small else max(_LEAST_BATCHES, live_keys // batch_events)
+    for _ in range(count * is_small):
+        # Merges of what the filling has left are not theirs.
+        stage.run(stage.batch(batch_events))
     cpu, wall = [], []
     for _ in range(count):
         events = stage.batch(batch_events)

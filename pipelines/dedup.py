@@ -28,8 +28,9 @@ from pipelines.columns import parse_type
 from pipelines.instants import parse_instants, seconds_to_instants
 from pipelines.records import StageOutput
 from pipelines.rejections import Rejections
+from pipelines.state.index import Rows, Words
 from pipelines.state.keys import hash_keys
-from pipelines.state.runs import Entries, Rows, Words, by_hash
+from pipelines.state.runs import Entries, by_hash
 from pipelines.state.store import Found
 from pipelines.vectors import Mask, one_chunk, to_mask
 

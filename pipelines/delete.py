@@ -1,4 +1,4 @@
-"""Deleting a pipeline: its streams, its directory on this host and the table that it made. What was deleted cannot come back."""
+"""Deleting a pipeline: its streams, its directory on this host, its key stores and the table that it made. It cannot come back."""
 
 import shutil
 from pathlib import Path
@@ -8,6 +8,7 @@ from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
 from pipelines.lease import acquire_all
 from pipelines.naming import LEGS, ROLES, Names
+from pipelines.state.place import Place
 
 
 class Deletion:
@@ -16,6 +17,7 @@ class Deletion:
     def __init__(self, config: PipelineConfig, directory: Path, keep_table: bool) -> None:
         self._config, self._directory = config, directory
         self._names = Names(config.pipeline_id)
+        self._state_place = self._names.state_place(directory, config.state_uri)
         self._drops_table = config.sink.create_table and not keep_table
 
     def lines(self) -> list[str]:
@@ -28,6 +30,8 @@ class Deletion:
         found = {self._names.stream(role): state for role, state in states.items() if state}
         lines = [f"stream {name} ({state.messages:,} messages, {state.bytes:,} bytes)" for name, state in found.items()]
         lines.append(f"directory {self._directory}")
+        if self._config.state_uri:
+            lines.append(f"key stores {self._state_place}")
         if self._drops_table:
             lines.append(f"table {self._config.sink.connection_params.database}.{self._config.sink.table} with all its rows")
         return lines
@@ -44,6 +48,7 @@ class Deletion:
                 clickhouse = ClickHouse(self._config.sink)
                 clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
                 clickhouse.close()
+            Place.at(self._state_place).delete_all()
             # The ledger, the last of ROLES, goes last: while it stands, a repeated delete still meets the leases.
             for role in ROLES:
                 log.delete_stream(self._names.stream(role))

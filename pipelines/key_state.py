@@ -93,7 +93,8 @@ class KeyState:
         """Raises HaltError when the pipeline has no dedup, unless that does not matter. Connects at first use."""
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
-        run = RunSpec(config_text, f"pipeline {config.pipeline_id}", {}, {}, "", "", 0, 0, str(self.directory / "state"))
+        place = self.names.state_place(self.directory, config.state_uri)
+        run = RunSpec(config_text, f"pipeline {config.pipeline_id}", {}, {}, "", "", 0, 0, place)
         self.connections = Connections(run, keep_partitions=False)
         if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
             raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup, so there is none")

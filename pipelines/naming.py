@@ -67,13 +67,22 @@ class Names:
         return f"tf.{self.pipeline}.ledger.config.{version}"
 
     def directory(self, home: Path) -> Path:
-        """State directory of the pipeline on this host: a lock per leg, and a directory per runner."""
+        """Directory of the pipeline on this host: a lock per leg, a directory per runner, and the key stores unless they have a URI."""
         return home / "pipelines" / self.pipeline
 
+    def state_place(self, directory: Path, state_uri: str) -> str:
+        """Directory or URI below which the key stores lie."""
+        return _below(state_uri, self.pipeline) if state_uri else str(directory / "state")
 
-def dedup_directory(state_path: str, bucket: int) -> str:
-    """Where one bucket's runs of the dedup store lie, under the pipeline's state directory."""
-    return f"{state_path}/dedup/{bucket}"
+
+def dedup_place(state_place: str, bucket: int) -> str:
+    """Where one bucket's runs of the dedup store lie."""
+    return _below(state_place, f"dedup/{bucket}")
+
+
+def _below(place: str, name: str) -> str:
+    path, mark, options = place.partition("?") if "://" in place else (place, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
 
 
 ROLES = ("raw", "out", "dlq", "duplicates", "ledger")

@@ -110,7 +110,7 @@ class _Rebuilding:
         for bucket, share in shares(rows, key_owners(rows, config.buckets)):
             store = self.stores[bucket]
             found, _ = first_of_keys(config, share, store, times)
-            before, after = store.live, store.add(found.entries, (self._from, to), expired)
+            before, after = store.live, store.add(found.entries, (self._from, to), expired, has_turn=True)
             for facts in {*before} - {*after}:
                 store.place.delete(facts.name)
             store.open(after)

@@ -20,7 +20,7 @@ class RunSpec:
     """One start of a runner. `epochs` are those of its legs, `stage_config` is the version that new plans name.
 
     Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are done in the driver, larger ones in tasks.
-    `state_path` is the directory of the key stores.
+    `state_place` is the directory or URI of the key stores.
     """
 
     config_text: str
@@ -31,7 +31,7 @@ class RunSpec:
     stage_config: str
     driver_offsets: int
     driver_frames: int
-    state_path: str
+    state_place: str
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".partial")

@@ -182,7 +182,7 @@ class Runner:
             version,
             self.options.driver_offsets,
             self.options.driver_frames,
-            str(self.directory / "state"),
+            self.names.state_place(self.directory, self.config.state_uri),
         )
         path = self.own_directory / "run.json"
         run.save(path)

@@ -14,6 +14,7 @@ from pipelines.config.transforms import Join, Transform
 
 PIPELINE_ID = r"^[a-z0-9][a-z0-9-]{3,38}[a-z0-9]$"
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
+_STATE_SCHEMES = ("file", "s3", "gs", "abfs", "abfss", "hdfs")
 
 
 def _only_v3(value: Any) -> Any:
@@ -120,6 +121,15 @@ class NatsConnection(Model):
             yield (ways[1],), f"choose one way to log in: {' or '.join(ways)}"
 
 
+def _state_uri(uri: str) -> str:
+    parts = urlsplit(uri)
+    if uri and not (parts.scheme in _STATE_SCHEMES and bool(parts.netloc) == (parts.scheme != "file") and parts.path.strip("/")):
+        raise ValueError(f"must be file:///path, or a URI of {', '.join(_STATE_SCHEMES[1:])} with a path")
+    if "@" in parts.netloc and parts.scheme not in ("abfs", "abfss"):
+        raise ValueError("must not hold credentials: they come from the environment, such as AWS_ACCESS_KEY_ID or AWS_PROFILE")
+    return uri
+
+
 def _is_nats_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
@@ -150,9 +160,17 @@ class PipelineConfig(Model):
     buckets: Annotated[int, Field(ge=1, le=1024), BeforeValidator(no_flag)] = ours(
         8, "Units of parallelism; fixed once the pipeline has run. 64 or more on a cluster."
     )
+    state_uri: Annotated[str, AfterValidator(_state_uri)] = ours(
+        "",
+        "Where the key stores lie, as a URI: `file:///path`, `s3://bucket/path`, `gs://`, `abfss://` or `hdfs://`, with PyArrow's options "
+        "as a query; credentials come from the environment. Default: the pipeline's directory on this host.",
+    )
     on_error: Literal["dead_letter", "halt"] = ours(
         "dead_letter", "What becomes of a record that a stage rejects: it goes to the dead-letter queue, or the pipeline stops at it."
     )
+
+    unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
+    """As in a URL, there may be credentials in it, if only by mistake."""
 
     def consumer_group(self, source: KafkaSource) -> str:
         """Kafka consumer group of one of the sources."""

@@ -1,7 +1,6 @@
 """The connections of one process (driver or worker), opened at first use and kept, because opening costs more than a small batch."""
 
 from functools import lru_cache
-from pathlib import Path
 
 import duckdb
 
@@ -10,7 +9,7 @@ from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic, RangeReader
 from pipelines.legs import stage_config
 from pipelines.legs.stage_config import StageConfig
-from pipelines.naming import dedup_directory
+from pipelines.naming import dedup_place
 from pipelines.run_spec import RunSpec, load_run
 from pipelines.state.place import Place
 from pipelines.state.store import KeyedStore
@@ -65,7 +64,7 @@ class Connections:
     def dedup_store(self, bucket: int) -> KeyedStore:
         """The bucket's key store; its caller opens the runs that the last `done` lists."""
         if bucket not in self._dedup_stores:
-            self._dedup_stores[bucket] = KeyedStore(Place.local(Path(dedup_directory(self.run.state_path, bucket))))
+            self._dedup_stores[bucket] = KeyedStore(Place.at(dedup_place(self.run.state_place, bucket)))
         return self._dedup_stores[bucket]
 
     def discard_reader(self) -> None:

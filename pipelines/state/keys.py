@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.state.runs import Words
+from pipelines.state.index import Words
 from pipelines.vectors import Mask, ask, one_chunk, to_mask
 
 _SPLIT = "SELECT (h >> 64)::UBIGINT, (h & 18446744073709551615)::UBIGINT FROM (SELECT md5_number(v) AS h FROM _tf_values)"

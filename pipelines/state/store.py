@@ -3,10 +3,11 @@
 The ledger's `done` lists the live runs, oldest first; this store reads those and nothing else, writes runs under names never used before,
 and tells what the next `done` should list. Nothing is deleted here: a run that no `done` lists does not exist.
 
-Cost of a key, added: a run holds at most FAN - 1 others of its tier, tiers are FAN times apart, so an entry is written again at most
-log_FAN(live keys / keys per batch) times. Cost of a look-up: one search in each of the (FAN - 1) * log_FAN(...) runs.
+Cost of a key, added: FAN runs of one tier are merged into one, tiers are FAN times apart, so an entry is written again at most
+log_FAN(live keys / keys per batch) times. Cost of a look-up: the filters of (FAN - 1) * log_FAN(...) runs, a search behind one or two.
 """
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
@@ -14,12 +15,15 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.state.index import Words
 from pipelines.state.place import Place
-from pipelines.state.runs import Entries, Run, RunFacts, Words, by_hash, join, write_run
+from pipelines.state.runs import Entries, Run, RunFacts, by_hash_of_sorted, join, write_run
 from pipelines.vectors import Mask
 
-FAN = 4
-_SMALLEST_TIER_ROWS = 256
+FAN = 8
+_SMALLEST_TIER_ROWS = 16 * 1024
+"""Below this many rows, having one run more costs more than writing it again."""
+_PIECE_ROWS = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,13 @@ class KeyedStore:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._open: dict[RunFacts, Run] = {}
+        self._written: RunFacts | None = None
         self.live: tuple[RunFacts, ...] = ()
         """The runs that are read, oldest first."""
 
     def open(self, listed: Sequence[RunFacts]) -> None:
         """Reads these runs from now on, the ones that the last `done` lists. Raises StateDamagedError for a missing or foreign one."""
-        self._open = {facts: self._open.get(facts) or Run(self.place, facts) for facts in listed}
+        self._open = {facts: self._open.get(facts) or Run(self.place, facts, is_checked=facts == self._written) for facts in listed}
         self.live = tuple(listed)
 
     def checked(self) -> Iterator[Entries]:
@@ -64,25 +69,27 @@ class KeyedStore:
             found.time[at], found.sequence[at], found.ordinal[at] = entries.time[rows], entries.sequence[rows], entries.ordinal[rows]
         return found
 
-    def add(self, entries: Entries, span: tuple[int, int], expired: int) -> list[RunFacts]:
+    def add(self, entries: Entries, span: tuple[int, int], expired: int, has_turn: bool) -> list[RunFacts]:
         """Writes `entries` (sorted, a hash once), with the newest runs that they are merged with, as one run; what to list from now on.
 
         `span`: the range of raw sequences that the entries come from, (exclusive, inclusive]. `expired`: entries of this time or earlier
         are over by the clock of the last `done`; they go with the oldest runs, as a whole or when these are merged. Younger runs keep
-        theirs: such an entry may hide one of the same key and a later time in an older run, which must not come back.
+        theirs: such an entry may hide one of the same key and a later time in an older run, which must not come back. `has_turn`: see
+        `merged_runs`.
         The store itself goes on reading the old listing until `open`.
         """
         live = self._not_over(expired)
         if not len(entries):
             return live
-        taken = merged_runs([facts.rows for facts in live], len(entries))
+        taken = merged_runs([facts.rows for facts in live], len(entries), has_turn)
         rest, merged = live[: len(live) - taken], live[len(live) - taken :]
         if merged:
             entries = merge([*(self._open[facts].checked_entries() for facts in merged), entries], None if rest else expired)
         if not len(entries):
             return rest
         start = min([span[0], *(int(facts.name.split("-", 1)[0]) for facts in merged)])
-        return [*rest, write_run(self.place, run_name((start, span[1]), span[1]), entries)]
+        self._written = write_run(self.place, run_name((start, span[1]), span[1]), entries)
+        return [*rest, self._written]
 
     def compact(self, expired: int, made_for: int) -> list[RunFacts]:
         """Merges all live runs into one, without what has expired; what to list in their place. Writes nothing if nothing is gained."""
@@ -111,18 +118,28 @@ def made_for(name: str) -> int:
     return int(name.split(".")[1])
 
 
-def merged_runs(rows: Sequence[int], new_rows: int) -> int:
-    """How many of the newest runs, of `rows` entries each, oldest first, new entries are merged with."""
-    taken, total = 0, new_rows
-    while True:
-        tier = _tier(total)
-        group = 0
-        while taken + group < len(rows) and _tier(rows[len(rows) - 1 - taken - group]) <= tier:
-            group += 1
-        if group < FAN - 1:
-            return taken
-        total += sum(rows[len(rows) - taken - group : len(rows) - taken])
-        taken += group
+def bucket_with_turn(to: int, buckets: int) -> int:
+    """The bucket that merges in the batch that ends at sequence `to`: buckets fill alike, and would all merge in one batch."""
+    return zlib.crc32(to.to_bytes(8, "little")) % buckets
+
+
+def merged_runs(rows: Sequence[int], new_rows: int, has_turn: bool) -> int:
+    """How many of the newest runs, of `rows` entries each, oldest first, new entries are merged with: up to the last tier that is full.
+
+    A tier is full with FAN runs where its bucket has the turn, with twice as many where not.
+    """
+    full = FAN if has_turn else 2 * FAN
+    taken, end, total = 0, 0, new_rows
+    while end < len(rows):
+        tier = max(_tier(total), _tier(rows[-1 - end]))
+        members, start = int(_tier(total) == tier), end
+        while end < len(rows) and _tier(rows[-1 - end]) <= tier:
+            end += 1
+        members += end - start
+        total += sum(rows[len(rows) - end : len(rows) - start])
+        if members >= full:
+            taken = end
+    return taken
 
 
 def _tier(rows: int) -> int:
@@ -133,10 +150,28 @@ def _tier(rows: int) -> int:
     return tier
 
 
-def merge(parts: list[Entries], expired: int | None) -> Entries:
-    """One sorted set of entries out of several, older parts first: the newest of each hash, without those of time `expired` or earlier."""
+def merge(parts: Sequence[Entries], expired: int | None) -> Entries:
+    """One sorted set of entries out of several, older parts first: the newest of each hash, without those of time `expired` or earlier.
+
+    Piece by piece of the range of hashes, so that all but the outcome fits into the processor's cache.
+    """
+    rows = sum(len(part) for part in parts)
+    pieces = max(1, rows // _PIECE_ROWS)
+    borders = np.arange(1, pieces, dtype=np.uint64) * np.uint64((2**64 - 1) // pieces)
+    cuts = [[0, *np.searchsorted(part.hi, borders).tolist(), len(part)] for part in parts]
+    merged = Entries.empty(rows)
+    end = 0
+    for piece in range(pieces):
+        found = _merge_piece([part.take(slice(cut[piece], cut[piece + 1])) for part, cut in zip(parts, cuts, strict=True)], expired)
+        for column, values in zip(merged.columns(), found.columns(), strict=True):
+            column[end : end + len(found)] = values
+        end += len(found)
+    return merged.take(slice(0, end))
+
+
+def _merge_piece(parts: list[Entries], expired: int | None) -> Entries:
     together = join(parts)
-    together = together.take(by_hash(together.hi, together.lo))
+    together = together.take(by_hash_of_sorted(together.hi, together.lo))
     is_replaced = np.append((together.hi[1:] == together.hi[:-1]) & (together.lo[1:] == together.lo[:-1]), False)
     if is_replaced.any():
         together = together.take(~is_replaced)

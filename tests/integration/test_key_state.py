@@ -192,6 +192,27 @@ def store_directory(case: PipelineCase) -> Path:
     return case.names.directory(case.home) / "state"
 
 
+def test_a_store_may_lie_elsewhere_and_goes_with_the_pipeline(case: PipelineCase, tmp_path: Path) -> None:
+    def elsewhere(document: dict[str, Any]) -> None:
+        keyed_by("id")(document)
+        document["state_uri"] = f"file://{tmp_path}/keys"
+
+    case.write_file(elsewhere)
+    case.create_topic()
+    batches(case, 2)
+    case.send(copies(400, first=800, keys=1499))
+    assert case.run_plain(**{VARIABLE: "process.after-state:1"}).returncode == -9
+    case.warm_run()
+    check_first_of_keys(case)
+    store = tmp_path / "keys" / case.names.pipeline
+    assert {path.name for path in store.rglob("*.arrow")} >= listed_files(case) != set()
+    assert not store_directory(case).exists()
+    deleted = case.command("delete", str(case.file), "--yes")
+    assert deleted.returncode == 0
+    assert f"keystoresfile://{tmp_path}/keys/{case.names.pipeline}" in "".join(deleted.stdout.split())
+    assert not store.exists()
+
+
 @pytest.mark.parametrize("with_open_plan", [False, True])
 def test_a_lost_store_is_rebuilt_from_the_raw_stream(case: PipelineCase, with_open_plan: bool) -> None:
     case.write_file(keyed_by("id"))

@@ -286,6 +286,13 @@ def test_unreadable_secret_file_is_a_fault(tmp_path: Path) -> None:
     assert "is not UTF-8 text" in found["sources[0].connection_params.password"]
 
 
+@pytest.mark.parametrize(
+    "uri", ["", "file:///var/lib/keys", "s3://bucket/keys?region=eu-west-1", "abfss://container@account.dfs.core.windows.net/keys"]
+)
+def test_key_stores_may_lie_in_any_of_pyarrows_file_systems(uri: str) -> None:
+    assert parsed(changed("state_uri", uri)).state_uri == uri
+
+
 def test_nats_url_comes_from_the_environment_unless_the_file_has_one() -> None:
     assert parsed(MINIMAL).nats.servers == ("nats://127.0.0.1:4222",)
     assert parsed(MINIMAL, NATS_URL="nats://n:4222").nats.servers == ("nats://n:4222",)
@@ -422,6 +429,11 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
         ("nats.url", "http://n:4222", "nats.url", "must be nats://host:port"),
         ("nats.url", f"nats://u:{CANARY}@a:4222,nats://b:4222", "nats.url", "give the login once"),
         ("nats.username", "u", "nats.password", "go together"),
+        ("state_uri", "ftp://host/keys", "state_uri", "must be file:///path, or a URI of s3, gs"),
+        ("state_uri", "/var/lib/keys", "state_uri", "must be file:///path"),
+        ("state_uri", "file://var/lib/keys", "state_uri", "must be file:///path"),
+        ("state_uri", "s3://bucket", "state_uri", "with a path"),
+        ("state_uri", f"s3://key:{CANARY}@bucket/keys", "state_uri", "must not hold credentials"),
         ("nats", {"token": "t", "credentials_file": "c"}, "nats.token", "choose one way"),
         ("nats.tls.cert_file", "c", "nats.tls.key_file", "is required with cert_file"),
         ("sources.0.connection_params.client_cert", "c", "sources[0].connection_params.client_key", "is required with client_cert"),
@@ -653,7 +665,7 @@ def message_of(document: dict[str, Any], **environment: str) -> str:
     return f"{caught.value} {caught.value.__cause__!r} {caught.value.__context__!r}"
 
 
-@pytest.mark.parametrize("path", [*SECRET_PATHS, "nats.url", "sources.0.pasword", "sink.connection_params.url"])
+@pytest.mark.parametrize("path", [*SECRET_PATHS, "nats.url", "state_uri", "sources.0.pasword", "sink.connection_params.url"])
 def test_faults_never_show_a_secret_in_the_wrong_shape(path: str) -> None:
     for value in ([CANARY], {"value": CANARY}, f"${CANARY}${{"):
         assert CANARY not in message_of(changed(path, value))
@@ -728,6 +740,7 @@ def test_version_does_not_depend_on_how_the_systems_are_reached() -> None:
         ("sink.connection_params.password", "new"),
         ("sources.0.connection_params.brokers", ["x:1"]),
         ("nats.url", "nats://n:1"),
+        ("state_uri", "s3://bucket/keys"),
     ):
         assert version_of(parsed(changed(path, value))) == version
     assert version_of(parsed(changed("sink.max_batch_size", 1000))) == version, "a default that is written out is the same config"

@@ -78,7 +78,7 @@ def run(
         found = dedup(keyed, times, window, store.find, marks)
         assert found.accepted.num_rows + found.duplicates.num_rows == keyed.num_rows
         accepted += found.accepted.column("_tf_sequence").to_pylist()
-        store.open(store.add(found.entries, (begin, end), expired))
+        store.open(store.add(found.entries, (begin, end), expired, has_turn=end % 2 == 0))
         clock = records[end - 1].time if watermarks is None else watermarks[end - 1]
         expired = clock - window
     return accepted

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.naming import Names, bucket_of_partition, insert_token, partitions_of_bucket, subject_token
+from pipelines.naming import Names, bucket_of_partition, dedup_place, insert_token, partitions_of_bucket, subject_token
 
 NAMES = Names("orders-eu")
 
@@ -49,6 +49,14 @@ def test_streams_and_subjects_of_a_pipeline() -> None:
     assert NAMES.lease("sink") == "tf.orders-eu.ledger.lease.sink"
     assert NAMES.config("ab12") == "tf.orders-eu.ledger.config.ab12"
     assert NAMES.directory(Path("home")) == Path("home/pipelines/orders-eu")
+
+
+def test_key_stores_lie_in_the_pipelines_directory_or_below_a_uri() -> None:
+    at_home = NAMES.state_place(Path("home?/x"), "")
+    assert (at_home, dedup_place(at_home, 3)) == ("home?/x/state", "home?/x/state/dedup/3")
+    elsewhere = NAMES.state_place(Path("home"), "s3://bucket/keys/?region=eu-west-1")
+    assert elsewhere == "s3://bucket/keys/orders-eu?region=eu-west-1"
+    assert dedup_place(elsewhere, 3) == "s3://bucket/keys/orders-eu/dedup/3?region=eu-west-1"
 
 
 def test_every_subject_lies_under_the_wildcard_of_its_stream() -> None:

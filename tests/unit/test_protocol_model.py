@@ -58,6 +58,7 @@ from pipelines.records import (
     first_and_last,
 )
 from pipelines.sink import chunks
+from pipelines.state.place import Header
 from pipelines.state.store import KeyedStore
 from pipelines.tally import tally
 from pipelines.testing import Fault, ManualClock, MemoryLog, records
@@ -272,14 +273,14 @@ class MemoryPlace:
 
     def __init__(self, world: "World") -> None:
         self._world = world
-        self._held: dict[str, pa.Table] = {}
+        self._held: dict[str, tuple[pa.RecordBatch, Header]] = {}
 
-    def write(self, name: str, table: pa.Table) -> None:
+    def write(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
         self._world.call()
         assert name not in self._held
-        self._held[name] = table
+        self._held[name] = (batch, header)
 
-    def read(self, name: str) -> pa.Table:
+    def read(self, name: str) -> tuple[pa.RecordBatch, Header]:
         if name not in self._held:
             raise FileNotFoundError(name)
         return self._held[name]

@@ -4,15 +4,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from pipelines.errors import StateDamagedError
+from pipelines.errors import HaltError, RetryableError, StateDamagedError
+from pipelines.state.index import Index
 from pipelines.state.place import Place
-from pipelines.state.runs import BLOCK_ROWS, Entries, Run, write_run
-from pipelines.state.store import FAN, KeyedStore, merge, merged_runs
+from pipelines.state.runs import BLOCK_ROWS, Entries, Run, RunFacts, write_run
+from pipelines.state.store import FAN, KeyedStore, bucket_with_turn, merge, merged_runs
 
 NEVER = -1
 
@@ -83,9 +85,19 @@ def test_different_keys_with_one_high_half_are_told_apart(place: Place) -> None:
     assert {int(a): int(run.entries.time[r]) for a, r in zip(at, rows, strict=True)} == {0: 30, 1: 10, 3: 20}
 
 
-def test_a_run_takes_36_bytes_per_key_and_half_a_byte_of_index(place: Place) -> None:
+def test_a_run_takes_36_bytes_per_key_and_three_of_index(place: Place) -> None:
     write_run(place, "run", many(200_000, 1))
-    assert (Path(place.path) / "run").stat().st_size < 200_000 * 37
+    assert (Path(place.path) / "run").stat().st_size < 200_000 * 39.1
+
+
+@pytest.mark.parametrize("count", [1, 7, 100, 5000, 1_200_000])
+def test_the_filter_lets_every_hash_through_that_is_there_and_few_others(count: int) -> None:
+    held, others = many(count, 1), many(10_000, 2)
+    index = Index.of(held.hi)
+    assert np.array_equal(index.may_hold(held.hi), np.arange(count))
+    behind = np.arange(count) - index.first_row(held.hi)
+    assert 0 <= behind.min() <= behind.max() < 30
+    assert len(index.may_hold(others.hi)) < 800
 
 
 def test_a_name_is_used_once(place: Place) -> None:
@@ -148,7 +160,7 @@ def test_a_damaged_header_another_run_and_a_missing_one_are_noticed_on_opening(p
 
 
 def add(store: KeyedStore, found: Entries, to: int, expired: int = NEVER) -> None:
-    store.open(store.add(found, (to - 1, to), expired))
+    store.open(store.add(found, (to - 1, to), expired, has_turn=bucket_with_turn(to, 4) == 0))
 
 
 def test_the_newest_entry_of_a_key_is_found(store: KeyedStore) -> None:
@@ -162,7 +174,7 @@ def test_the_newest_entry_of_a_key_is_found(store: KeyedStore) -> None:
 
 
 def test_a_run_that_is_not_listed_does_not_exist(store: KeyedStore, place: Place) -> None:
-    store.add(entries((5, 5, 100, 1)), (0, 1), NEVER)
+    store.add(entries((5, 5, 100, 1)), (0, 1), NEVER, has_turn=True)
     assert not store.find(words(5), words(5)).is_found[0]
     again = KeyedStore(place)
     again.open([])
@@ -196,7 +208,7 @@ def test_what_has_expired_is_not_listed_any_more(store: KeyedStore) -> None:
 
 def test_an_expired_entry_hides_an_older_one_of_a_later_time(store: KeyedStore) -> None:
     """With times of a field, the newest accepted record may be over while the one before is not; it must not come back."""
-    add(store, entries((5, 5, 100, 1), *((x, 1, 100, 1) for x in range(1000, 3000))), 1)
+    add(store, entries((5, 5, 100, 1), *((x, 1, 100, 1) for x in range(1000, 21_000))), 1)
     add(store, entries((5, 5, 50, 2)), 2)
     for to in range(3, 10):
         add(store, entries((to, 9, 90, to)), to, expired=60)
@@ -233,15 +245,75 @@ def test_a_filesystem_that_is_not_this_machines(tmp_path: Path) -> None:
         write_run(place, store.live[0].name, many(5, 1))
 
 
+class Elsewhere:
+    """A file system that answers every call with this error."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+
+    def get_file_info(self, _: object) -> None:
+        raise self.error
+
+    open_input_file = get_file_info
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError("When listing: AWS Error NETWORK_CONNECTION during ListObjectsV2: could not connect"), RetryableError),
+        (OSError(28, "No space left on device"), RetryableError),
+        (OSError("When listing: AWS Error ACCESS_DENIED during ListObjectsV2: no"), HaltError),
+        (PermissionError(13, "Permission denied"), HaltError),
+    ],
+)
+def test_a_file_system_that_is_away_is_waited_for_and_one_that_refuses_us_halts(error: OSError, expected: type[Exception]) -> None:
+    place = Place(Elsewhere(error), "keys/0")
+    batch = pa.record_batch({"a": [1]})
+    for call in (
+        place.names,
+        place.delete_all,
+        lambda: place.read("run"),
+        lambda: place.size("run"),
+        lambda: place.write("run", batch, {}),
+    ):
+        with pytest.raises(expected, match="reaching the key store at keys/0: "):
+            call()
+
+
+def test_a_file_that_is_gone_from_a_file_system_elsewhere_is_a_damaged_store() -> None:
+    with pytest.raises(StateDamagedError, match="opening state run keys/0/run"):
+        Run(Place(Elsewhere(FileNotFoundError("gone")), "keys/0"), RunFacts("run", 1, 1, ""))
+
+
+def test_a_place_is_a_directory_or_a_uri(tmp_path: Path) -> None:
+    assert Place.at(str(tmp_path)) == Place.local(tmp_path)
+    assert Place.at(f"file://{tmp_path}").is_local
+    assert not Place.at("s3://bucket/keys?region=eu-west-1&endpoint_override=127.0.0.1:1").is_local
+    with pytest.raises(HaltError, match=r"opening the key store at ftp://host/keys: .*; correct state_uri"):
+        Place.at("ftp://host/keys")
+
+
 # -- merging ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_new_entries_take_small_runs_in_and_leave_large_ones() -> None:
-    assert merged_runs([], 100) == 0
-    assert merged_runs([100, 100], 100) == 0
-    assert merged_runs([100, 100, 100], 100) == 3
-    assert merged_runs([100_000, 100, 100, 100], 100) == 3
-    assert merged_runs([100_000, 900, 900, 900, 200, 200, 200], 200) == 6
+    assert merged_runs([], 100, True) == 0
+    assert merged_runs([100] * (FAN - 2), 100, True) == 0
+    assert merged_runs([100] * (FAN - 1), 100, True) == FAN - 1
+    assert merged_runs([1_000_000] + [100] * (FAN - 1), 100, True) == FAN - 1
+    assert merged_runs([9_000_000] + [400_000] * (FAN - 1) + [50_000] * (FAN - 1), 50_000, True) == 2 * (FAN - 1)
+    assert merged_runs([9_000_000] + [400_000] * FAN + [100], 100, True) == FAN + 1
+
+
+def test_without_the_turn_a_merge_waits_until_it_is_overdue() -> None:
+    assert merged_runs([100] * (2 * FAN - 2), 100, False) == 0
+    assert merged_runs([100] * (2 * FAN - 1), 100, False) == 2 * FAN - 1
+    assert merged_runs([400_000] * (2 * FAN) + [100], 100, False) == 2 * FAN + 1
+
+
+def test_every_bucket_has_the_turn_now_and_then_whatever_the_step_of_the_sequences() -> None:
+    for step in (1, 8, 16, 1000):
+        assert {bucket_with_turn(to, 8) for to in range(0, 200 * step, step)} == set(range(8))
 
 
 Keys = st.integers(0, 5)
