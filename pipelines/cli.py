@@ -14,7 +14,7 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from pipelines import cli_state
+from pipelines import cli_dlq, cli_state
 from pipelines.cli_common import AsJson, File, err, errors_as_exit, out
 from pipelines.config import PipelineConfig, json_schema, load, notes
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
@@ -236,6 +236,7 @@ app.command()(cli_state.why)
 app.command()(cli_state.compact)
 app.command()(cli_state.rebucket)
 app.command("rebuild-state")(cli_state.rebuild_state)
+app.add_typer(cli_dlq.app, name="dlq")
 
 
 @app.command()

@@ -1,9 +1,11 @@
 """What all commands share: arguments, the consoles, and errors as one message and an exit code."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +18,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 out = Console()
 # Messages hold statements and paths to copy: a narrow terminal must not break them.
 err = Console(stderr=True, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """For machines: instants in ISO 8601, durations in seconds."""
+    typer.echo(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds")
+    return value.total_seconds() if isinstance(value, timedelta) else str(value)
 
 
 @contextmanager

@@ -4,14 +4,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from pipelines.cli_common import AsJson, File, err, errors_as_exit, out
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json
 from pipelines.config import load
 from resources.local.stack import default_home
 
@@ -31,22 +31,12 @@ def _key_state(file: File, needs_dedup: bool = True) -> "Iterator[KeyState]":
             state.close()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="microseconds")
-    return value.total_seconds() if isinstance(value, timedelta) else str(value)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, default=_plain))
-
-
 def state(file: File, as_json: AsJson = False) -> None:
     """Show how many keys the dedup of a pipeline remembers: entries, bytes and runs per bucket."""
     with _key_state(file) as keys:
         found = keys.summary()
     if as_json:
-        _print_json(asdict(found))
+        print_json(asdict(found))
         return
     clock = f"clock {found.clock:%Y-%m-%d %H:%M:%S} UTC" if found.clock else "nothing judged yet"
     title = f"keys of {found.pipeline}: {', '.join(found.key)} within {found.window}"
@@ -69,7 +59,7 @@ def why(
     """Show what became of a key: when and where it was accepted, until when copies are dropped, and how many were."""
     with _key_state(file) as keys:
         if as_json:
-            _print_json(asdict(keys.why(key)))
+            print_json(asdict(keys.why(key)))
             return
         with Progress(console=err, transient=True) as progress:
             task = progress.add_task("looking through the raw stream", total=None)
@@ -109,7 +99,7 @@ def compact(file: File, as_json: AsJson = False) -> None:
     with _key_state(file) as keys:
         found = run(keys)
     if as_json:
-        _print_json([asdict(one) for one in found])
+        print_json([asdict(one) for one in found])
         return
     table = Table("bucket", "entries", "bytes", "runs", "oldest", "live keys, all found", "outcome", title="before -> after")
     for one in found:
@@ -127,7 +117,7 @@ def rebuild_state(file: File, as_json: AsJson = False) -> None:
         task = progress.add_task("judging the raw stream again", total=None)
         found = rebuild(keys, lambda done, of: progress.update(task, completed=done, total=max(of, 1)))
     if as_json:
-        _print_json(asdict(found))
+        print_json(asdict(found))
         return
     out.print(
         f"{found.records:,} records judged again: {found.accepted:,} first ones and {found.duplicates:,} duplicates, as the ledger counted"
@@ -142,7 +132,7 @@ def rebucket(file: File, as_json: AsJson = False) -> None:
     with _key_state(file, needs_dedup=False) as keys:
         found = run(keys)
     if as_json:
-        _print_json(asdict(found))
+        print_json(asdict(found))
         return
     out.print(
         f"{found.buckets_before} -> {found.buckets} buckets; {found.entries_before:,} -> {found.entries:,} entries; start the pipeline"

@@ -19,11 +19,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse import map_error as map_clickhouse_error
-from pipelines.connectors.jetstream import JetStream, check_contiguous
+from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import map_error as map_kafka_error
+from pipelines.dead_letters import read_letters
 from pipelines.errors import RetryableError
 from pipelines.naming import Names
-from pipelines.records import decode_frame
 
 POSITION_SCHEMA = pa.schema([("_tf_topic", pa.string()), ("_tf_partition", pa.int32()), ("_tf_offset", pa.int64())])
 """Where a record stands in Kafka; one row per occurrence, in any order."""
@@ -262,10 +262,4 @@ def read_table(sink: ClickHouseSink, columns: Sequence[str] = ()) -> pa.Table:
 def read_dead_letters(log: JetStream, names: Names) -> pa.Table:
     """POSITION_SCHEMA, `stage`, `code` and `field` of every dead letter; empty where there is no stream. Raises as the log does."""
     schema = pa.schema([*POSITION_SCHEMA, ("stage", pa.string()), ("code", pa.string()), ("field", pa.string())])
-    stream = names.stream("dlq")
-    state = log.state(stream)
-    if state is None or state.messages == 0:
-        return schema.empty_table()
-    messages = list(log.fetch(stream, names.subjects("dlq"), state.first_sequence - 1, state.last_sequence))
-    check_contiguous(stream, [message.sequence for message in messages], state.first_sequence - 1, state.last_sequence)
-    return pa.concat_tables([decode_frame(message.payload).select(schema.names).cast(schema) for message in messages])
+    return pa.concat_tables([schema.empty_table(), *(letters.select(schema.names).cast(schema) for letters in read_letters(log, names))])

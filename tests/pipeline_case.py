@@ -32,9 +32,9 @@ from pyspark.sql import SparkSession
 
 from pipelines.config import parse
 from pipelines.connectors.jetstream import JetStream
+from pipelines.dead_letters import read_letters
 from pipelines.failpoints import RUNNER_PID_VARIABLE
 from pipelines.naming import Names
-from pipelines.records import decode_frame
 from pipelines.runner import Runner, RunOptions
 from pipelines.status import find_runners
 from pipelines.tally import tally
@@ -228,10 +228,7 @@ class PipelineCase:
     def letters(self) -> list[dict[str, Any]]:
         """All dead letters, decoded."""
         log = self.log()
-        stream = self.names.stream("dlq")
-        state = log.state(stream)
-        messages = log.fetch(stream, self.names.subjects("dlq"), 0, state.last_sequence) if state else []
-        letters = [row for message in messages for row in decode_frame(message.payload).to_pylist()]
+        letters = [row for frame in read_letters(log, self.names) for row in frame.to_pylist()]
         log.close()
         return letters
 

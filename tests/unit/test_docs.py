@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -12,10 +13,17 @@ from pipelines import errors
 from pipelines.cli import app
 from pipelines.errors import HaltError
 from pipelines.failpoints import NAMES
+from pipelines.triage import REMEDIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+_TOP: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = {
+    " ".join(path): command
+    for name, top in _TOP.items()
+    for path, command in ([((name, sub), one) for sub, one in top.commands.items()] if hasattr(top, "commands") else [((name,), top)])
+}
+"""By all their words: `dlq list`."""
 HALT_CLASSES = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HaltError)}
 GENERIC_LETTERS = 12
 
@@ -52,9 +60,10 @@ def test_readme_has_exactly_two_set_up_commands() -> None:
 
 
 def documented_commands(page: str) -> Iterator[tuple[str, set[str]]]:
-    """(command, its options) of every `tallyflow ...` on a page; `up | down` names two."""
-    for names, rest in re.findall(r"\btallyflow ((?:[a-z]+ \| )*[a-z]+(?:-[a-z]+)?)\b([^`\n]*)", page):
-        for name in names.split(" | "):
+    """(command, its options) of every `tallyflow ...` on a page; `up | down` names two, `dlq list | show` as well."""
+    groups = "|".join(name for name, top in _TOP.items() if hasattr(top, "commands"))
+    for group, names, rest in re.findall(rf"\btallyflow ((?:(?:{groups}) )?)((?:[a-z]+ \| )*[a-z]+(?:-[a-z]+)?)\b([^`\n]*)", page):
+        for name in (group + name for name in names.split(" | ")):
             yield name, set(re.findall(r"--[a-z-]+", rest))
 
 
@@ -73,6 +82,22 @@ def test_documented_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     for path in PAGES:
         assert set(re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)) <= targets, path.name
+
+
+def rejection_codes() -> set[str]:
+    """The code of every rejection that a stage notes: the second argument of `note` and `note_each`, and of a fault of a conversion."""
+    calls = [node for tree in trees() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = [(call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", ""), call.args) for call in calls]
+    codes = [arguments[1] for name, arguments in named if name in ("note", "note_each", "Fault", "_fault") and len(arguments) > 1]
+    # A fault of a pipeline file has a sentence there.
+    return {str(code.value) for code in codes if isinstance(code, ast.Constant) and re.fullmatch("[a-z_]+", str(code.value))}
+
+
+def test_every_rejection_has_its_remedy_in_the_code_and_in_the_documents() -> None:
+    table = section(text("docs/concepts.md"), "Dead letters")
+    rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
+    assert rejection_codes() == set(REMEDIES)
+    assert dict(rows) == REMEDIES
 
 
 def documented_halts() -> list[str]:

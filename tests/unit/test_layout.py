@@ -16,7 +16,7 @@ OWN = ("pipelines", "resources", "dagster_project", "sql")
 STAGES = {"ingest", "parse", "dedup", "join", "transform", "sink", "dlq"}
 PURE = STAGES | {
     *("records", "naming", "errors", "append", "ledger", "lease", "tally", "state", "rejections", "fields", "columns", "composites"),
-    *("convert", "instants", "json_reader", "json_template", "vectors", "failpoints"),
+    *("convert", "instants", "json_reader", "json_template", "vectors", "failpoints", "triage"),
 }
 """Modules of the data path that touch nothing outside: they work on tables, and on a `ledger.Log` that they are given."""
 

@@ -1,0 +1,161 @@
+"""The commands about dead letters. Part of the composition root cli.py."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json
+from pipelines.config import load
+
+if TYPE_CHECKING:
+    from pipelines.dead_letters import DeadLetters
+    from pipelines.triage import Selection
+
+app = typer.Typer(help="Look at dead letters: records that a stage has rejected.", no_args_is_help=True)
+
+Stage = Annotated[str | None, typer.Option(help="Only letters of this stage: parse, dedup or transform.")]
+GroupName = Annotated[str | None, typer.Option("--group", help="Only letters of this group (its fingerprint).")]
+Since = Annotated[datetime | None, typer.Option(help="Only letters that arrived at this time or later, UTC.")]
+Until = Annotated[datetime | None, typer.Option(help="Only letters that arrived before this time, UTC.")]
+Key = Annotated[str | None, typer.Option(help="Only letters with this Kafka key.")]
+
+
+@contextmanager
+def _dead_letters(file: File) -> "Iterator[DeadLetters]":
+    from pipelines.dead_letters import DeadLetters
+
+    with errors_as_exit():
+        letters = DeadLetters(load(file))
+        try:
+            yield letters
+        finally:
+            letters.close()
+
+
+def _selection(stage: str | None, group: str | None, since: datetime | None, until: datetime | None, key: str | None) -> "Selection":
+    from pipelines.triage import Selection
+
+    begin, end = (instant.replace(tzinfo=UTC) if instant else None for instant in (since, until))
+    return Selection(stage, group, begin, end, key.encode() if key is not None else None)
+
+
+@app.command()
+def groups(file: File, stage: Stage = None, since: Since = None, until: Until = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Show the causes of dead letters: how many letters each has, first and last seen, an example, and the likely fix."""
+    with _dead_letters(file) as letters:
+        found = letters.groups(_selection(stage, None, since, until, key))
+    if as_json:
+        print_json([{**asdict(one), "position": str(one.position), "remedy": one.remedy} for one in found])
+        return
+    for one in found:
+        where = f" of {one.field}" if one.field else ""
+        title = f"{one.fingerprint}  {one.letters:,} letters  {one.stage}: {one.code}{where}"
+        out.print(title, style="bold", markup=False, highlight=False)
+        for line in (
+            one.message,
+            f"from {_time(one.first)} to {_time(one.last)}",
+            f"such as {one.topic} partition {one.partition} offset {one.offset}, raw position {one.position}",
+            *([f"likely fix: {one.remedy}"] if one.remedy else []),
+        ):
+            out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    total = sum(one.letters for one in found)
+    out.print(f"{total:,} letters in {len(found)} groups", highlight=False)
+
+
+@app.command("list")
+def list_letters(
+    file: File,
+    stage: Stage = None,
+    group: GroupName = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, in the order of their positions.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters by position, without what they hold."""
+    with _dead_letters(file) as letters:
+        found, count = letters.list(_selection(stage, group, since, until, key), limit)
+    rows = found.to_pylist()
+    if as_json:
+        print_json({"letters": [_plain(row) for row in rows], "selected": count})
+        return
+    table = Table("position", "topic", "partition", "offset", "arrival", "group", "reason", caption=f"{len(rows):,} of {count:,} letters")
+    for row in rows:
+        coordinates = (row["_tf_topic"], str(row["_tf_partition"]), str(row["_tf_offset"]))
+        reason = f"{row['stage']}: {row['code']}{' of ' + row['field'] if row['field'] else ''}"
+        table.add_row(_position(row), *coordinates, _time(row["_tf_arrival"]), row["fingerprint"], reason)
+    out.print(table)
+
+
+@app.command()
+def show(
+    file: File,
+    position: Annotated[str, typer.Argument(help="The letter's raw position, such as 17.3, as `list` and `groups` show it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter whole: the record's bytes, where it comes from, and why it was rejected."""
+    from pipelines.records import Position
+
+    try:
+        wanted = Position(*(int(part) for part in position.split(".")[:2]))
+    except (ValueError, TypeError):
+        raise typer.BadParameter("must be a sequence and an ordinal, such as 17.3", param_hint="position") from None
+    with _dead_letters(file) as letters:
+        found = letters.at(wanted).to_pylist()
+    if not found:
+        err.print(f"there is no dead letter at {position}", style="red", highlight=False)
+        raise typer.Exit(1)
+    (row,) = found
+    if as_json:
+        print_json(_plain(row, with_record=True))
+        return
+    for name, value in _plain(row, with_record=True).items():
+        out.print(f"{name}: {value if isinstance(value, str) else json.dumps(value)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
+    """A letter as JSON values; the record's own bytes only on demand."""
+    own = {
+        "position": _position(row),
+        "topic": row["_tf_topic"],
+        "partition": row["_tf_partition"],
+        "offset": row["_tf_offset"],
+        "arrival": _time(row["_tf_arrival"]),
+        **{name: row[name] for name in ("fingerprint", "stage", "code", "field", "message", "config_version", "attempts")},
+    }
+    if not with_record:
+        return own
+    size = row["oversize"]
+    return {
+        **own,
+        "timestamp": _time(row["timestamp"]) if row["timestamp"] else None,
+        "headers": [[_text(name), _text(value)] for name, value in row["headers"] or []],
+        "key": _text(row["key"]),
+        "value": _text(row["value"]),
+        **({"value_bytes": size["bytes"], "value_sha256": size["sha256"].hex()} if size else {}),
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    """UTF-8 as it is, other bytes as hex."""
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return f"hex:{value.hex()}"
+
+
+def _position(row: dict[str, Any]) -> str:
+    return f"{row['_tf_sequence']}.{row['_tf_ordinal']}"
+
+
+def _time(instant: datetime) -> str:
+    return f"{instant:%Y-%m-%d %H:%M:%S.%f} UTC"

@@ -1,0 +1,164 @@
+"""Dead letters for people: letters of one cause as one group, with what to do about it, and single letters by their position.
+
+In: letters as the dlq stream holds them (`dlq.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. A cause is (stage, code,
+field, message without its numbers and quoted words); its fingerprint is the same on every machine, and in every release that words the
+message alike. Nothing here changes anything.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.records import Position
+from pipelines.vectors import one_chunk
+
+_CAUSE = ("stage", "code", "field", "message")
+_MARK = "\x1f"
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_TRANSFORM = "correct the mapping or the column's type in ClickHouse"
+REMEDIES = {
+    "oversize": "fetch the record from Kafka by its coordinates; let the producer send less than 448 KiB",
+    "tombstone": "a record without a value: let the producer leave it out, if the topic is not meant to delete by key",
+    "invalid_json": "correct the producer; a schema registry's prefix or another encoding than UTF-8 looks like this, too",
+    "wrong_type": "correct the type in `schema_fields`, or the producer",
+    "out_of_range": f"widen the type in `schema_fields`, or {_TRANSFORM}",
+    "null_in_non_nullable": "make the column Nullable or give it a DEFAULT, or let the producer fill the field",
+    "invalid_value": f"correct the producer, or {_TRANSFORM}",
+    "row_too_large": "map fewer or shorter fields, or let the producer send less",
+    "null_key": "correct `key` of the dedup, or let the producer fill the field",
+    "null_time": "correct `time_field` of the dedup, or let the producer fill the field",
+    "invalid_time": "correct `time_field` of the dedup, or the producer",
+    "late": "raise `allowed_lateness` of the dedup, or see to the producer's delay",
+}
+"""What most likely mends the cause of a code."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which letters are meant: those that fit every part that is given. `since` is inclusive, `until` exclusive, both of arrivals."""
+
+    stage: str | None = None
+    fingerprint: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    key: bytes | None = None
+
+    def of(self, letters: pa.Table) -> pa.Table:
+        """The letters that are meant; `letters` has the column `fingerprint`."""
+        tests: list[tuple[str, Callable[..., pa.ChunkedArray], object]] = [
+            ("stage", pc.equal, self.stage),
+            ("fingerprint", pc.equal, self.fingerprint),
+            ("_tf_arrival", pc.greater_equal, self.since),
+            ("_tf_arrival", pc.less, self.until),
+            ("key", pc.equal, self.key),
+        ]
+        for name, test, wanted in tests:
+            if wanted is not None:
+                column = letters.column(name)
+                letters = letters.filter(pc.fill_null(test(column, pa.scalar(wanted, column.type)), False))
+        return letters
+
+
+@dataclass(frozen=True)
+class Group:
+    """Letters of one cause. `message` and `position` are those of its first letter, `first` and `last` arrivals."""
+
+    fingerprint: str
+    stage: str
+    code: str
+    field: str | None
+    message: str
+    letters: int
+    first: datetime
+    last: datetime
+    position: Position
+    topic: str
+    partition: int
+    offset: int
+
+    @property
+    def remedy(self) -> str:
+        """The likely fix."""
+        return REMEDIES.get(self.code, "")
+
+
+def fingerprint(stage: str, code: str, field: str, message: str) -> str:
+    """Names a cause: 12 hex digits of the SHA-256 of its parts, without the message's numbers and quoted words."""
+    plain = _NUMBER.sub("0", _QUOTED.sub("''", message))
+    return hashlib.sha256(_MARK.join((stage, code, field, plain)).encode()).hexdigest()[:12]
+
+
+def with_fingerprints(letters: pa.Table) -> pa.Table:
+    """`letters` with the column `fingerprint`."""
+    parts = [pc.fill_null(letters.column(name), "") for name in _CAUSE]
+    causes = one_chunk(pc.binary_join_element_wise(*parts, _MARK)).dictionary_encode()
+    # No more marks than there are parts, whatever the message holds.
+    known = pa.array([fingerprint(*cause.split(_MARK, len(_CAUSE) - 1)) for cause in causes.dictionary.to_pylist()], pa.string())
+    return letters.append_column("fingerprint", known.take(causes.indices))
+
+
+def groups(frames: Iterable[pa.Table], selection: Selection) -> list[Group]:
+    """The selected letters by cause, the largest group first."""
+    found: dict[str, Group] = {}
+    for frame in frames:
+        letters = selection.of(with_fingerprints(frame))
+        for one in _groups_of(letters):
+            before = found.get(one.fingerprint)
+            found[one.fingerprint] = _together(before, one) if before else one
+    return sorted(found.values(), key=lambda group: (-group.letters, group.fingerprint))
+
+
+def _groups_of(letters: pa.Table) -> Iterator[Group]:
+    for name in pc.unique(letters.column("fingerprint")).to_pylist():
+        members = letters.filter(pc.equal(letters.column("fingerprint"), name))
+        limits = pc.min_max(members.column("_tf_arrival")).as_py()
+        example = members.slice(0, 1).to_pylist()[0]
+        yield Group(
+            **{part: example[part] for part in ("fingerprint", *_CAUSE)},
+            letters=members.num_rows,
+            first=limits["min"],
+            last=limits["max"],
+            position=position_of(example),
+            topic=example["_tf_topic"],
+            partition=example["_tf_partition"],
+            offset=example["_tf_offset"],
+        )
+
+
+def _together(one: Group, other: Group) -> Group:
+    first = min(one, other, key=lambda group: group.position)
+    sums = {"letters": one.letters + other.letters, "first": min(one.first, other.first), "last": max(one.last, other.last)}
+    return Group(**{**vars(first), **sums})
+
+
+def position_of(letter: dict[str, object]) -> Position:
+    """Where the record was rejected: the letter's identity."""
+    return Position.parse(f"{letter['_tf_sequence']}.{letter['_tf_ordinal']}.0")
+
+
+def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tuple[pa.Table, int]:
+    """(the first `limit` selected letters by position, with `fingerprint`; how many are selected)."""
+    kept: pa.Table | None = None
+    count = 0
+    for frame in frames:
+        letters = selection.of(with_fingerprints(frame))
+        count += letters.num_rows
+        together = letters if kept is None else pa.concat_tables([kept, letters]).unify_dictionaries()
+        kept = together.sort_by([("_tf_sequence", "ascending"), ("_tf_ordinal", "ascending")]).slice(0, limit)
+    return (kept if kept is not None else pa.table({})), count
+
+
+def letter_at(frames: Iterable[pa.Table], position: Position) -> pa.Table:
+    """The letter of the record at `position`, with `fingerprint`, as a table of one row; of none where there is none."""
+    for frame in frames:
+        is_it = pc.and_(pc.equal(frame.column("_tf_sequence"), position.sequence), pc.equal(frame.column("_tf_ordinal"), position.ordinal))
+        found = frame.filter(is_it)
+        if found.num_rows:
+            return with_fingerprints(found)
+    return pa.table({})

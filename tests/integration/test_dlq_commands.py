@@ -1,0 +1,85 @@
+"""`tallyflow dlq`: what a person sees of the records that were rejected."""
+
+import json
+from typing import Any
+
+import pytest
+from dedup_case import event
+from pipeline_case import PipelineCase
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+RECORDS: list[bytes | None] = [
+    event(0, 0),
+    b"{",
+    b'{"id": "one", "name": "a", "amount": null}',
+    event(3, 3),
+    b'{"id": "two", "name": "b", "amount": null}',
+    b"\xff\x00",
+    None,
+]
+
+
+def dlq(case: PipelineCase, command: str, *arguments: str) -> Any:
+    ended = case.command("dlq", command, str(case.file), *arguments, "--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture
+def filled(case: PipelineCase) -> PipelineCase:
+    """A pipeline that has rejected five of RECORDS, in two frames."""
+    case.create_topic(1)
+    for records in (RECORDS[:3], RECORDS[3:]):
+        case.send(records, partitions=1)
+        case.warm_run()
+    return case
+
+
+def test_groups_account_for_every_letter_and_say_what_to_do(filled: PipelineCase) -> None:
+    found = dlq(filled, "groups")
+    assert [(group["code"], group["field"], group["letters"], group["offset"]) for group in found[:1]] == [("wrong_type", "id", 2, 2)]
+    assert sorted((group["code"], group["letters"]) for group in found[1:]) == [("invalid_json", 1), ("invalid_json", 1), ("tombstone", 1)]
+    assert all(group["remedy"] for group in found)
+    shown = filled.command("dlq", "groups", str(filled.file))
+    assert "2 letters  parse: wrong_type of id" in shown.stdout
+    assert "likely fix: correct the type in `schema_fields`, or the producer" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "5 letters in 4 groups"
+
+
+def test_a_list_may_be_narrowed_to_a_group_a_time_and_a_number(filled: PipelineCase) -> None:
+    everything = dlq(filled, "list")
+    assert (everything["selected"], [letter["offset"] for letter in everything["letters"]]) == (5, [1, 2, 4, 5, 6])
+    group = dlq(filled, "groups")[0]["fingerprint"]
+    assert [letter["offset"] for letter in dlq(filled, "list", "--group", group)["letters"]] == [2, 4]
+    limited = dlq(filled, "list", "--group", group, "--limit", "1")
+    assert (limited["selected"], [letter["offset"] for letter in limited["letters"]]) == (2, [2])
+    assert dlq(filled, "list", "--until", "2020-01-01")["selected"] == dlq(filled, "list", "--stage", "dedup")["selected"] == 0
+    assert dlq(filled, "list", "--since", "2020-01-01")["selected"] == 5
+    shown = filled.command("dlq", "list", str(filled.file), "--limit", "2")
+    assert (shown.returncode, "2 of 5 letters" in shown.stdout) == (0, True)
+
+
+def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
+    positions = {letter["offset"]: letter["position"] for letter in dlq(filled, "list")["letters"]}
+    assert {offset: dlq(filled, "show", position)["value"] for offset, position in positions.items()} == {
+        1: "{",
+        2: '{"id": "one", "name": "a", "amount": null}',
+        4: '{"id": "two", "name": "b", "amount": null}',
+        5: "hex:ff00",
+        6: None,
+    }
+    shown = filled.command("dlq", "show", str(filled.file), positions[2])
+    for line in ("offset: 2", "stage: parse", "code: wrong_type", "field: id", 'value: {"id": "one", "name": "a", "amount": null}'):
+        assert line in shown.stdout.splitlines()
+
+
+def test_a_letter_that_is_not_there_and_a_position_that_is_none_are_told(filled: PipelineCase) -> None:
+    missing = filled.command("dlq", "show", str(filled.file), "9999.0")
+    assert (missing.returncode, missing.stderr.strip()) == (1, "there is no dead letter at 9999.0")
+    assert filled.command("dlq", "show", str(filled.file), "nonsense").returncode == 2
+
+
+def test_a_pipeline_that_never_ran_has_no_letters(case: PipelineCase) -> None:
+    assert dlq(case, "groups") == []
+    assert dlq(case, "list") == {"letters": [], "selected": 0}
