@@ -171,5 +171,5 @@ def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
 def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> Extent:
     if not runs:
         return Extent(0, 0, 0, None)
-    oldest = min(int(Run(store.place, facts).entries.time.min()) for facts in runs)
+    oldest = min(int(Run.open(store.place, facts).entries.time.min()) for facts in runs)
     return Extent(sum(facts.rows for facts in runs), sum(store.place.size(facts.name) for facts in runs), len(runs), instant(oldest))

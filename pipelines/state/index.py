@@ -2,7 +2,7 @@
 
 Both cut the range of `hi` into equal slots, which uniform hashes fill evenly, and are in its order: sorted hashes read them from front
 to back.
-A hash that is not there passes the filter with 1 - 1/e^(1/16) = 6 %; two bytes per row for that, and one for the rows.
+A hash that is not there passes the filter with 1 - 1/e^(1/16) = 6 %; two bytes per row for that, and two for the rows.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-_ROWS_PER_SLOT = 4
+_ROWS_PER_SLOT = 2
 _FILTER_BYTES_PER_ROW = 2
 _MAX_FILTER_BYTES = 2**29 - 1
 """A slot is found with 32 bits of the hash; a run of more rows has a fuller filter, no wrong one."""

@@ -2,7 +2,7 @@
 
 Columns: SCHEMA; a hash at most once. The batch's metadata holds the CRC-32 of every BLOCK_ROWS rows of every column, and the index. The
 digest that the ledger lists covers this metadata: it is checked when a run is opened, a block when it is first touched. 36 bytes per
-entry, and 3 of index.
+entry, and 4 of index.
 """
 
 import json
@@ -100,15 +100,12 @@ class RunFacts(NamedTuple):
 
 def write_run(place: Place, name: str, entries: Entries) -> RunFacts:
     """Writes the entries (sorted, not empty) as a new file; durable on return. Raises FileExistsError when the name is taken."""
-    header = _header(entries)
-    place.write(name, pa.record_batch([pa.array(column) for column in entries.columns()], schema=SCHEMA), header)
-    return RunFacts(name, len(entries), int(entries.time.max()), _digest(header))
+    return Run.write(place, name, entries).facts
 
 
-def _header(entries: Entries) -> Header:
+def _header(entries: Entries, index: Index) -> Header:
     facts = {"format": _FORMAT, "rows": len(entries), "block_rows": BLOCK_ROWS}
     checksums = np.array([zlib.crc32(block.data) for column in entries.columns() for block in _blocks(column)], dtype=np.uint32)
-    index = Index.of(entries.hi)
     contents = (json.dumps(facts, sort_keys=True).encode(), checksums.tobytes(), index.filter.tobytes(), index.first_rows.tobytes())
     return dict(zip(_PARTS, contents, strict=True))
 
@@ -127,29 +124,42 @@ def _digest(header: Header) -> str:
 class Run:
     """An open run. Not safe for several threads."""
 
-    def __init__(self, place: Place, facts: RunFacts, is_checked: bool = False) -> None:
+    def __init__(self, where: str, facts: RunFacts, entries: Entries, index: Index, crc: npt.NDArray[np.uint32] | None) -> None:
+        """`crc`: the checksums of blocks by column, to be compared at first touch; None where there is nothing to be doubted."""
+        self.facts, self.entries = facts, entries
+        self._where, self._index = where, index
+        self._crc = crc if crc is not None else np.zeros((len(SCHEMA), 0), dtype=np.uint32)
+        self._unchecked = self._crc.shape[1]
+        self._is_checked = np.zeros(self._unchecked, dtype=bool)
+
+    @classmethod
+    def write(cls, place: Place, name: str, entries: Entries) -> "Run":
+        """Writes the entries (sorted, not empty) as a new file, durable on return, and reads them from memory."""
+        index = Index.of(entries.hi)
+        header = _header(entries, index)
+        place.write(name, pa.record_batch([pa.array(column) for column in entries.columns()], schema=SCHEMA), header)
+        facts = RunFacts(name, len(entries), int(entries.time.max()), _digest(header))
+        return cls(f"{place.path}/{name}", facts, entries, index, None)
+
+    @classmethod
+    def open(cls, place: Place, facts: RunFacts, is_own: bool = False) -> "Run":
         """Maps the file. Raises StateDamagedError when it is missing, or is not the one that was listed.
 
-        `is_checked`: this process wrote the file itself a moment ago, so its blocks need not be read once more to be believed.
+        `is_own`: this process has just written it, so its blocks need not be read once more to be believed.
         """
-        self.facts = facts
-        self._where = f"{place.path}/{facts.name}"
+        where = f"{place.path}/{facts.name}"
         try:
             batch, header = place.read(facts.name)
-        except _UNREADABLE as error:
-            raise StateDamagedError(f"opening state run {self._where}: {error}; {_REMEDY}") from error
-        is_ours = header.keys() >= {*_PARTS} and _digest(header) == facts.digest
-        if not is_ours or batch.num_rows != facts.rows or not batch.schema.equals(SCHEMA):
-            raise StateDamagedError(f"opening state run {self._where}: it is not the file that the ledger lists; {_REMEDY}")
-        try:
-            self.entries = Entries(*(column.to_numpy() for column in batch.columns))
-        except _UNREADABLE as error:
             # The batch's own header has no checksum: a flipped bit there may invent nulls or hide the batch.
-            raise StateDamagedError(f"opening state run {self._where}: {error}; {_REMEDY}") from error
-        self._index = Index(np.frombuffer(header[b"filter"], dtype=np.uint8), np.frombuffer(header[b"first_rows"], dtype=np.uint32))
-        self._crc = np.frombuffer(header[b"crc"], dtype=np.uint32).reshape(len(SCHEMA), -1)
-        self._is_checked = np.full(self._crc.shape[1], is_checked)
-        self._unchecked = 0 if is_checked else len(self._is_checked)
+            is_ours = header.keys() >= {*_PARTS} and _digest(header) == facts.digest
+            entries = Entries(*(column.to_numpy() for column in batch.columns)) if batch.schema.equals(SCHEMA) else None
+        except _UNREADABLE as error:
+            raise StateDamagedError(f"opening state run {where}: {error}; {_REMEDY}") from error
+        if not is_ours or entries is None or len(entries) != facts.rows:
+            raise StateDamagedError(f"opening state run {where}: it is not the file that the ledger lists; {_REMEDY}")
+        index = Index(np.frombuffer(header[b"filter"], dtype=np.uint8), np.frombuffer(header[b"first_rows"], dtype=np.uint32))
+        crc = np.frombuffer(header[b"crc"], dtype=np.uint32).reshape(len(SCHEMA), -1)
+        return cls(where, facts, entries, index, None if is_own else crc)
 
     def find(self, hi: Words, lo: Words) -> tuple[Rows, Rows]:
         """(positions in the arguments, rows of this run) of the hashes that are here. `hi` is best sorted: it reads memory in order."""
@@ -171,7 +181,8 @@ class Run:
                 found_at.append(at[equal[is_same]])
                 found_rows.append(row[equal[is_same]])
             is_open &= row < last
-            at, wanted, row = at[is_open], wanted[is_open], row[is_open] + 1
+            (still,) = is_open.nonzero()
+            at, wanted, row = at[still], wanted[still], row[still] + 1
         return np.concatenate(found_at), np.concatenate(found_rows)
 
     def _rows_to_look_at(self, hi: Words) -> Rows:
@@ -182,7 +193,8 @@ class Run:
 
     def checked_entries(self) -> Entries:
         """All entries, every block checked."""
-        self._check(np.arange(0, len(self.entries), BLOCK_ROWS, dtype=np.int64))
+        if self._unchecked:
+            self._check(np.arange(0, len(self.entries), BLOCK_ROWS, dtype=np.int64))
         return self.entries
 
     def _check(self, rows: Rows) -> None:

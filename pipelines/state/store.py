@@ -42,13 +42,14 @@ class KeyedStore:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._open: dict[RunFacts, Run] = {}
-        self._written: RunFacts | None = None
+        self._written: Run | None = None
         self.live: tuple[RunFacts, ...] = ()
         """The runs that are read, oldest first."""
 
     def open(self, listed: Sequence[RunFacts]) -> None:
         """Reads these runs from now on, the ones that the last `done` lists. Raises StateDamagedError for a missing or foreign one."""
-        self._open = {facts: self._open.get(facts) or Run(self.place, facts, is_checked=facts == self._written) for facts in listed}
+        known = self._open if self._written is None else {**self._open, self._written.facts: self._written}
+        self._open = {facts: known.get(facts) or Run.open(self.place, facts) for facts in listed}
         self.live = tuple(listed)
 
     def checked(self) -> Iterator[Entries]:
@@ -88,8 +89,11 @@ class KeyedStore:
         if not len(entries):
             return rest
         start = min([span[0], *(int(facts.name.split("-", 1)[0]) for facts in merged)])
-        self._written = write_run(self.place, run_name((start, span[1]), span[1]), entries)
-        return [*rest, self._written]
+        written = Run.write(self.place, run_name((start, span[1]), span[1]), entries)
+        # A small run is soon merged again and is read from where it is until then; a large one is mapped, so that it can leave memory.
+        is_small = len(entries) <= _SMALLEST_TIER_ROWS
+        self._written = written if is_small else Run.open(self.place, written.facts, is_own=True)
+        return [*rest, written.facts]
 
     def compact(self, expired: int, made_for: int) -> list[RunFacts]:
         """Merges all live runs into one, without what has expired; what to list in their place. Writes nothing if nothing is gained."""
