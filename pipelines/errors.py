@@ -4,6 +4,7 @@
     ├── ConfigurationError     stop before anything starts; carries every fault with its path
     ├── RetryableError         a system is away or overloaded: back off and wait
     ├── ConflictError          a compare-and-set lost: read the last message again and go on from it
+    ├── RefusedError           ClickHouse refuses a block for rows in it: find them, they are dead letters
     └── HaltError              stop the leg; the message says what to do next
         ├── FencedError        another runner holds the pipeline
         ├── DataLossError      positions that were promised are gone or have other content
@@ -69,6 +70,17 @@ class NotSupportedError(HaltError):
 
 class InvariantError(HaltError):
     """A promise of the protocol does not hold: a bug of ours, or a foreign writer on our streams."""
+
+
+class RefusedError(TallyflowError):
+    """ClickHouse refuses a block because of rows in it; nothing of the block was stored, whatever happens next.
+
+    `row` is the first of them where the server names it, counted from 0 within the block.
+    """
+
+    def __init__(self, message: str, row: int | None) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class ConflictError(TallyflowError):

@@ -25,6 +25,7 @@ NAMES = (
     "compact.after-runs",
     "sink.before-insert",
     "sink.after-insert",
+    "sink.after-amend",
     "leg.after-plan",
     "leg.before-commit",
 )

@@ -2,8 +2,9 @@
 
 `open` says that a runner with a new epoch takes the chain over; from then on every append of an older runner loses. `plan` stands before
 the first effect of a range and `done` after the last one; `from` is the previous `to`. An open plan is finished first, exactly as
-planned. Every entry points at the chain's last `done` and open `plan`, so the state is read in at most three gets, whatever the length.
-A `done` carries running totals, so the tally of a leg is its last `done`.
+planned; a leg that must decide more on the way appends it again with what it has decided. Every entry points at the chain's last `done`
+and open `plan`, so the state is read in at most three gets, whatever the length. A `done` carries running totals, so the tally of a leg is
+its last `done`.
 
 Why the ledger and not Spark's checkpoint is the commit point: reference/protocol.md section 1.
 """
@@ -138,6 +139,15 @@ class Chain:
         closing = {"from": plan.body["from"], "to": plan.body["to"], "counts": dict(totals), "totals": running, **body}
         entry = self._decide(Entry("done", self._epoch, closing, self._done_at))
         self.state = replace(self.state, done=entry, plan=None)
+        return entry
+
+    def amend(self, **body: Json) -> Entry:
+        """Appends the open plan again with these parts replaced: a decision on the way, which stands before its effect as the plan did."""
+        plan = self.state.plan
+        if plan is None:
+            raise InvariantError(f"amending a plan on {self._subject}: none is open")
+        entry = self._decide(Entry("plan", self._epoch, {**plan.body, **body}, self._done_at))
+        self.state = replace(self.state, plan=entry)
         return entry
 
     def restate(self, **body: Json) -> Entry:

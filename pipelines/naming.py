@@ -101,6 +101,11 @@ def bucket_of_partition(partition: Partitions, buckets: int) -> Partitions:
     return partition % buckets
 
 
+def bucket_of_subject(subject: str) -> int:
+    """The bucket of an out, dead-letter or duplicates subject."""
+    return int(subject.rpartition(".")[2])
+
+
 def partitions_of_bucket(partitions: Iterable[int], bucket: int, buckets: int) -> list[int]:
     return sorted(p for p in partitions if bucket_of_partition(p, buckets) == bucket)
 

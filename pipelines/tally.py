@@ -2,7 +2,7 @@
 
     ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
     process   records read    = rows written + duplicates dropped + rejected (dead letters)
-    sink      rows read       = rows confirmed by ClickHouse
+    sink      rows read       = rows confirmed by ClickHouse + refused by it (dead letters)
 and between two legs: what one wrote, the next has read or still has before it. A residue that is not zero is an alarm, not a statistic.
 """
 
@@ -61,7 +61,7 @@ def _process(totals: dict[str, int]) -> dict[str, int]:
 
 
 def _sink(totals: dict[str, int]) -> dict[str, int]:
-    return {"confirmed by ClickHouse": totals.get("rows_out", 0)}
+    return {"confirmed by ClickHouse": totals.get("rows_out", 0), "dead letters": totals.get("rows_rejected", 0)}
 
 
 _OUTCOMES: dict[str, _Outcomes] = {"ingest": _ingest, "process": _process, "sink": _sink}

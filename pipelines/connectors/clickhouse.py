@@ -17,7 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseSink
-from pipelines.errors import HaltError, RetryableError, TallyflowError
+from pipelines.errors import HaltError, RefusedError, RetryableError, TallyflowError
 from pipelines.statements import filled, statement
 
 # The driver logs what it also raises, with a traceback; unless the program asks for logs, the raised error is enough.
@@ -52,6 +52,32 @@ RETRYABLE_CODES = {
     999: "KEEPER_EXCEPTION",
 }
 """Codes after which the same chunk, with the same token, is sent again."""
+
+REFUSAL_CODES = {
+    6: "CANNOT_PARSE_TEXT",
+    27: "CANNOT_PARSE_INPUT_ASSERTION_FAILED",
+    38: "CANNOT_PARSE_DATE",
+    41: "CANNOT_PARSE_DATETIME",
+    69: "ARGUMENT_OUT_OF_BOUND",
+    70: "CANNOT_CONVERT_TYPE",
+    72: "CANNOT_PARSE_NUMBER",
+    131: "TOO_LARGE_STRING_SIZE",
+    153: "ILLEGAL_DIVISION",
+    321: "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE",
+    349: "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN",
+    395: "FUNCTION_THROW_IF_VALUE_IS_NON_ZERO",
+    407: "DECIMAL_OVERFLOW",
+    469: "VIOLATED_CONSTRAINT",
+    691: "UNKNOWN_ELEMENT_OF_ENUM",
+}
+"""Codes of an insert that is refused for what single rows hold; nothing of its block is stored (measured, 26.9)."""
+
+_PUSHING_TO_VIEW = "while pushing to view"
+"""An insert that a view refuses has stored the block in the table all the same (measured, 26.9)."""
+_ONE_BLOCK = "Too many partitions for single INSERT block"
+"""Has the code of too many parts, but waiting does not help: a smaller block does."""
+_TABLE_ID = re.compile(r" \([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\)")
+_AT_ROW = re.compile(r"is violated at row (\d+)")
 
 _REMEDIES = {
     60: "create the table, or set `create_table: true` in the sink",
@@ -104,9 +130,28 @@ def map_error(doing: str, error: Exception) -> TallyflowError:
         return RetryableError(f"{doing}: {text}") if _may_pass(error, text) else HaltError(f"{doing}: {text}")
     if code in RETRYABLE_CODES:
         return RetryableError(f"{doing}: ClickHouse error {code} ({RETRYABLE_CODES[code]}): {text}")
+    if _PUSHING_TO_VIEW in str(error):
+        return HaltError(
+            f"{doing}: ClickHouse error {code}: {text}; a materialized view on the table refuses these rows, which the table itself may "
+            "hold already. Mend the view, or detach it, and start again: the same chunk is sent with its token, and nothing is doubled"
+        )
     return HaltError(
         f"{doing}: ClickHouse error {code}: {text}; {_REMEDIES.get(code, 'nothing was dropped: mend the cause and start again')}"
     )
+
+
+def _refusal(error: Exception) -> RefusedError | None:
+    """The error of an insert that a smaller block may survive; None for any other. The message holds no value of the row."""
+    text = str(error)
+    if not isinstance(error, Error) or _PUSHING_TO_VIEW in text:
+        return None
+    if error.code == 252 and _ONE_BLOCK in text:
+        return RefusedError(f"ClickHouse error 252: {_ONE_BLOCK}", None)
+    if error.code not in REFUSAL_CODES:
+        return None
+    words = _TABLE_ID.sub("", _first_line(text).partition(". Column values: ")[0])
+    row = _AT_ROW.search(words)
+    return RefusedError(f"ClickHouse error {error.code} ({REFUSAL_CODES[error.code]}): {words}", int(row[1]) - 1 if row else None)
 
 
 def _may_pass(error: ClickHouseError, text: str) -> bool:
@@ -269,13 +314,14 @@ class ClickHouse:
         """Inserts one Arrow IPC stream of one record batch as one block with `token`.
 
         Raises RetryableError when the outcome is unknown or the server asks to wait: the caller sends the same block with the same
-        token until the answer is definite. `table` is `database.name`, validated.
+        token until the answer is definite; RefusedError when the table takes none of it because of rows in it. `table` is
+        `database.name`, validated.
         """
         settings = {**INSERT_SETTINGS, "insert_deduplication_token": token, "max_execution_time": max_execution_seconds}
         try:
             self._connected.raw_insert(table, list(columns), insert_block=block, settings=settings, fmt="ArrowStream")
         except Exception as error:
-            raise map_error(f"inserting a chunk into {table}", error) from error
+            raise _refusal(error) or map_error(f"inserting a chunk into {table}", error) from error
 
     def close(self) -> None:
         if self._client is not None:

@@ -15,11 +15,10 @@ import pyarrow as pa
 from pipelines.append import Appender, Tail, append_rows, last_position
 from pipelines.dedup import KEY_COLUMNS, TIME_COLUMN, Deduplicated, FrameTimes, dedup
 from pipelines.dlq import letters
-from pipelines.errors import RetryableError
 from pipelines.failpoints import reach
-from pipelines.legs.arrivals import microseconds, records_of
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item
+from pipelines.legs.refused import read_again
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_key, bucket_of_partition
 from pipelines.records import Position, in_position_order
@@ -94,16 +93,7 @@ class Buckets:
         field = self._config.dedup_time_field
         rejections = Rejections("dedup", late.num_rows)
         rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
-        rejected = rejections.split(late, late).rejected
-        stream = self._connections.names.stream("raw")
-        records = []
-        arrived = late.select(["_tf_sequence", "_tf_arrival"]).group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).to_pylist()
-        for frame in sorted(arrived, key=lambda frame: frame["_tf_sequence"]):
-            message = self._connections.log.get(stream, frame["_tf_sequence"])
-            if message is None:
-                raise RetryableError(f"reading {stream}: sequence {frame['_tf_sequence']} is not served yet")
-            records.append(records_of(message, microseconds(frame["_tf_arrival_max"])))
-        return letters(pa.concat_tables(records, promote_options="default").unify_dictionaries(), rejected, self._item["config"])
+        return letters(read_again(self._connections, late), rejections.split(late, late).rejected, self._item["config"])
 
     def tails(self) -> dict[str, Any]:
         """The subjects' ends as the next plan remembers them."""

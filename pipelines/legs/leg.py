@@ -54,6 +54,8 @@ class Leg(ABC):
         self.connections, self.chain, self.lease = connections, chain, lease
         self.run_path, self.stop = str(run_path), stop
         self.status = LegStatus(totals=dict(chain.state.done.body["totals"]) if chain.state.done else {})
+        self.begun = time.monotonic()
+        """When this start took the leg over; an earlier one writes nothing more since."""
         self.failure: HaltError | None = None
         self.working = threading.Lock()
         """Held while a batch is in work; the runner takes it to stop between batches."""

@@ -1,24 +1,33 @@
 """The sink leg: out frames to ClickHouse, one insert per chunk, planned and confirmed on the ledger.
 
+A chunk that ClickHouse refuses for single rows is cut until these stand alone: they are dead letters, the others are inserted. Every cut
+and every refusal is on the ledger before the next insert (`sink.Pieces`), so a restart goes on with the very same pieces.
+
 Always in the driver: one chunk at a time is decided, sent and confirmed in order, the rows are Arrow already, and encoding and sending
 release the interpreter lock, so there is nothing for tasks to share out.
 """
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import check_contiguous
-from pipelines.errors import InvariantError, RetryableError
+from pipelines.errors import HaltError, InvariantError, RefusedError, RetryableError
 from pipelines.failpoints import reach
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.ledger import Entry
 from pipelines.legs.leg import Leg, check_input, input_mark
+from pipelines.legs.refused import Refused, append_refused
 from pipelines.naming import insert_token
 from pipelines.records import Message
-from pipelines.sink import Chunk, chunks, insert_block
+from pipelines.sink import Chunk, Pieces, chunk_rows, chunks, insert_block
+
+MAX_REFUSED_ROWS = 1000
+"""Of one chunk, by one start. Beyond it the table is wrong, not the records; who starts again after that has looked at it."""
 
 
 class SinkLeg(Leg):
@@ -27,6 +36,9 @@ class SinkLeg(Leg):
     name = "sink"
     _clickhouse: ClickHouse | None = None
     _proposed: Chunk | None = None
+    _refusals = 0
+    _decided: tuple[int, Pieces] | None = None
+    """What followed from the last insert, and the sequence of the plan that it was made under."""
 
     @property
     def clickhouse(self) -> ClickHouse:
@@ -77,6 +89,8 @@ class SinkLeg(Leg):
         return self.connections.log.fetch(self._stream, self.connections.names.subjects("out"), after, to)
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        # An earlier attempt may have amended it.
+        plan = self.chain.state.plan or plan
         start, to = plan.body["from"], plan.body["to"]
         chunk = self._proposed
         if chunk is None or chunk.first != start + 1 or chunk.last != to:
@@ -86,20 +100,58 @@ class SinkLeg(Leg):
                 f"sending chunk {start + 1}-{to} of {self._stream} again: its rows are not those that were planned (digest {chunk.digest}, "
                 f"planned {plan.body['digest']}); nothing was sent. Compare the table with the stream before anything else is done"
             )
-        if chunk.rows:
-            self._insert(plan, chunk)
-        self._proposed = None
-        counts = {"rows_in": chunk.rows, "rows_out": chunk.rows, "chunks": 1, "frames": len(chunk.messages)}
+        refused = self._settle(plan, chunk)
+        append_refused(self.connections, plan, chunk, refused)
+        self._proposed, self._refusals = None, 0
+        counts = {"rows_in": chunk.rows, "rows_out": chunk.rows - len(refused), "chunks": 1, "frames": len(chunk.messages)}
+        if refused:
+            counts |= {"rows_rejected": len(refused), "rejected.sink.refused": len(refused)}
         return counts, {"input": input_mark(chunk.messages[-1])}
 
-    def _insert(self, plan: Entry, chunk: Chunk) -> None:
+    def _settle(self, plan: Entry, chunk: Chunk) -> Refused:
+        """Inserts what ClickHouse takes of the chunk; the rows that it does not. Each decision stands on the ledger before its effect."""
+        config = self.connections.stage_config(plan.body["config"])
+        pieces = Pieces.of(plan.body, chunk.rows)
+        rows = chunk_rows(chunk, config.insert_columns) if pieces.ends else None
+        while rows is not None and pieces.ends:
+            if self._decided is None or self._decided[0] != plan.sequence:
+                self._decided = (plan.sequence, self._attempt(plan, chunk, rows, pieces))
+            # After an append of unknown outcome the same decision is appended again: another attempt at the insert might end otherwise.
+            before, pieces = pieces, self._decided[1]
+            if pieces.ends or pieces.refused != before.refused:
+                plan = self.chain.amend(**pieces.body())
+                reach("sink.after-amend")
+        return pieces.refused
+
+    def _attempt(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> Pieces:
+        """One insert of the next piece, and what follows from its outcome."""
+        try:
+            self._insert(plan, chunk, rows, pieces)
+        except RefusedError as refusal:
+            if plan.epoch != self.chain.state.epoch and time.monotonic() - self.begun < INSERT_MAX_EXECUTION_SECONDS:
+                # Of an earlier runner: what it has sent may still be at work in ClickHouse, and must not land behind another decision.
+                raise RetryableError(
+                    f"inserting a chunk: waiting until no insert of an earlier runner can be at work; {refusal}"
+                ) from refusal
+            after = pieces.refuse(str(refusal), refusal.row)
+            self._refusals += len(after.refused) - len(pieces.refused)
+            if self._refusals > MAX_REFUSED_ROWS:
+                raise HaltError(
+                    f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: more than {MAX_REFUSED_ROWS} of its rows are "
+                    f"refused, the last with: {refusal}. These are no single bad records; mend the table or the mapping and start again: "
+                    "rows refused so far stay dead letters, the rest of the chunk is inserted"
+                ) from refusal
+            return after
+        return pieces.inserted()
+
+    def _insert(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
         """One attempt. ClickHouse cannot fence a late insert, so none starts that could outlive the lease."""
         if self.lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
-        config = self.connections.stage_config(plan.body["config"])
         stream_id = self.connections.run.stream_ids["out"]
-        token = insert_token(self.connections.names.pipeline, stream_id, plan.body["table"], chunk.first, chunk.last, chunk.digest)
-        block = insert_block(chunk, config.insert_columns)
+        of_chunk = insert_token(self.connections.names.pipeline, stream_id, plan.body["table"], chunk.first, chunk.last, chunk.digest)
+        block = insert_block(rows.slice(pieces.sent, pieces.ends[0] - pieces.sent))
+        token = pieces.token(of_chunk, chunk.rows)
         reach("sink.before-insert")
-        self.clickhouse.insert(plan.body["table"], config.insert_columns, block, token, INSERT_MAX_EXECUTION_SECONDS)
+        self.clickhouse.insert(plan.body["table"], rows.column_names, block, token, INSERT_MAX_EXECUTION_SECONDS)
         reach("sink.after-insert")

@@ -92,6 +92,52 @@ def test_an_error_of_ours_passes_the_map_unchanged() -> None:
     assert clickhouse.map_error("inserting", mine) is mine
 
 
+VIOLATED = (
+    "Code: 469. DB::Exception: Constraint `c` for table d.t (bd332692-c0f1-498a-8cfd-6820bb123e9d) is violated at row 101. "
+    "Expression: (a < 100). Column values: a = 5"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "row", "words"),
+    [
+        (VIOLATED, 469, 100, "Constraint `c` for table d.t is violated at row 101. Expression: (a < 100)"),
+        ("Code: 153. DB::Exception: Division by zero: while executing", 153, None, "Division by zero: while executing"),
+        (
+            "Code: 252. DB::Exception: Too many partitions for single INSERT block (more than 100).",
+            252,
+            None,
+            "Too many partitions for single",
+        ),
+    ],
+)
+def test_an_insert_that_is_refused_for_its_rows_is_told_without_their_values(text: str, code: int, row: int | None, words: str) -> None:
+    found = clickhouse._refusal(DatabaseError(text, code=code))
+    assert found is not None
+    assert (found.row, str(found).startswith(f"ClickHouse error {code}"), words in str(found)) == (row, True, True)
+    assert "Column values" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (f"{VIOLATED}: while pushing to view default.v", 469),
+        ("Code: 252. DB::Exception: Too many parts (3000).", 252),
+        ("Code: 60. DB::Exception: Table d.t does not exist", 60),
+        ("Code: 241. DB::Exception: Memory limit exceeded", 241),
+    ],
+)
+def test_no_row_is_looked_for_behind_any_other_error_of_an_insert(text: str, code: int) -> None:
+    assert clickhouse._refusal(DatabaseError(text, code=code)) is None
+
+
+def test_what_a_view_refuses_is_a_halt_that_names_it_and_an_overloaded_view_is_waited_for() -> None:
+    found = clickhouse.map_error("inserting", DatabaseError(f"{VIOLATED}: while pushing to view default.v", code=469))
+    assert (type(found), "a materialized view on the table refuses these rows" in str(found)) == (HaltError, True)
+    waits = clickhouse.map_error("inserting", DatabaseError("Code: 241. DB::Exception: Memory: while pushing to view d.v", code=241))
+    assert type(waits) is RetryableError
+
+
 def test_only_the_first_line_of_a_clickhouse_error_is_told() -> None:
     found = clickhouse.map_error("inserting", DatabaseError("Code: 16. No such column\nStack trace:\n" + "frame\n" * 50, code=16))
     assert "Stack trace" not in str(found)

@@ -93,6 +93,43 @@ def test_done_needs_an_open_plan() -> None:
         opened(MemoryLog()).done({})
 
 
+def test_an_amended_plan_stands_for_the_first_one() -> None:
+    log = MemoryLog()
+    own = opened(log)
+    own.plan(None, 5, config="v1")
+    amended = own.amend(pieces=[1])
+    assert own.state.plan == amended
+    assert amended.body == {"from": None, "to": 5, "config": "v1", "pieces": [1]}
+    assert read_chain(log, STREAM, SUBJECT) == own.state
+    taken_over = opened(log, epoch=2)
+    assert taken_over.state.plan == amended
+    taken_over.amend(pieces=[2])
+    taken_over.done({"rows_in": 3})
+    assert kinds(log) == ["open", "plan", "plan", "open", "plan", "done"]
+    assert (own.state.epoch, taken_over.state.plan, taken_over.state.to) == (1, None, 5)
+    with pytest.raises(FencedError):
+        own.amend(pieces=[3])
+
+
+def test_amending_needs_an_open_plan() -> None:
+    with pytest.raises(InvariantError, match="none is open"):
+        opened(MemoryLog()).amend(pieces=[1])
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_an_amendment_whose_outcome_is_unknown_may_be_appended_again(fault: Fault) -> None:
+    log = MemoryLog()
+    own = opened(log)
+    own.plan(None, 5)
+    log.fail_publish(fault, 1)
+    try:
+        own.amend(pieces=[1])
+    except RetryableError:
+        log.deliver()
+        own.amend(pieces=[1])
+    assert [entry.body.get("pieces") for entry in stored(log)] == [None, None, [1]]
+
+
 def test_a_takeover_keeps_the_open_plan_open() -> None:
     log = MemoryLog()
     first = opened(log)

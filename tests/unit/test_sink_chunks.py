@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.records import Message, encode_frame
-from pipelines.sink import Chunk, chunks, insert_block
+from pipelines.sink import Chunk, chunk_rows, chunks, insert_block
 from pipelines.testing import FIRST_INSTANT
 
 
@@ -81,25 +81,25 @@ def read(block: bytes) -> list[pa.RecordBatch]:
 
 def test_a_block_is_one_record_batch_with_the_tables_columns_in_order() -> None:
     chunk = Chunk((frame(1, rows(1, 2)), frame(2, rows(3))))
-    (batch,) = read(insert_block(chunk, ["_tf_topic", "id"]))
+    (batch,) = read(insert_block(chunk_rows(chunk, ["_tf_topic", "id"])))
     assert batch.schema.names == ["_tf_topic", "id"]
     assert batch.to_pylist() == [{"_tf_topic": "orders", "id": n} for n in (1, 2, 3)]
 
 
 def test_frames_of_several_topics_share_a_block() -> None:
     chunk = Chunk((frame(1, rows(1, topic="orders")), frame(2, rows(2, topic="returns"))))
-    (batch,) = read(insert_block(chunk, ["id", "_tf_topic"]))
+    (batch,) = read(insert_block(chunk_rows(chunk, ["id", "_tf_topic"])))
     assert [row["_tf_topic"] for row in batch.to_pylist()] == ["orders", "returns"]
 
 
 def test_empty_frames_add_nothing() -> None:
     chunk = Chunk((frame(1, rows()), frame(2, rows(7)), frame(3, rows())))
-    (batch,) = read(insert_block(chunk, ["id"]))
+    (batch,) = read(insert_block(chunk_rows(chunk, ["id"])))
     assert batch.to_pylist() == [{"id": 7}]
 
 
 def test_a_chunk_of_empty_frames_is_an_empty_block() -> None:
-    (batch,) = read(insert_block(Chunk((frame(1, rows()), frame(2, rows()))), ["id"]))
+    (batch,) = read(insert_block(chunk_rows(Chunk((frame(1, rows()), frame(2, rows()))), ["id"])))
     assert batch.num_rows == 0
     assert batch.schema.names == ["id"]
 
@@ -107,9 +107,9 @@ def test_a_chunk_of_empty_frames_is_an_empty_block() -> None:
 def test_the_same_chunk_gives_the_same_bytes() -> None:
     """ClickHouse's token covers one block; a retry must send the same one."""
     chunk = Chunk((frame(1, rows(1, 2)), frame(2, rows(3, topic="returns"))))
-    assert insert_block(chunk, ["id", "_tf_topic"]) == insert_block(chunk, ["id", "_tf_topic"])
+    assert insert_block(chunk_rows(chunk, ["id", "_tf_topic"])) == insert_block(chunk_rows(chunk, ["id", "_tf_topic"]))
 
 
 def test_a_frame_without_a_column_of_the_table_is_an_error() -> None:
     with pytest.raises(KeyError):
-        insert_block(Chunk((frame(1, rows(1)),)), ["id", "missing"])
+        chunk_rows(Chunk((frame(1, rows(1)),)), ["id", "missing"])

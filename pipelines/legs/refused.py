@@ -1,0 +1,66 @@
+"""Dead letters of the sink: rows that ClickHouse refuses, with the records that they were made of.
+
+A letter's subject is `dlq.sink.<bucket>` of the out frame that holds the row: rows of one bucket are in position order there, so letters
+are appended by the position rule like all others, and a replay appends nothing.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.append import Appender, append_rows, last_position
+from pipelines.dlq import letters
+from pipelines.errors import RetryableError
+from pipelines.ledger import Entry
+from pipelines.legs.arrivals import microseconds, records_of
+from pipelines.legs.connections import Connections
+from pipelines.naming import bucket_of_subject
+from pipelines.records import Message, Position, decode_frame
+from pipelines.rejections import Rejections
+from pipelines.sink import Chunk
+
+Refused = tuple[tuple[int, str], ...]
+"""(row, reason), rows counted from 0 within the chunk, ascending."""
+_PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
+
+
+def append_refused(connections: Connections, plan: Entry, chunk: Chunk, refused: Refused) -> None:
+    """Appends the letters of a chunk's refused rows. Raises RetryableError while a raw frame is not served."""
+    rows_of: dict[int, list[pa.Table]] = {}
+    last_of: dict[int, Position] = {}
+    first = 0
+    for message in chunk.messages:
+        bucket = bucket_of_subject(message.subject)
+        last_of[bucket] = last_position(message)
+        here = [(row - first, reason) for row, reason in refused if first <= row < first + message.rows]
+        first += message.rows
+        if here:
+            rows_of.setdefault(bucket, []).append(_rejected_rows(message, here))
+    for bucket, found in rows_of.items():
+        rejected = pa.concat_tables(found)
+        records = read_again(connections, rejected.select(_PLACE))
+        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.body["config"])
+        names = connections.names
+        stream, subject = names.stream("dlq"), names.dead_letters("sink", bucket)
+        append_rows(Appender(connections.log, stream, subject, last_position, last_of[bucket]), table)
+
+
+def _rejected_rows(message: Message, refused: list[tuple[int, str]]) -> pa.Table:
+    """REJECTED_SCHEMA and `_tf_arrival` of the refused rows of one out frame."""
+    places, reasons = zip(*refused, strict=True)
+    rows = decode_frame(message.payload).select(_PLACE).take(pa.array(places))
+    rejections = Rejections("sink", len(places))
+    rejections.note_each(np.arange(len(places)), "refused", None, reasons)
+    return rejections.split(rows, rows).rejected.append_column("_tf_arrival", rows.column("_tf_arrival"))
+
+
+def read_again(connections: Connections, places: pa.Table) -> pa.Table:
+    """The records of the raw frames that hold `places` (_PLACE), in position order. Raises RetryableError while one is not served."""
+    stream = connections.names.stream("raw")
+    arrivals = places.group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).sort_by("_tf_sequence").to_pylist()
+    records = []
+    for frame in arrivals:
+        message = connections.log.get(stream, frame["_tf_sequence"])
+        if message is None:
+            raise RetryableError(f"reading {stream}: sequence {frame['_tf_sequence']} is not served yet")
+        records.append(records_of(message, microseconds(frame["_tf_arrival_max"])))
+    return pa.concat_tables(records, promote_options="default").unify_dictionaries()

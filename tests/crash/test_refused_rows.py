@@ -1,0 +1,23 @@
+"""Kills while a chunk that ClickHouse refuses is cut: what was decided stays, also when the table is mended before the restart."""
+
+import pytest
+from pipeline_case import PipelineCase
+from refused_case import BAD, make_strict, mend, refused
+
+from pipelines.failpoints import VARIABLE
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.mark.parametrize("point", ["sink.before-insert:3", "sink.after-insert:2", "sink.after-amend:1", "sink.after-amend:3"])
+@pytest.mark.parametrize("is_mended", [False, True], ids=["as it is", "mended meanwhile"])
+def test_every_row_is_in_the_table_or_a_dead_letter_once(case: PipelineCase, point: str, is_mended: bool) -> None:
+    make_strict(case)
+    case.send_events(400)
+    assert case.run_plain(**{VARIABLE: point}).returncode == -9
+    if is_mended:
+        mend(case)
+    case.warm_run()
+    assert set(refused(case)) <= set(BAD)
+    assert is_mended or refused(case) == BAD
+    case.check()

@@ -1,0 +1,111 @@
+"""A chunk that ClickHouse refuses: its bad rows are found one by one, the others are inserted, and no restart changes what was decided."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.sink import Pieces
+
+
+class Table:
+    """Takes a piece whole or not at all, once per token; refuses it while one of its rows is in `bad`."""
+
+    def __init__(self, bad: set[int], names_rows: bool) -> None:
+        self.bad, self.names_rows = set(bad), names_rows
+        self.tokens: set[str] = set()
+        self.rows: list[int] = []
+        self.inserts = 0
+
+    def insert(self, token: str, rows: range) -> tuple[bool, int | None]:
+        """(whether it was taken, the first bad row of the piece if the table names it)."""
+        self.inserts += 1
+        if token in self.tokens:
+            return True, None
+        refused = [row for row in rows if row in self.bad]
+        if refused:
+            return False, refused[0] - rows.start if self.names_rows else None
+        self.tokens.add(token)
+        self.rows += rows
+        return True, None
+
+
+def decide(table: Table, pieces: Pieces, rows: int) -> Pieces:
+    taken, at = table.insert(pieces.token("chunk", rows), range(pieces.sent, pieces.ends[0]))
+    return pieces.inserted() if taken else pieces.refuse("no", at)
+
+
+def settle(table: Table, rows: int) -> Pieces:
+    pieces = Pieces.of({}, rows)
+    while pieces.ends:
+        pieces = decide(table, pieces, rows)
+    return pieces
+
+
+def test_a_chunk_that_is_taken_is_one_piece_with_the_tokens_of_all_releases() -> None:
+    pieces = Pieces.of({}, 7)
+    assert (pieces.sent, pieces.ends, pieces.token("chunk", 7)) == (0, (7,), "chunk")
+    assert pieces.inserted() == Pieces(7, ())
+    assert Pieces.of({}, 0).ends == ()
+
+
+def test_a_row_that_is_named_is_cut_out_at_once() -> None:
+    cut = Pieces.of({}, 10).refuse("no", 4)
+    assert (cut.sent, cut.ends, cut.token("chunk", 10)) == (0, (4, 5, 10), "chunk:0-4")
+    alone = cut.inserted()
+    assert (alone.sent, alone.ends) == (4, (5, 10))
+    assert alone.refuse("no", 0) == Pieces(5, (10,), ((4, "no"),))
+    assert Pieces.of({}, 10).refuse("no", 0).ends == (1, 10)
+    assert Pieces.of({}, 10).refuse("no", 9).ends == (9, 10)
+
+
+@pytest.mark.parametrize("at", [None, -1, 10, 99])
+def test_without_a_row_or_with_one_that_cannot_be_it_the_piece_is_halved(at: int | None) -> None:
+    assert Pieces.of({}, 10).refuse("no", at).ends == (5, 10)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, 60).flatmap(lambda rows: st.tuples(st.just(rows), st.sets(st.integers(0, max(0, rows - 1))))), st.booleans())
+def test_exactly_the_bad_rows_are_refused(drawn: tuple[int, set[int]], names_rows: bool) -> None:
+    rows, bad = drawn
+    bad = {row for row in bad if row < rows}
+    table = Table(bad, names_rows)
+    pieces = settle(table, rows)
+    assert [row for row, _ in pieces.refused] == sorted(bad)
+    assert table.rows == [row for row in range(rows) if row not in bad]
+    tries_per_bad_row = 3 if names_rows else 2 * max(1, rows.bit_length())
+    assert table.inserts <= tries_per_bad_row * len(bad) + 1
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.booleans(), st.integers(0, 2**32))
+def test_a_kill_at_any_step_and_a_table_mended_half_way_double_and_lose_nothing(
+    rows: int, bad: set[int], names_rows: bool, seed: int
+) -> None:
+    random = Random(seed)
+    table = Table({row for row in bad if row < rows}, names_rows)
+    plan: dict[str, Any] = {}
+    pieces = Pieces.of(plan, rows)
+    while pieces.ends:
+        decided = decide(table, pieces, rows)
+        if random.random() < 0.1:
+            table.bad.clear()
+        if random.random() < 0.3:
+            # Killed before the decision was on the ledger: the last one that is counts.
+            pieces = Pieces.of(plan, rows)
+            continue
+        plan = json.loads(json.dumps(decided.body()))
+        pieces = Pieces.of(plan, rows)
+        assert pieces == decided
+    refused = [row for row, _ in pieces.refused]
+    assert sorted(table.rows + refused) == list(range(rows))
+    assert set(refused) <= bad
+
+
+def test_reasons_stand_in_the_plan_once() -> None:
+    pieces = Pieces(9, (), ((1, "a"), (4, "b"), (6, "a")))
+    assert pieces.body() == {"pieces": {"sent": 9, "ends": [], "refused": [[1, 0], [4, 1], [6, 0]], "reasons": ["a", "b"]}}
+    assert Pieces.of(pieces.body(), 9) == pieces
