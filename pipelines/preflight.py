@@ -16,6 +16,7 @@ from pipelines.connectors.kafka import KafkaTopic, TopicFacts
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
 from pipelines.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
 from pipelines.parse import ParsedField
+from pipelines.state.place import Place
 from pipelines.transform import TargetColumn, check_mapping
 
 CONTACT_SECONDS = 3.0
@@ -63,6 +64,8 @@ def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhous
     """All checks, in the order of the data. Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest."""
     facts = topic.facts(CONTACT_SECONDS)
     log.connect()
+    if config.state_uri:
+        Place.at(config.state_uri).names()
     table = ensure_table(config, clickhouse)
     return Prepared(facts, table, ensure_streams(config, log))
 

@@ -378,3 +378,14 @@ def test_waiting_ends_with_the_last_reason(case: PipelineCase) -> None:
     message = refused(case, RetryableError, seconds=2)
     assert 1 < time.monotonic() - began < 60
     assert message.startswith("connecting to ClickHouse at 127.0.0.1:")
+
+
+def test_a_key_store_that_cannot_be_reached_is_waited_for_and_then_named(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    uri = f"s3://keys/state?endpoint_override=127.0.0.1:{choose_port(())}&scheme=http&region=here"
+    case.create_topic()
+    case.write_file(lambda document: document.update(state_uri=uri))
+    message = refused(case, RetryableError, seconds=2)
+    assert message.startswith("reaching the key store at keys/state: ")
+    assert_nothing_was_made(case)
