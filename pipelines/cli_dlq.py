@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at dead letters: records that a stage has rejected.", no_args_is_help=True)
 
-Stage = Annotated[str | None, typer.Option(help="Only letters of this stage: parse, dedup or transform.")]
+Stage = Annotated[str | None, typer.Option(help="Only letters of this stage: parse, dedup, transform or sink.")]
 GroupName = Annotated[str | None, typer.Option("--group", help="Only letters of this group (its fingerprint).")]
 Since = Annotated[datetime | None, typer.Option(help="Only letters that arrived at this time or later, UTC.")]
 Until = Annotated[datetime | None, typer.Option(help="Only letters that arrived before this time, UTC.")]
