@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse import ClickHouse, TableColumn
-from pipelines.errors import HaltError, RetryableError
+from pipelines.errors import HaltError, RefusedError, RetryableError
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
@@ -210,11 +210,35 @@ def test_a_large_block_is_one_part(clickhouse: ClickHouse, database: str) -> Non
     assert parts == [(300_000, 1)]
 
 
-def test_an_insert_that_cannot_succeed_is_a_halt_and_stores_nothing(clickhouse: ClickHouse, database: str) -> None:
+def test_an_insert_with_a_row_that_the_table_refuses_names_it_and_stores_nothing(clickhouse: ClickHouse, database: str) -> None:
     make(clickhouse, f"CREATE TABLE {database}.t (id Int64, CONSTRAINT positive CHECK id > 0) ENGINE = MergeTree ORDER BY id {WINDOW}")
-    with pytest.raises(HaltError, match=rf"inserting a chunk into {database}\.t: ClickHouse error 469"):
+    with pytest.raises(RefusedError, match=r"ClickHouse error 469 \(VIOLATED_CONSTRAINT\)") as refusal:
         clickhouse.insert(f"{database}.t", ["id"], block(1, -1), "one", 6)
+    assert refusal.value.row == 1
     assert numbers(clickhouse, f"{database}.t") == []
+
+
+def test_an_insert_that_a_view_refuses_is_in_the_table_and_reaches_the_view_with_the_same_token(
+    clickhouse: ClickHouse, database: str
+) -> None:
+    """Why such an insert must not be cut: the pieces have other tokens, and the table would take the rows again."""
+    view = f"CREATE MATERIALIZED VIEW {database}.v TO {database}.u AS SELECT id"
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE TABLE {database}.u (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"{view} + throwIf(id = 2) AS id FROM {database}.t",
+    )
+    with pytest.raises(HaltError, match="a materialized view on the table refuses these rows"):
+        clickhouse.insert(f"{database}.t", ["id"], block(1, 2), "one", 6)
+    assert (numbers(clickhouse, f"{database}.t"), numbers(clickhouse, f"{database}.u")) == ([1, 2], [])
+    make(clickhouse, f"DROP VIEW {database}.v", f"{view} FROM {database}.t")
+    clickhouse.insert(f"{database}.t", ["id"], block(1, 2), "one", 6)
+    assert (numbers(clickhouse, f"{database}.t"), numbers(clickhouse, f"{database}.u")) == ([1, 2], [1, 2])
+
+
+def test_an_insert_that_cannot_succeed_is_a_halt(clickhouse: ClickHouse, database: str) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}")
     with pytest.raises(HaltError, match=r"ClickHouse error 60: .*create the table, or set `create_table: true`"):
         clickhouse.insert(f"{database}.none", ["id"], block(1), "one", 6)
     with pytest.raises(HaltError, match="ClickHouse error 16"):
