@@ -75,7 +75,8 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
     names, shape = Names(config.pipeline_id), _shape_text(config)
     found = {role: log.state(names.stream(role)) for role in ROLES}
     missing = [role for role, state in found.items() if state is None]
-    if missing and len(missing) < len(ROLES):
+    # Streams that never held a message are being made: by a start that was killed, or by one beside ours.
+    if missing and any(state is not None and state.last_sequence for state in found.values()):
         raise DataLossError(
             f"starting pipeline {config.pipeline_id}: of its streams {', '.join(names.stream(role) for role in missing)} "
             f"{'is' if len(missing) == 1 else 'are'} gone; restore all streams from one moment, or delete the pipeline and start it anew"
