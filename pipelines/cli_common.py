@@ -25,6 +25,11 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=_plain))
 
 
+def utc(instant: datetime) -> str:
+    """For people."""
+    return f"{instant:%Y-%m-%d %H:%M:%S.%f} UTC"
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat(timespec="microseconds")

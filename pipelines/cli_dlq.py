@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, utc
 from pipelines.config import load
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def groups(file: File, stage: Stage = None, since: Since = None, until: Until = 
         out.print(title, style="bold", markup=False, highlight=False)
         for line in (
             one.message,
-            f"from {_time(one.first)} to {_time(one.last)}",
+            f"from {utc(one.first)} to {utc(one.last)}",
             f"such as {one.topic} partition {one.partition} offset {one.offset}, raw position {one.position}",
             *([f"likely fix: {one.remedy}"] if one.remedy else []),
         ):
@@ -90,7 +90,7 @@ def list_letters(
     for row in rows:
         coordinates = (row["_tf_topic"], str(row["_tf_partition"]), str(row["_tf_offset"]))
         reason = f"{row['stage']}: {row['code']}{' of ' + row['field'] if row['field'] else ''}"
-        table.add_row(_position(row), *coordinates, _time(row["_tf_arrival"]), row["fingerprint"], reason)
+        table.add_row(_position(row), *coordinates, utc(row["_tf_arrival"]), row["fingerprint"], reason)
     out.print(table)
 
 
@@ -127,7 +127,7 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
         "topic": row["_tf_topic"],
         "partition": row["_tf_partition"],
         "offset": row["_tf_offset"],
-        "arrival": _time(row["_tf_arrival"]),
+        "arrival": utc(row["_tf_arrival"]),
         **{name: row[name] for name in ("fingerprint", "stage", "code", "field", "message", "config_version", "attempts")},
     }
     if not with_record:
@@ -135,7 +135,7 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
     size = row["oversize"]
     return {
         **own,
-        "timestamp": _time(row["timestamp"]) if row["timestamp"] else None,
+        "timestamp": utc(row["timestamp"]) if row["timestamp"] else None,
         "headers": [[_text(name), _text(value)] for name, value in row["headers"] or []],
         "key": _text(row["key"]),
         "value": _text(row["value"]),
@@ -155,7 +155,3 @@ def _text(value: bytes | None) -> str | None:
 
 def _position(row: dict[str, Any]) -> str:
     return f"{row['_tf_sequence']}.{row['_tf_ordinal']}"
-
-
-def _time(instant: datetime) -> str:
-    return f"{instant:%Y-%m-%d %H:%M:%S.%f} UTC"

@@ -11,7 +11,7 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, utc
 from pipelines.config import load
 from resources.local.stack import default_home
 
@@ -89,7 +89,7 @@ def _where(seen: "Seen") -> str:
 
 
 def _time(instant: datetime | None) -> str:
-    return f"{instant:%Y-%m-%d %H:%M:%S.%f} UTC" if instant else "never"
+    return utc(instant) if instant else "never"
 
 
 def compact(file: File, as_json: AsJson = False) -> None:

@@ -125,7 +125,7 @@ def _groups_of(letters: pa.Table) -> Iterator[Group]:
             letters=members.num_rows,
             first=limits["min"],
             last=limits["max"],
-            position=position_of(example),
+            position=Position(example["_tf_sequence"], example["_tf_ordinal"]),
             topic=example["_tf_topic"],
             partition=example["_tf_partition"],
             offset=example["_tf_offset"],
@@ -136,11 +136,6 @@ def _together(one: Group, other: Group) -> Group:
     first = min(one, other, key=lambda group: group.position)
     sums = {"letters": one.letters + other.letters, "first": min(one.first, other.first), "last": max(one.last, other.last)}
     return Group(**{**vars(first), **sums})
-
-
-def position_of(letter: dict[str, object]) -> Position:
-    """Where the record was rejected: the letter's identity."""
-    return Position.parse(f"{letter['_tf_sequence']}.{letter['_tf_ordinal']}.0")
 
 
 def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tuple[pa.Table, int]:

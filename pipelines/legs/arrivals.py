@@ -7,7 +7,8 @@ from itertools import islice
 
 import pyarrow as pa
 
-from pipelines.errors import HaltError
+from pipelines.errors import HaltError, RetryableError
+from pipelines.ledger import Log
 from pipelines.naming import bucket_of_partition
 from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, decode_frame, with_positions
 
@@ -51,3 +52,18 @@ def records_of(message: Message, arrival_us: int) -> pa.Table:
     except pa.ArrowInvalid as error:
         raise HaltError(f"decoding {message.subject} at {message.sequence}: {error}; only Tallyflow may write to its streams") from error
     return with_positions(table, message.sequence, message.headers[HEADER_TOPIC], arrival_us)
+
+
+def read_again(log: Log, stream: str, places: pa.Table) -> pa.Table:
+    """The records of the raw frames that hold `places` (`_tf_sequence`, `_tf_arrival`), in position order.
+
+    Raises RetryableError while a frame is not served.
+    """
+    frames = places.group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).sort_by("_tf_sequence").to_pylist()
+    records = []
+    for frame in frames:
+        message = log.get(stream, frame["_tf_sequence"])
+        if message is None:
+            raise RetryableError(f"reading {stream}: sequence {frame['_tf_sequence']} is not served yet")
+        records.append(records_of(message, microseconds(frame["_tf_arrival_max"])))
+    return pa.concat_tables(records, promote_options="default").unify_dictionaries()

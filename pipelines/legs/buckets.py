@@ -16,9 +16,9 @@ from pipelines.append import Appender, Tail, append_rows, last_position
 from pipelines.dedup import KEY_COLUMNS, TIME_COLUMN, Deduplicated, FrameTimes, dedup
 from pipelines.dlq import letters
 from pipelines.failpoints import reach
+from pipelines.legs.arrivals import read_again
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item
-from pipelines.legs.refused import read_again
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_key, bucket_of_partition
 from pipelines.records import Position, in_position_order
@@ -93,7 +93,8 @@ class Buckets:
         field = self._config.dedup_time_field
         rejections = Rejections("dedup", late.num_rows)
         rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
-        return letters(read_again(self._connections, late), rejections.split(late, late).rejected, self._item["config"])
+        records = read_again(self._connections.log, self._connections.names.stream("raw"), late)
+        return letters(records, rejections.split(late, late).rejected, self._item["config"])
 
     def tails(self) -> dict[str, Any]:
         """The subjects' ends as the next plan remembers them."""

@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from pipelines.append import Appender, append_rows, last_position
 from pipelines.dlq import letters
-from pipelines.errors import RetryableError
 from pipelines.ledger import Entry
-from pipelines.legs.arrivals import microseconds, records_of
+from pipelines.legs.arrivals import read_again
 from pipelines.legs.connections import Connections
 from pipelines.naming import bucket_of_subject
 from pipelines.records import Message, Position, decode_frame
@@ -37,9 +36,9 @@ def append_refused(connections: Connections, plan: Entry, chunk: Chunk, refused:
             rows_of.setdefault(bucket, []).append(_rejected_rows(message, here))
     for bucket, found in rows_of.items():
         rejected = pa.concat_tables(found)
-        records = read_again(connections, rejected.select(_PLACE))
-        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.body["config"])
         names = connections.names
+        records = read_again(connections.log, names.stream("raw"), rejected)
+        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.body["config"])
         stream, subject = names.stream("dlq"), names.dead_letters("sink", bucket)
         append_rows(Appender(connections.log, stream, subject, last_position, last_of[bucket]), table)
 
@@ -51,16 +50,3 @@ def _rejected_rows(message: Message, refused: list[tuple[int, str]]) -> pa.Table
     rejections = Rejections("sink", len(places))
     rejections.note_each(np.arange(len(places)), "refused", None, reasons)
     return rejections.split(rows, rows).rejected.append_column("_tf_arrival", rows.column("_tf_arrival"))
-
-
-def read_again(connections: Connections, places: pa.Table) -> pa.Table:
-    """The records of the raw frames that hold `places` (_PLACE), in position order. Raises RetryableError while one is not served."""
-    stream = connections.names.stream("raw")
-    arrivals = places.group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).sort_by("_tf_sequence").to_pylist()
-    records = []
-    for frame in arrivals:
-        message = connections.log.get(stream, frame["_tf_sequence"])
-        if message is None:
-            raise RetryableError(f"reading {stream}: sequence {frame['_tf_sequence']} is not served yet")
-        records.append(records_of(message, microseconds(frame["_tf_arrival_max"])))
-    return pa.concat_tables(records, promote_options="default").unify_dictionaries()

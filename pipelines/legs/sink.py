@@ -101,19 +101,21 @@ class SinkLeg(Leg):
                 f"planned {plan.body['digest']}); nothing was sent. Compare the table with the stream before anything else is done"
             )
         refused = self._settle(plan, chunk)
-        append_refused(self.connections, plan, chunk, refused)
-        self._proposed, self._refusals = None, 0
         counts = {"rows_in": chunk.rows, "rows_out": chunk.rows - len(refused), "chunks": 1, "frames": len(chunk.messages)}
         if refused:
+            append_refused(self.connections, plan, chunk, refused)
             counts |= {"rows_rejected": len(refused), "rejected.sink.refused": len(refused)}
+        self._proposed, self._refusals = None, 0
         return counts, {"input": input_mark(chunk.messages[-1])}
 
     def _settle(self, plan: Entry, chunk: Chunk) -> Refused:
         """Inserts what ClickHouse takes of the chunk; the rows that it does not. Each decision stands on the ledger before its effect."""
         config = self.connections.stage_config(plan.body["config"])
         pieces = Pieces.of(plan.body, chunk.rows)
-        rows = chunk_rows(chunk, config.insert_columns) if pieces.ends else None
-        while rows is not None and pieces.ends:
+        if not pieces.ends:
+            return pieces.refused
+        rows = chunk_rows(chunk, config.insert_columns)
+        while pieces.ends:
             if self._decided is None or self._decided[0] != plan.sequence:
                 self._decided = (plan.sequence, self._attempt(plan, chunk, rows, pieces))
             # After an append of unknown outcome the same decision is appended again: another attempt at the insert might end otherwise.

@@ -31,7 +31,8 @@ class Index:
     @classmethod
     def of(cls, hi: Words) -> "Index":
         """That of rows with these sorted high halves; at least one row."""
-        counts = np.bincount(_slots(hi, slots := max(1, len(hi) // _ROWS_PER_SLOT)), minlength=slots)
+        slots = max(1, len(hi) // _ROWS_PER_SLOT)
+        counts = np.bincount(_slots(hi, slots), minlength=slots)
         first_rows = (np.cumsum(counts) - counts).astype(np.uint32)
         return cls(_filter(hi, min(_FILTER_BYTES_PER_ROW * len(hi), _MAX_FILTER_BYTES)), first_rows)
 
