@@ -11,10 +11,13 @@ from typing import Annotated, Any
 
 import httpx
 import typer
+from rich.console import Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from pipelines import cli_dlq, cli_state
+from pipelines import cli_audit, cli_dlq, cli_redrive, cli_state
 from pipelines.cli_common import AsJson, File, err, errors_as_exit, out
 from pipelines.config import PipelineConfig, json_schema, load, notes
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
@@ -80,6 +83,9 @@ def run(
     master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
     driver_offsets: Annotated[int, typer.Option(min=0, help="Ranges of at most so many offsets are read without a Spark task.")] = 20_000,
     driver_frames: Annotated[int, typer.Option(min=0, help="Ranges of at most so many frames need no Spark task.")] = 16,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Let rejected records become dead letters, however many, for this start.")
+    ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
     from pipelines.runner import Runner, RunOptions
@@ -90,7 +96,7 @@ def run(
         legs = _legs(leg)
         for note in notes(config):
             err.print(f"note: {note}", style="yellow", markup=False)
-        options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames)
+        options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames, accept)
         tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
         runner = Runner(config, file.read_text(), default_home(), options, tell)
         runner.on_start = StatusServer
@@ -166,7 +172,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(now, indent=2))
     elif not watch:
-        out.print(_status_table(now, None))
+        out.print(_status_view(now, None))
     else:
         _watch(directory, now)
     if not now["healthy"]:
@@ -174,13 +180,13 @@ def status(
 
 
 def _watch(directory: Path, now: dict[str, Any]) -> None:
-    with Live(_status_table(now, None), console=out) as live:
+    with Live(_status_view(now, None), console=out) as live:
         while True:
             time.sleep(1)
             newer = _ask(directory)
             if newer is None:
                 return
-            live.update(_status_table(newer, now))
+            live.update(_status_view(newer, now))
             now = newer
 
 
@@ -191,10 +197,20 @@ def _ask(directory: Path) -> dict[str, Any] | None:
     return together(answers) if answers else None
 
 
+def _status_view(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
+    """The legs, and what there is to say of the streams."""
+    told = [facts["advice"] for facts in now["streams"].values() if facts["advice"]]
+    if now["purge_failure"]:
+        told.append(f"the streams could not be purged, it is tried again: {now['purge_failure']}")
+    return Group(_status_table(now, before), *(Text(line) for line in told))
+
+
 def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     """One row per leg. Rates are over the time between two looks, or since the start."""
     lag = sum(now["lag"].values())
     caption = f"lag {lag:,} offsets over {len(now['lag'])} partitions; up {now['uptime_seconds']:,.0f} s"
+    if trouble := now.get("ledger_table", {}).get("message"):
+        caption += f"\nledger table: {escape(trouble)}"
     title = f"pipeline {now['pipeline']}"
     table = Table("leg", "state", "rows in", "rows out", "rows/s", "last batch", "message", title=title, caption=caption)
     for name, leg in now["legs"].items():
@@ -207,35 +223,16 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     return table
 
 
-@app.command()
-def tally(file: File, as_json: AsJson = False) -> None:
-    """Show per leg what went in and where it went; the exit code is 1 if anything is not accounted for."""
-    from pipelines.connectors.jetstream import JetStream
-    from pipelines.tally import tally as account
-
-    with errors_as_exit():
-        config = load(file)
-        log = JetStream(config.nats).connect()
-        try:
-            found = account(log, Names(config.pipeline_id))
-        finally:
-            log.close()
-    if as_json:
-        legs = [{**asdict(leg), "residue": leg.residue} for leg in found.legs]
-        typer.echo(json.dumps({"pipeline": config.pipeline_id, "residue": found.residue, "legs": legs}, indent=2))
-    else:
-        from pipelines.report import tally_table
-
-        out.print(tally_table(config.pipeline_id, found))
-    if found.residue:
-        raise typer.Exit(1)
-
-
+app.command()(cli_audit.tally)
+app.command()(cli_audit.audit)
 app.command()(cli_state.state)
 app.command()(cli_state.why)
 app.command()(cli_state.compact)
 app.command()(cli_state.rebucket)
 app.command("rebuild-state")(cli_state.rebuild_state)
+for command in (cli_redrive.reprocess, cli_redrive.discard, cli_redrive.export):
+    cli_dlq.app.command()(command)
+cli_dlq.app.command("import")(cli_redrive.import_letters)
 app.add_typer(cli_dlq.app, name="dlq")
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +34,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat(timespec="microseconds")
     return value.total_seconds() if isinstance(value, timedelta) else str(value)
+
+
+def since_instant(text: str) -> datetime:
+    """The instant that an option means: an ISO 8601 one, UTC without a zone, or a duration before now such as 1h."""
+    from pipelines.config.durations import parse_duration
+
+    try:
+        found = datetime.fromisoformat(text)
+        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    except ValueError:
+        pass
+    try:
+        return datetime.now(UTC) - parse_duration(text)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter("must be an instant such as 2026-01-31T12:00:00, or a duration such as 30m, 1h or 2d") from None
 
 
 @contextmanager

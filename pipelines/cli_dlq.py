@@ -1,7 +1,7 @@
 """The commands about dead letters. Part of the composition root cli.py."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -15,19 +15,28 @@ from pipelines.config import load
 
 if TYPE_CHECKING:
     from pipelines.dead_letters import DeadLetters
-    from pipelines.triage import Selection
+    from pipelines.records import Position
+    from pipelines.triage import Group, Selection
 
-app = typer.Typer(help="Look at dead letters: records that a stage has rejected.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at dead letters, records that a stage has rejected; let them enter again, or discard them.", no_args_is_help=True
+)
 
 Stage = Annotated[str | None, typer.Option(help="Only letters of this stage: parse, dedup, transform or sink.")]
 GroupName = Annotated[str | None, typer.Option("--group", help="Only letters of this group (its fingerprint).")]
 Since = Annotated[datetime | None, typer.Option(help="Only letters that arrived at this time or later, UTC.")]
 Until = Annotated[datetime | None, typer.Option(help="Only letters that arrived before this time, UTC.")]
 Key = Annotated[str | None, typer.Option(help="Only letters with this Kafka key.")]
+State = Annotated[
+    str,
+    typer.Option(
+        help="Only letters of this state: open, parked (rejected too often), redriven, discarded; or waiting (open or parked), all."
+    ),
+]
 
 
 @contextmanager
-def _dead_letters(file: File) -> "Iterator[DeadLetters]":
+def dead_letters(file: File) -> "Iterator[DeadLetters]":
     from pipelines.dead_letters import DeadLetters
 
     with errors_as_exit():
@@ -38,21 +47,57 @@ def _dead_letters(file: File) -> "Iterator[DeadLetters]":
             letters.close()
 
 
-def _selection(stage: str | None, group: str | None, since: datetime | None, until: datetime | None, key: str | None) -> "Selection":
+def selection(
+    stage: str | None, group: str | None, since: datetime | None, until: datetime | None, key: str | None, state: str = "all"
+) -> "Selection":
+    """The selection that options ask for."""
+    from pipelines.redrive import STATES, WAITING
     from pipelines.triage import Selection
 
+    sets = {"all": None, "waiting": WAITING, **{one: frozenset({one}) for one in STATES}}
+    if state not in sets:
+        raise typer.BadParameter(f"must be one of {', '.join(sets)}", param_hint="--state")
     begin, end = (instant.replace(tzinfo=UTC) if instant else None for instant in (since, until))
-    return Selection(stage, group, begin, end, key.encode() if key is not None else None)
+    return Selection(stage, group, begin, end, key.encode() if key is not None else None, sets[state])
+
+
+def parse_position(text: str) -> "Position":
+    """A raw position such as 17.3, as `list`, `groups` and `export` show it."""
+    from pipelines.records import Position
+
+    try:
+        return Position(*(int(part) for part in text.split(".")[:2]))
+    except (ValueError, TypeError):
+        raise typer.BadParameter(f"{text!r} must be a sequence and an ordinal, such as 17.3", param_hint="position") from None
 
 
 @app.command()
-def groups(file: File, stage: Stage = None, since: Since = None, until: Until = None, key: Key = None, as_json: AsJson = False) -> None:
+def groups(
+    file: File,
+    stage: Stage = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    state: State = "waiting",
+    as_json: AsJson = False,
+) -> None:
     """Show the causes of dead letters: how many letters each has, first and last seen, an example, and the likely fix."""
-    with _dead_letters(file) as letters:
-        found = letters.groups(_selection(stage, None, since, until, key))
+    with dead_letters(file) as letters:
+        found = letters.groups(selection(stage, None, since, until, key, state))
     if as_json:
-        print_json([{**asdict(one), "position": str(one.position), "remedy": one.remedy} for one in found])
+        print_json([{**plain_group(one), "remedy": one.remedy} for one in found])
         return
+    print_groups(found)
+    total = sum(one.letters for one in found)
+    out.print(f"{total:,} letters in {len(found)} groups", highlight=False)
+
+
+def plain_group(group: "Group") -> dict[str, Any]:
+    """A group as JSON values."""
+    return {**asdict(group), "position": str(group.position)}
+
+
+def print_groups(found: "Iterable[Group]") -> None:
     for one in found:
         where = f" of {one.field}" if one.field else ""
         title = f"{one.fingerprint}  {one.letters:,} letters  {one.stage}: {one.code}{where}"
@@ -64,8 +109,6 @@ def groups(file: File, stage: Stage = None, since: Since = None, until: Until = 
             *([f"likely fix: {one.remedy}"] if one.remedy else []),
         ):
             out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    total = sum(one.letters for one in found)
-    out.print(f"{total:,} letters in {len(found)} groups", highlight=False)
 
 
 @app.command("list")
@@ -76,21 +119,24 @@ def list_letters(
     since: Since = None,
     until: Until = None,
     key: Key = None,
+    state: State = "waiting",
     limit: Annotated[int, typer.Option(min=1, help="At most so many, in the order of their positions.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters by position, without what they hold."""
-    with _dead_letters(file) as letters:
-        found, count = letters.list(_selection(stage, group, since, until, key), limit)
+    with dead_letters(file) as letters:
+        found, count = letters.list(selection(stage, group, since, until, key, state), limit)
     rows = found.to_pylist()
     if as_json:
         print_json({"letters": [_plain(row) for row in rows], "selected": count})
         return
-    table = Table("position", "topic", "partition", "offset", "arrival", "group", "reason", caption=f"{len(rows):,} of {count:,} letters")
+    table = Table(
+        "position", "topic", "partition", "offset", "arrival", "group", "state", "reason", caption=f"{len(rows):,} of {count:,} letters"
+    )
     for row in rows:
         coordinates = (row["_tf_topic"], str(row["_tf_partition"]), str(row["_tf_offset"]))
         reason = f"{row['stage']}: {row['code']}{' of ' + row['field'] if row['field'] else ''}"
-        table.add_row(_position(row), *coordinates, utc(row["_tf_arrival"]), row["fingerprint"], reason)
+        table.add_row(_position(row), *coordinates, utc(row["_tf_arrival"]), row["fingerprint"], row["state"], reason)
     out.print(table)
 
 
@@ -101,13 +147,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter whole: the record's bytes, where it comes from, and why it was rejected."""
-    from pipelines.records import Position
-
-    try:
-        wanted = Position(*(int(part) for part in position.split(".")[:2]))
-    except (ValueError, TypeError):
-        raise typer.BadParameter("must be a sequence and an ordinal, such as 17.3", param_hint="position") from None
-    with _dead_letters(file) as letters:
+    wanted = parse_position(position)
+    with dead_letters(file) as letters:
         found = letters.at(wanted).to_pylist()
     if not found:
         err.print(f"there is no dead letter at {position}", style="red", highlight=False)
@@ -128,7 +169,10 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
         "partition": row["_tf_partition"],
         "offset": row["_tf_offset"],
         "arrival": utc(row["_tf_arrival"]),
-        **{name: row[name] for name in ("fingerprint", "stage", "code", "field", "message", "config_version", "attempts")},
+        **{
+            name: row[name]
+            for name in ("fingerprint", "state", "stage", "code", "field", "message", "config_version", "attempts", "origin")
+        },
     }
     if not with_record:
         return own

@@ -76,7 +76,8 @@ def _told(found: "KeyHistory") -> Iterator[str]:
     yield f"{key}: accepted {_where(found.accepted)} (bucket {found.bucket})"
     ended = "its window has ended: the next one goes on" if found.is_over else "until then copies are dropped"
     yield f"expires {_time(found.expires)}; {ended}"
-    yield f"{found.duplicates:,} copies dropped since, in {found.records_scanned:,} records"
+    since = f"since {utc(found.counted_from)} (earlier records were purged)" if found.counted_from else "since"
+    yield f"{found.duplicates:,} copies dropped {since}, in {found.records_scanned:,} records"
     for seen in found.dropped:
         yield f"  dropped {_where(seen)}"
     if found.duplicates > len(found.dropped):

@@ -15,10 +15,11 @@ import numpy as np
 
 from pipelines.errors import FencedError, InvariantError
 from pipelines.failpoints import RUNNER_PID_VARIABLE, reach
-from pipelines.key_state import KeyState, instant
+from pipelines.key_state import KeyState
 from pipelines.lease import Lease
 from pipelines.ledger import Chain, ChainState
 from pipelines.legs.buckets import listed
+from pipelines.records import instant
 from pipelines.state.runs import BLOCK_ROWS, Run, RunFacts
 from pipelines.state.store import KeyedStore
 

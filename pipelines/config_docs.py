@@ -117,12 +117,14 @@ _TITLES = {
     "ClickHouseSink": "sink",
     "ClickHouseConnection": "sink.connection_params",
     "ColumnMapping": "sink.mapping[]",
+    "OnError": "on_error",
     "Metadata": "metadata",
     "Resources": "resources",
     "NatsResources": "resources.nats",
     "StreamResources": "resources.nats.stream",
     "NatsConnection": "nats",
     "NatsTls": "nats.tls",
+    "DeadLetterLimits": "dead_letters",
 }
 """Heading of each model, in the order of the page: a model that is missing here is a KeyError in `render`."""
 

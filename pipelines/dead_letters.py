@@ -1,21 +1,27 @@
 """The dead-letter stream of one pipeline, as commands look at it: by cause, as a list, and one by one. Read only."""
 
 from collections.abc import Iterator
+from datetime import datetime
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.jetstream import JetStream, check_contiguous
+from pipelines.legs.redrive import taken
 from pipelines.naming import Names
+from pipelines.purge import read_purged
 from pipelines.records import Position, decode_frame
-from pipelines.triage import Group, Selection, groups, letter_at, listed
+from pipelines.redrive import DISCARDED, REDRIVEN, Taken
+from pipelines.triage import Group, Selection, groups, letter_at, listed, with_fingerprints
 
 
 class DeadLetters:
     """Connects at first use. Methods raise RetryableError when NATS is away, DataLossError for a gap in the stream."""
 
     def __init__(self, config: PipelineConfig) -> None:
-        self._names = Names(config.pipeline_id)
+        self._names, self._max_attempts = Names(config.pipeline_id), config.dead_letters.max_attempts
         self._log = JetStream(config.nats)
 
     def close(self) -> None:
@@ -30,22 +36,63 @@ class DeadLetters:
     def at(self, position: Position) -> pa.Table:
         return letter_at(self._letters(), position)
 
+    def frames(self, selection: Selection) -> Iterator[pa.Table]:
+        """The selected letters, with `fingerprint` and `state`, one stored frame at a time."""
+        return (letters for frame in self._letters() if (letters := selection.of(with_fingerprints(frame))).num_rows)
+
     def _letters(self) -> Iterator[pa.Table]:
-        return read_letters(self._log.connect(), self._names)
+        log = self._log.connect()
+        known = taken(log, self._names)
+        return (letters for _, letters in with_states(read_frames(log, self._names), known, self._max_attempts))
 
 
-def read_letters(log: JetStream, names: Names) -> Iterator[pa.Table]:
-    """Every dead letter of a pipeline, one stored frame at a time, in the stream's order; nothing where there is no stream.
+def with_states(frames: Iterator[tuple[int, pa.Table]], known: Taken, max_attempts: int) -> Iterator[tuple[int, pa.Table]]:
+    """The frames, each with its letters' `state` and their `row` in it."""
+    for sequence, letters in frames:
+        states = known.states(sequence, letters.column("attempts").to_numpy(), max_attempts)
+        rows = pa.array(np.arange(letters.num_rows))
+        yield sequence, letters.append_column("state", pa.array(states, pa.string())).append_column("row", rows)
 
-    Raises DataLossError for a gap in the stream, and as the log does.
+
+def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
+    """Every frame of dead letters with its sequence, up to the present end of the stream, in its order; none where there is no stream.
+
+    Raises DataLossError for a gap behind what was purged, and as the log does.
     """
     stream = names.stream("dlq")
     state = log.state(stream)
     if state is None or state.messages == 0:
         return
+    purged_below = read_purged(log, names, "dlq").below
     sequence = state.first_sequence - 1
     for message in log.fetch(stream, names.subjects("dlq"), sequence, state.last_sequence):
+        if message.sequence <= purged_below:
+            # Of what lies there the last letters of quiet subjects are left.
+            sequence = message.sequence - 1
         check_contiguous(stream, [message.sequence], sequence, message.sequence)
         sequence = message.sequence
-        yield decode_frame(message.payload)
+        yield sequence, decode_frame(message.payload)
     check_contiguous(stream, [], sequence, state.last_sequence)
+
+
+def read_letters(log: JetStream, names: Names) -> Iterator[pa.Table]:
+    """`read_frames` without the sequences."""
+    return (letters for _, letters in read_frames(log, names))
+
+
+def frames_that_may_go(log: JetStream, names: Names, known: Taken, before: datetime) -> dict[str, int]:
+    """By subject, the sequence below which every letter was taken and was rejected before the instant."""
+    stream = names.stream("dlq")
+    state = log.state(stream)
+    below: dict[str, int] = {}
+    ended: set[str] = set()
+    for message in log.fetch(stream, names.subjects("dlq"), 0, state.last_sequence if state else 0):
+        if message.subject in ended:
+            continue
+        letters = decode_frame(message.payload)
+        is_taken = np.isin(known.states(message.sequence, letters.column("attempts").to_numpy(), 1), (REDRIVEN, DISCARDED)).all()
+        if is_taken and pc.max(letters.column("_tf_arrival")).as_py() < before:
+            below[message.subject] = message.sequence + 1
+        else:
+            ended.add(message.subject)
+    return below

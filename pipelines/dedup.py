@@ -35,6 +35,8 @@ from pipelines.state.store import Found
 from pipelines.vectors import Mask, one_chunk, to_mask
 
 KEY_COLUMNS = ("_tf_key_hi", "_tf_key_lo")
+PAST_COLUMN = "_tf_past_dedup"
+"""True for a record that dedup accepted before it became a dead letter: it goes on, and leaves the store alone. Often there is none."""
 TIME_COLUMN = "_tf_time"
 """A record's own time, in microseconds since 1970, UTC, where the window is measured on a field."""
 NEVER = np.iinfo(np.int64).min

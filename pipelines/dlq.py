@@ -7,8 +7,9 @@ functions of the log, so a replay writes the same letter or nothing. Nothing is 
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_FIELDS, position_keys
+from pipelines.records import HEADERS_TYPE, HISTORY_SCHEMA, INSTANT, OVERSIZE_TYPE, POSITION_FIELDS, position_keys
 
 LETTER_SCHEMA = pa.schema(
     [
@@ -26,13 +27,21 @@ LETTER_SCHEMA = pa.schema(
         ("attempts", pa.int32()),
         ("first_time", INSTANT),
         ("last_time", INSTANT),
+        ("past_dedup", pa.bool_()),
+        ("origin", pa.string()),
     ]
 )
-"""`value` is the whole record, or the first 1024 bytes where `oversize` tells its size and SHA-256. Times are arrivals, never a clock."""
+"""`value` is the whole record, or the first 1024 bytes where `oversize` tells its size and SHA-256. Times are arrivals, never a clock.
+
+`attempts` counts rejections, this one included. `past_dedup`: dedup, if there is one, has accepted the record. `origin`: the position of
+the letter that this record was before it entered again; null for a record that comes from Kafka.
+"""
 
 
-def letters(records: pa.Table, rejected: pa.Table, config_version: str) -> pa.Table:
+def letters(records: pa.Table, rejected: pa.Table, config_version: str, past_dedup: bool = False) -> pa.Table:
     """The dead letters for `rejected`; each of its rows names a record of `records` (both sorted or not; every position at most once).
+
+    `past_dedup`: they were rejected behind dedup.
 
     Raises KeyError when a rejected position is not among the records: a stage invented it.
     """
@@ -49,8 +58,22 @@ def letters(records: pa.Table, rejected: pa.Table, config_version: str) -> pa.Ta
     originals = records.take(pa.array(rows))
     columns = {name: originals.column(name) for name in originals.column_names if name in LETTER_SCHEMA.names}
     columns |= {name: rejected.column(name) for name in ("stage", "code", "field", "message")}
-    count = rejected.num_rows
-    columns["config_version"] = pa.repeat(pa.scalar(config_version), count)
-    columns["attempts"] = pa.repeat(pa.scalar(1, pa.int32()), count)
-    columns["first_time"] = columns["last_time"] = originals.column("_tf_arrival")
+    columns["config_version"] = pa.repeat(pa.scalar(config_version), rejected.num_rows)
+    columns |= _history(originals, past_dedup)
     return pa.table([columns[name] for name in LETTER_SCHEMA.names], schema=LETTER_SCHEMA)
+
+
+def _history(records: pa.Table, past_dedup: bool) -> dict[str, pa.ChunkedArray]:
+    """HISTORY_SCHEMA and `last_time` of the letters of `records`."""
+    known = {
+        field.name: records.column(field.name) if field.name in records.column_names else pa.nulls(records.num_rows, field.type)
+        for field in HISTORY_SCHEMA
+    }
+    arrival = records.column("_tf_arrival")
+    return {
+        "attempts": pc.add(pc.fill_null(known["attempts"], 0), pa.scalar(1, pa.int32())),
+        "first_time": pc.coalesce(known["first_time"], arrival),
+        "last_time": arrival,
+        "past_dedup": pc.or_(pc.fill_null(known["past_dedup"], False), past_dedup),
+        "origin": known["origin"],
+    }

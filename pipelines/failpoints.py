@@ -26,6 +26,10 @@ NAMES = (
     "sink.before-insert",
     "sink.after-insert",
     "sink.after-amend",
+    "redrive.after-plan",
+    "redrive.between-frames",
+    "redrive.after-publish",
+    "purge.after-decision",
     "leg.after-plan",
     "leg.before-commit",
 )

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
-from pipelines.dedup import KEY_COLUMNS, NEVER, TIME_COLUMN, FrameTimes, with_keys
+from pipelines.dedup import KEY_COLUMNS, NEVER, PAST_COLUMN, TIME_COLUMN, FrameTimes, with_keys
 from pipelines.errors import ConfigurationError, Fault, HaltError, StateDamagedError
 from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs.arrivals import arrivals, steps
@@ -25,7 +26,8 @@ from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, bucket_of_key
 from pipelines.parse import parse
-from pipelines.records import RAW_SCHEMA, Position, decode_frame, with_positions
+from pipelines.purge import read_purged
+from pipelines.records import RAW_SCHEMA, Position, decode_frame, instant, with_positions
 from pipelines.run_spec import RunSpec
 from pipelines.state.runs import RunFacts
 from pipelines.state.store import KeyedStore
@@ -73,7 +75,8 @@ class KeyHistory:
     """What became of a key. `accepted` is its last record that went on, None when the store knows of none.
 
     `is_over`: its window has ended by the pipeline's clock, so the next record of the key will go on. `duplicates` were dropped since it
-    was accepted; the first SHOWN_DUPLICATES of them are in `dropped`. `records_scanned` were looked at for that.
+    was accepted, or since `counted_from`, when the raw stream was purged up to there; the first SHOWN_DUPLICATES of them are in `dropped`.
+    `records_scanned` were looked at for that.
     """
 
     key: dict[str, Any]
@@ -84,6 +87,7 @@ class KeyHistory:
     duplicates: int
     dropped: tuple[Seen, ...]
     records_scanned: int
+    counted_from: datetime | None = None
 
 
 class KeyState:
@@ -161,11 +165,18 @@ class KeyState:
             return KeyHistory(values, bucket, None, None, False, 0, (), 0)
         at, first = instant(int(found.time[0])), Position(int(found.sequence[0]), int(found.ordinal[0]), 0)
         expires = at + timedelta(microseconds=config.dedup_window_us)
-        duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, int(found.time[0]), tell)
+        purged = read_purged(self.connections.log, self.names, "raw")
+        begin = self._begin(config, first.sequence, int(found.time[0]), purged.below)
+        duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, begin, tell)
         now = clock(state, config)
-        return KeyHistory(
-            values, bucket, self._seen(at, first), expires, now is not None and expires <= now, duplicates, tuple(dropped), scanned
-        )
+        is_over, counted_from = now is not None and expires <= now, purged.since if first.sequence < purged.below else None
+        return KeyHistory(values, bucket, self._seen(at, first), expires, is_over, duplicates, tuple(dropped), scanned, counted_from)
+
+    def _begin(self, config: StageConfig, sequence: int, at_us: int, purged_below: int) -> tuple[int, int, int]:
+        """(sequence, newest time, arrival) that frames are read behind, to find those from `sequence` on that are left."""
+        if sequence < purged_below or config.dedup_time_field:
+            return self._done_before(max(sequence, purged_below + 1))
+        return sequence - 1, NEVER, at_us
 
     def _hashed(self, config: StageConfig, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
         """The key's values by field, and its hash, by way of the stages' own reading of a record with these fields."""
@@ -199,19 +210,25 @@ class KeyState:
         return Seen(at, str(position), message.headers["Tf-Topic"], row["partition"], row["offset"])
 
     def _copies(
-        self, state: ChainState, config: StageConfig, key: tuple[Any, Any], first: Position, at_us: int, tell: Callable[[int, int], None]
+        self,
+        state: ChainState,
+        config: StageConfig,
+        key: tuple[Any, Any],
+        first: Position,
+        begin: tuple[int, int, int],
+        tell: Callable[[int, int], None],
     ) -> tuple[int, list[Seen], int]:
         """(how many, the first of them, records looked at): the records of the key behind `first` that had been judged by `state`."""
         assert state.done is not None
         log, stream, to = self.connections.log, self.names.stream("raw"), state.done.body["to"]
-        start, newest, arrival_us = first.sequence - 1, NEVER, at_us
-        if config.dedup_time_field:
-            start, newest, arrival_us = self._done_before(first.sequence)
+        start, newest, arrival_us = begin
         count, counts = 0, new_counts()
         shown: list[Seen] = []
         for step in steps(arrivals(log.fetch(stream, self.names.subjects("raw"), start, to), arrival_us)):
             tell(step[-1].message.sequence - start, to - start)
             rows, _ = stages(self.connections.engine, config, "", step, counts)
+            if PAST_COLUMN in rows.column_names:
+                rows = rows.filter(pc.invert(pc.fill_null(rows.column(PAST_COLUMN), False)))
             if config.dedup_time_field:
                 times = FrameTimes.of(rows, newest)
                 marks = times.watermarks(rows.column("_tf_sequence").to_numpy(), config.dedup_lateness_us)
@@ -244,10 +261,6 @@ def clock(state: ChainState, config: StageConfig) -> datetime | None:
     """What windows are over by."""
     found = config.dedup_clock_us(state.done.body) if state.done else NEVER
     return None if found == NEVER else instant(found)
-
-
-def instant(microseconds: int) -> datetime:
-    return datetime.fromtimestamp(microseconds // 1_000_000, UTC) + timedelta(microseconds=microseconds % 1_000_000)
 
 
 def _seen_row(row: dict[str, Any]) -> Seen:

@@ -69,10 +69,20 @@ class ChainState:
 
 def read_chain(log: Log, stream: str, subject: str) -> ChainState:
     """State of the chain on `subject`, without joining it. Raises DataLossError when an entry it points at is gone."""
-    message = log.last(stream, subject)
-    if message is None:
-        return ChainState()
-    last = Entry.decode(message)
+    while True:
+        message = log.last(stream, subject)
+        if message is None:
+            return ChainState()
+        try:
+            return _state_at(log, stream, subject, Entry.decode(message))
+        except DataLossError:
+            # The chain may have gone on meanwhile, and its older part may have been purged.
+            newer = log.last(stream, subject)
+            if newer is None or newer.sequence == message.sequence:
+                raise
+
+
+def _state_at(log: Log, stream: str, subject: str, last: Entry) -> ChainState:
     done_at = last.sequence if last.kind == "done" else last.previous_done
     plan_at = last.sequence if last.kind == "plan" else last.open_plan
 

@@ -42,6 +42,10 @@ class Names:
     def raw(self, source: str, partition: int) -> str:
         return f"tf.{self.pipeline}.raw.{subject_token(source)}.{partition}"
 
+    def redriven(self, source: str, partition: int) -> str:
+        """Subject of the dead letters that enter again, by the Kafka partition that they came from."""
+        return f"tf.{self.pipeline}.raw.{subject_token(source)}.redrive.{partition}"
+
     def out(self, bucket: int) -> str:
         return f"tf.{self.pipeline}.out.{bucket}"
 
@@ -61,6 +65,10 @@ class Names:
     def compaction(self) -> str:
         """Subject of the runs that a compaction offers to the process leg."""
         return f"tf.{self.pipeline}.ledger.compact"
+
+    def purged(self, role: str) -> str:
+        """Subject of how far a stream was purged."""
+        return f"tf.{self.pipeline}.ledger.purged.{role}"
 
     def config(self, version: str) -> str:
         """Subject that holds the stage configuration of one version, for the plans that name it."""
@@ -88,6 +96,8 @@ def _below(place: str, name: str) -> str:
 ROLES = ("raw", "out", "dlq", "duplicates", "ledger")
 """Of streams, in the order in which they may go: the ledger last."""
 LEGS = ("ingest", "process", "sink")
+REDRIVE = "redrive"
+"""Names the chain and the lease of whoever takes dead letters: to let them enter again, or to discard them."""
 
 
 def bucket_of_key(low_words: npt.NDArray[np.uint64], buckets: int) -> npt.NDArray[np.int64]:
@@ -99,6 +109,16 @@ def bucket_of_key(low_words: npt.NDArray[np.uint64], buckets: int) -> npt.NDArra
 def bucket_of_partition(partition: Partitions, buckets: int) -> Partitions:
     """Bucket of records without a key: a function of the Kafka partition alone, never of the task. One partition, or a column of them."""
     return partition % buckets
+
+
+def is_redriven(subject: str) -> bool:
+    """True for the raw subject of dead letters that enter again."""
+    return subject.split(".")[4:5] == ["redrive"]
+
+
+def stream_of_subject(subject: str) -> str:
+    """The stream that holds a subject of ours, as `Names.stream` names it."""
+    return "-".join(subject.split(".", 3)[:3])
 
 
 def bucket_of_subject(subject: str) -> int:

@@ -2,8 +2,8 @@
 
 In: a table of raw records (columns `key, value, headers, timestamp, oversize` and the position columns).
 Out: one column per field, named by the field; array, object and map as minified JSON text, bytes as the UTF-8 bytes of a JSON string;
-null where the field is absent or JSON null. Then the position columns and, if asked for, `_tf_key`, `_tf_headers` and `_tf_timestamp`,
-untouched.
+null where the field is absent or JSON null. Then the position columns and, if asked for, `_tf_key`, `_tf_headers`, `_tf_timestamp` and
+`_tf_past_dedup`, untouched.
 Guarantee: what becomes of a record depends on that record and the fields alone, never on its neighbours. No state is kept.
 
 Rejected, by the first rule that applies, fields in their order:
@@ -35,8 +35,8 @@ __all__ = ["ParsedField", "check_fields", "parse"]
 def parse(engine: duckdb.DuckDBPyConnection, records: pa.Table, fields: Sequence[ParsedField], keep: Sequence[str] = ()) -> StageOutput:
     """The records as columns, and those that cannot be read; both in the order of `records`.
 
-    `keep` names raw columns (`key`, `headers`, `timestamp`) that go on as `_tf_<name>`. While it runs, a table `_tf_values` is
-    registered in `engine`. Raises ValueError for fields that `check_fields` finds fault with.
+    `keep` names raw columns (`key`, `headers`, `timestamp`, `past_dedup`) that go on as `_tf_<name>`. While it runs, a table `_tf_values`
+    is registered in `engine`. Raises ValueError for fields that `check_fields` finds fault with.
     """
     reader = json_reader(tuple(fields))
     rejections = Rejections("parse", records.num_rows)

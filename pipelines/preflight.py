@@ -4,18 +4,20 @@ Every check fails with one clear message and changes nothing, except that missin
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from pipelines.columns import parse_type
 from pipelines.config import PipelineConfig, shape_of, unsupported
-from pipelines.connectors.clickhouse import ClickHouse, Table
+from pipelines.connectors.clickhouse import ClickHouse, Table, TableColumn
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic, TopicFacts
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
 from pipelines.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
 from pipelines.parse import ParsedField
+from pipelines.purge import READS
 from pipelines.state.place import Place
 from pipelines.transform import TargetColumn, check_mapping
 
@@ -32,7 +34,6 @@ POSITION_COLUMN_TYPES = (
     ("_tf_offset", "Int64"),
     ("_tf_arrival", "DateTime64(6, 'UTC')"),
 )
-_STREAM_OVERHEAD_SUBJECTS = ("dlq", "duplicates", "ledger")
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
     ids = {}
     for role in ROLES:
         metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
-        size = limits.max_bytes if limits.max_bytes and role not in _STREAM_OVERHEAD_SUBJECTS else -1
-        state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size)
+        size = config.dead_letters.max_bytes if role == "dlq" else limits.max_bytes if role in READS.values() else 0
+        state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1)
         if state.metadata.get(SHAPE_KEY) != shape:
             raise HaltError(_shape_difference(config.pipeline_id, state.metadata.get(SHAPE_KEY, "{}"), shape))
         ids[role] = state.metadata[STREAM_ID_KEY]
@@ -143,9 +144,7 @@ def ensure_table(config: PipelineConfig, clickhouse: ClickHouse) -> Table:
         table = clickhouse.inspect(database, sink.table)
         if table is None:
             raise HaltError(f"creating table {database}.{sink.table}: it was created and is not there; is another process dropping it?")
-    faults = _column_faults(config, table)
-    if faults:
-        raise ConfigurationError(f"table {table.full_name} does not fit the mapping", faults)
+    check_columns(config, table)
     if sink.delivery == "exactly_once":
         for target in [table, *clickhouse.view_targets(database, sink.table)]:
             _check_window(target)
@@ -159,8 +158,16 @@ def _create(config: PipelineConfig, clickhouse: ClickHouse) -> None:
     clickhouse.create_table(sink.connection_params.database, sink.table, [*columns, *POSITION_COLUMN_TYPES], order, CREATED_DEDUP_WINDOW)
 
 
-def _column_faults(config: PipelineConfig, table: Table) -> list[Fault]:
-    actual = {column.name: column for column in table.columns}
+def check_columns(config: PipelineConfig, table: Table) -> None:
+    """Raises ConfigurationError, with every fault, when the table's columns do not fit the mapping."""
+    faults = column_faults(config, table.columns)
+    if faults:
+        raise ConfigurationError(f"table {table.full_name} does not fit the mapping", faults)
+
+
+def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> list[Fault]:
+    """Why the mapping and the position columns cannot be inserted into a table of these columns; empty when they can."""
+    actual = {column.name: column for column in columns}
     faults = []
     for index, entry in enumerate(config.sink.mapping):
         path = f"sink.mapping[{index}]"

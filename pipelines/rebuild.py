@@ -2,6 +2,10 @@
 
 Nothing is published. Each range is read under the configuration that it was done under, as the ledger's plans name it, and the numbers of
 rows and duplicates must be those that the ledger counted; only then are the new runs listed.
+
+Once the raw stream was purged its beginning cannot be judged again, nor, for want of what came before, the rest. But only keys whose window
+is not over are needed: they lie behind the newest `done` that all windows before are over at, and which of those records were accepted
+says the out stream. Both streams must reach back to there.
 """
 
 from collections import Counter
@@ -9,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.dedup import NEVER, FrameTimes
@@ -20,6 +25,10 @@ from pipelines.legs.arrivals import Arrived, arrivals, steps
 from pipelines.legs.buckets import first_of_keys, key_owners, listed, shares
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
+from pipelines.purge import Purged, read_purged
+from pipelines.records import decode_frame
+from pipelines.state.index import Words
+from pipelines.vectors import Mask
 
 FRAMES_PER_BATCH = 120
 Tell = Callable[[int, int], None]
@@ -39,8 +48,8 @@ class Rebuilt:
 def rebuild(state: KeyState, tell: Tell = lambda done, of: None) -> Rebuilt:
     """Writes the store anew, up to the last `done`; an open plan is left for the next start. `tell` hears how far of how many frames.
 
-    Safe to kill, and to repeat. Raises FencedError while the process leg runs, DataLossError when the raw stream does not reach back to
-    the pipeline's first record, InvariantError when the counts are not those of the ledger; then nothing was listed.
+    Safe to kill, and to repeat. Raises FencedError while the process leg runs, DataLossError when the streams do not reach back as far
+    as keys are alive, InvariantError when the counts are not those of the ledger; then nothing was listed.
     """
     lease = Lease(state.connections.log, state.names, state.directory, "process")
     epoch = lease.acquire()
@@ -68,31 +77,81 @@ class _Rebuilding:
         self._accepted = self._duplicates = 0
         self._clock_us = self._from = 0
         self._newest_us = NEVER
+        self._totals_before: dict[str, int] = {}
+        self._accepted_places: Words | None = None
         self.stores = {bucket: state.connections.dedup_store(bucket) for bucket in range(state.stage_config_of(done).buckets)}
         for store in self.stores.values():
             store.open([])
 
     def batches(self) -> Iterator[tuple[list[Arrived], StageConfig]]:
-        """All frames up to the last `done`, in portions of one configuration."""
+        """All frames up to the last `done` that matter, in portions of one configuration."""
         log, stream, to = self._state.connections.log, self._state.names.stream("raw"), self._done.body["to"]
+        purged = read_purged(log, self._state.names, "raw")
         held = log.state(stream)
-        if held is None or held.first_sequence > 1:
+        if held is None or (not purged.below and held.first_sequence > 1):
             begins = "is gone" if held is None else f"begins at sequence {held.first_sequence}"
             raise DataLossError(f"rebuilding the key store: {stream} {begins}, what came before cannot be judged again; restore a backup")
-        for start, end, version in self._ranges():
+        if purged.below:
+            self._begin_at(self._oldest_needed(purged))
+        begin = self._from
+        for start, end, version in self._ranges(begin):
             config = self._state.connections.stage_config(version)
             frames = arrivals(log.fetch(stream, self._state.names.subjects("raw"), start, min(end, to)), self._clock_us)
             while batch := list(islice(frames, FRAMES_PER_BATCH)):
                 yield batch, config
-                self._tell(batch[-1].message.sequence, to)
+                self._tell(batch[-1].message.sequence - begin, to - begin)
 
-    def _ranges(self) -> list[tuple[int, int, str]]:
-        """(from, to, configuration) of what was done; neighbours of one configuration are one range."""
+    def _entries(self) -> Iterator[Entry]:
+        """The process chain, as far as it reaches back."""
         log, subject = self._state.connections.log, self._state.names.chain("process")
-        entries = map(Entry.decode, log.fetch(self._state.names.stream("ledger"), subject, 0, self._done.sequence))
+        return map(Entry.decode, log.fetch(self._state.names.stream("ledger"), subject, 0, self._done.sequence))
+
+    def _oldest_needed(self, purged: Purged) -> Entry:
+        """The newest `done` at whose end the windows of all keys before are over by now."""
+        config = self._state.stage_config_of(self._done)
+        newest_before = "newest_us" if config.dedup_time_field else "clock_us"
+        expired = config.dedup_expired_us(self._done.body)
+        over = [entry for entry in self._entries() if entry.kind == "done" and entry.body[newest_before] <= expired]
+        if not over or over[-1].body["to"] < purged.below:
+            raise DataLossError(
+                f"rebuilding the key store: {self._state.names.stream('raw')} was purged up to sequence {purged.below} and no longer holds "
+                "all records whose keys are remembered; restore the key store or the streams from a backup, or delete the pipeline and "
+                "start it anew. A longer resources.nats.stream.max_age than the window, and enough max_bytes, prevent this"
+            )
+        return over[-1]
+
+    def _begin_at(self, done: Entry) -> None:
+        """Makes ready to judge what came after `done` by what went out. Raises DataLossError when the out stream does not tell."""
+        self._from, self._clock_us, self._newest_us = done.body["to"], done.body["clock_us"], done.body["newest_us"]
+        self._totals_before = dict(done.body["totals"])
+        names = ("rows_in", "rows_out", "duplicates", "rows_rejected")
+        rows_in, rows_out, duplicates, rejected = (self._counted(name) for name in names)
+        self._accepted_places = self._places_in_out()
+        found = len(self._accepted_places)
+        if found != rows_out or rows_in != rows_out + duplicates + rejected:
+            raise DataLossError(
+                f"rebuilding the key store: of {rows_in - duplicates - rejected:,} records that were accepted while their keys are "
+                f"remembered, {self._state.names.stream('out')} holds {found:,}; restore the key store or the streams from a backup, or "
+                "delete the pipeline and start it anew"
+            )
+
+    def _places_in_out(self) -> Words:
+        """Of the rows that came from what is judged again, sorted."""
+        log, names = self._state.connections.log, self._state.names
+        out = log.state(names.stream("out"))
+        frames = log.fetch(names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
+        parts = [_places(decode_frame(frame.payload), self._from, self._done.body["to"]) for frame in frames]
+        return np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
+
+    def _counted(self, name: str) -> int:
+        """What the ledger counted in the ranges that are judged again."""
+        return int(self._done.body["totals"].get(name, 0) - self._totals_before.get(name, 0))
+
+    def _ranges(self, begin: int) -> list[tuple[int, int, str]]:
+        """(from, to, configuration) of what was done behind `begin`; neighbours of one configuration are one range."""
         ranges: list[tuple[int, int, str]] = []
-        for entry in entries:
-            if entry.kind != "plan" or entry.body["to"] > self._done.body["to"]:
+        for entry in self._entries():
+            if entry.kind != "plan" or entry.body["to"] > self._done.body["to"] or entry.body["from"] < begin:
                 continue
             start, to, version = entry.body["from"], entry.body["to"], entry.body["config"]
             if ranges and ranges[-1][2] == version:
@@ -107,6 +166,8 @@ class _Rebuilding:
         rows = pa.concat_tables(parts, promote_options="default").unify_dictionaries()
         to, expired = frames[-1].message.sequence, config.dedup_expired_us({"clock_us": self._clock_us, "newest_us": self._newest_us})
         times = FrameTimes.of(rows, self._newest_us) if config.dedup_time_field else None
+        if self._accepted_places is not None:
+            rows = rows.filter(pa.array(_are_among(_places(rows, 0, to), self._accepted_places)))
         for bucket, share in shares(rows, key_owners(rows, config.buckets)):
             store = self.stores[bucket]
             found, _ = first_of_keys(config, share, store, times)
@@ -121,9 +182,10 @@ class _Rebuilding:
 
     def result(self) -> Rebuilt:
         """Raises InvariantError when what was judged is not what the ledger counted."""
-        totals = self._done.body["totals"]
-        counted = tuple(totals.get(name, 0) for name in ("rows_in", "rows_out", "duplicates"))
-        found = (self._counts["rows_in"], self._accepted, self._duplicates)
+        counted = tuple(self._counted(name) for name in ("rows_in", "rows_out", "duplicates"))
+        # Of what went out nothing may seem a copy now.
+        dropped = 0 if self._accepted_places is None else counted[2]
+        found = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)
         if found != counted:
             raise InvariantError(
                 f"rebuilding the key store: of {found[0]:,} records {found[1]:,} were first ones and {found[2]:,} duplicates, the ledger "
@@ -131,3 +193,19 @@ class _Rebuilding:
             )
         runs = [facts for store in self.stores.values() for facts in store.live]
         return Rebuilt(*found, sum(facts.rows for facts in runs), len(runs))
+
+
+def _places(rows: pa.Table, after: int, to: int) -> Words:
+    """Raw sequence and ordinal, as one number, of the rows whose sequence is in (`after`, `to`]."""
+    sequence = rows.column("_tf_sequence").to_numpy()
+    places: Words = (sequence << np.uint64(32)) | rows.column("_tf_ordinal").to_numpy().astype(np.uint64)
+    within: Words = places[(sequence > after) & (sequence <= to)]
+    return within
+
+
+def _are_among(places: Words, known: Words) -> Mask:
+    """Which of `places` are in `known`, which is sorted and may be far longer."""
+    at = np.searchsorted(known, places)
+    found = at < len(known)
+    found[found] = known[at[found]] == places[found]
+    return found

@@ -5,9 +5,9 @@ positions it covers, so that a writer can resume, and a reader can plan, without
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ OVERSIZE_HEAD_BYTES = 1024
 _TARGET_FRAME_BYTES = 384 * 1024
 
 INSTANT = pa.timestamp("us", tz="UTC")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HEADERS_TYPE = pa.map_(pa.binary(), pa.binary())
 OVERSIZE_TYPE = pa.struct([("bytes", pa.int64()), ("sha256", pa.binary())])
 TOPIC_TYPE = pa.dictionary(pa.int32(), pa.string())
@@ -40,6 +41,10 @@ RAW_SCHEMA = pa.schema(
     ]
 )
 """A raw frame, in offset order. `oversize` is non-null where `value` is only the first 1024 bytes of a record that was too large."""
+
+HISTORY_SCHEMA = pa.schema([("attempts", pa.int32()), ("first_time", INSTANT), ("past_dedup", pa.bool_()), ("origin", pa.string())])
+"""Behind RAW_SCHEMA where a raw frame holds dead letters that enter again: how often the record was rejected, when first, whether dedup has
+accepted it, and the position at which it was rejected last."""
 
 POSITION_FIELDS = [
     pa.field("_tf_sequence", pa.uint64()),
@@ -116,6 +121,11 @@ class Position(NamedTuple):
         return cls(int(sequence), int(ordinal), int(emit))
 
 
+def instant(microseconds: int) -> datetime:
+    """Of microseconds since 1970, as arrivals and clocks are stored."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
 def empty_rejected() -> pa.Table:
     return REJECTED_SCHEMA.empty_table()
 
@@ -135,6 +145,16 @@ def decode_frame(payload: bytes) -> pa.Table:
     """Inverse of `encode_frame`. Raises pyarrow.ArrowInvalid for bytes that are no frame; the caller halts (a foreign writer)."""
     with pa.ipc.open_stream(payload) as reader:
         return reader.read_all()
+
+
+def decode_columns(payload: bytes, names: Sequence[str]) -> pa.Table:
+    """`decode_frame` of these columns only; the others are not uncompressed. Raises KeyError for a column that is not there."""
+    with pa.ipc.open_stream(payload) as reader:
+        places = [reader.schema.names.index(name) if name in reader.schema.names else -1 for name in names]
+    if -1 in places:
+        raise KeyError(names[places.index(-1)])
+    with pa.ipc.open_stream(payload, options=pa.ipc.IpcReadOptions(included_fields=sorted(places))) as reader:
+        return reader.read_all().select(list(names))
 
 
 def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
@@ -172,10 +192,13 @@ def digest(payload: bytes) -> str:
 def with_positions(frame: pa.Table, sequence: int, topic: str, arrival_us: int) -> pa.Table:
     """A decoded raw frame as the input of the stages: `key, value, headers, timestamp, oversize` and POSITION_FIELDS, in position order.
 
+    Records that were dead letters before keep HISTORY_SCHEMA.
+
     `arrival_us` is the frame's arrival in microseconds since 1970, UTC.
     """
     rows = frame.num_rows
-    columns = {name: frame.column(name) for name in ("key", "value", "headers", "timestamp", "oversize")}
+    carried = [name for name in HISTORY_SCHEMA.names if name in frame.column_names]
+    columns = {name: frame.column(name) for name in ("key", "value", "headers", "timestamp", "oversize", *carried)}
     positions = {
         "_tf_sequence": pa.array(np.full(rows, sequence, dtype=np.uint64)),
         "_tf_ordinal": pa.array(np.arange(rows, dtype=np.uint32)),

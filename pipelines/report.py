@@ -8,8 +8,9 @@ from pipelines.tally import Tally
 def tally_table(pipeline: str, found: Tally) -> Table:
     """Per leg what went in, where it went, what waits, and the residue (0 unless something is wrong)."""
     verdict = "every event is accounted for" if found.residue == 0 else f"{found.residue:,} events are NOT accounted for"
-    table = Table("leg", "in", "went to", "rows", "waiting before it", "residue", title=f"tally of {pipeline}", caption=verdict)
-    for leg in found.legs:
+    title = f"tally of {pipeline}" + (f" since {found.since:%Y-%m-%d %H:%M:%S} UTC" if found.since else "")
+    table = Table("leg", "in", "went to", "rows", "waiting before it", "residue", title=title, caption=verdict)
+    for leg in (*found.legs, found.letters):
         outcomes = list(leg.outcomes.items())
         for index, (outcome, rows) in enumerate(outcomes):
             is_first = index == 0
@@ -19,7 +20,7 @@ def tally_table(pipeline: str, found: Tally) -> Table:
                 f"{leg.rows_in:,}" if is_first else "",
                 outcome,
                 f"{rows:,}",
-                waiting if is_first and leg.leg != "ingest" else "",
+                waiting if is_first and leg.leg in ("process", "sink") else "",
                 f"{leg.residue:,}" if is_first else "",
                 end_section=index == len(outcomes) - 1,
             )

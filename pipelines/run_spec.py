@@ -20,7 +20,7 @@ class RunSpec:
     """One start of a runner. `epochs` are those of its legs, `stage_config` is the version that new plans name.
 
     Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are done in the driver, larger ones in tasks.
-    `state_place` is the directory or URI of the key stores.
+    `state_place` is the directory or URI of the key stores. `accepts_rejections`: the circuit breaker is off.
     """
 
     config_text: str
@@ -32,6 +32,7 @@ class RunSpec:
     driver_offsets: int
     driver_frames: int
     state_place: str
+    accepts_rejections: bool = False
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".partial")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +37,7 @@ from pipelines.errors import HaltError, RetryableError
 from pipelines.failpoints import RUNNER_PID_VARIABLE
 from pipelines.lease import Lease, acquire_all
 from pipelines.ledger import Chain, read_chain
+from pipelines.ledger_copier import LedgerCopier
 from pipelines.legs import stage_config
 from pipelines.legs.connections import Connections
 from pipelines.legs.ingest import DRIVER_OFFSETS, IngestLeg
@@ -45,6 +47,8 @@ from pipelines.legs.sink import SinkLeg
 from pipelines.naming import LEGS, Names
 from pipelines.preflight import Prepared, check_supported, check_types, prepare
 from pipelines.queries import Queries
+from pipelines.reprocess import expire_letters
+from pipelines.retention import LetterRetention, Retention
 from pipelines.run_spec import RunSpec
 
 CAUGHT_UP_SINK_DELAY_MS = 50
@@ -63,7 +67,10 @@ class Service(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run: which legs, whether to end when Kafka's present end is confirmed, and how long to wait for systems at the start."""
+    """How to run: which legs, whether to end when Kafka's present end is confirmed, and how long to wait for systems at the start.
+
+    `accept`: without the circuit breaker.
+    """
 
     legs: tuple[str, ...] = LEGS
     until_caught_up: bool = False
@@ -71,6 +78,7 @@ class RunOptions:
     master: str | None = None
     driver_offsets: int = DRIVER_OFFSETS
     driver_frames: int = DRIVER_FRAMES
+    accept: bool = False
 
 
 class Runner:
@@ -90,6 +98,8 @@ class Runner:
         self.leases: dict[str, Lease] = {}
         self.stop_requested = threading.Event()
         self.legs: dict[str, Leg] = {}
+        self.copier: LedgerCopier | None = None
+        self.retention: Retention | None = None
         self.is_ready = False
         self.on_start: Callable[[Runner], Service] | None = None
         self.shared_session: SparkSession | None = None
@@ -103,8 +113,8 @@ class Runner:
         check_supported(self.config)
         check_types(self.config)
         self.stop_on_signals()
-        self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}")
-        self.topic = KafkaTopic(self.config.sources[0])
+        self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
+        self.topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
         prepared = self._wait_for_systems()
         if prepared is None:
             return
@@ -119,6 +129,7 @@ class Runner:
                 service.start()
             run_path = self._write_run(prepared)
             self._build_legs(prepared, run_path)
+            self._copy_ledger(prepared)
             if self.options.until_caught_up:
                 self._targets = self.topic.ends(prepared.topic.partitions)
             os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
@@ -127,6 +138,7 @@ class Runner:
             self.stop_on_signals()
             queries = self.queries_class(session, run_path, self.legs, self._sources(), self._tell)
             queries.start()
+            self._keep_retention()
             self.is_ready = True
             self._watch(session, queries)
         except (Py4JError, OSError) as error:
@@ -140,7 +152,7 @@ class Runner:
 
     def _wait_for_systems(self) -> Prepared | None:
         """The start-up checks, again and again while a system is away, for `connect_seconds`; None when told to stop meanwhile."""
-        clickhouse = ClickHouse(self.config.sink)
+        clickhouse = ClickHouse(self.config.sink, self.config.on_error.classes("clickhouse"))
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),
             wait=wait_exponential_jitter(multiplier=0.5, max=5),
@@ -183,6 +195,7 @@ class Runner:
             self.options.driver_offsets,
             self.options.driver_frames,
             self.names.state_place(self.directory, self.config.state_uri),
+            self.options.accept,
         )
         path = self.own_directory / "run.json"
         run.save(path)
@@ -198,6 +211,20 @@ class Runner:
             self.legs[name] = _LEG_CLASSES[name](connections, chain, lease, run_path, self.stop_requested)
         if "ingest" in self.legs:
             self._anchor(self.legs["ingest"], prepared.topic.partitions)
+
+    def _copy_ledger(self, prepared: Prepared) -> None:
+        """Where the file asks for it; one runner of the pipeline does it, the one that has the sink."""
+        if self.config.sink.ledger_table and "sink" in self.leases:
+            stream_id = prepared.stream_ids["ledger"]
+            self.copier = LedgerCopier(self.config.sink, self.names, self.log, stream_id, self.leases["sink"])
+            self.copier.start()
+
+    def _keep_retention(self) -> None:
+        letters_age = self.config.dead_letters.max_age
+        expire = partial(expire_letters, self.config, self.directory, self.log)
+        letters = LetterRetention(expire, letters_age) if letters_age is not None else None
+        self.retention = Retention(self.log, self.names, self.legs, self.config.resources.nats.stream.max_age, letters)
+        self.retention.start()
 
     def _anchor(self, leg: Leg, partitions: Sequence[int]) -> None:
         assert isinstance(leg, IngestLeg)
@@ -272,12 +299,16 @@ class Runner:
         self.stop_requested.set()
         if queries is not None:
             queries.stop()
+        if self.retention is not None:
+            self.retention.close()
         if session is not None and self.shared_session is None and is_jvm_alive(session):
             session.stop()
         for leg in self.legs.values():
             if leg.failure is None:
                 leg.status.state = "stopped"
             leg.close()
+        if self.copier is not None and (left := self.copier.close()):
+            self._tell(f"the ledger was not copied to its end; the next start goes on: {left}")
         for lease in self.leases.values():
             lease.release()
         self.log.close()

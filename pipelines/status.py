@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from pipelines.errors import RetryableError
+from pipelines.errors import TallyflowError
 from pipelines.naming import LEGS
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ _KAFKA_ANSWERS_WITHIN_SECONDS = 3.0
 
 
 def snapshot(runner: "Runner") -> dict[str, Any]:
-    """The runner's state now: legs with their last batch and totals, lag per partition, what it waits for."""
+    """The runner's state now: legs with their last batch and totals, lag per partition, what it waits for; where the
+    file asks for it, how far the ledger is copied to its table.
+    """
     lag, kafka_away = _lag(runner)
     legs = {name: _leg(leg) for name, leg in runner.legs.items()}
     if kafka_away and legs["ingest"]["state"] == "running":
@@ -50,7 +53,29 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
         "uptime_seconds": round(time.time() - runner.started_at, 3),
         "legs": legs,
         "lag": lag,
+        **({"ledger_table": asdict(runner.copier.status)} if runner.copier else {}),
+        **_streams(runner),
     }
+
+
+def _streams(runner: "Runner") -> dict[str, Any]:
+    """The streams that the runner's legs use, by role, and why they could not be purged the last time; looked at every two seconds."""
+    retention = runner.retention
+    facts = retention.facts if retention else ()
+    streams = {
+        one.role: {
+            "stream": one.stream,
+            "bytes": one.bytes,
+            "max_bytes": one.max_bytes,
+            "is_full": one.is_full,
+            "purged_below": one.purged.below,
+            "purged_before": one.purged.since.isoformat(timespec="milliseconds") if one.purged.since else None,
+            "purged_early": one.purged.is_early,
+            "advice": one.advice,
+        }
+        for one in facts
+    }
+    return {"streams": streams, "purge_failure": retention.failure if retention else ""}
 
 
 def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -64,6 +89,9 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "uptime_seconds": min(one["uptime_seconds"] for one in snapshots),
         "legs": {name: legs[name] for name in LEGS if name in legs},
         "lag": {partition: count for one in snapshots for partition, count in one["lag"].items()},
+        **next(({"ledger_table": one["ledger_table"]} for one in snapshots if "ledger_table" in one), {}),
+        "streams": {role: facts for one in snapshots for role, facts in one["streams"].items()},
+        "purge_failure": "; ".join(one["purge_failure"] for one in snapshots if one["purge_failure"]),
     }
 
 
@@ -94,7 +122,8 @@ def _lag(runner: "Runner") -> tuple[dict[str, int], str]:
     reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
     try:
         ends = runner.topic.ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
-    except RetryableError as error:
+    except TallyflowError as error:
+        # Also one that ingest halts at, such as a topic that was deleted: the status must say so, and not fail itself.
         return {}, str(error)
     return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}, ""
 
@@ -127,7 +156,13 @@ class _Metrics:
             lag.add_metric([pipeline, partition], count)
         healthy = GaugeMetricFamily("tallyflow_healthy", "1 when ready and no leg has halted", labels=["pipeline"])
         healthy.add_metric([pipeline], float(now["healthy"]))
-        return [rows, batches, retries, busy, state, lag, healthy]
+        size = GaugeMetricFamily("tallyflow_stream_bytes", "Bytes that a stream holds", labels=["pipeline", "role"])
+        limit = GaugeMetricFamily("tallyflow_stream_limit_bytes", "Its limit, if it has one", labels=["pipeline", "role"])
+        for role, facts in now["streams"].items():
+            size.add_metric([pipeline, role], facts["bytes"])
+            if facts["max_bytes"] > 0:
+                limit.add_metric([pipeline, role], facts["max_bytes"])
+        return [rows, batches, retries, busy, state, lag, size, limit, healthy]
 
 
 class StatusServer:

@@ -76,6 +76,8 @@ class MemoryLog:
         self.clock = clock or ManualClock()
         self.publishes = 0
         """Publish calls that reached the server, refused ones included."""
+        self.max_bytes: dict[str, int] = {}
+        """Limit of a stream by its name; a full one refuses writers."""
         self._streams: dict[str, dict[int, Message]] = {}
         self._ends: dict[str, int] = {}
         self._last: dict[str, Message] = {}
@@ -105,7 +107,7 @@ class MemoryLog:
             try:
                 self._store(request)
                 won += 1
-            except ConflictError:
+            except (ConflictError, RetryableError):
                 # Nobody waits for the answer any more.
                 continue
         return won
@@ -131,11 +133,17 @@ class MemoryLog:
         if (found.sequence if found else 0) != request.expected:
             raise ConflictError(f"publishing to {request.subject}: wrong last sequence: {found.sequence if found else 0}")
         stream = stream_of(request.subject)
+        limit = self.max_bytes.get(stream)
+        if limit is not None and self._bytes(stream) + len(request.payload) > limit:
+            raise RetryableError(f"publishing to {request.subject}: the stream is full")
         sequence = self._ends[stream] = self._ends.get(stream, 0) + 1
         message = Message(request.subject, sequence, self.clock.now, request.payload, request.headers)
         self._streams.setdefault(stream, {})[sequence] = message
         self._last[request.subject] = message
         return sequence
+
+    def _bytes(self, stream: str) -> int:
+        return sum(len(message.payload) for message in self._streams.get(stream, {}).values())
 
     def last(self, stream: str, subject: str) -> Message | None:
         """The last message of a subject (wildcards allowed); None when it holds none."""
@@ -151,6 +159,10 @@ class MemoryLog:
         self._reach(f"reading {sequence} of stream {stream}")
         with self._lock:
             return self._streams.get(stream, {}).get(sequence)
+
+    def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None:
+        """The first message of `subject` whose time is `instant` or later."""
+        return next((m for m in self.fetch(stream, subject, 0, self._ends.get(stream, 0)) if m.time >= instant), None)
 
     def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
         """Messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order."""
@@ -173,8 +185,8 @@ class MemoryLog:
             if stream not in self._ends:
                 return None
             held = self._streams[stream]
-            size = sum(len(message.payload) for message in held.values())
-            return StreamState(min(held, default=self._ends[stream] + 1), self._ends[stream], len(held), size, -1, {})
+            first, limit = min(held, default=self._ends[stream] + 1), self.max_bytes.get(stream, -1)
+            return StreamState(first, self._ends[stream], len(held), self._bytes(stream), limit, {})
 
     def subjects(self, stream: str, subject: str) -> dict[str, int]:
         """Subjects of the stream that match `subject` and hold messages, with their counts."""
@@ -185,6 +197,7 @@ class MemoryLog:
 
     def purge(self, stream: str, subject: str, below: int) -> None:
         """Removes the messages of `subject` with sequence < `below`; a subject without messages has no last one any more."""
+        self._reach(f"purging {subject} below {below}")
         with self._lock:
             held = self._streams.get(stream, {})
             for sequence in [n for n, message in held.items() if n < below and _matches(message.subject, subject)]:

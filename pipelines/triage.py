@@ -42,16 +42,21 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Selection:
-    """Which letters are meant: those that fit every part that is given. `since` is inclusive, `until` exclusive, both of arrivals."""
+    """Which letters are meant: those that fit every part that is given. `since` is inclusive, `until` exclusive, both of arrivals.
+
+    `states` are those of `redrive.STATES`, `positions` raw positions with emit 0.
+    """
 
     stage: str | None = None
     fingerprint: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     key: bytes | None = None
+    states: frozenset[str] | None = None
+    positions: frozenset[Position] | None = None
 
     def of(self, letters: pa.Table) -> pa.Table:
-        """The letters that are meant; `letters` has the column `fingerprint`."""
+        """The letters that are meant; `letters` has the column `fingerprint`, and `state` if `states` are given."""
         tests: list[tuple[str, Callable[..., pa.ChunkedArray], object]] = [
             ("stage", pc.equal, self.stage),
             ("fingerprint", pc.equal, self.fingerprint),
@@ -63,6 +68,11 @@ class Selection:
             if wanted is not None:
                 column = letters.column(name)
                 letters = letters.filter(pc.fill_null(test(column, pa.scalar(wanted, column.type)), False))
+        if self.states is not None:
+            letters = letters.filter(pc.is_in(letters.column("state"), value_set=pa.array(sorted(self.states), pa.string())))
+        if self.positions is not None:
+            places = zip(*(letters.column(name).to_pylist() for name in ("_tf_sequence", "_tf_ordinal")), strict=True)
+            letters = letters.filter(pa.array([Position(*place) in self.positions for place in places], pa.bool_()))
         return letters
 
 

@@ -6,6 +6,7 @@ stage is asked. `verify_positions` is pure; the three readers under it give it t
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -14,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from clickhouse_connect.driver.client import Client
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource
 
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseSink
@@ -164,6 +167,44 @@ def read_topic(settings: Mapping[str, str | bool | int], topic: str, columns: Se
     `settings` are librdkafka's, `bootstrap.servers` at least. Offsets may have gaps. Raises RetryableError when Kafka gives nothing for
     30 s, HaltError when the topic does not exist.
     """
+    return pa.concat_tables([_topic_schema(columns).empty_table(), *topic_batches(settings, topic, columns)])
+
+
+def topic_batches(settings: Mapping[str, str | bool | int], topic: str, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """As `read_topic`, batch by batch, so that memory holds one."""
+    with _consumer(f"verifying topic {topic}", settings) as consumer:
+        ends, starts = _bounds(consumer, topic)
+        consumer.assign([TopicPartition(topic, partition, starts[partition]) for partition, end in ends.items() if starts[partition] < end])
+        for messages in _messages(consumer, topic, starts, ends):
+            yield _records(topic, messages, _topic_schema(columns))
+
+
+def first_offsets(settings: Mapping[str, str | bool | int], topic: str) -> dict[int, int]:
+    """The first offset that each partition holds now. Raises as `read_topic`."""
+    with _consumer(f"looking at topic {topic}", settings) as consumer:
+        return _bounds(consumer, topic)[1]
+
+
+def is_compacted(settings: Mapping[str, str | bool | int], topic: str) -> bool:
+    """Whether Kafka may remove records of the topic before they expire."""
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    # A client that nobody holds ends, and its futures with it.
+    admin = AdminClient({**settings, "log_level": 0})
+    try:
+        found = admin.describe_configs([resource])[resource].result(_QUIET_SECONDS)
+    except TimeoutError as error:
+        raise RetryableError(f"looking at the settings of topic {topic}: Kafka gave no answer for {_QUIET_SECONDS:.0f} s") from error
+    except KafkaException as error:
+        raise map_kafka_error(f"looking at the settings of topic {topic}", error) from error
+    return "compact" in found["cleanup.policy"].value
+
+
+def _topic_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([*POSITION_SCHEMA, *((name, pa.binary()) for name in columns)])
+
+
+@contextmanager
+def _consumer(doing: str, settings: Mapping[str, str | bool | int]) -> Iterator[Consumer]:
     consumer = Consumer(
         {
             **settings,
@@ -175,16 +216,12 @@ def read_topic(settings: Mapping[str, str | bool | int], topic: str, columns: Se
             "log_level": 0,
         }
     )
-    schema = pa.schema([*POSITION_SCHEMA, *((name, pa.binary()) for name in columns)])
     try:
-        ends, starts = _bounds(consumer, topic)
-        consumer.assign([TopicPartition(topic, partition, starts[partition]) for partition, end in ends.items() if starts[partition] < end])
-        parts = [_records(topic, messages, schema) for messages in _messages(consumer, topic, starts, ends)]
+        yield consumer
     except KafkaException as error:
-        raise map_kafka_error(f"verifying topic {topic}", error) from error
+        raise map_kafka_error(doing, error) from error
     finally:
         consumer.close()
-    return pa.concat_tables([schema.empty_table(), *parts])
 
 
 def _bounds(consumer: Consumer, topic: str) -> tuple[dict[int, int], dict[int, int]]:
@@ -239,9 +276,39 @@ def _records(topic: str, messages: Sequence[Message], schema: pa.Schema) -> pa.T
 
 def read_table(sink: ClickHouseSink, columns: Sequence[str] = ()) -> pa.Table:
     """The position columns of every row of the sink's table, and `columns`. Raises RetryableError or HaltError."""
+    with _client(sink) as client:
+        return client.query_arrow(_select(sink, [*columns, *POSITION_SCHEMA.names]), use_strings=True)
+
+
+def table_batches(sink: ClickHouseSink, columns: Sequence[str], where: str = "true") -> Iterator[pa.Table]:
+    """These columns of the rows of the sink's table, as the server streams them. `where` is a condition over position columns and numbers,
+    and nothing that came from outside. Raises RetryableError or HaltError.
+    """
+    sql = f"{_select(sink, columns)} WHERE {where}"
+    settings = {"output_format_arrow_low_cardinality_as_dictionary": 0}
+    with _client(sink) as client, client.query_arrow_stream(sql, settings=settings, use_strings=True) as batches:
+        for batch in batches:
+            yield pa.Table.from_batches([batch])
+
+
+def count_rows(sink: ClickHouseSink, where: str) -> int:
+    """How many rows of the sink's table fit a condition as in `table_batches`. Raises RetryableError or HaltError."""
+    with _client(sink) as client:
+        return int(client.query(f"SELECT count() FROM {_full_name(sink)} WHERE {where}").result_rows[0][0])  # noqa: S608
+
+
+def _select(sink: ClickHouseSink, columns: Sequence[str]) -> str:
+    return f"SELECT {', '.join(quote_identifier(name) for name in columns)} FROM {_full_name(sink)}"  # noqa: S608
+
+
+def _full_name(sink: ClickHouseSink) -> str:
+    return f"{quote_identifier(sink.connection_params.database)}.{quote_identifier(sink.table)}"
+
+
+@contextmanager
+def _client(sink: ClickHouseSink) -> Iterator[Client]:
+    """Raises what goes wrong while it is used as RetryableError or HaltError."""
     connection = sink.connection_params
-    selected = ", ".join(quote_identifier(name) for name in [*columns, *POSITION_SCHEMA.names])
-    table = f"{quote_identifier(connection.database)}.{quote_identifier(sink.table)}"
     try:
         client = clickhouse_connect.get_client(
             host=connection.host,
@@ -252,11 +319,11 @@ def read_table(sink: ClickHouseSink, columns: Sequence[str] = ()) -> pa.Table:
             verify=not connection.skip_certificate_verification,
         )
         try:
-            return client.query_arrow(f"SELECT {selected} FROM {table}", use_strings=True)  # noqa: S608
+            yield client
         finally:
             client.close()
     except Exception as error:
-        raise map_clickhouse_error(f"verifying table {table}", error) from error
+        raise map_clickhouse_error(f"verifying table {_full_name(sink)}", error) from error
 
 
 def read_dead_letters(log: JetStream, names: Names) -> pa.Table:

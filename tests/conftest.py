@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from network_case import Proxied, proxies, through
 from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
 
@@ -50,3 +51,13 @@ def case(running_stack: LocalStack, tmp_path: Path, request: pytest.FixtureReque
         made.session = request.getfixturevalue("session")
     yield made
     made.end()
+
+
+@pytest.fixture
+def proxied(case: PipelineCase) -> Iterator[Proxied]:
+    """A case, and the proxies through which its pipeline reaches NATS and ClickHouse."""
+    with proxies(case) as (nats, clickhouse):
+        case.write_file(through(nats, clickhouse))
+        yield case, nats, clickhouse
+        # While its servers can still be reached.
+        case.end()

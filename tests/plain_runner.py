@@ -66,6 +66,8 @@ class PlainQueries:
             leg.status.state, leg.status.message = "halted", str(leg.failure)
         except Exception as error:
             self._errors.append(error)
+        finally:
+            reader.stop()
 
     def look(self) -> None:
         if self._errors:

@@ -66,7 +66,7 @@ def _retention(config: PipelineConfig) -> _Notes:
                 at,
                 (
                     f"{format_duration(window)} is longer than resources.nats.stream.max_age ({format_duration(kept)}): "
-                    "lost state of the older part could not be rebuilt"
+                    "a lost key store could not be rebuilt"
                 ),
             )
 
@@ -108,8 +108,6 @@ def unsupported(config: PipelineConfig) -> list[str]:
     if len(config.sources) > 1:
         found.append("sources: two sources are not supported yet")
     found += [f"sources[{index}].columns: is not supported yet" for index, source in enumerate(config.sources) if source.columns]
-    if config.on_error != "dead_letter":
-        found.append(f"on_error: {config.on_error} is not supported yet")
     return found
 
 

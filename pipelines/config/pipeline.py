@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pipelines.config import rules
 from pipelines.config.base import Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report
+from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sink import ClickHouseSink
 from pipelines.config.sources import KafkaSource
 from pipelines.config.transforms import Join, Transform
@@ -33,10 +34,11 @@ class StreamResources(Model):
     """How much the raw and out streams keep."""
 
     max_age: Window = Field(
-        default=timedelta(hours=24), description="How long records are kept after they were passed on; what can be rebuilt and verified."
+        default=timedelta(hours=24), description="How long records are kept after they were passed on; what can be rebuilt."
     )
     max_bytes: Size = Field(
-        default=0, description="Largest size of each stream; 0 is unlimited. A full stream slows the source down, nothing is lost."
+        default=0,
+        description="Largest size of raw and of out, 0 is unlimited; near it what was passed on goes sooner, a full one delays its writer.",
     )
     max_messages: Whole | None = Field(default=None, alias="maxMsgs", description="Accepted and ignored: one message carries many records.")
 
@@ -138,6 +140,20 @@ def _is_nats_url(url: str) -> bool:
         return False
 
 
+class DeadLetterLimits(Model):
+    """How dead letters are kept and tried again."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=1000), BeforeValidator(no_flag)] = ours(
+        5, "A record that was rejected so often is parked: it enters again only when its letter is named by its position."
+    )
+    max_age: Window | None = ours(
+        None,
+        "Letters that were rejected so long ago are discarded, which is counted, and those that were taken are deleted. Default: they are "
+        "kept for ever.",
+    )
+    max_bytes: Size = ours(0, "Largest size of the dead-letter stream, 0 is unlimited; a full one delays the pipeline and loses nothing.")
+
+
 class PipelineConfig(Model):
     """One pipeline: from Kafka topics through transforms to one ClickHouse table."""
 
@@ -165,9 +181,11 @@ class PipelineConfig(Model):
         "Where the key stores lie, as a URI: `file:///path`, `s3://bucket/path`, `gs://`, `abfss://` or `hdfs://`, with PyArrow's options "
         "as a query; credentials come from the environment. Default: the pipeline's directory on this host.",
     )
-    on_error: Literal["dead_letter", "halt"] = ours(
-        "dead_letter", "What becomes of a record that a stage rejects: it goes to the dead-letter queue, or the pipeline stops at it."
+    on_error: OnErrorField = ours(
+        OnError(), "What stops the pipeline and what does not: either word of `rejected`, or an object. Default: `dead_letter`."
     )
+
+    dead_letters: DeadLetterLimits = ours(DeadLetterLimits(), "Limits of dead letters.")
 
     unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
     """As in a URL, there may be credentials in it, if only by mistake."""

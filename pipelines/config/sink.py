@@ -74,7 +74,13 @@ class ClickHouseSink(Model):
         "`exactly_once` refuses to start on a table that cannot drop a repeated insert; `at_least_once` may repeat rows after a crash.",
     )
 
+    ledger_table: Identifier | None = ours(
+        None, "Table in the same database that the ledger is copied to, for dashboards and backups; made if it does not exist."
+    )
+
     def faults(self) -> Faults:
+        if self.ledger_table == self.table:
+            yield ("ledger_table",), "is the table that the pipeline writes; the ledger needs one of its own"
         for index, name in repeated(column.column_name for column in self.mapping):
             yield ("mapping", index, "column_name"), f"the column {name!r} is mapped twice"
         types = {column.column_name: column.column_type for column in self.mapping}

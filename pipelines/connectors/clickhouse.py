@@ -17,6 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseSink
+from pipelines.error_classes import ErrorClasses
 from pipelines.errors import HaltError, RefusedError, RetryableError, TallyflowError
 from pipelines.statements import filled, statement
 
@@ -26,68 +27,12 @@ logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
 CONNECT_TIMEOUT_SECONDS = 5
 RESPONSE_TIMEOUT_SECONDS = 60
 
-RETRYABLE_CODES = {
-    3: "UNEXPECTED_END_OF_FILE",
-    159: "TIMEOUT_EXCEEDED",
-    160: "TOO_SLOW",
-    198: "DNS_ERROR",
-    201: "QUOTA_EXCEEDED",
-    202: "TOO_MANY_SIMULTANEOUS_QUERIES",
-    203: "NO_FREE_CONNECTION",
-    209: "SOCKET_TIMEOUT",
-    210: "NETWORK_ERROR",
-    225: "NO_ZOOKEEPER",
-    236: "ABORTED",
-    241: "MEMORY_LIMIT_EXCEEDED",
-    242: "TABLE_IS_READ_ONLY",
-    243: "NOT_ENOUGH_SPACE",
-    252: "TOO_MANY_PARTS",
-    285: "TOO_FEW_LIVE_REPLICAS",
-    286: "UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE",
-    319: "UNKNOWN_STATUS_OF_INSERT",
-    394: "QUERY_WAS_CANCELLED",
-    425: "SYSTEM_ERROR",
-    439: "CANNOT_SCHEDULE_TASK",
-    519: "ALL_REPLICAS_ARE_STALE",
-    999: "KEEPER_EXCEPTION",
-}
-"""Codes after which the same chunk, with the same token, is sent again."""
-
-REFUSAL_CODES = {
-    6: "CANNOT_PARSE_TEXT",
-    27: "CANNOT_PARSE_INPUT_ASSERTION_FAILED",
-    38: "CANNOT_PARSE_DATE",
-    41: "CANNOT_PARSE_DATETIME",
-    69: "ARGUMENT_OUT_OF_BOUND",
-    70: "CANNOT_CONVERT_TYPE",
-    72: "CANNOT_PARSE_NUMBER",
-    131: "TOO_LARGE_STRING_SIZE",
-    153: "ILLEGAL_DIVISION",
-    321: "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE",
-    349: "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN",
-    395: "FUNCTION_THROW_IF_VALUE_IS_NON_ZERO",
-    407: "DECIMAL_OVERFLOW",
-    469: "VIOLATED_CONSTRAINT",
-    691: "UNKNOWN_ELEMENT_OF_ENUM",
-}
-"""Codes of an insert that is refused for what single rows hold; nothing of its block is stored (measured, 26.9)."""
-
 _PUSHING_TO_VIEW = "while pushing to view"
 """An insert that a view refuses has stored the block in the table all the same (measured, 26.9)."""
-_ONE_BLOCK = "Too many partitions for single INSERT block"
-"""Has the code of too many parts, but waiting does not help: a smaller block does."""
 _TABLE_ID = re.compile(r" \([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\)")
 _AT_ROW = re.compile(r"is violated at row (\d+)")
 
-_REMEDIES = {
-    60: "create the table, or set `create_table: true` in the sink",
-    81: "create the database, or correct `database` in the sink's connection_params",
-    192: "check `username` in the sink's connection_params",
-    193: "check `password` in the sink's connection_params",
-    194: "give `password` in the sink's connection_params",
-    497: "grant the user the right that the message names",
-    516: "check `username` and `password` in the sink's connection_params",
-}
+_TABLE_CLASSES = ErrorClasses("clickhouse")
 
 INSERT_SETTINGS: dict[str, Any] = {
     "async_insert": 0,
@@ -112,7 +57,7 @@ def _unquoted(name: str) -> str:
     return re.sub(r"\\(.)", r"\1", name[1:-1]) if name.startswith("`") else name
 
 
-def map_error(doing: str, error: Exception) -> TallyflowError:
+def map_error(doing: str, error: Exception, classes: ErrorClasses = _TABLE_CLASSES) -> TallyflowError:
     """The driver's exception as one of ours. Network trouble is retryable; a code that is not known is a halt, never a drop."""
     if isinstance(error, TallyflowError):
         return error
@@ -128,30 +73,35 @@ def map_error(doing: str, error: Exception) -> TallyflowError:
         return RetryableError(f"{doing}: ClickHouse did not answer ({reason})")
     if code is None:
         return RetryableError(f"{doing}: {text}") if _may_pass(error, text) else HaltError(f"{doing}: {text}")
-    if code in RETRYABLE_CODES:
-        return RetryableError(f"{doing}: ClickHouse error {code} ({RETRYABLE_CODES[code]}): {text}")
-    if _PUSHING_TO_VIEW in str(error):
+    return _of_the_server(doing, str(error), code, classes)
+
+
+def _of_the_server(doing: str, full_text: str, code: int, classes: ErrorClasses) -> TallyflowError:
+    row = classes.row(code, full_text)
+    text = _first_line(full_text)
+    if row is None:
+        return HaltError(f"{doing}: ClickHouse error {code}: {text}; nothing was dropped: mend the cause and start again")
+    if classes.of(row) == "retryable":
+        return RetryableError(f"{doing}: ClickHouse error {code} ({row.name}): {text}; {row.remedy}")
+    if _PUSHING_TO_VIEW in full_text:
         return HaltError(
             f"{doing}: ClickHouse error {code}: {text}; a materialized view on the table refuses these rows, which the table itself may "
             "hold already. Mend the view, or detach it, and start again: the same chunk is sent with its token, and nothing is doubled"
         )
-    return HaltError(
-        f"{doing}: ClickHouse error {code}: {text}; {_REMEDIES.get(code, 'nothing was dropped: mend the cause and start again')}"
-    )
+    return HaltError(f"{doing}: ClickHouse error {code}: {text}; {row.remedy}")
 
 
-def _refusal(error: Exception) -> RefusedError | None:
+def _refusal(error: Exception, classes: ErrorClasses = _TABLE_CLASSES) -> RefusedError | None:
     """The error of an insert that a smaller block may survive; None for any other. The message holds no value of the row."""
     text = str(error)
     if not isinstance(error, Error) or _PUSHING_TO_VIEW in text:
         return None
-    if error.code == 252 and _ONE_BLOCK in text:
-        return RefusedError(f"ClickHouse error 252: {_ONE_BLOCK}", None)
-    if error.code not in REFUSAL_CODES:
+    row = classes.row(error.code, text)
+    if row is None or classes.of(row) != "record":
         return None
-    words = _TABLE_ID.sub("", _first_line(text).partition(". Column values: ")[0])
-    row = _AT_ROW.search(words)
-    return RefusedError(f"ClickHouse error {error.code} ({REFUSAL_CODES[error.code]}): {words}", int(row[1]) - 1 if row else None)
+    words = row.words or _TABLE_ID.sub("", _first_line(text).partition(". Column values: ")[0])
+    at = _AT_ROW.search(words)
+    return RefusedError(f"ClickHouse error {error.code} ({row.name}): {words}", int(at[1]) - 1 if at else None)
 
 
 def _may_pass(error: ClickHouseError, text: str) -> bool:
@@ -193,10 +143,13 @@ class Table:
 
 
 class ClickHouse:
-    """One HTTP client for one sink. Methods raise RetryableError (send again) or HaltError; no method retries by itself."""
+    """One HTTP client for one sink. Methods raise RetryableError (send again) or HaltError; no method retries by itself.
 
-    def __init__(self, sink: ClickHouseSink) -> None:
-        self._sink = sink
+    `classes`: which of the server's errors is what; without it the table decides.
+    """
+
+    def __init__(self, sink: ClickHouseSink, classes: ErrorClasses = _TABLE_CLASSES) -> None:
+        self._sink, self._classes = sink, classes
         self._client: Client | None = None
 
     def connect(self) -> "ClickHouse":
@@ -220,7 +173,8 @@ class ClickHouse:
                     client_name="tallyflow",
                 )
             except Exception as error:
-                raise map_error(f"connecting to ClickHouse at {connection.host}:{connection.http_port_effective}", error) from error
+                doing = f"connecting to ClickHouse at {connection.host}:{connection.http_port_effective}"
+                raise map_error(doing, error, self._classes) from error
         return self
 
     @property
@@ -234,14 +188,14 @@ class ClickHouse:
         try:
             return [tuple(row) for row in self._connected.query(sql, parameters=parameters).result_rows]
         except Exception as error:
-            raise map_error(doing, error) from error
+            raise map_error(doing, error, self._classes) from error
 
     def command(self, doing: str, sql: str) -> None:
         """A statement without rows, such as DDL. Its text must be built from validated identifiers and types only."""
         try:
             self._connected.command(sql)
         except Exception as error:
-            raise map_error(doing, error) from error
+            raise map_error(doing, error, self._classes) from error
 
     def inspect(self, database: str, name: str) -> Table | None:
         """The table's facts; None when it does not exist."""
@@ -251,8 +205,13 @@ class ClickHouse:
         if not found:
             return None
         engine, definition = found[0]
-        columns = self.rows(doing, statement("clickhouse/columns"), names)
-        return Table(database, name, engine, tuple(TableColumn(*column) for column in columns), self._dedup_window(engine, definition))
+        return Table(database, name, engine, self.columns(database, name), self._dedup_window(engine, definition))
+
+    def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
+        """The table's columns as they are now, in their order; none when it does not exist."""
+        names = {"database": database, "name": name}
+        found = self.rows(f"reading the columns of {database}.{name}", statement("clickhouse/columns"), names)
+        return tuple(TableColumn(*column) for column in found)
 
     def _dedup_window(self, engine: str, definition: str) -> int:
         """Insert tokens that the table remembers: its own setting, else the server's default; 0 for engines without deduplication."""
@@ -321,7 +280,7 @@ class ClickHouse:
         try:
             self._connected.raw_insert(table, list(columns), insert_block=block, settings=settings, fmt="ArrowStream")
         except Exception as error:
-            raise _refusal(error) or map_error(f"inserting a chunk into {table}", error) from error
+            raise _refusal(error, self._classes) or map_error(f"inserting a chunk into {table}", error, self._classes) from error
 
     def close(self) -> None:
         if self._client is not None:

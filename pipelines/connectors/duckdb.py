@@ -1,5 +1,8 @@
 """DuckDB as an expression engine: in memory, closed to the outside, the same everywhere."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import duckdb
 
 _MEMORY_LIMIT = "2GiB"
@@ -11,22 +14,29 @@ def open_engine(threads: int = 1) -> duckdb.DuckDBPyConnection:
     `threads` counts worker threads; 1 suits a task, which already has its core. One engine serves one thread at a time.
     The caller closes it.
     """
-    engine = duckdb.connect(
-        ":memory:",
-        config={
-            "threads": threads,
-            "memory_limit": _MEMORY_LIMIT,
-            "max_temp_directory_size": "0KiB",
-            "temp_directory": "",
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "allow_community_extensions": False,
-            "python_enable_replacements": False,
-        },
-    )
-    engine.execute("SET TimeZone = 'UTC'")
-    engine.execute("SET enable_progress_bar = false")
+    engine = _opened(":memory:", {"threads": threads, "max_temp_directory_size": "0KiB", "temp_directory": ""})
     engine.execute("SET preserve_insertion_order = true")
     engine.execute("SET enable_external_access = false")
     engine.execute("SET lock_configuration = true")
+    return engine
+
+
+def open_spilling_engine(directory: Path) -> duckdb.DuckDBPyConnection:
+    """An engine for what no memory holds: its tables, and what spills, lie in `directory`. The same bound of memory; order is not kept."""
+    engine = _opened(str(directory / "engine.duckdb"), {"threads": 2, "temp_directory": str(directory / "spilled")})
+    engine.execute("SET preserve_insertion_order = false")
+    return engine
+
+
+def _opened(database: str, settings: Mapping[str, str | int]) -> duckdb.DuckDBPyConnection:
+    closed: dict[str, str | int | float | list[str]] = {
+        "memory_limit": _MEMORY_LIMIT,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+        "python_enable_replacements": False,
+    }
+    engine = duckdb.connect(database, config={**closed, **settings})
+    engine.execute("SET TimeZone = 'UTC'")
+    engine.execute("SET enable_progress_bar = false")
     return engine

@@ -7,14 +7,11 @@ deduplicate within a time window and prove nothing (reference/reliability.md sec
 
 import asyncio
 import json
-import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 import nats
@@ -22,16 +19,22 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NotFoundError
 
 from pipelines.config import NatsConnection
-from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError, TallyflowError
+from pipelines.connectors.jetstream_errors import TABLE_CLASSES, map_error
+from pipelines.connectors.nats_settings import connection_options
+from pipelines.error_classes import ErrorClasses
+from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
+from pipelines.naming import stream_of_subject
 from pipelines.records import Message
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 5.0
+# A connection that a firewall or a lost host has silenced is left for a new one within 12 s. The client's own defaults: 6 min.
+_PINGS = {"ping_interval": 4.0, "max_outstanding_pings": 2}
 FETCH_BATCH_MESSAGES = 256
 # A pull of 100 MB in one request had the connection closed as a slow consumer (reliability.md section 3).
 FETCH_BATCH_BYTES = 8 * 1024 * 1024
@@ -45,10 +48,7 @@ _DIRECT_HEADERS = {
     "Nats-UpTo-Sequence",
 }
 
-_WRONG_LAST_SEQUENCE = 10071
-_STREAM_FULL = {10047, 10077}
 _NO_MESSAGE = 10037
-_NO_STREAM = 10059
 
 
 @dataclass(frozen=True)
@@ -81,28 +81,6 @@ def _place(delivered: Msg) -> tuple[int, datetime]:
     return int(sequence), datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
 
 
-def _map_error(doing: str, error: BaseException) -> TallyflowError:
-    """The driver's exception as one of ours; what is not known is a halt."""
-    if isinstance(error, APIError):
-        code = error.err_code or 0
-        if code == _WRONG_LAST_SEQUENCE:
-            return ConflictError(f"{doing}: {error.description}")
-        if code in _STREAM_FULL:
-            return RetryableError(
-                f"{doing}: the stream is full ({error.description}); waiting until its reader has confirmed what it holds"
-            )
-        if code == _NO_STREAM:
-            return HaltError(f"{doing}: the stream does not exist; start the pipeline once to create it, or restore it from a backup")
-        if error.code == 503 or code == 10008:
-            return RetryableError(f"{doing}: JetStream is not available ({error.description})")
-        return HaltError(f"{doing}: JetStream error {code}: {error.description}")
-    if isinstance(error, nats.errors.AuthorizationError | nats.errors.MaxPayloadError):
-        return HaltError(f"{doing}: {error}")
-    if isinstance(error, nats.errors.NoServersError | nats.errors.Error | TimeoutError | FutureTimeoutError | OSError):
-        return RetryableError(f"{doing}: NATS did not answer ({type(error).__name__})")
-    return HaltError(f"{doing}: {type(error).__name__}: {error}")
-
-
 def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int) -> None:
     """Raises DataLossError unless `sequences` are exactly `after` + 1 .. `to`; RetryableError when only the end is missing.
 
@@ -119,15 +97,16 @@ def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int)
 
 
 class JetStream:
-    """A connection to one NATS server; safe to use from several threads.
+    """A connection to one NATS server; safe to use from several threads. `classes` says which error is what; without it the table does.
 
     Every method raises RetryableError when the server is away or the outcome is unknown (after REQUEST_TIMEOUT_SECONDS; the client
     reconnects by itself), ConflictError for a lost compare-and-set, and HaltError for the rest.
     """
 
-    def __init__(self, settings: NatsConnection, name: str = "tallyflow") -> None:
+    def __init__(self, settings: NatsConnection, name: str = "tallyflow", classes: ErrorClasses = TABLE_CLASSES) -> None:
         self._settings = settings
         self._name = name
+        self._classes = classes
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
         self._thread.start()
@@ -153,7 +132,7 @@ class JetStream:
     async def _connect(self) -> Client:
         doing = f"connecting to NATS at {self._settings.url}"
         try:
-            options = _connection_options(self._settings)
+            options = connection_options(self._settings)
         except OSError as error:
             raise HaltError(f"{doing}: {error}; check the files that `nats` names in the pipeline file") from error
         refused: list[Exception] = []
@@ -173,6 +152,7 @@ class JetStream:
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.25,
                 error_cb=on_error,
+                **_PINGS,
                 **options,
             )
         )
@@ -198,7 +178,7 @@ class JetStream:
             raise
         except Exception as error:
             future.cancel()
-            raise _map_error(doing, error) from error
+            raise map_error(doing, error, self._classes) from error
 
     @property
     def _js(self) -> JetStreamContext:
@@ -214,7 +194,8 @@ class JetStream:
         """
         all_headers = {**headers, "Nats-Expected-Last-Subject-Sequence": str(expected)}
         ack = self._wait(
-            f"publishing to {subject}", self._js.publish(subject, payload, headers=all_headers, timeout=REQUEST_TIMEOUT_SECONDS)
+            f"publishing to {subject} of stream {stream_of_subject(subject)}",
+            self._js.publish(subject, payload, headers=all_headers, timeout=REQUEST_TIMEOUT_SECONDS),
         )
         return int(ack.seq)
 
@@ -241,6 +222,13 @@ class JetStream:
         time = raw.time if isinstance(raw.time, datetime) else _instant(str(raw.time))
         return Message(raw.subject, int(raw.seq), time, raw.data or b"", dict(raw.headers or {}))
 
+    def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None:
+        """The first message of `subject` whose server time is `instant` or later; None when none is served (a replica may lag)."""
+        request = {"start_time": instant.astimezone(UTC).isoformat(), "next_by_subj": subject, "batch": 1}
+        self.connect()
+        messages, _ = self._wait(f"reading {stream} from {instant} on", self._direct(stream, request))
+        return messages[0] if messages else None
+
     def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
         """Messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order, prefetching one window ahead.
 
@@ -248,14 +236,15 @@ class JetStream:
         that sequences (or the subject's chain of expected-last-sequence headers) are without a gap.
         """
         doing = f"reading {stream} from {after + 1} to {to}"
-        js = self._js
-        pending = asyncio.run_coroutine_threadsafe(self._window(js, stream, subject, after + 1), self._loop) if after < to else None
+        self.connect()
+        window = {"next_by_subj": subject, "batch": FETCH_BATCH_MESSAGES, "max_bytes": FETCH_BATCH_BYTES, "seq": after + 1}
+        pending = asyncio.run_coroutine_threadsafe(self._direct(stream, window), self._loop) if after < to else None
         while pending is not None:
             messages, more = self._result(doing, pending, 4 * REQUEST_TIMEOUT_SECONDS)
             last = messages[-1].sequence if messages else to
             pending = None
             if more and last < to:
-                pending = asyncio.run_coroutine_threadsafe(self._window(js, stream, subject, last + 1), self._loop)
+                pending = asyncio.run_coroutine_threadsafe(self._direct(stream, {**window, "seq": last + 1}), self._loop)
             for message in messages:
                 if message.sequence > to:
                     return
@@ -297,14 +286,13 @@ class JetStream:
             await js.delete_consumer(stream, info.name)
         return [message for message in found if message.sequence <= to]
 
-    async def _window(self, js: JetStreamContext, stream: str, subject: str, start: int) -> tuple[list[Message], bool]:
+    async def _direct(self, stream: str, request: dict[str, Any]) -> tuple[list[Message], bool]:
         """One batched direct get; (messages, whether the stream holds more of this subject)."""
         client = self._client
         assert client is not None
         inbox = client.new_inbox()
         replies = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
         try:
-            request = {"seq": start, "next_by_subj": subject, "batch": FETCH_BATCH_MESSAGES, "max_bytes": FETCH_BATCH_BYTES}
             await client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
             messages: list[Message] = []
             while True:
@@ -394,8 +382,10 @@ class JetStream:
         return bool(self._wait(f"deleting stream {stream}", self._js.delete_stream(stream)))
 
     def purge(self, stream: str, subject: str, below: int) -> None:
-        """Removes the subject's messages with sequence < `below`. Never call it with `below` above the subject's last sequence."""
-        self._wait(f"purging {subject} below {below}", self._js.purge_stream(stream, seq=below, subject=subject))
+        """Removes the subject's messages with sequence < `below`, which must not be above its last: that message is a resume point."""
+        # nats-py 2.16 leaves a zero out of the request, and the server then purges the whole subject.
+        if below > 1:
+            self._wait(f"purging {subject} below {below}", self._js.purge_stream(stream, seq=below, subject=subject))
 
     def on_message(self, subject: str, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls `callback` (from the connection's thread) whenever anything is published on `subject`; returns the way to stop it.
@@ -419,27 +409,3 @@ def _direct_message(reply: Msg) -> Message:
     headers = reply.headers or {}
     own = {name: value for name, value in headers.items() if name not in _DIRECT_HEADERS}
     return Message(headers["Nats-Subject"], int(headers["Nats-Sequence"]), _instant(headers["Nats-Time-Stamp"]), reply.data, own)
-
-
-def _connection_options(settings: NatsConnection) -> dict[str, Any]:
-    """nats-py options for the credentials and TLS of the pipeline file."""
-    options: dict[str, Any] = {}
-    if settings.credentials_file:
-        # Read here, so that a file that is not there is told as such.
-        Path(settings.credentials_file).read_bytes()
-        options["user_credentials"] = str(settings.credentials_file)
-    if settings.username:
-        options["user"] = settings.username
-    if settings.password:
-        options["password"] = settings.password.get_secret_value()
-    if settings.token:
-        options["token"] = settings.token.get_secret_value()
-    if (tls := settings.tls) is not None:
-        context = ssl.create_default_context(cafile=tls.ca_file)
-        if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file)
-        options["tls"] = context
-        options["tls_handshake_first"] = tls.handshake_first
-        if tls.hostname:
-            options["tls_hostname"] = tls.hostname
-    return options

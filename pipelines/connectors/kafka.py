@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pipelines.config import KafkaSource
 from pipelines.connectors.kafka_settings import client_settings
+from pipelines.error_classes import ErrorClasses
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.records import HEADERS_TYPE, INSTANT, MAX_RECORD_BYTES, OVERSIZE_HEAD_BYTES, OVERSIZE_TYPE, RAW_SCHEMA
 
@@ -29,35 +30,27 @@ STALL_SECONDS = 2.0
 GIVE_UP_SECONDS = 15.0
 CONSUME_MESSAGES = 5_000
 
-_HALTING = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError._AUTHENTICATION,
-    KafkaError._SSL,
-    KafkaError._INVALID_ARG,
-    KafkaError.MSG_SIZE_TOO_LARGE,
-}
-_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_ID}
-_GONE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
+_TABLE_CLASSES = ErrorClasses("kafka")
+_GONE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
 
 
-def map_error(doing: str, error: BaseException | KafkaError) -> TallyflowError:
-    """The driver's error as one of ours. librdkafka reconnects by itself, so transport errors are waits."""
+def map_error(doing: str, error: BaseException | KafkaError, classes: ErrorClasses = _TABLE_CLASSES) -> TallyflowError:
+    """The driver's error as one of ours. librdkafka reconnects by itself, so transport errors are waits; what is not known is a halt."""
     cause = error.args[0] if isinstance(error, KafkaException) and error.args else error
     if not isinstance(cause, KafkaError):
         return HaltError(f"{doing}: {type(error).__name__}: {error}")
     text = f"{doing}: Kafka says {cause.name()}: {cause.str()}"
-    if cause.code() in _MISSING:
-        return HaltError(f"{text}; create the topic, or correct `topic` in the pipeline file")
+    row = classes.row(cause.code())
+    if row is None:
+        # A code of a newer broker: librdkafka knows those that pass.
+        if cause.retriable():
+            return RetryableError(text)
+        return HaltError(f"{text}; nothing was dropped: look it up in Kafka's own list of errors")
     if cause.code() in _GONE:
-        return DataLossError(f"{text}; these records expired before they were read: see `on_data_loss` in the pipeline file")
-    if cause.code() in _HALTING:
-        return HaltError(f"{text}; check the credentials and rights in `connection_params`")
-    if cause.fatal():
-        return HaltError(text)
-    return RetryableError(text)
+        return DataLossError(f"{text}; {row.remedy}")
+    if cause.fatal() or classes.of(row) == "halt":
+        return HaltError(f"{text}; {row.remedy}")
+    return RetryableError(f"{text}; {row.remedy}")
 
 
 @dataclass(frozen=True)
@@ -71,9 +64,9 @@ class TopicFacts:
 class KafkaTopic:
     """Facts and offsets of one source's topic. Calls time out after 10 s with RetryableError."""
 
-    def __init__(self, source: KafkaSource) -> None:
+    def __init__(self, source: KafkaSource, classes: ErrorClasses = _TABLE_CLASSES) -> None:
         """Connects to nothing yet. Raises HaltError for settings that librdkafka refuses, such as a certificate that it cannot read."""
-        self._topic = source.topic
+        self._topic, self._classes = source.topic, classes
         self._errors: list[KafkaError] = []
         try:
             self._admin = AdminClient({**client_settings(source), "error_cb": self._errors.append, "log_level": 0})
@@ -111,10 +104,10 @@ class KafkaTopic:
         except (KafkaException, TimeoutError) as error:
             # Why a broker cannot be reached, librdkafka tells only to those who poll.
             self._admin.poll(0)
-            told = [e for e in self._errors if e.code() in _HALTING]
+            told = [halt for e in self._errors if isinstance(halt := map_error(doing, e, self._classes), HaltError)]
             if told:
-                raise map_error(doing, told[0]) from error
-            mapped = RetryableError(f"{doing}: no answer") if isinstance(error, TimeoutError) else map_error(doing, error)
+                raise told[0] from error
+            mapped = RetryableError(f"{doing}: no answer") if isinstance(error, TimeoutError) else map_error(doing, error, self._classes)
             reasons = [e.str() for e in self._errors if e.code() != KafkaError._ALL_BROKERS_DOWN]
             if isinstance(mapped, RetryableError) and reasons:
                 raise RetryableError(f"{doing}: Kafka did not answer: {reasons[-1]}") from error
@@ -166,8 +159,8 @@ class RangeReader:
     only what is being read is fetched.
     """
 
-    def __init__(self, source: KafkaSource, keep_partitions: bool = False) -> None:
-        self._topic = source.topic
+    def __init__(self, source: KafkaSource, keep_partitions: bool = False, classes: ErrorClasses = _TABLE_CLASSES) -> None:
+        self._topic, self._classes = source.topic, classes
         self._keep_partitions = keep_partitions
         self._consumer = Consumer(
             {
@@ -192,7 +185,7 @@ class RangeReader:
         try:
             return len(self._consumer.list_topics(self._topic, timeout=REQUEST_TIMEOUT_SECONDS).topics[self._topic].partitions)
         except KafkaException as error:
-            raise map_error(f"reading the metadata of {self._topic}", error) from error
+            raise map_error(f"reading the metadata of {self._topic}", error, self._classes) from error
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Block]:
         """Blocks that cover every range {partition: (start, end)} (end exclusive), each partition's in offset order.
@@ -247,7 +240,7 @@ class RangeReader:
         try:
             self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in starts.items()])
         except KafkaException as error:
-            raise map_error(f"assigning partitions of {self._topic}", error) from error
+            raise map_error(f"assigning partitions of {self._topic}", error, self._classes) from error
 
     def _poll(self, wanted: int) -> bool:
         """Moves up to `wanted` messages into `_ahead`; False when there was nothing.
@@ -257,7 +250,7 @@ class RangeReader:
         try:
             messages = self._consumer.consume(wanted, timeout=0.05)
         except KafkaException as error:
-            raise map_error(f"reading {self._topic}", error) from error
+            raise map_error(f"reading {self._topic}", error, self._classes) from error
         if not messages:
             return False
         errors = list(map(Message.error, messages))
@@ -277,7 +270,7 @@ class RangeReader:
         return bool(blocks)
 
     def _raise_unless_transient(self, error: KafkaError) -> None:
-        mapped = map_error(f"reading {self._topic}", error)
+        mapped = map_error(f"reading {self._topic}", error, self._classes)
         if not isinstance(mapped, RetryableError):
             raise mapped
 

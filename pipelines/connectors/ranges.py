@@ -146,7 +146,8 @@ class _KafkaRangeReader(_RangeReader):
             from pipelines.connectors.kafka import KafkaTopic
             from pipelines.run_spec import load_run
 
-            self._topic = KafkaTopic(load_run(self._options["run"]).config.sources[0])
+            config = load_run(self._options["run"]).config
+            self._topic = KafkaTopic(config.sources[0], config.on_error.classes("kafka"))
         now = time.monotonic()
         if now - self._looked_at >= _FACTS_EVERY_SECONDS:
             self._partitions = self._topic.facts().partitions
@@ -198,7 +199,8 @@ class _StreamRangeReader(_RangeReader):
             from pipelines.run_spec import load_run
 
             run = load_run(self._options["run"])
-            log, woken = JetStream(run.config.nats, "tallyflow-planner"), Event()
+            config = run.config
+            log, woken = JetStream(config.nats, "tallyflow-planner", config.on_error.classes("nats")), Event()
             try:
                 log.on_message(run.names.chain(self._options["upstream"]), woken.set)
             except RetryableError:
@@ -206,6 +208,12 @@ class _StreamRangeReader(_RangeReader):
                 raise
             self._log, self._woken, self._names = log, woken, run.names
         return self._log
+
+    def stop(self) -> None:
+        """Spark calls it when the query ends."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def _available(self, start: Offset) -> Offset:
         log = self._connect()

@@ -6,16 +6,19 @@ order; without, it is a function of the Kafka partition. A dead letter's bucket 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.append import Appender, Tail, append_rows, last_position
-from pipelines.dedup import KEY_COLUMNS, TIME_COLUMN, Deduplicated, FrameTimes, dedup
+from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN, TIME_COLUMN, Deduplicated, FrameTimes, dedup
 from pipelines.dlq import letters
 from pipelines.failpoints import reach
+from pipelines.legs.admission import admit
 from pipelines.legs.arrivals import read_again
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item
@@ -63,8 +66,11 @@ class Buckets:
         refused = [] if rejected is None else [rejected]
         if rows is not None:
             late = self._append_first_of_keys(bucket, rows, frames, counts)
+            letters_of_late = self._late_letters(late) if late.num_rows else late
+            seen = (rows.num_rows, str(bucket), int(self._item["to"]))
+            admit(self._connections, self._item, self._connections.late_breaker, seen, letters_of_late)
             if late.num_rows:
-                refused.append(self._late_letters(late))
+                refused.append(letters_of_late)
                 counts.update({"rows_rejected": late.num_rows, "rejected.dedup.late": late.num_rows})
         reach("process.between-frames")
         if refused:
@@ -118,9 +124,20 @@ class Buckets:
 def first_of_keys(config: StageConfig, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
     """(all rows of a range that fall into one bucket, in any order, judged against its store; the late ones, which are not judged).
 
-    The store is open on what came before. `frames`: of the whole range, where the window is measured on a field.
+    The store is open on what came before. `frames`: of the whole range, where the window is measured on a field. Rows of PAST_COLUMN were
+    accepted when they came first: they go on without being judged.
     """
     rows = in_position_order(rows)
+    if PAST_COLUMN not in rows.column_names:
+        return _judged(config, rows, store, frames)
+    is_past = pc.fill_null(rows.column(PAST_COLUMN), False)
+    past = rows.filter(is_past)
+    found, late = _judged(config, rows.filter(pc.invert(is_past)).drop_columns([PAST_COLUMN]), store, frames)
+    accepted = pa.concat_tables([found.accepted, past.select(found.accepted.column_names)]).unify_dictionaries()
+    return replace(found, accepted=in_position_order(accepted)), late
+
+
+def _judged(config: StageConfig, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
     if frames is None:
         times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
         return dedup(rows, times, config.dedup_window_us, store.find), rows.slice(0, 0)

@@ -4,6 +4,7 @@ from functools import lru_cache
 
 import duckdb
 
+from pipelines.breaker import Breaker
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic, RangeReader
@@ -30,24 +31,27 @@ class Connections:
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._stage_configs: dict[str, StageConfig] = {}
         self._dedup_stores: dict[int, KeyedStore] = {}
+        self.max_rejected_percent = 100 if run.accepts_rejections else self.config.on_error.max_rejected_percent
+        self.breaker, self.late_breaker = Breaker(self.max_rejected_percent), Breaker(self.max_rejected_percent)
+        """Of the stages, and of what dedup rejects as late: that is judged behind the exchange, where other processes see other records."""
 
     @property
     def log(self) -> JetStream:
         if self._log is None:
             # It connects at its first use, and again until that succeeds: one object, so one thread.
-            self._log = JetStream(self.config.nats)
+            self._log = JetStream(self.config.nats, classes=self.config.on_error.classes("nats"))
         return self._log
 
     @property
     def reader(self) -> RangeReader:
         if self._reader is None:
-            self._reader = RangeReader(self.config.sources[0], self._keep_partitions)
+            self._reader = RangeReader(self.config.sources[0], self._keep_partitions, self.config.on_error.classes("kafka"))
         return self._reader
 
     @property
     def topic(self) -> KafkaTopic:
         if self._topic is None:
-            self._topic = KafkaTopic(self.config.sources[0])
+            self._topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
         return self._topic
 
     @property

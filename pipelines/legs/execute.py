@@ -23,6 +23,8 @@ Parcel = tuple[int, str, bytes]
 """What crosses the exchange: the bucket it goes to, its kind, its content."""
 FirstWork = Callable[[Connections, Item], Iterator[Parcel]]
 SecondWork = Callable[[Connections, Item, int, list[tuple[str, bytes]]], Report]
+_FAILED = "failed"
+"""Kind of the parcel that tells every bucket of an error of ours in a first task."""
 _PARCELS = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
 
 
@@ -61,14 +63,15 @@ def run_with_exchange(
 ) -> list[Report]:
     """One Spark task per item that sends parcels to buckets, then one per bucket with all that was sent to it; the buckets' reports.
 
-    An error in a first task fails the whole job, so no bucket works on a part of the range. Errors as in `run_in_tasks`.
+    An error in a first task reaches every bucket, or fails the whole job, so no bucket works on a part of the range. Errors as in
+    `run_in_tasks`.
     """
     texts, shared_text = [json.dumps(item) for item in items], json.dumps(shared)
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                for bucket, kind, payload in first(worker_connections(run_path), json.loads(texts[index])):
+                for bucket, kind, payload in _sent(first, run_path, texts[index], buckets):
                     yield pa.RecordBatch.from_pydict({"bucket": [bucket], "kind": [kind], "payload": [payload]}, schema=_PARCELS)
 
     def receive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -81,6 +84,9 @@ def run_with_exchange(
         assert context.partitionId() == bucket, f"the task of partition {context.partitionId()} was given bucket {bucket}"
         kinds = [kind for batch in here for kind in batch.column("kind").to_pylist()]
         payloads = [payload for batch in here for payload in batch.column("payload").to_pylist()]
+        if _FAILED in kinds:
+            yield pa.RecordBatch.from_pydict({"report": [payloads[kinds.index(_FAILED)].decode()]})
+            return
 
         def work(connections: Connections, item: Item) -> Report:
             return second(connections, item, bucket, list(zip(kinds, payloads, strict=True)))
@@ -91,7 +97,7 @@ def run_with_exchange(
     try:
         rows = sent.repartitionById(buckets, "bucket").mapInArrow(receive, "report string").collect()
     except PySparkException as error:
-        raise _task_error(error, len(texts) + buckets) from error
+        raise HaltError(f"running {len(texts) + buckets} tasks: {_last_words(error)}") from error
     reports = [json.loads(row["report"]) for row in rows]
     for report in reports:
         if "error" in report:
@@ -99,13 +105,12 @@ def run_with_exchange(
     return reports
 
 
-def _task_error(error: PySparkException, tasks: int) -> TallyflowError:
-    """The error of ours that failed a task four times, found in what Spark says; a halt for any other."""
-    words = _last_words(error)
-    name, _, message = words.partition(": ")
-    if name.startswith("pipelines.errors."):
-        return _revive({"error": name.rpartition(".")[2], "message": message})
-    return HaltError(f"running {tasks} tasks: {words}")
+def _sent(first: FirstWork, run_path: str, text: str, buckets: int) -> Iterator[Parcel]:
+    """An item's parcels; after an error of ours, which another attempt would only repeat, one more to each bucket."""
+    try:
+        yield from first(worker_connections(run_path), json.loads(text))
+    except TallyflowError as error:
+        yield from ((bucket, _FAILED, _failure(error).encode()) for bucket in range(buckets))
 
 
 def _attempt(run_path: str, work: Work, text: str) -> str:
@@ -113,7 +118,11 @@ def _attempt(run_path: str, work: Work, text: str) -> str:
     try:
         return json.dumps(work(worker_connections(run_path), json.loads(text)))
     except TallyflowError as error:
-        return json.dumps({"error": type(error).__name__, "message": str(error)})
+        return _failure(error)
+
+
+def _failure(error: TallyflowError) -> str:
+    return json.dumps({"error": type(error).__name__, "message": str(error)})
 
 
 def _revive(report: Report) -> TallyflowError:

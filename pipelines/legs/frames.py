@@ -17,15 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.dedup import KEY_COLUMNS, NEVER, TIME_COLUMN, FrameTimes, with_keys, with_times
+from pipelines.dedup import KEY_COLUMNS, NEVER, PAST_COLUMN, TIME_COLUMN, FrameTimes, with_keys, with_times
 from pipelines.dlq import letters
 from pipelines.errors import RetryableError
 from pipelines.failpoints import reach
+from pipelines.legs.admission import admit
 from pipelines.legs.arrivals import Arrived, records_of, steps
 from pipelines.legs.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report
 from pipelines.legs.stage_config import StageConfig
+from pipelines.naming import is_redriven
 from pipelines.parse import parse
 from pipelines.records import decode_frame, encode_frame
 from pipelines.transform import map_columns, reject_wide
@@ -39,7 +41,8 @@ def process(connections: Connections, item: Item) -> Report:
     """One item in a task: its buckets one after the other, each with the frames that it fetches itself."""
     config = connections.stage_config(item["config"])
     return {
-        bucket: process_frames(connections, config, item, _fetched(connections, item, share)) for bucket, share in item["buckets"].items()
+        bucket: process_frames(connections, config, item, _fetched(connections, item, share), bucket)
+        for bucket, share in item["buckets"].items()
     }
 
 
@@ -50,9 +53,9 @@ def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
     """
     config = connections.stage_config(item["config"])
     counts = new_counts()
-    for share in item["buckets"].values():
+    for name, share in item["buckets"].items():
         for step in steps(_fetched(connections, item, share)):
-            rows, rejected = stages(connections.engine, config, item["config"], step, counts)
+            rows, rejected = _admitted(connections, item, name, step, counts)
             for bucket, part in shares(rows, key_owners(rows, config.buckets)):
                 yield bucket, ROWS, encode_frame(part)
             for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
@@ -107,14 +110,15 @@ def _fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Ite
         yield Arrived(message, arrival_us)
 
 
-def process_frames(connections: Connections, config: StageConfig, item: Item, frames: Iterable[Arrived]) -> Report:
+def process_frames(connections: Connections, config: StageConfig, item: Item, frames: Iterable[Arrived], share: str = "") -> Report:
     """All frames of some buckets in sequence order through the stages; appends what the buckets' subjects do not hold yet.
 
-    With dedup they must be all frames of the plan. Counts are those of the stages, so a replay reports the same.
+    With dedup they must be all frames of the plan. Counts are those of the stages, so a replay reports the same. `share` names the
+    buckets, where not all of the plan are meant.
     """
     buckets = Buckets(connections, config, item)
     counts = Counter(new_counts())
-    passed = (stages(connections.engine, config, item["config"], step, counts) for step in steps(frames))
+    passed = (_admitted(connections, item, share, step, counts) for step in steps(frames))
     times = None
     if config.dedup_key:
         times = _append_by_key(buckets, config, item, passed, counts)
@@ -152,24 +156,35 @@ def _append_by_key(
     return times
 
 
+def _admitted(
+    connections: Connections, item: Item, share: str, step: Sequence[Arrived], counts: dict[str, int]
+) -> tuple[pa.Table, pa.Table]:
+    """As `stages`. Raises HaltError when the dead letters must not be written."""
+    rows, rejected = stages(connections.engine, connections.stage_config(item["config"]), item["config"], step, counts)
+    seen = (sum(frame.message.rows for frame in step if not is_redriven(frame.message.subject)), share, step[-1].message.sequence)
+    admit(connections, item, connections.breaker, seen, rejected)
+    return rows, rejected
+
+
 def stages(
     engine: duckdb.DuckDBPyConnection, config: StageConfig, version: str, step: Sequence[Arrived], counts: dict[str, int]
 ) -> tuple[pa.Table, pa.Table]:
     """(out rows, dead letters) of some frames; adds to `counts`. With dedup, rows have KEY_COLUMNS and are not counted as out yet;
-    with the window on a field, TIME_COLUMN as well.
+    with the window on a field, TIME_COLUMN as well; PAST_COLUMN where a frame holds records that were dead letters.
     """
     records = _together([records_of(frame.message, frame.arrival_us) for frame in step])
-    parsed = parse(engine, records, config.parsed_fields)
+    has_history = bool(config.dedup_key) and "past_dedup" in records.column_names
+    parsed = parse(engine, records, config.parsed_fields, ["past_dedup"] if has_history else [])
     refused = [parsed.rejected]
-    keep: tuple[str, ...] = ()
+    keep = (PAST_COLUMN,) if has_history else ()
     if config.dedup_key:
         parsed = with_keys(engine, parsed.accepted, config.dedup_key)
         refused.append(parsed.rejected)
-        keep = KEY_COLUMNS
+        keep = (*keep, *KEY_COLUMNS)
     if config.dedup_time_field:
         parsed = with_times(engine, parsed.accepted, config.dedup_time_field)
         refused.append(parsed.rejected)
-        keep = (*KEY_COLUMNS, TIME_COLUMN)
+        keep = (*keep, TIME_COLUMN)
     mapped = map_columns(engine, parsed.accepted, config.targets, keep)
     fitting = reject_wide(mapped.accepted, pc.max(pc.binary_length(records.column("value"))).as_py() or 0)
     rejected = pa.concat_tables([*refused, mapped.rejected, fitting.rejected])

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.append import Appender, Tail, Written
 from pipelines.connectors.kafka import Block, GroupOffsets
+from pipelines.connectors.ranges import admit
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.failpoints import reach
 from pipelines.ingest import PartitionWriter, check_cover, last_offset
@@ -24,6 +25,7 @@ from pipelines.records import (
     HEADER_SKIPPED,
     HEADER_TOPIC,
     HEADER_TOPIC_ID,
+    MAX_FRAME_BYTES,
     RAW_SCHEMA,
     encode_frame,
 )
@@ -208,6 +210,7 @@ class IngestLeg(Leg):
 
     name = "ingest"
     _group: GroupOffsets | None = None
+    _raw_limit = -1
 
     def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
         """As every leg's; then tells Kafka's group how far the pipeline has come, for ordinary lag tools."""
@@ -237,8 +240,10 @@ class IngestLeg(Leg):
         tails = anchor(self.connections, {int(p): offset for p, offset in plan.body["to"].items()})
         self.chain.done({}, tails={str(p): [tail.sequence, tail.position] for p, tail in tails.items()}, frames={})
 
-    def start_offset(self) -> dict[str, int]:
+    def _start_offset(self) -> dict[str, int]:
         """Where the chain stands. Raises DataLossError when a partition's subject ends before that."""
+        raw = self.connections.log.state(self.connections.names.stream("raw"))
+        self._raw_limit = raw.max_bytes if raw else -1
         done: dict[str, int] = self.chain.state.to
         partitions = sorted({*self.connections.topic.facts().partitions, *map(int, done)})
         tails = resume_points(self.connections, partitions)
@@ -258,7 +263,20 @@ class IngestLeg(Leg):
 
     def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
         start = {**dict.fromkeys(end, 0), **self.chain.state.to}
+        end = admit(start, end, self._most_offsets())
         return start, {partition: max(offset, end.get(partition, 0)) for partition, offset in start.items()}, {}
+
+    def _most_offsets(self) -> int | None:
+        """Of one plan, None for any number. Raw keeps a plan's frames until it is done: one that does not fit would wait for ever.
+
+        By the size of the records so far, with eightfold room for larger ones; before the first, as if each had a frame of its own.
+        """
+        if self._raw_limit <= 0:
+            return None
+        totals = self.chain.state.done.body["totals"] if self.chain.state.done else {}
+        rows = totals.get("rows_out", 0)
+        mean_bytes = totals["bytes"] / rows if rows else MAX_FRAME_BYTES
+        return max(1, int(self._raw_limit / 8 / mean_bytes))
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
         start, to = plan.body["from"], plan.body["to"]

@@ -73,8 +73,20 @@ class Leg(ABC):
         """Does the plan, or what is left of it; (counts, body) of its `done`. May be called again after any failure."""
 
     @abstractmethod
+    def _start_offset(self) -> dict[str, int]:
+        """Where the chain stands, once what the leg goes on from is checked."""
+
     def start_offset(self) -> dict[str, int]:
         """First offset for the Data Source: where the chain stands."""
+        return self._unless_overtaken(self._start_offset)
+
+    def _unless_overtaken(self, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`. A newer runner merges runs, and purges what it has done: who was overtaken is told that instead."""
+        try:
+            return attempt()
+        except HaltError:
+            self.chain.check_epoch()
+            raise
 
     def close(self) -> None:
         """Closes what only this leg uses; the log is the runner's."""
@@ -134,7 +146,7 @@ class Leg(ABC):
         def guarded() -> T:
             if self.lease.lost.is_set():
                 raise FencedError(f"{self.name}: the lease was lost, another runner has taken this leg over; stop this one")
-            return attempt()
+            return self._unless_overtaken(attempt)
 
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),

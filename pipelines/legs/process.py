@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
 from pipelines.dedup import NEVER
-from pipelines.errors import HaltError, RetryableError, StateDamagedError
+from pipelines.errors import HaltError, RetryableError
 from pipelines.ledger import Entry
 from pipelines.legs.arrivals import Arrived, arrivals, bucket_of
 from pipelines.legs.buckets import Listing
@@ -32,7 +32,7 @@ class ProcessLeg(Leg):
     _next_offer = 0.0
     _seen_offer = 0
 
-    def start_offset(self) -> dict[str, int]:
+    def _start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
         self._check_buckets()
         self._sweep()
@@ -88,12 +88,7 @@ class ProcessLeg(Leg):
         item = {"from": start, "to": to, "config": plan.body["config"], "tails": before.get("tails", {})}
         item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0), "newest_us": before.get("newest_us", NEVER)}
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
-        try:
-            reports, arrived, last = run(session, item)
-        except StateDamagedError:
-            # A newer runner merges runs and deletes the old ones: who was overtaken should be told that.
-            self.chain.check_epoch()
-            raise
+        reports, arrived, last = run(session, item)
         counts: Counter[str] = Counter()
         tails, runs = dict(item["tails"]), dict(item["runs"])
         for report in reports:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.append import Appender, append_rows, last_position
+from pipelines.breaker import place_of
 from pipelines.dlq import letters
 from pipelines.ledger import Entry
 from pipelines.legs.arrivals import read_again
@@ -38,9 +39,18 @@ def append_refused(connections: Connections, plan: Entry, chunk: Chunk, refused:
         rejected = pa.concat_tables(found)
         names = connections.names
         records = read_again(connections.log, names.stream("raw"), rejected)
-        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.body["config"])
+        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.body["config"], past_dedup=True)
         stream, subject = names.stream("dlq"), names.dead_letters("sink", bucket)
         append_rows(Appender(connections.log, stream, subject, last_position, last_of[bucket]), table)
+
+
+def place_of_row(chunk: Chunk, row: int) -> str:
+    """Where the record of a row of the chunk comes from, in words."""
+    for message in chunk.messages:
+        if row < message.rows:
+            return place_of(decode_frame(message.payload).slice(row, 1))
+        row -= message.rows
+    raise IndexError(row)
 
 
 def _rejected_rows(message: Message, refused: list[tuple[int, str]]) -> pa.Table:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from pipelines.breaker import Cause, Sample, halt_for
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.errors import HaltError, InvariantError, RefusedError, RetryableError
@@ -21,13 +22,15 @@ from pipelines.failpoints import reach
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.ledger import Entry
 from pipelines.legs.leg import Leg, check_input, input_mark
-from pipelines.legs.refused import Refused, append_refused
+from pipelines.legs.refused import Refused, append_refused, place_of_row
 from pipelines.naming import insert_token
+from pipelines.preflight import column_faults
 from pipelines.records import Message
 from pipelines.sink import Chunk, Pieces, chunk_rows, chunks, insert_block
+from pipelines.triage import fingerprint
 
 MAX_REFUSED_ROWS = 1000
-"""Of one chunk, by one start. Beyond it the table is wrong, not the records; who starts again after that has looked at it."""
+"""Of one chunk, by one start, with or without the circuit breaker: each costs inserts, and a ledger entry that names all before it."""
 
 
 class SinkLeg(Leg):
@@ -36,14 +39,18 @@ class SinkLeg(Leg):
     name = "sink"
     _clickhouse: ClickHouse | None = None
     _proposed: Chunk | None = None
-    _refusals = 0
+    _seen = Sample()
+    """Of chunks that are settled, as far as the circuit breaker has not judged them yet."""
+    _refused_here = Sample()
+    """Rows of the chunk in work that this start has found refused."""
     _decided: tuple[int, Pieces] | None = None
     """What followed from the last insert, and the sequence of the plan that it was made under."""
 
     @property
     def clickhouse(self) -> ClickHouse:
         if self._clickhouse is None:
-            self._clickhouse = ClickHouse(self.connections.config.sink)
+            config = self.connections.config
+            self._clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
         return self._clickhouse
 
     def close(self) -> None:
@@ -51,7 +58,7 @@ class SinkLeg(Leg):
         if self._clickhouse is not None:
             self._clickhouse.close()
 
-    def start_offset(self) -> dict[str, int]:
+    def _start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self._stream, self.chain.state.done)
         return {"sequence": self.chain.state.to or 0}
 
@@ -105,7 +112,8 @@ class SinkLeg(Leg):
         if refused:
             append_refused(self.connections, plan, chunk, refused)
             counts |= {"rows_rejected": len(refused), "rejected.sink.refused": len(refused)}
-        self._proposed, self._refusals = None, 0
+        self._seen = self._with_chunk(chunk).rest
+        self._proposed, self._refused_here = None, Sample()
         return counts, {"input": input_mark(chunk.messages[-1])}
 
     def _settle(self, plan: Entry, chunk: Chunk) -> Refused:
@@ -136,18 +144,34 @@ class SinkLeg(Leg):
                     f"inserting a chunk: waiting until no insert of an earlier runner can be at work; {refusal}"
                 ) from refusal
             after = pieces.refuse(str(refusal), refusal.row)
-            self._refusals += len(after.refused) - len(pieces.refused)
-            if self._refusals > MAX_REFUSED_ROWS:
-                raise HaltError(
-                    f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: more than {MAX_REFUSED_ROWS} of its rows are "
-                    f"refused, the last with: {refusal}. These are no single bad records; mend the table or the mapping and start again: "
-                    "rows refused so far stay dead letters, the rest of the chunk is inserted"
-                ) from refusal
+            if after.refused != pieces.refused:
+                self._check_refused(plan, chunk, pieces.sent, refusal)
             return after
         return pieces.inserted()
 
+    def _check_refused(self, plan: Entry, chunk: Chunk, row: int, refusal: RefusedError) -> None:
+        """Raises HaltError when a refused row must not be decided to be a dead letter: it is sent again by the next start."""
+        name, reason = fingerprint("sink", "refused", "", str(refusal)), f"sink: refused: {refusal}"
+        known = self._refused_here.causes.get(name)
+        cause = Cause(name, reason, known.example if known else place_of_row(chunk, row), 1)
+        if self.connections.config.on_error.rejected == "halt":
+            raise halt_for(reason, cause.example) from refusal
+        self._refused_here = self._refused_here.plus(0, [cause])
+        self._with_chunk(chunk).judge(self.connections.max_rejected_percent)
+        if sum(each.records for each in self._refused_here.causes.values()) > MAX_REFUSED_ROWS:
+            raise HaltError(
+                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: more than {MAX_REFUSED_ROWS} of its rows are "
+                f"refused, the last with: {refusal}. These are no single bad records; mend the table or the mapping and start again: "
+                "rows refused so far stay dead letters, the rest of the chunk is inserted"
+            ) from refusal
+
+    def _with_chunk(self, chunk: Chunk) -> Sample:
+        return self._seen.plus(chunk.rows, self._refused_here.causes.values())
+
     def _insert(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
         """One attempt. ClickHouse cannot fence a late insert, so none starts that could outlive the lease."""
+        # First: its answer may take long, and the lease is looked at behind it.
+        self._check_columns(plan.body["table"])
         if self.lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
         stream_id = self.connections.run.stream_ids["out"]
@@ -157,3 +181,18 @@ class SinkLeg(Leg):
         reach("sink.before-insert")
         self.clickhouse.insert(plan.body["table"], rows.column_names, block, token, INSERT_MAX_EXECUTION_SECONDS)
         reach("sink.after-insert")
+
+    def _check_columns(self, table: str) -> None:
+        """Raises HaltError when the table was altered and the mapping does not fit it any more.
+
+        Before every insert: ClickHouse casts what it is given to a narrowed type and cuts the values without a word (measured, 26.9).
+        """
+        config = self.connections.config
+        database, name = config.sink.connection_params.database, config.sink.table
+        columns = self.clickhouse.columns(database, name) if table == f"{database}.{name}" else ()
+        faults = column_faults(config, columns) if columns else []
+        if faults:
+            raise HaltError(
+                f"inserting a chunk into {table}: the table was altered and does not fit the mapping any more: "
+                f"{'; '.join(map(str, faults))}. Nothing of the chunk was sent: put the table back, or correct the mapping, and start again"
+            )

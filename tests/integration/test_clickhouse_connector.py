@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse import ClickHouse, TableColumn
+from pipelines.error_classes import TABLE
 from pipelines.errors import HaltError, RefusedError, RetryableError
 from resources.local.stack import LocalStack
 
@@ -292,3 +293,9 @@ def test_a_client_outlives_a_restart_of_the_server(clickhouse: ClickHouse, datab
     clickhouse.insert(f"{database}.t", ["id"], block(1), "one", 6)
     clickhouse.insert(f"{database}.t", ["id"], block(2), "two", 6)
     assert numbers(clickhouse, f"{database}.t") == [1, 2]
+
+
+def test_the_server_calls_its_errors_as_the_table_does(clickhouse: ClickHouse) -> None:
+    ours = {row.code: row.name for row in TABLE if row.system == "clickhouse"}
+    codes = ", ".join(map(str, ours))
+    assert dict(clickhouse.rows("naming errors", f"SELECT arrayJoin([{codes}]) AS code, errorCodeToName(code)")) == ours

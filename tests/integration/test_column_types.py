@@ -9,6 +9,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from pipelines.audit import MISSING
+from pipelines.audit_rows import CONFIRMED, FOUND, Rows
 from pipelines.columns import arrow_type, parse_type
 from pipelines.connectors.duckdb import open_engine
 from pipelines.fields import ParsedField
@@ -193,6 +195,26 @@ def test_value_arrives_in_column(
     if source != "bytes":
         assert mapped.accepted["c"].type == arrow_type(target.type)
     assert store(clickhouse, mapped.accepted, f"c {target.type}") == [stored] * 3
+
+
+@pytest.mark.parametrize(("column", "source", "value", "stored"), CASES, ids=lambda value: str(value)[:40])
+def test_an_audit_finds_a_row_as_it_was_sent(
+    clickhouse: Any, engine: duckdb.DuckDBPyConnection, column: str, source: str, value: Any, stored: str
+) -> None:
+    target = TargetColumn("c", "c", parse_type(column), has_default=False)
+    parsed = parse(engine, raw_records([json.dumps({"c": value}).encode()] * 2), [ParsedField("c", source)])
+    sent = map_columns(engine, parsed.accepted, [target]).accepted
+    store(clickhouse, sent, f"c {target.type}")
+    answer = clickhouse.query("SELECT c FROM t SETTINGS output_format_arrow_low_cardinality_as_dictionary = 0", "ArrowStream").bytes()
+    with duckdb.connect(":memory:") as own:
+        rows = Rows(own, [target])
+        if not rows.compared:
+            assert column == "JSON" or column.startswith(("Array(DateTime64", "Array(FixedString"))
+            return
+        rows.add(sent, CONFIRMED)
+        assert rows.faults().count(MISSING) == 2
+        rows.add(pa.ipc.open_stream(answer).read_all(), FOUND)
+        assert rows.faults().table.num_rows == 0
 
 
 @pytest.mark.parametrize(("column", "source", "default", "stored"), DEFAULTS, ids=lambda value: str(value)[:40])

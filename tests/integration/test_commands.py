@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -130,6 +131,8 @@ def check_metrics(case: PipelineCase, answer: httpx.Response) -> None:
         "tallyflow_leg_state": "gauge",
         "tallyflow_lag_offsets": "gauge",
         "tallyflow_healthy": "gauge",
+        "tallyflow_stream_bytes": "gauge",
+        "tallyflow_stream_limit_bytes": "gauge",
     }
 
     def value(family: str, **labels: str) -> float:
@@ -152,19 +155,21 @@ def test_tally_accounts_for_every_record(case: PipelineCase) -> None:
     case.create_topic()
     never_ran = tallyflow(case, "tally", str(case.file), "--json")
     assert (never_ran.exit_code, never_ran.stdout) == (1, "")
-    assert "the stream does not exist; start the pipeline once to create it" in never_ran.stderr
+    assert "the stream does not exist: start the pipeline once to create it" in never_ran.stderr
     case.send_events(600, bad_every=100)
     case.warm_run()
     found = tallyflow(case, "tally", str(case.file), "--json")
     assert found.exit_code == 0
     assert json.loads(found.stdout) == {
         "pipeline": case.pipeline,
+        "since": None,
         "residue": 0,
         "legs": [
             leg("ingest", 600, {"written to raw": 600, "offsets without a record": 0, "expired and skipped": 0}),
             leg("process", 600, {"written to out": 594, "duplicates dropped": 0, "dead letters": 6}),
             leg("sink", 594, {"confirmed by ClickHouse": 594, "dead letters": 0}),
         ],
+        "dead_letters": leg("redrive", 6, {"entered again": 0, "discarded": 0, "still dead letters": 6}) | {"waiting": 6},
     }
     shown = tallyflow(case, "tally", str(case.file))
     assert shown.exit_code == 0
@@ -172,8 +177,29 @@ def test_tally_accounts_for_every_record(case: PipelineCase) -> None:
     assert "dead letters" in shown.output
 
 
+def test_tally_since_an_instant_accounts_for_what_was_done_since(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send_events(300, bad_every=100)
+    case.warm_run()
+    between = datetime.now(UTC)
+    case.send_events(200, bad_every=100)
+    case.warm_run()
+    found = json.loads(tallyflow(case, "tally", str(case.file), "--since", between.isoformat(), "--json").stdout)
+    assert (found["since"], found["residue"]) == (between.isoformat(timespec="microseconds"), 0)
+    assert found["legs"] == [
+        leg("ingest", 200, {"written to raw": 200, "offsets without a record": 0, "expired and skipped": 0}),
+        leg("process", 200, {"written to out": 198, "duplicates dropped": 0, "dead letters": 2}),
+        leg("sink", 198, {"confirmed by ClickHouse": 198, "dead letters": 0}),
+    ]
+    letters = leg("redrive", 2, {"entered again": 0, "discarded": 0, "still dead letters": 2}) | {"waiting": 5, "waiting_before": 3}
+    assert found["dead_letters"] == letters
+    whole = json.loads(tallyflow(case, "tally", str(case.file), "--since", "1h", "--json").stdout)
+    assert [one["rows_in"] for one in whole["legs"]] == [500, 500, 495]
+    assert "must be an instant such as" in tallyflow(case, "tally", str(case.file), "--since", "yesterday").output
+
+
 def leg(name: str, rows_in: int, outcomes: dict[str, int]) -> dict[str, Any]:
-    return {"leg": name, "rows_in": rows_in, "outcomes": outcomes, "waiting": 0, "has_open_plan": False, "residue": 0}
+    return {"leg": name, "rows_in": rows_in, "outcomes": outcomes, "waiting": 0, "waiting_before": 0, "has_open_plan": False, "residue": 0}
 
 
 def test_delete_lists_what_goes_and_asks_first(case: PipelineCase) -> None:

@@ -21,8 +21,8 @@ RECORDS: list[bytes | None] = [
 
 
 def dlq(case: PipelineCase, command: str, *arguments: str) -> Any:
-    ended = case.command("dlq", command, str(case.file), *arguments, "--json")
-    assert ended.returncode == 0, ended.stderr
+    ended = case.invoke("dlq", command, str(case.file), *arguments, "--json")
+    assert ended.exit_code == 0, ended.stderr
     return json.loads(ended.stdout)
 
 
@@ -41,7 +41,7 @@ def test_groups_account_for_every_letter_and_say_what_to_do(filled: PipelineCase
     assert [(group["code"], group["field"], group["letters"], group["offset"]) for group in found[:1]] == [("wrong_type", "id", 2, 2)]
     assert sorted((group["code"], group["letters"]) for group in found[1:]) == [("invalid_json", 1), ("invalid_json", 1), ("tombstone", 1)]
     assert all(group["remedy"] for group in found)
-    shown = filled.command("dlq", "groups", str(filled.file))
+    shown = filled.invoke("dlq", "groups", str(filled.file))
     assert "2 letters  parse: wrong_type of id" in shown.stdout
     assert "likely fix: correct the type in `schema_fields`, or the producer" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "5 letters in 4 groups"
@@ -56,8 +56,8 @@ def test_a_list_may_be_narrowed_to_a_group_a_time_and_a_number(filled: PipelineC
     assert (limited["selected"], [letter["offset"] for letter in limited["letters"]]) == (2, [2])
     assert dlq(filled, "list", "--until", "2020-01-01")["selected"] == dlq(filled, "list", "--stage", "dedup")["selected"] == 0
     assert dlq(filled, "list", "--since", "2020-01-01")["selected"] == 5
-    shown = filled.command("dlq", "list", str(filled.file), "--limit", "2")
-    assert (shown.returncode, "2 of 5 letters" in shown.stdout) == (0, True)
+    shown = filled.invoke("dlq", "list", str(filled.file), "--limit", "2")
+    assert (shown.exit_code, "2 of 5 letters" in shown.stdout) == (0, True)
 
 
 def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
@@ -69,15 +69,15 @@ def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
         5: "hex:ff00",
         6: None,
     }
-    shown = filled.command("dlq", "show", str(filled.file), positions[2])
+    shown = filled.invoke("dlq", "show", str(filled.file), positions[2])
     for line in ("offset: 2", "stage: parse", "code: wrong_type", "field: id", 'value: {"id": "one", "name": "a", "amount": null}'):
         assert line in shown.stdout.splitlines()
 
 
 def test_a_letter_that_is_not_there_and_a_position_that_is_none_are_told(filled: PipelineCase) -> None:
-    missing = filled.command("dlq", "show", str(filled.file), "9999.0")
-    assert (missing.returncode, missing.stderr.strip()) == (1, "there is no dead letter at 9999.0")
-    assert filled.command("dlq", "show", str(filled.file), "nonsense").returncode == 2
+    missing = filled.invoke("dlq", "show", str(filled.file), "9999.0")
+    assert (missing.exit_code, missing.stderr.strip()) == (1, "there is no dead letter at 9999.0")
+    assert filled.invoke("dlq", "show", str(filled.file), "nonsense").exit_code == 2
 
 
 def test_a_pipeline_that_never_ran_has_no_letters(case: PipelineCase) -> None:

@@ -144,7 +144,7 @@ def test_a_full_stream_refuses_writers_until_there_is_room(log: JetStream) -> No
     name = f"test-{uuid4().hex[:8]}"
     log.ensure_stream(name, f"{name}.>", {}, max_bytes=50_000)
     sequence = log.publish(f"{name}.a", bytes(30_000), {}, 0)
-    with pytest.raises(RetryableError, match=r"the stream is full .* waiting until its reader has confirmed"):
+    with pytest.raises(RetryableError, match=r"the stream is full: waiting until its reader has confirmed"):
         log.publish(f"{name}.b", bytes(30_000), {}, 0)
     assert log.last(name, f"{name}.b") is None
     log.purge(name, f"{name}.a", sequence + 1)
@@ -223,3 +223,40 @@ def test_a_missing_file_of_the_connection_is_a_halt(settings: dict[str, object])
     with pytest.raises(HaltError, match="check the files that `nats` names"):
         log.connect()
     log.close()
+
+
+def test_a_purge_keeps_what_is_at_its_sequence_and_other_subjects_and_may_be_repeated(log: JetStream, stream: str) -> None:
+    publish(log, f"{stream}.a", [b"%d" % n for n in range(4)])
+    publish(log, f"{stream}.b", [b"%d" % n for n in range(4)])
+    for _ in range(2):
+        log.purge(stream, f"{stream}.a", 3)
+        assert [m.sequence for m in log.fetch(stream, f"{stream}.>", 0, 8)] == [3, 4, 5, 6, 7, 8]
+    log.purge(stream, f"{stream}.a", 2)
+    assert log.subjects(stream, f"{stream}.>") == {f"{stream}.a": 2, f"{stream}.b": 4}
+
+
+@pytest.mark.parametrize("below", [0, 1])
+def test_a_purge_below_the_first_sequence_removes_nothing(log: JetStream, stream: str, below: int) -> None:
+    publish(log, f"{stream}.a", [b"x"] * 3)
+    log.purge(stream, f"{stream}.a", below)
+    assert log.subjects(stream, f"{stream}.>") == {f"{stream}.a": 3}
+
+
+def test_the_last_message_that_a_purge_left_is_still_what_writers_go_on_from(log: JetStream, stream: str) -> None:
+    last = publish(log, f"{stream}.a", [b"%d" % n for n in range(5)])[-1]
+    log.purge(stream, f"{stream}.a", last)
+    assert log.subjects(stream, f"{stream}.>") == {f"{stream}.a": 1}
+    with pytest.raises(ConflictError):
+        log.publish(f"{stream}.a", b"from the beginning", {}, 0)
+    assert log.publish(f"{stream}.a", b"5", {}, last) == last + 1
+    state = log.state(stream)
+    assert state is not None
+    assert (state.first_sequence, state.last_sequence, state.messages) == (last, last + 1, 2)
+
+
+def test_a_purge_that_takes_a_subjects_last_message_makes_writers_begin_anew(log: JetStream, stream: str) -> None:
+    """What a purge must never do: nothing tells this subject from one that was never written."""
+    last = publish(log, f"{stream}.a", [b"x"] * 3)[-1]
+    log.purge(stream, f"{stream}.a", last + 1)
+    assert log.last(stream, f"{stream}.a") is None
+    assert log.publish(f"{stream}.a", b"x", {}, 0) == last + 1

@@ -183,7 +183,7 @@ def test_defaults_are_glassflows() -> None:
     assert config.resources.nats.stream.max_age == timedelta(hours=24)
     assert config.sources[0].source_id == "orders"
     assert config.consumer_group(config.sources[0]) == "tallyflow-orders-1"
-    assert (config.buckets, config.on_error, config.sink.delivery) == (8, "dead_letter", "exactly_once")
+    assert (config.buckets, config.on_error.rejected, config.sink.delivery) == (8, "dead_letter", "exactly_once")
 
 
 def test_null_is_absent() -> None:
@@ -412,6 +412,8 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
         ("sink.max_delay_time", "0s", "sink.max_delay_time", "longer than zero"),
         ("sink.mapping", [], "sink.mapping", "must not be empty"),
         ("sink.mapping.1.column_name", "order_id", "sink.mapping[1].column_name", "mapped twice"),
+        ("sink.ledger_table", "a; DROP TABLE b", "sink.ledger_table", "must be letters"),
+        ("sink.ledger_table", "orders", "sink.ledger_table", "needs one of its own"),
         ("sink.mapping.1.column_name", "_tf_x", "sink.mapping[1].column_name", "reserved"),
         ("sink.mapping.1.column_name", "a b", "sink.mapping[1].column_name", "must be letters"),
         ("sink.mapping.1.column_type", "Strng", "sink.mapping[1].column_type", "Strng"),

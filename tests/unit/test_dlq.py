@@ -59,6 +59,8 @@ def test_a_letter_holds_the_record_its_coordinates_and_the_reason() -> None:
         "attempts": 1,
         "first_time": FIRST_INSTANT,
         "last_time": FIRST_INSTANT,
+        "past_dedup": False,
+        "origin": None,
     }
 
 

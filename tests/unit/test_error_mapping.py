@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from nats.js.errors import APIError, ServiceUnavailableError
 from urllib3.exceptions import ProtocolError, ReadTimeoutError
 
-from pipelines.connectors import clickhouse, jetstream, kafka
+from pipelines.connectors import clickhouse, jetstream_errors, kafka
 from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError, TallyflowError
 
 CLICKHOUSE_WAITS = {
@@ -28,14 +28,14 @@ CLICKHOUSE_WAITS = {
     999: "KEEPER_EXCEPTION",
 }
 CLICKHOUSE_HALTS = {
-    16: "nothing was dropped",
-    33: "nothing was dropped",
+    16: "compare the table with the mapping",
+    33: "compare the table with the mapping",
     60: "create_table: true",
     81: "create the database",
     117: "nothing was dropped",
-    192: "check `username`",
-    193: "check `password`",
-    349: "nothing was dropped",
+    192: "check `username` and `password`",
+    193: "check `username` and `password`",
+    349: "the row is a dead letter",
     497: "grant the user the right",
     516: "check `username` and `password`",
     987_654: "nothing was dropped",
@@ -149,6 +149,7 @@ def test_only_the_first_line_of_a_clickhouse_error_is_told() -> None:
     [
         (APIError(code=400, err_code=10071, description="wrong last sequence: 7"), ConflictError),
         (APIError(code=503, err_code=10077, description="maximum bytes exceeded"), RetryableError),
+        (APIError(code=503, err_code=10023, description="insufficient resources"), RetryableError),
         (APIError(code=500, err_code=10047, description="insufficient storage resources available"), RetryableError),
         (APIError(code=503, err_code=10008, description="system temporarily unavailable"), RetryableError),
         (ServiceUnavailableError(code=503, description="no leader"), RetryableError),
@@ -171,7 +172,7 @@ def test_only_the_first_line_of_a_clickhouse_error_is_told() -> None:
     ids=lambda value: f"{type(value).__name__} {value}"[:60] if isinstance(value, Exception) else value.__name__,
 )
 def test_nats_errors(error: Exception, kind: type[TallyflowError]) -> None:
-    found = jetstream._map_error("publishing to tf.x", error)
+    found = jetstream_errors.map_error("publishing to tf.x", error)
     assert type(found) is kind
     assert str(found).startswith("publishing to tf.x: ")
 

@@ -6,9 +6,24 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.naming import Names, bucket_of_partition, dedup_place, insert_token, partitions_of_bucket, subject_token
+from pipelines.naming import (
+    Names,
+    bucket_of_partition,
+    dedup_place,
+    insert_token,
+    is_redriven,
+    partitions_of_bucket,
+    stream_of_subject,
+    subject_token,
+)
 
 NAMES = Names("orders-eu")
+
+
+def test_a_subject_tells_its_stream() -> None:
+    assert stream_of_subject(NAMES.raw("a.b", 3)) == NAMES.stream("raw")
+    assert stream_of_subject(NAMES.dead_letters("sink", 0)) == NAMES.stream("dlq")
+    assert stream_of_subject(NAMES.lease("sink")) == NAMES.stream("ledger")
 
 
 def test_plain_characters_stand_for_themselves() -> None:
@@ -43,6 +58,9 @@ def test_streams_and_subjects_of_a_pipeline() -> None:
     assert NAMES.stream("raw") == "tf-orders-eu-raw"
     assert NAMES.subjects("raw") == "tf.orders-eu.raw.>"
     assert NAMES.raw("my.source", 3) == "tf.orders-eu.raw.my=2Esource.3"
+    assert NAMES.redriven("my.source", 3) == "tf.orders-eu.raw.my=2Esource.redrive.3"
+    assert is_redriven(NAMES.redriven("my.source", 3))
+    assert not is_redriven(NAMES.raw("redrive", 3)), "a source may have that name"
     assert NAMES.out(7) == "tf.orders-eu.out.7"
     assert NAMES.dead_letters("process", 2) == "tf.orders-eu.dlq.process.2"
     assert NAMES.chain("sink") == "tf.orders-eu.ledger.sink"

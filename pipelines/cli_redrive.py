@@ -1,0 +1,176 @@
+"""The commands that take dead letters: reprocess, discard, export, import. Part of the composition root cli.py."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json
+from pipelines.cli_dlq import GroupName, Key, Since, Stage, Until, dead_letters, parse_position, plain_group, print_groups, selection
+from pipelines.config import load
+from pipelines.naming import Names
+from resources.local.stack import default_home
+
+if TYPE_CHECKING:
+    from pipelines.rehearsal import Rehearsal
+    from pipelines.reprocess import Outcome, Reprocessing
+    from pipelines.triage import Selection
+
+Positions = Annotated[list[str] | None, typer.Option("--position", help="Only the letter at this raw position, parked or not; may repeat.")]
+All = Annotated[bool, typer.Option("--all", help="All letters, when nothing narrows the selection.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Target = Annotated[Path, typer.Argument(help="The file to write, JSON lines.", dir_okay=False)]
+Source = Annotated[Path, typer.Argument(help="An exported file, edited.", exists=True, dir_okay=False)]
+
+
+@contextmanager
+def _reprocessing(file: Path) -> "Iterator[Reprocessing]":
+    from pipelines.reprocess import Reprocessing
+
+    with errors_as_exit():
+        config = load(file)
+        work = Reprocessing(config, Names(config.pipeline_id).directory(default_home()))
+        try:
+            yield work
+        finally:
+            work.close()
+
+
+def _wanted(chosen: "Selection", positions: list[str] | None, everything: bool) -> "Selection":
+    """Raises BadParameter where nothing says which letters are meant."""
+    if positions:
+        chosen = replace(chosen, positions=frozenset(map(parse_position, positions)))
+    if not everything and all(value is None for value in vars(chosen).values()):
+        raise typer.BadParameter("say which letters: --group, --stage, --since, --until, --key, --position, or --all")
+    return chosen
+
+
+def reprocess(
+    file: File,
+    stage: Stage = None,
+    group: GroupName = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    position: Positions = None,
+    everything: All = False,
+    is_rehearsal: Annotated[bool, typer.Option("--dry-run", help="Show what would become of them, change nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let dead letters enter the pipeline again, each once, whether it runs or not."""
+    chosen = _wanted(selection(stage, group, since, until, key), position, everything)
+    if is_rehearsal:
+        _rehearse(file, chosen, as_json)
+        return
+    with _reprocessing(file) as work:
+        outcome = work.enter(chosen)
+    _tell(outcome, "entered again; the pipeline judges them as soon as it runs", as_json)
+
+
+def discard(
+    file: File,
+    reason: Annotated[str, typer.Option(help="Why, for the ledger.")],
+    stage: Stage = None,
+    group: GroupName = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    position: Positions = None,
+    everything: All = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give dead letters up for good: they are counted as discarded, and cannot enter again."""
+    chosen = _wanted(selection(stage, group, since, until, key), position, everything)
+    if not yes:
+        from pipelines.redrive import WAITING
+
+        with dead_letters(file) as letters:
+            count = sum(one.letters for one in letters.groups(replace(chosen, states=WAITING)))
+        typer.confirm(f"Discard {count:,} dead letters for good?", abort=True)
+    with _reprocessing(file) as work:
+        outcome = work.discard(chosen, reason)
+    _tell(outcome, "discarded", as_json)
+
+
+def export(
+    file: File,
+    target: Target,
+    stage: Stage = None,
+    group: GroupName = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    state: Annotated[str, typer.Option(help="As for `list`.")] = "waiting",
+) -> None:
+    """Write dead letters to a file, whole, as JSON lines: to read, to keep, or to edit and give back with `import`."""
+    from pipelines.letters_file import line_of
+
+    count = 0
+    with dead_letters(file) as letters, target.open("x", encoding="utf-8") as lines:
+        for table in letters.frames(selection(stage, group, since, until, key, state)):
+            for row in table.to_pylist():
+                lines.write(line_of(row) + "\n")
+            count += table.num_rows
+    out.print(f"{count:,} letters written to {target}", highlight=False, soft_wrap=True)
+
+
+def import_letters(file: File, source: Source, as_json: AsJson = False) -> None:
+    """Let the dead letters of an edited file enter again with the content that they have there, each in place of its letter."""
+    from pipelines.letters_file import read_edited
+
+    with errors_as_exit():
+        edited = read_edited(source)
+    with _reprocessing(file) as work:
+        outcome = work.enter_edited(edited)
+    _tell(outcome, "entered again as edited; the pipeline judges them as soon as it runs", as_json)
+
+
+def _tell(outcome: "Outcome", done: str, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(outcome))
+        return
+    out.print(f"{outcome.taken:,} letters {done}", highlight=False)
+    why = {
+        "parked": "were rejected too often (name them by --position, or raise dead_letters.max_attempts)",
+        "oversize": "hold only the head of a record that is too large; fetch it from Kafka, then `import` or `discard` them",
+        "redriven": "had entered again before",
+        "discarded": "had been discarded before",
+    }
+    for state, count in sorted(outcome.left.items()):
+        err.print(f"{count:,} {why[state]}", highlight=False)
+
+
+def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
+    from pipelines.key_state import KeyState
+    from pipelines.redrive import OPEN, WAITING
+    from pipelines.rehearsal import rehearse
+
+    waiting = WAITING if chosen.positions else frozenset({OPEN})
+    with dead_letters(file) as letters:
+        config = load(file)
+        state = KeyState(config, file.read_text(), default_home(), needs_dedup=False)
+        try:
+            found = rehearse(config, state, letters.frames(replace(chosen, states=waiting)))
+        finally:
+            state.close()
+    if as_json:
+        print_json({**asdict(found), "rejected": [plain_group(one) for one in found.rejected]})
+        return
+    _tell_rehearsal(found)
+
+
+def _tell_rehearsal(found: "Rehearsal") -> None:
+    again = sum(one.letters for one in found.rejected)
+    out.print(f"{found.letters:,} letters would enter again; nothing was changed", highlight=False)
+    out.print(f"  {found.passed:,} would pass to the sink", highlight=False)
+    if found.refused:
+        out.print(f"    {found.refused:,} letters had been refused by ClickHouse: only an insert can tell about these", highlight=False)
+    for count, what in ((found.duplicates, "are copies of a key that is remembered: dropped"), (found.late, "are late: rejected again")):
+        if count:
+            out.print(f"  {count:,} {what}", highlight=False)
+    out.print(f"  {again:,} would be rejected again", highlight=False)
+    print_groups(found.rejected)

@@ -1,0 +1,38 @@
+"""What NATS and its client answer, as our errors, by the table of errors."""
+
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+import nats.errors
+from nats.js.errors import APIError
+
+from pipelines.error_classes import ErrorClasses
+from pipelines.errors import ConflictError, HaltError, RetryableError, TallyflowError
+
+TABLE_CLASSES = ErrorClasses("nats")
+_WRONG_LAST_SEQUENCE = 10071
+_UNAVAILABLE = 503
+
+
+def map_error(doing: str, error: BaseException, classes: ErrorClasses = TABLE_CLASSES) -> TallyflowError:
+    """The driver's exception as one of ours; what is not known is a halt."""
+    if isinstance(error, APIError):
+        return _of_the_server(doing, error, classes)
+    # Not only the client's own: a wait for a future ends with the standard library's TimeoutError.
+    of_connection = isinstance(error, nats.errors.Error | OSError | FutureTimeoutError)
+    row = next(filter(None, (classes.row(kind.__name__) for kind in type(error).__mro__)), None) if of_connection else None
+    if row is None:
+        return HaltError(f"{doing}: {type(error).__name__}: {error}")
+    if classes.of(row) == "retryable":
+        return RetryableError(f"{doing}: NATS did not answer ({type(error).__name__})")
+    return HaltError(f"{doing}: {error}; {row.remedy}")
+
+
+def _of_the_server(doing: str, error: APIError, classes: ErrorClasses) -> TallyflowError:
+    code = error.err_code or error.code or 0
+    if code == _WRONG_LAST_SEQUENCE:
+        return ConflictError(f"{doing}: {error.description}")
+    row = classes.row(code) or (classes.row(_UNAVAILABLE) if error.code == _UNAVAILABLE else None)
+    told = f"{doing}: JetStream error {code}: {error.description}"
+    if row is None:
+        return HaltError(f"{told}; nothing was dropped: look it up in NATS's own list of errors")
+    return RetryableError(f"{told}; {row.remedy}") if classes.of(row) == "retryable" else HaltError(f"{told}; {row.remedy}")

@@ -1,0 +1,69 @@
+"""The table of errors: what ClickHouse, NATS and Kafka may answer, and which class each answer is of, by what to do next.
+
+- `retryable`: the same thing is tried again, with pauses of up to 15 s, for as long as it takes; the status says what is waited for.
+- `record`: single rows are refused and nothing of their block was stored: they are found and become dead letters.
+- `halt`: the leg stops; the message ends with the remedy. What is not in the table is a halt, never a drop.
+
+The connectors map their driver's errors by it, `on_error` of the pipeline file may put a row into another class, and docs/errors.md is made
+from it. Pure: no driver is imported here.
+
+    rows.py         what a row is                 clickhouse.py nats.py kafka.py own.py   the rows
+"""
+
+import re
+from collections.abc import Mapping
+
+from pipelines.error_classes import clickhouse, kafka, nats, own
+from pipelines.error_classes.rows import ErrorClass, ErrorRow, System
+
+TABLE: tuple[ErrorRow, ...] = (*clickhouse.ROWS, *nats.ROWS, *kafka.ROWS, *own.ROWS)
+TUNABLE: tuple[System, ...] = ("clickhouse", "nats", "kafka")
+"""The systems whose rows may be put into another class."""
+
+_WORDED = tuple(row for row in TABLE if row.words)
+_CODE = re.compile(r"-?[0-9]{1,9}")
+_BY_KEY: dict[tuple[System, int | str, str], ErrorRow] = {
+    (row.system, key, row.words): row for row in TABLE for key in (row.code, row.name) if key is not None
+}
+
+
+class ErrorClasses:
+    """The classes of one system's errors: those of the table, but for what `on_error` says of a code or a name."""
+
+    def __init__(self, system: System, overrides: Mapping[str, ErrorClass] | None = None) -> None:
+        self._system: System = system
+        self._overrides = {row.name: kind for key, kind in (overrides or {}).items() if (row := row_named(system, key))}
+
+    def row(self, code: int | str | None, text: str = "") -> ErrorRow | None:
+        """The row of a code or a name, in its own class; None for what the table does not know. `text` is what the server says with it."""
+        if code is None:
+            return None
+        worded = (row for row in _WORDED if row.system == self._system and code in (row.code, row.name) and row.words in text)
+        return next(worded, None) or _BY_KEY.get((self._system, code, ""))
+
+    def of(self, row: ErrorRow | None) -> ErrorClass:
+        """The class that a row is of here; unknown is halt."""
+        if row is None:
+            return "halt"
+        return row.error_class if row.words else self._overrides.get(row.name, row.error_class)
+
+
+def row_named(system: System, key: str) -> ErrorRow | None:
+    """The row that a user means by a code (`252`) or a name (`TOO_MANY_PARTS`)."""
+    return _BY_KEY.get((system, int(key) if _CODE.fullmatch(key) else key, ""))
+
+
+def names_of(system: System) -> list[str]:
+    """Every name that a user may give."""
+    return [row.name for row in TABLE if row.system == system and not row.words]
+
+
+def why_not(row: ErrorRow, wanted: ErrorClass) -> str | None:
+    """Why the errors of a row cannot be put into the class `wanted`; None if they can."""
+    if row.is_fixed:
+        return f"{row.name} is answered by the protocol itself and keeps its class"
+    if wanted == "record" and not row.may_be_record:
+        if row.error_class == "retryable":
+            return f"{row.name} may come after rows were stored, and does not depend on what they hold: they could be doubled, or lost"
+        return f"{row.name} does not depend on what single rows hold: every row would become a dead letter"
+    return None

@@ -1,0 +1,40 @@
+"""The errors that Tallyflow raises itself: the tree of errors.py. Their messages say what to do; no class of theirs can be changed."""
+
+from pipelines.error_classes.rows import ErrorRow, rows
+
+ROWS: tuple[ErrorRow, ...] = (
+    *rows(
+        "tallyflow",
+        "retryable",
+        "it is tried again, or read again, by itself",
+        (None, "RetryableError", "a system is away or overloaded"),
+        (None, "ConflictError", "a compare-and-set lost"),
+        is_fixed=True,
+    ),
+    *rows(
+        "tallyflow",
+        "record",
+        "`tallyflow dlq groups FILE` tells the causes with their likely fix",
+        (None, "RefusedError", "ClickHouse refuses rows of a block"),
+        is_fixed=True,
+    ),
+    *rows(
+        "tallyflow",
+        "halt",
+        "see What each halt means in operations.md",
+        (None, "HaltError", "going on could lose or double an event, or can never succeed"),
+        (None, "FencedError", "another runner holds the pipeline"),
+        (None, "DataLossError", "positions that were promised are gone or have other content"),
+        (None, "StateDamagedError", "a file of the key store is missing or damaged"),
+        (None, "NotSupportedError", "the file asks for what this release does not run"),
+        (None, "InvariantError", "a promise of the protocol does not hold"),
+        is_fixed=True,
+    ),
+    *rows(
+        "tallyflow",
+        "halt",
+        "correct what the message lists; nothing was started",
+        (None, "ConfigurationError", "the pipeline file, or the table for it, cannot be used"),
+        is_fixed=True,
+    ),
+)

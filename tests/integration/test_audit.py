@@ -1,0 +1,336 @@
+"""`tallyflow audit` on real servers: clean pipelines are clean, and each planted fault is named by its coordinates."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from dedup_case import copies, event, keyed_by, timed_by
+from pipeline_case import PipelineCase, wait_until
+from refused_case import make_strict
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.purge import Purged
+from pipelines.records import decode_frame
+
+pytestmark = pytest.mark.integration
+
+
+def audit(case: PipelineCase, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """(exit code, what `--json` says)."""
+    found = CliRunner().invoke(app, ["audit", str(case.file), "--json", *arguments], env=case.environment())
+    assert found.stdout.startswith("{"), found.output
+    return found.exit_code, json.loads(found.stdout)
+
+
+def assert_clean(case: PipelineCase) -> dict[str, Any]:
+    code, said = audit(case)
+    assert (code, said["clean"], said["findings"]) == (0, True, [])
+    return said
+
+
+def faults(case: PipelineCase) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Examples by seam and kind; there is a fault, and the exit code says so."""
+    code, said = audit(case, "--examples", "1000")
+    assert (code, said["clean"]) == (1, False)
+    assert all(one["count"] == len(one["examples"]) for one in said["findings"])
+    return {(one["seam"], one["kind"]): one["examples"] for one in said["findings"]}
+
+
+def places(examples: list[dict[str, Any]]) -> set[tuple[int, int]]:
+    return {(one["partition"], one["offset"]) for one in examples}
+
+
+def remove(case: PipelineCase, role: str, sequence: int) -> list[dict[str, Any]]:
+    """Deletes a message of a stream, as nobody should; what it held."""
+    log = case.log()
+    message = log.get(case.names.stream(role), sequence)
+    assert message is not None
+    asyncio.run_coroutine_threadsafe(log._js.delete_msg(case.names.stream(role), sequence), log._loop).result(10)
+    log.close()
+    return decode_frame(message.payload).to_pylist()
+
+
+def frames(case: PipelineCase, role: str) -> list[tuple[int, int]]:
+    """(sequence, rows) of the frames of a stream that hold rows."""
+    log = case.log()
+    state = log.state(case.names.stream(role))
+    assert state is not None
+    found = [(m.sequence, m.rows) for m in log.fetch(case.names.stream(role), case.names.subjects(role), 0, state.last_sequence) if m.rows]
+    log.close()
+    return found
+
+
+def without_position_columns(case: PipelineCase) -> None:
+    """The table of somebody who knows nothing of us."""
+    case.client().command(
+        f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64)) ENGINE = MergeTree ORDER BY id "
+        "SETTINGS non_replicated_deduplication_window = 100"
+    )
+
+
+def of_rows(case: PipelineCase, rows: list[dict[str, Any]]) -> set[tuple[int, int]]:
+    return {(row["_tf_partition"], row["_tf_offset"]) for row in rows}
+
+
+# -- clean ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_positions", [True, False], ids=["positions", "rows"])
+def test_a_sound_pipeline_is_clean(case: PipelineCase, has_positions: bool) -> None:
+    case.create_topic()
+    if not has_positions:
+        without_position_columns(case)
+    case.send_events(900, bad_every=100)
+    case.warm_run()
+    case.send_events(600, bad_every=100)
+    case.warm_run()
+    said = assert_clean(case)
+    assert said["records"] == {"raw": 1500, "out": 1485, "dead letters": 15, "entered again": 0, "duplicates kept": 0, "table": 1485}
+    assert said["not_proven"] == []
+    assert said["ranges"]["Kafka offsets in raw"] == {f"{case.topic}/{partition}": [0, 500] for partition in range(3)}
+    shown = CliRunner().invoke(app, ["audit", str(case.file)], env=case.environment())
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "clean: every record that was judged is accounted for, once")
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "not kept"])
+def test_copies_that_dedup_has_dropped_are_no_loss(case: PipelineCase, keeps: bool) -> None:
+    case.write_file(keyed_by("id", keep_duplicates=keeps))
+    case.create_topic()
+    for first in (0, 1500):
+        case.send(copies(1500, first=first))
+        case.warm_run()
+    said = assert_clean(case)
+    wanted = {"raw": 3000, "out": 701, "dead letters": 30, "table": 701}
+    assert said["records"] == wanted | (
+        {"entered again": 0, "duplicates kept": 2269} if keeps else {"entered again": 0, "duplicates kept": 0, "duplicates dropped": 2269}
+    )
+
+
+def test_copies_may_be_kept_from_some_time_on(case: PipelineCase) -> None:
+    case.create_topic()
+    for first, keeps in ((0, False), (300, True), (600, False)):
+        case.write_file(keyed_by("id", keep_duplicates=keeps))
+        case.send(copies(300, first=first, keys=101))
+        case.warm_run()
+    records = assert_clean(case)["records"]
+    assert (records["out"], records["duplicates kept"], records["duplicates dropped"]) == (101, 297, 900 - 9 - 101 - 297)
+
+
+def test_copies_by_the_time_of_the_event_are_no_loss(case: PipelineCase) -> None:
+    case.write_file(timed_by("at", "id", "10s", "5s"))
+    case.create_topic()
+    case.send([json.dumps({"id": n % 7, "name": "x", "at": 1_780_000_000 + n // 5}).encode() for n in range(400)])
+    case.warm_run()
+    said = assert_clean(case)
+    assert said["records"]["duplicates dropped"] > 100
+
+
+def test_rows_that_clickhouse_refused_are_no_loss(case: PipelineCase) -> None:
+    make_strict(case)
+    case.send_events(300)
+    case.warm_run()
+    assert assert_clean(case)["records"]["dead letters"] == 3
+
+
+def test_a_pipeline_in_traffic_is_clean(case: PipelineCase) -> None:
+    case.create_topic()
+    runner = case.warm_runner(until_caught_up=False)
+    case.in_background(runner)
+    with case.load():
+        for rows in (1, 2000, 4000):
+            case.wait_count(rows)
+            assert_clean(case)
+
+
+def test_records_that_kafka_has_expired_since_are_not_compared_with_it(case: PipelineCase) -> None:
+    case.create_topic(partitions=1)
+    case.send_events(100, partitions=1)
+    case.warm_run()
+    place = TopicPartition(case.topic, 0, 60)
+    case.admin.delete_records([place])[place].result(30)
+    assert assert_clean(case)["ranges"]["Kafka offsets in raw"] == {f"{case.topic}/0": [60, 100]}
+
+
+def test_records_that_kafka_has_compacted_away_since_are_told_and_no_fault(case: PipelineCase) -> None:
+    quickly = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "min.compaction.lag.ms": "0", "max.compaction.lag.ms": "200"}
+    case.create_topic(1, **{"cleanup.policy": "compact", **quickly})
+    case.send_events(100, partitions=1)
+    case.warm_run()
+    assert_clean(case)
+
+    def has_compacted() -> bool:
+        # The same keys again, which replace the first ones, in segments that are closed.
+        case.send_events(100, partitions=1)
+        return len(case.records()) < case.sent - 100
+
+    wait_until(has_compacted, "a compaction")
+    case.warm_run()
+    told = {gap["what"]: gap["count"] for gap in assert_clean(case)["not_proven"]}
+    assert told["records in raw that Kafka has compacted away since"] > 0
+
+
+def purge(case: PipelineCase, role: str, frames_left: int) -> None:
+    """As the purge does it: of each subject what is older, never the last message; and it is written down."""
+    log = case.log()
+    stream, below = case.names.stream(role), 0
+    for subject in log.subjects(stream, case.names.subjects(role)):
+        state = log.state(stream)
+        assert state is not None
+        sequences = [message.sequence for message in log.fetch(stream, subject, 0, state.last_sequence)]
+        kept = sequences[-min(frames_left, len(sequences))]
+        log.purge(stream, subject, kept)
+        below = max(below, kept)
+    mark = log.last(case.names.stream("ledger"), case.names.purged(role))
+    log.publish(case.names.purged(role), Purged(below).encode(), {}, mark.sequence if mark else 0)
+    log.close()
+
+
+@pytest.mark.parametrize("has_positions", [True, False], ids=["positions", "rows"])
+def test_what_is_purged_is_told_and_the_rest_is_judged(case: PipelineCase, has_positions: bool) -> None:
+    retention = {"nats": {"stream": {"max_age": "1ms"}}}
+
+    def forgetful(document: dict[str, Any]) -> None:
+        keyed_by("id", window="1h")(document)
+        document["resources"] = retention
+
+    case.write_file(forgetful)
+    case.create_topic()
+    if not has_positions:
+        without_position_columns(case)
+    for first in (0, 300, 600):
+        case.send(copies(300, first=first, keys=401))
+        case.warm_run()
+    assert_clean(case)
+    purge(case, "raw", 1)
+    purge(case, "out", 1)
+    said = assert_clean(case)
+    told = {gap["what"]: gap["count"] for gap in said["not_proven"]}
+    assert [what for what in told if what.startswith("records before raw sequence")]
+    assert said["ranges"]["Kafka offsets in raw"] == {f"{case.topic}/{partition}": [200, 300] for partition in range(3)}
+    if has_positions:
+        assert told["rows of the table whose raw frames are purged"] > 200
+        case.client().command(f"INSERT INTO {case.table} (id, name, _tf_sequence) VALUES (-2, 'far', 999)")
+        assert {*faults(case)} == {("out -> table", "extra")}
+
+
+# -- planted faults ---------------------------------------------------------------------------------------------------------------
+
+
+def prepared(case: PipelineCase, change: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """Two runs, so that each subject has several frames; 594 rows, 6 dead letters."""
+    case.write_file(change)
+    case.create_topic()
+    for _ in range(2):
+        case.send_events(300, bad_every=100)
+        case.warm_run()
+
+
+def test_a_row_that_is_deleted_from_the_table_is_missing(case: PipelineCase) -> None:
+    prepared(case)
+    case.client().command(f"DELETE FROM {case.table} WHERE id = 7")
+    found = faults(case)
+    assert list(found) == [("out -> table", "missing")]
+    (example,) = found["out -> table", "missing"]
+    assert (example["topic"], example["partition"], example["offset"], example["found"]) == (case.topic, 1, 2, "out 1")
+
+
+def test_a_row_that_is_inserted_twice_is_doubled_and_a_foreign_row_is_extra(case: PipelineCase) -> None:
+    prepared(case)
+    case.client().command(f"INSERT INTO {case.table} SELECT * FROM {case.table} WHERE id = 7")
+    case.client().command(f"INSERT INTO {case.table} (id, name) VALUES (-1, 'foreign')")
+    case.client().command(f"INSERT INTO {case.table} (id, name, _tf_sequence, _tf_offset) VALUES (-2, 'far', 999, 5)")
+    found = faults(case)
+    assert {*found} == {("out -> table", "doubled"), ("out -> table", "extra")}
+    (doubled,) = found["out -> table", "doubled"]
+    assert (doubled["partition"], doubled["offset"], doubled["found"]) == (1, 2, "out 1, table 2")
+    extra = [(one["topic"], one["offset"], one["position"], one["found"]) for one in found["out -> table", "extra"]]
+    assert extra == [("", 0, "0.0", "no raw record, table 1"), ("", 5, "999.0", "no raw record, table 1")]
+
+
+def test_rows_without_positions_are_compared_by_what_they_hold(case: PipelineCase) -> None:
+    without_position_columns(case)
+    prepared(case)
+    client = case.client()
+    client.command(f"DELETE FROM {case.table} WHERE id = 7")
+    client.command(f"INSERT INTO {case.table} SELECT * FROM {case.table} WHERE id = 8")
+    client.command(f"INSERT INTO {case.table} (id, name) VALUES (-1, 'foreign')")
+    found = faults(case)
+    assert places(found.pop(("out -> table", "missing"))) == {(1, 2)}
+    assert places(found.pop(("out -> table", "doubled"))) == {(2, 2)}
+    assert found == {("out -> table", "extra"): [{"found": "row {'id': -1, 'name': 'foreign', 'amount': None}"}]}
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+def test_an_out_frame_that_is_removed_leaves_its_records_nowhere_and_its_rows_unexplained(case: PipelineCase, which: int) -> None:
+    prepared(case)
+    rows = remove(case, "out", frames(case, "out")[which][0])
+    found = faults(case)
+    assert places(found["raw -> out", "missing"]) | places(found["out -> table", "extra"]) == of_rows(case, rows)
+    assert {one["found"] for one in found["out -> table", "extra"]} == {"table 1"}
+
+
+def test_a_dead_letter_that_is_removed_leaves_its_record_nowhere(case: PipelineCase) -> None:
+    prepared(case)
+    sequence, rows = frames(case, "dlq")[0]
+    letters = remove(case, "dlq", sequence)
+    found = faults(case)
+    assert places(found["raw -> out", "missing"]) == of_rows(case, letters)
+    assert len(letters) == rows
+
+
+def test_a_dead_letter_that_is_removed_is_no_copy_whatever_its_key(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic(partitions=1)
+    case.send([event(0, 5), b'{"id": 5, "name": 6}', event(1, 5)], partitions=1)
+    case.warm_run()
+    assert assert_clean(case)["records"]["duplicates dropped"] == 1
+    remove(case, "dlq", 1)
+    assert places(faults(case)["raw -> out", "missing"]) == {(0, 1)}
+
+
+def test_a_first_record_that_is_gone_is_no_copy(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic(partitions=1)
+    case.send([event(n, n) for n in range(5)], partitions=1)
+    case.warm_run()
+    rows = remove(case, "out", frames(case, "out")[0][0])
+    assert places(faults(case)["raw -> out", "missing"]) == of_rows(case, rows)
+
+
+def test_a_kept_duplicate_that_is_removed_is_missing(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id", keep_duplicates=True))
+    case.create_topic(partitions=1)
+    case.send([event(n, 1) for n in range(5)], partitions=1)
+    case.warm_run()
+    rows = remove(case, "duplicates", 1)
+    assert places(faults(case)["raw -> out", "missing"]) == of_rows(case, rows) == {(0, n) for n in range(1, 5)}
+
+
+def test_a_raw_frame_that_is_removed_is_missing_against_kafka(case: PipelineCase) -> None:
+    prepared(case)
+    rows = remove(case, "raw", frames(case, "raw")[0][0])
+    found = faults(case)
+    assert places(found["Kafka -> raw", "missing"]) == {(row["partition"], row["offset"]) for row in rows}
+    assert len(found["streams", "removed"]) == 1
+    assert {one["found"] for one in found["raw -> out", "extra"]} <= {"no raw record, out 1, table 1", "no raw record, dead letters 1"}
+
+
+def test_only_so_many_faults_are_named_and_all_are_counted(case: PipelineCase) -> None:
+    prepared(case)
+    case.client().command(f"TRUNCATE TABLE {case.table}")
+    code, said = audit(case, "--examples", "3")
+    assert code == 1
+    assert [(one["seam"], one["kind"], one["count"], len(one["examples"])) for one in said["findings"]] == [
+        ("out -> table", "missing", 594, 3)
+    ]
+
+
+def test_a_pipeline_that_never_ran_has_nothing_to_audit(case: PipelineCase) -> None:
+    case.create_topic()
+    found = CliRunner().invoke(app, ["audit", str(case.file)], env=case.environment())
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert "the stream does not exist: start the pipeline once to create it" in found.stderr

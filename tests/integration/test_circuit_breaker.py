@@ -1,0 +1,287 @@
+"""A cause that rejects one record after the other stops its leg before the dead letters are flooded; both ways on lose nothing."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from dedup_case import check_event_times, check_first_of_keys, keyed_by, timed_by
+from pipeline_case import PipelineCase, wait_until
+from pyspark.sql import SparkSession
+
+from pipelines.errors import HaltError
+from pipelines.tally import tally
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+IN_TASKS = {"driver_offsets": 0, "driver_frames": 0}
+WAYS = pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
+
+
+def of_wrong_type(numbers: range) -> list[bytes]:
+    """Events whose id is text, which no mapping of the case takes."""
+    return [json.dumps({"id": str(number), "name": "n", "amount": None}).encode() for number in numbers]
+
+
+def good(numbers: range) -> list[bytes]:
+    return [json.dumps({"id": number, "name": "n", "amount": None}).encode() for number in numbers]
+
+
+def ids_as_text(document: dict[str, Any]) -> None:
+    """The mended file: the field is read as the producer sends it."""
+    document["sources"][0]["schema_fields"][0]["type"] = "string"
+    document["sink"]["mapping"][0] |= {"column_name": "name_of_id", "column_type": "String"}
+
+
+def halting(document: dict[str, Any]) -> None:
+    document["on_error"] = {"rejected": "halt"}
+
+
+def is_open(case: PipelineCase, leg: str = "process") -> bool:
+    log = case.log()
+    found = {one.leg: one for one in tally(log, case.names).legs}
+    log.close()
+    assert all(one.residue == 0 for one in found.values())
+    return found[leg].has_open_plan
+
+
+@WAYS
+def test_a_broken_mapping_stops_before_its_first_dead_letter_and_accept_goes_on(
+    case: PipelineCase, session: SparkSession, options: dict[str, Any]
+) -> None:
+    case.create_topic()
+    case.send(of_wrong_type(range(5000)))
+    for _ in range(2):
+        with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %.*parse: wrong_type of id.*offset.*--accept"):
+            case.warm_run(**options)
+        assert (case.letters(), case.count(), is_open(case)) == ([], 0, True)
+    case.warm_run(accept=True, **options)
+    assert (len(case.letters()), case.count()) == (5000, 0)
+    case.check()
+    case.send(good(range(100)))
+    case.warm_run(**options)
+    assert case.count() == 100
+    case.check()
+
+
+@WAYS
+def test_with_dedup_the_breaker_is_asked_before_the_exchange(case: PipelineCase, session: SparkSession, options: dict[str, Any]) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    case.send([*[b"{"] * 2000, *good(range(3000))])
+    with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %"):
+        case.warm_run(**options)
+    assert (case.letters(), case.count()) == ([], 0)
+    case.warm_run(accept=True, **options)
+    assert check_first_of_keys(case) == {"row": 3000, "letter": 2000}
+
+
+def late(first: int, count: int, at: int) -> list[bytes]:
+    """Events with keys of their own and the time `at`."""
+    return [json.dumps({"id": number, "name": "n", "amount": None, "at": at}).encode() for number in range(first, first + count)]
+
+
+@WAYS
+def test_records_that_are_late_are_judged_behind_the_exchange(case: PipelineCase, session: SparkSession, options: dict[str, Any]) -> None:
+    case.write_file(timed_by("at", "id", "1h"))
+    case.create_topic()
+    case.send(late(0, 10, at=1_780_000_000))
+    case.warm_run(**options)
+    case.send(late(10, 10_000, at=1_770_000_000))
+    with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %.*dedup: late of at: at lies before the watermark"):
+        case.warm_run(**options)
+    # A bucket's share of a plan may be fewer than 1,000 rows; each worker process counts for itself.
+    assert len(case.letters()) < 5000
+    assert is_open(case)
+    case.warm_run(accept=True, **options)
+    assert check_event_times(case, 3600, 0) == {"row": 10, "late": 10_000}
+
+
+def test_at_a_low_rate_batches_add_up_until_1000_records_are_seen(case: PipelineCase) -> None:
+    case.create_topic()
+    case.warm_run()
+    runner = case.warm_runner(until_caught_up=False)
+    running = case.in_background(runner)
+    for batch in range(20):
+        case.send(of_wrong_type(range(50 * batch, 50 * batch + 50)))
+        if batch < 19:
+            wait_until(lambda: len(case.letters()) == 50 * batch + 50, "the batch's dead letters")  # noqa: B023
+    wait_until(lambda: runner.legs["process"].failure, "a halt")
+    assert "1,000 of 1,000 records were rejected for one cause" in runner.legs["process"].status.message
+    assert 950 <= len(case.letters()) < 1000, "the last 50 may have come in two batches"
+    runner.request_stop()
+    running.join()
+    case.warm_run(accept=True)
+    assert len(case.letters()) == 1000
+    case.check()
+
+
+def test_fewer_than_the_limit_are_ordinary_dead_letters(case: PipelineCase) -> None:
+    case.create_topic(1)
+    case.send([*of_wrong_type(range(200)), *good(range(800))], partitions=1)
+    case.warm_run()
+    assert (len(case.letters()), case.count()) == (200, 800)
+    case.check()
+
+
+def test_the_command_takes_accept(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send(of_wrong_type(range(1500)))
+    stopped = case.run_plain()
+    assert stopped.returncode == 1
+    assert "tallyflow run FILE --accept" in stopped.stderr
+    process = case.start_plain("--until-caught-up", "--accept")
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert len(case.letters()) == 1500
+    case.check()
+
+
+# -- at the sink ------------------------------------------------------------------------------------------------------------
+
+
+def refuse_from(case: PipelineCase, first: int) -> None:
+    case.create_topic(1)
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT small CHECK id < {first}")
+
+
+def test_a_table_that_refuses_a_fifth_of_a_chunk_stops_the_sink_and_accept_goes_on(case: PipelineCase) -> None:
+    refuse_from(case, 780)
+    case.send_events(1000, partitions=1)
+    with pytest.raises(HaltError, match=r"201 of 1,000 records were rejected for one cause.*sink: refused.*offset"):
+        case.warm_run()
+    assert case.letters() == []
+    case.warm_run(accept=True)
+    assert (len(case.letters()), case.count()) == (220, 780)
+    case.check()
+
+
+def test_a_table_that_is_mended_takes_the_rows_that_were_not_decided(case: PipelineCase) -> None:
+    refuse_from(case, 780)
+    case.send_events(1000, partitions=1)
+    with pytest.raises(HaltError, match="201 of 1,000 records"):
+        case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
+    case.warm_run()
+    assert (len(case.letters()), case.count()) == (200, 800)
+    case.check()
+
+
+# -- on_error ---------------------------------------------------------------------------------------------------------------
+
+
+@WAYS
+def test_rejected_halt_stops_at_the_first_record_and_goes_on_when_the_word_is_changed_back(
+    case: PipelineCase, session: SparkSession, options: dict[str, Any]
+) -> None:
+    case.write_file(halting)
+    case.create_topic(1)
+    case.send([*good(range(10)), *of_wrong_type(range(10, 12)), *good(range(12, 20))], partitions=1)
+    place = rf"{case.topic} partition 0 offset 10 \(raw position \d+\.\d+\): parse: wrong_type of id"
+    for _ in range(2):
+        with pytest.raises(HaltError, match=place):
+            case.warm_run(**options)
+        assert (case.letters(), is_open(case)) == ([], True)
+    case.write_file()
+    case.warm_run(**options)
+    assert (len(case.letters()), case.count()) == (2, 18)
+    case.check()
+
+
+def test_with_dedup_rejected_halt_stops_before_the_exchange(case: PipelineCase, session: SparkSession) -> None:
+    def change(document: dict[str, Any]) -> None:
+        keyed_by("id")(document)
+        halting(document)
+
+    case.write_file(change)
+    case.create_topic()
+    case.send([*good(range(50)), b"{"])
+    with pytest.raises(HaltError, match="stopping at a rejected record"):
+        case.warm_run(**IN_TASKS)
+    assert (case.letters(), case.count()) == ([], 0)
+    case.write_file(keyed_by("id"))
+    case.warm_run(**IN_TASKS)
+    assert check_first_of_keys(case) == {"row": 50, "letter": 1}
+
+
+def test_a_mended_mapping_goes_on_while_rejected_records_still_halt(case: PipelineCase) -> None:
+    case.write_file(halting)
+    case.create_topic(1)
+    case.send(good(range(5)), partitions=1)
+    case.warm_run()
+    case.send(of_wrong_type(range(5, 8)), partitions=1)
+    with pytest.raises(HaltError, match="stopping at a rejected record"):
+        case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN name_of_id String DEFAULT ''")
+
+    def mended(document: dict[str, Any]) -> None:
+        ids_as_text(document)
+        halting(document)
+
+    case.write_file(mended)
+    case.send(of_wrong_type(range(8, 12)), partitions=1)
+    case.warm_run()
+    kept = Counter(le["_tf_offset"] for le in case.letters())
+    assert kept == Counter(range(5, 8)), "the range that was planned before is finished as it was planned"
+    assert case.client().query(f"SELECT name_of_id FROM {case.table} WHERE _tf_offset >= 8 ORDER BY _tf_offset").result_rows == [
+        ("8",),
+        ("9",),
+        ("10",),
+        ("11",),
+    ]
+
+
+def test_rejected_halt_stops_at_a_row_that_the_table_refuses_until_the_table_is_mended(case: PipelineCase) -> None:
+    case.write_file(halting)
+    refuse_from(case, 40)
+    case.send_events(50, partitions=1)
+    for _ in range(2):
+        with pytest.raises(HaltError, match=rf"{case.topic} partition 0 offset 40 .*sink: refused: ClickHouse error 469"):
+            case.warm_run()
+        assert (case.letters(), is_open(case, "sink")) == ([], True)
+    case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
+    case.warm_run()
+    assert (case.letters(), case.count()) == ([], 50)
+    case.check()
+
+
+def test_a_code_of_clickhouse_that_is_a_halt_may_be_made_a_record(case: PipelineCase) -> None:
+    case.create_topic(1)
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN address IPv4 MATERIALIZED toIPv4(if(id = 7, 'x', '127.0.0.1'))")
+    case.send_events(20, partitions=1)
+    with pytest.raises(HaltError, match=r"ClickHouse error 675.*`on_error.clickhouse`"):
+        case.warm_run()
+    assert case.letters() == []
+    case.write_file(lambda document: document.update({"on_error": {"clickhouse": {"CANNOT_PARSE_IPV4": "record"}}}))
+    case.warm_run()
+    assert [letter["_tf_offset"] for letter in case.letters()] == [7]
+    case.check()
+
+
+def test_a_code_of_clickhouse_that_is_a_record_may_be_made_a_halt(case: PipelineCase) -> None:
+    case.write_file(lambda document: document.update({"on_error": {"clickhouse": {"469": "halt"}}}))
+    refuse_from(case, 10)
+    case.send_events(20, partitions=1)
+    with pytest.raises(HaltError, match="ClickHouse error 469"):
+        case.warm_run()
+    assert (case.letters(), case.count()) == ([], 0)
+    case.write_file()
+    case.warm_run()
+    assert (len(case.letters()), case.count()) == (10, 10)
+    case.check()
+
+
+def test_a_code_of_clickhouse_that_is_a_record_may_be_waited_for(case: PipelineCase) -> None:
+    case.write_file(lambda document: document.update({"on_error": {"clickhouse": {"VIOLATED_CONSTRAINT": "retryable"}}}))
+    refuse_from(case, 10)
+    case.send_events(20, partitions=1)
+    runner = case.warm_runner()
+    running = case.in_background(runner)
+    status = runner.legs["sink"].status
+    wait_until(lambda: status.state == "waiting" and "ClickHouse error 469 (VIOLATED_CONSTRAINT)" in status.message, "a waiting sink")
+    case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
+    running.join(120)
+    assert (case.letters(), case.count()) == ([], 20)
+    case.check()

@@ -1,0 +1,72 @@
+"""The network between a pipeline and its servers fails in every way that a proxy knows; nothing is lost, doubled or a dead letter.
+
+What takes longer is in tests/crash/test_network_faults.py.
+"""
+
+import pytest
+from network_case import Proxied, running, waits
+from pipeline_case import wait_until
+
+from pipelines.connectors import clickhouse as clickhouse_connector
+from pipelines.connectors import jetstream as jetstream_connector
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_refused_nats_is_waited_for_and_no_record_becomes_a_dead_letter(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetstream_connector, "REQUEST_TIMEOUT_SECONDS", 1)
+    case, nats, _ = proxied
+    case.create_topic()
+    with running(case) as runner:
+        case.send_events(1000)
+        case.wait_count(1000)
+        nats.refuse()
+        case.send_events(3000)
+        waits(runner, "ingest", "NATS did not answer")
+        assert case.count() == 1000
+        nats.pass_on()
+    assert case.letters() == []
+
+
+def test_an_acknowledgement_that_is_lost_again_and_again_doubles_nothing(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetstream_connector, "REQUEST_TIMEOUT_SECONDS", 0.3)
+    case, nats, _ = proxied
+    case.create_topic()
+    with running(case):
+        for leg, role in (("ingest", "raw"), ("process", "out"), ("sink", "ledger.sink")):
+            wanted = nats.cuts + 5
+            nats.cut(5, b"HPUB tf.%s.%s" % (case.pipeline.encode(), role.encode()), in_a_row=2)
+            with case.load(100):
+                wait_until(lambda n=wanted: nats.cuts == n, f"cuts of what {leg} writes")
+
+
+def test_an_insert_that_arrives_after_its_client_gave_up_is_the_same_insert(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clickhouse_connector, "RESPONSE_TIMEOUT_SECONDS", 1)
+    case, _, clickhouse = proxied
+    case.create_topic()
+    with running(case) as runner:
+        case.send_events(1000)
+        case.wait_count(1000)
+        clickhouse.hold(b"INSERT")
+        before = runner.legs["sink"].status.retries
+        case.send_events(1000)
+        waits(runner, "sink", "ClickHouse did not answer")
+        wait_until(lambda: runner.legs["sink"].status.retries >= before + 3, "inserts that were given up")
+        clickhouse.pass_on()
+
+
+def test_an_insert_that_ends_half_way_is_sent_again_whole(proxied: Proxied) -> None:
+    case, _, clickhouse = proxied
+    case.create_topic()
+    clickhouse.half_close(3, b"INSERT", after_bytes=150_000)
+    with running(case):
+        case.send_events(600, name_bytes=2000)
+    assert clickhouse.half_closes == 3
+
+
+def test_a_slow_network_only_takes_longer(proxied: Proxied) -> None:
+    case, nats, clickhouse = proxied
+    nats.latency_seconds, clickhouse.latency_seconds = 0.005, 0.05
+    case.create_topic()
+    with running(case):
+        case.send_events(1000, bad_every=100)

@@ -1,0 +1,206 @@
+"""`tallyflow dlq reprocess`, `discard`, `export` and `import`: each letter is taken once, and then counts where its record is."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from dedup_case import keyed_by
+from pipeline_case import PipelineCase
+from refused_case import BAD, make_strict, mend, refused
+
+pytestmark = [pytest.mark.integration]
+
+
+def dlq(case: PipelineCase, command: str, *arguments: str) -> Any:
+    ended = case.invoke("dlq", command, str(case.file), *arguments, "--json")
+    assert ended.exit_code == 0, ended.output
+    return json.loads(ended.stdout)
+
+
+def with_id_type(name: str) -> Any:
+    def change(document: dict[str, Any]) -> None:
+        document["sink"]["mapping"][0]["column_type"] = name
+
+    return change
+
+
+def account(case: PipelineCase) -> dict[str, int]:
+    ended = case.invoke("tally", str(case.file), "--json")
+    assert ended.exit_code == 0, ended.stdout
+    found: dict[str, int] = json.loads(ended.stdout)["dead_letters"]["outcomes"]
+    return found
+
+
+@pytest.fixture
+def narrow(case: PipelineCase) -> PipelineCase:
+    """A pipeline whose column holds ids up to 127 only, after 300 events and three that are no JSON."""
+    case.write_file(with_id_type("Int8"))
+    case.create_topic()
+    case.send_events(300)
+    case.send([b"{", b"}", b"nonsense"])
+    case.warm_run()
+    assert (case.count(), len(case.letters())) == (128, 175)
+    return case
+
+
+def widen(case: PipelineCase) -> None:
+    case.client().command(f"ALTER TABLE {case.table} MODIFY COLUMN id Int64")
+    case.write_file(with_id_type("Int64"))
+
+
+def test_letters_of_a_mended_cause_enter_again_once(narrow: PipelineCase) -> None:
+    group = dlq(narrow, "groups")[0]
+    assert (group["code"], group["letters"]) == ("out_of_range", 172)
+    rehearsed = dlq(narrow, "reprocess", "--group", group["fingerprint"], "--dry-run")
+    assert (rehearsed["letters"], rehearsed["passed"], rehearsed["rejected"][0]["letters"]) == (172, 0, 172)
+    widen(narrow)
+    rehearsed = dlq(narrow, "reprocess", "--all", "--dry-run")
+    assert (rehearsed["letters"], rehearsed["passed"], sum(one["letters"] for one in rehearsed["rejected"])) == (175, 172, 3)
+    assert len(narrow.letters()) == 175, "a dry run changes nothing"
+    assert dlq(narrow, "reprocess", "--group", group["fingerprint"]) == {"taken": 172, "left": {}}
+    assert dlq(narrow, "reprocess", "--group", group["fingerprint"]) == {"taken": 0, "left": {"redriven": 172}}
+    narrow.warm_run()
+    assert narrow.count() == 300
+    narrow.check()
+    audited = narrow.invoke("audit", str(narrow.file), "--json")
+    assert (audited.exit_code, json.loads(audited.stdout)["records"]["entered again"]) == (0, 172), audited.stdout
+    assert account(narrow) == {"entered again": 172, "discarded": 0, "still dead letters": 3}
+    assert [group["letters"] for group in dlq(narrow, "groups", "--state", "redriven")] == [172]
+    assert sum(group["letters"] for group in dlq(narrow, "groups")) == 3
+
+
+def test_two_commands_at_once_beside_live_traffic_take_each_letter_once(narrow: PipelineCase) -> None:
+    widen(narrow)
+    runner = narrow.warm_runner(until_caught_up=False)
+    thread = narrow.in_background(runner)
+    with narrow.load(), ThreadPoolExecutor(3) as pool:
+        begin = threading.Barrier(3)
+
+        def reprocess(_: int) -> tuple[int, str]:
+            begin.wait()
+            ended = narrow.command("dlq", "reprocess", str(narrow.file), "--stage", "transform")
+            return ended.returncode, ended.stderr
+
+        ended = list(pool.map(reprocess, range(3)))
+    assert any(code == 0 for code, _ in ended)
+    assert all("already holds leg redrive" in told for code, told in ended if code), ended
+    narrow.wait_count(narrow.good)
+    runner.request_stop()
+    thread.join()
+    narrow.warm_run()
+    assert narrow.count() == narrow.good
+    narrow.check()
+    assert account(narrow)["entered again"] == 172
+
+
+def test_a_record_that_dedup_had_accepted_passes_it_and_its_copies_stay_dropped(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id", window="1h"))
+    make_strict(case)
+    case.send_events(400)
+    case.warm_run()
+    case.sent = 0
+    case.send_events(400)
+    case.warm_run()
+    assert refused(case) == BAD
+    mend(case)
+    assert dlq(case, "reprocess", "--all", "--dry-run") == {
+        "letters": 4,
+        "refused": 4,
+        "passed": 4,
+        "duplicates": 0,
+        "late": 0,
+        "rejected": [],
+    }
+    assert dlq(case, "reprocess", "--stage", "sink")["taken"] == 4
+    case.warm_run()
+    assert sorted(row[1] for row in case.rows()) == list(range(400))
+    assert account(case) == {"entered again": 4, "discarded": 0, "still dead letters": 0}
+    why = json.loads(case.invoke("why", str(case.file), "7", "--json").stdout)
+    assert (why["duplicates"], why["accepted"]["offset"]) == (1, 2), "a record that enters again is no copy, and starts no window"
+
+
+def test_what_is_discarded_is_counted_and_stays_where_it_is(narrow: PipelineCase) -> None:
+    outcome = dlq(narrow, "discard", "--stage", "parse", "--reason", "test data", "--yes")
+    assert outcome == {"taken": 3, "left": {}}
+    widen(narrow)
+    assert dlq(narrow, "reprocess", "--all") == {"taken": 172, "left": {"discarded": 3}}
+    narrow.warm_run()
+    narrow.check()
+    assert account(narrow) == {"entered again": 172, "discarded": 3, "still dead letters": 0}
+    assert {letter["code"] for letter in dlq(narrow, "list", "--state", "discarded")["letters"]} == {"invalid_json"}
+    shown = narrow.invoke("tally", str(narrow.file))
+    assert "every event is accounted for" in shown.stdout
+
+
+def test_a_record_that_is_rejected_again_and_again_is_parked(case: PipelineCase) -> None:
+    case.write_file(lambda document: document.update(dead_letters={"max_attempts": 2}))
+    case.create_topic()
+    case.send([b"{"])
+    case.warm_run()
+    assert dlq(case, "reprocess", "--all")["taken"] == 1
+    case.warm_run()
+    (letter,) = dlq(case, "list")["letters"]
+    assert (letter["state"], letter["attempts"]) == ("parked", 2)
+    assert dlq(case, "show", letter["origin"])["state"] == "redriven"
+    assert dlq(case, "reprocess", "--all") == {"taken": 0, "left": {"redriven": 1, "parked": 1}}
+    assert dlq(case, "reprocess", "--position", letter["position"])["taken"] == 1
+    case.warm_run()
+    assert [letter["attempts"] for letter in dlq(case, "list")["letters"]] == [3]
+    case.check()
+
+
+def test_letters_may_be_edited_in_a_file_and_enter_again(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send([b'{"id": 1, "name": "a"', b'{"id": "2", "name": "b"}', b"x" * 600_000])
+    case.warm_run()
+    target = case.directory / "letters.jsonl"
+    assert case.invoke("dlq", "export", str(case.file), str(target)).exit_code == 0
+    lines = [json.loads(line) for line in target.read_text().splitlines()]
+    assert sorted(line["code"] for line in lines) == ["invalid_json", "oversize", "wrong_type"]
+    again = case.invoke("dlq", "export", str(case.file), str(target))
+    assert again.exit_code != 0, "an export never overwrites"
+    assert dlq(case, "reprocess", "--stage", "parse", "--until", "2020-01-01") == {"taken": 0, "left": {}}
+    by_code = {line["code"]: line for line in lines}
+    by_code["invalid_json"]["value"] += "}"
+    by_code["oversize"]["value"] = '{"id": 3, "name": "short"}'
+    edited = case.directory / "edited.jsonl"
+    unknown = {**by_code["oversize"], "position": "999.0"}
+    edited.write_text("\n".join(json.dumps(line) for line in (by_code["invalid_json"], by_code["oversize"], unknown)))
+    refused_file = case.invoke("dlq", "import", str(case.file), str(edited))
+    assert (refused_file.exit_code, "1 of its 3 positions hold no dead letter" in refused_file.stderr) == (2, True)
+    edited.write_text("\n".join(json.dumps(line) for line in (by_code["invalid_json"], by_code["oversize"])))
+    assert dlq(case, "import", str(edited)) == {"taken": 2, "left": {}}
+    assert dlq(case, "import", str(edited)) == {"taken": 0, "left": {"redriven": 2}}
+    case.warm_run()
+    assert sorted(row[1:3] for row in case.rows()) == [(1, "a"), (3, "short")]
+    assert account(case) == {"entered again": 2, "discarded": 0, "still dead letters": 1}
+
+
+def test_letters_that_hold_only_a_head_are_left_and_told(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send([b"x" * 600_000])
+    case.warm_run()
+    ended = case.invoke("dlq", "reprocess", str(case.file), "--all")
+    assert "0 letters entered again" in ended.stdout
+    assert "1 hold only the head of a record that is too large" in ended.stderr
+
+
+def test_a_selection_must_be_said_and_a_pipeline_must_have_run(case: PipelineCase) -> None:
+    unsaid = case.invoke("dlq", "reprocess", str(case.file))
+    assert (unsaid.exit_code, "say which letters" in unsaid.stderr) == (2, True)
+    never = case.invoke("dlq", "discard", str(case.file), "--all", "--reason", "none", "--yes")
+    assert (never.exit_code, "the pipeline was never started" in never.stderr) == (1, True)
+
+
+def test_letters_beyond_their_retention_are_discarded_counted_and_deleted(case: PipelineCase) -> None:
+    case.write_file(lambda document: document.update(dead_letters={"max_age": "1ms"}))
+    case.create_topic(1)
+    for values in ([b"{"] * 5, [b"{"] * 5, [b'{"id": 1, "name": "a"}'], [b'{"id": 2, "name": "b"}']):
+        case.send(values, partitions=1)
+        case.warm_run()
+    assert account(case) == {"entered again": 0, "discarded": 10, "still dead letters": 0}
+    assert len(case.letters()) == 5, "a subject keeps its last message"
+    audited = json.loads(case.invoke("audit", str(case.file), "--json").stdout)
+    assert audited["clean"], audited
