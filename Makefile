@@ -42,7 +42,7 @@ lint: venv
 
 # Exact pins for Python 3.11 and later; needs uv. Present pins stay unless pyproject.toml excludes them; `make constraints UPGRADE=--upgrade`.
 constraints:
-	uv pip compile pyproject.toml --extra local --extra dev --universal --python-version 3.11 $(UPGRADE) \
+	uv pip compile pyproject.toml --extra dagster --extra local --extra dev --universal --python-version 3.11 $(UPGRADE) \
 	    --no-header --no-annotate --no-emit-index-url --quiet --output-file constraints.txt
 
 # The stamp holds the place and the checksum of what was installed and is written last: an interrupted install is done again.
@@ -72,8 +72,8 @@ venv:
 	    if [ -n "$(UV)" ]; then "$(UV)" venv --no-python-downloads --python "$$(command -v "$$python")" $(VENV); else "$$python" -m venv $(VENV); fi; \
 	fi; \
 	echo "installing what constraints.txt names (about 800 MB, once)"; \
-	if [ -n "$(UV)" ]; then "$(UV)" pip install --python $(BIN)/python -c constraints.txt -e ".[local,dev]"; \
-	else $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[local,dev]"; fi; \
+	if [ -n "$(UV)" ]; then "$(UV)" pip install --python $(BIN)/python -c constraints.txt -e ".[dagster,local,dev]"; \
+	else $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dagster,local,dev]"; fi; \
 	$(BIN)/tallyflow prepare || echo "Spark will start slowly until 'tallyflow prepare' has run"; \
 	printf '%s\n' "$$wanted" > $(STAMP)
 
