@@ -1,0 +1,13 @@
+"""What Dagster loads: one `Definitions`, made from the pipeline files as they are when the code location is loaded."""
+
+import dagster as dg
+
+from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
+
+
+def build_definitions(files: PipelineFiles) -> dg.Definitions:
+    """Everything of every sound file. Starts nothing and connects to nothing."""
+    return dg.Definitions(metadata={"pipelines": ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none"})
+
+
+defs = build_definitions(read_pipeline_files(pipelines_directory()))

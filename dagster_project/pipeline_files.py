@@ -1,0 +1,99 @@
+"""The directory of pipeline files that Dagster shows: TALLYFLOW_PIPELINES, default `examples/` of the checkout.
+
+A faulty file never takes the code location down: it is listed with its faults, and the sound ones work.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.config import PipelineConfig, load
+from pipelines.errors import ConfigurationError, Fault, TallyflowError
+from pipelines.naming import Names
+from pipelines.preflight import check_supported, check_types
+from resources.local.stack import default_home
+
+DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
+_SUFFIXES = {".yaml", ".yml", ".json"}
+_DEFAULT = Path(__file__).resolve().parents[1] / "examples"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One sound file. `key` is the pipeline id as Dagster takes it in asset keys, groups and op names: `-` becomes `_`."""
+
+    path: Path
+    config: PipelineConfig
+
+    @property
+    def names(self) -> Names:
+        return Names(self.config.pipeline_id)
+
+    @property
+    def key(self) -> str:
+        return self.config.pipeline_id.replace("-", "_")
+
+    def directory(self) -> Path:
+        """The pipeline's directory on this host, below TALLYFLOW_HOME."""
+        return self.names.directory(default_home())
+
+
+@dataclass(frozen=True)
+class FaultyFile:
+    """A file that cannot be used; `message` lists every fault with its path, and holds no value of the file."""
+
+    path: Path
+    message: str
+
+
+@dataclass(frozen=True)
+class PipelineFiles:
+    """What a directory holds, each part sorted by path."""
+
+    directory: Path
+    pipelines: tuple[Pipeline, ...]
+    faulty: tuple[FaultyFile, ...]
+
+    def get(self, key: str) -> Pipeline:
+        """The pipeline of that `key`. Raises KeyError."""
+        return {pipeline.key: pipeline for pipeline in self.pipelines}[key]
+
+
+def pipelines_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    return Path(environment.get(DIRECTORY_VARIABLE) or _DEFAULT).resolve()
+
+
+def read_pipeline_files(directory: Path, environment: Mapping[str, str] = os.environ) -> PipelineFiles:
+    """Reads every YAML and JSON file below `directory` that is not hidden; of those with one key the first by path is used.
+
+    Connects to nothing. A directory that is not there is a faulty file of that name.
+    """
+    if not directory.is_dir():
+        return PipelineFiles(directory, (), (FaultyFile(directory, f"{directory} is not a directory; set {DIRECTORY_VARIABLE}"),))
+    found: dict[str, Pipeline] = {}
+    faulty = []
+    for path in _files(directory):
+        try:
+            pipeline = Pipeline(path, load(path, environment))
+            check_supported(pipeline.config)
+            check_types(pipeline.config)
+            if pipeline.key in found:
+                raise ConfigurationError(str(path), [_same_key(pipeline, found[pipeline.key])])
+        except TallyflowError as error:
+            faulty.append(FaultyFile(path, str(error)))
+        else:
+            found[pipeline.key] = pipeline
+    return PipelineFiles(directory, tuple(found.values()), tuple(faulty))
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in directory.rglob("*")
+        if path.is_file() and path.suffix in _SUFFIXES and not any(part.startswith(".") for part in path.relative_to(directory).parts)
+    )
+
+
+def _same_key(pipeline: Pipeline, first: Pipeline) -> Fault:
+    return Fault("pipeline_id", f"{pipeline.config.pipeline_id} is that of {first.path}, or differs by - and _ only; this file is not used")
