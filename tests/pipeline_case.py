@@ -37,7 +37,7 @@ from pipelines.config import parse
 from pipelines.connectors.jetstream import JetStream
 from pipelines.dead_letters import read_letters
 from pipelines.failpoints import RUNNER_PID_VARIABLE
-from pipelines.naming import Names
+from pipelines.naming import LEGS, Names
 from pipelines.records import decode_frame
 from pipelines.runner import Runner, RunOptions
 from pipelines.status import find_runners
@@ -343,6 +343,14 @@ class PipelineCase:
                 signal.signal(number, handler)
         return runner
 
+    def run_in_turn(self, *legs: str, **options: Any) -> None:
+        """One leg after the other, each to its end: a leg meets all that was written before it in one batch.
+
+        In a run of all legs each meets what there is already, and how much that is depends on the machine.
+        """
+        for leg in legs or LEGS:
+            self.warm_run(legs=(leg,), **options)
+
     def warm_runner(self, until_caught_up: bool = True, **options: Any) -> Runner:
         os.environ.update(self.addresses.environment())
         text = self.file.read_text()
@@ -366,7 +374,7 @@ class PipelineCase:
         """Ends what still runs, and asserts that a dead runner's JVM and workers follow it."""
         for runner, thread in self._warm:
             runner.request_stop()
-            thread.join(60)
+            thread.join(PATIENCE_SECONDS)
         for process in self._processes:
             family = family_of(process)
             if process.poll() is None:

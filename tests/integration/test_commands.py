@@ -355,8 +355,9 @@ def rows_out(case: PipelineCase, leg: str) -> int:
 def test_a_backlog_is_inserted_in_chunks_of_one_block_each(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(250_000)
-    case.warm_run()
+    case.run_in_turn()
     plans = sink_plans(case)
+    assert len(plans) == 2
     assert sum(plans) == 250_000
     assert max(plans) <= 200_000
-    assert inserts(case) == len(plans) < 20
+    assert inserts(case) == 2

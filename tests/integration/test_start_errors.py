@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import NewTopic
-from pipeline_case import PipelineCase, wait_until
+from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
 from pipelines.errors import ConfigurationError, DataLossError, HaltError, NotSupportedError, RetryableError, TallyflowError
 from pipelines.naming import ROLES
@@ -184,7 +184,7 @@ def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase) -> None:
             server.start()
     finally:
         case.stack.up()
-    thread.join(120)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert all(line.startswith("waiting: ") for line in told[:seen])
     assert case.count() == 300
