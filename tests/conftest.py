@@ -14,6 +14,9 @@ from pyspark.sql import SparkSession
 from pipelines.connectors.spark import build_session
 from resources.local.stack import LocalStack
 
+# The oracles' own words when they fail; each before its first import.
+pytest.register_assert_rewrite("protocol_account", "protocol_world")
+
 
 def pytest_sessionstart() -> None:
     """SIGTERM ends a session as Ctrl-C does: a run that was cut off by its time limit still tells its failures and ends its servers."""
