@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from network_case import Proxied, proxies, through
@@ -12,6 +13,9 @@ from pyspark.sql import SparkSession
 
 from pipelines.connectors.spark import build_session
 from resources.local.stack import LocalStack
+
+# The oracles' own words when they fail; each before its first import.
+pytest.register_assert_rewrite("protocol_account", "protocol_world")
 
 
 def pytest_sessionstart() -> None:
@@ -51,6 +55,15 @@ def case(running_stack: LocalStack, tmp_path: Path, request: pytest.FixtureReque
         made.session = request.getfixturevalue("session")
     yield made
     made.end()
+
+
+@pytest.fixture(params=["in the driver", "in tasks"])
+def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How the case's runs do their work, as their options: all in the driver, where nothing needs Spark, or all in Spark's tasks."""
+    if request.param == "in the driver":
+        return {}
+    case.session = request.getfixturevalue("session")
+    return {"driver_offsets": 0, "driver_frames": 0}
 
 
 @pytest.fixture

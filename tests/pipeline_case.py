@@ -28,7 +28,7 @@ from click.testing import Result
 from clickhouse_connect.driver.client import Client
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from plain_runner import make_plain
+from plain_runner import make_plain, plain_run
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -198,6 +198,8 @@ class PipelineCase:
                 "enable.auto.commit": False,
                 # The first offset that is left, where 0 has expired.
                 "auto.offset.reset": "earliest",
+                # Its end is told by an answer without records.
+                "fetch.wait.max.ms": 10,
             }
         )
         partitions = consumer.list_topics(self.topic, 10).topics[self.topic].partitions
@@ -205,7 +207,7 @@ class PipelineCase:
         found: dict[Position, bytes | None] = {}
         ended: set[int] = set()
         while len(ended) < len(partitions):
-            for message in consumer.consume(5000, 0.2):
+            for message in consumer.consume(5000, 0.02):
                 if message.error() is None:
                     found[message.partition(), message.offset()] = message.value()
                 else:
@@ -302,12 +304,13 @@ class PipelineCase:
             cwd=self.directory,
         )
 
-    def invoke(self, *arguments: str) -> Result:
-        """A `tallyflow` command inside this process: one of its own takes seconds to start."""
-        return CliRunner().invoke(app, arguments, env=self.environment())
+    def invoke(self, *arguments: str, **environment: str) -> Result:
+        """A `tallyflow` command inside this process, `run` without Spark; one of its own takes seconds to start. For the main thread."""
+        with _kept_signals(), plain_run():
+            return CliRunner().invoke(app, arguments, env=self.environment(**environment))
 
     def status(self) -> dict[str, Any] | None:
-        found = self.command("status", str(self.file), "--json")
+        found = self.invoke("status", str(self.file), "--json")
         return json.loads(found.stdout) if found.stdout.startswith("{") else None
 
     def ask(self) -> dict[str, Any] | None:
@@ -335,12 +338,8 @@ class PipelineCase:
     def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
         """Runs to the end inside this process: on the shared session, or without Spark where the test does not ask for one."""
         runner = self.warm_runner(until_caught_up, **options)
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with _kept_signals():
             runner.run()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         return runner
 
     def run_in_turn(self, *legs: str, **options: Any) -> None:
@@ -419,6 +418,17 @@ class PipelineCase:
         log.close()
         assert found.residue == 0
         assert [leg.waiting for leg in found.legs] == [0, 0, 0]
+
+
+@contextmanager
+def _kept_signals() -> Iterator[None]:
+    """What a runner of the main thread does about signals ends with the block."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _is_bad(number: int, bad_every: int) -> bool:

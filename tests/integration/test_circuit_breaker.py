@@ -15,7 +15,6 @@ from pipelines.tally import tally
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 IN_TASKS = {"driver_offsets": 0, "driver_frames": 0}
-WAYS = pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
 
 
 def of_wrong_type(numbers: range) -> list[bytes]:
@@ -45,34 +44,30 @@ def is_open(case: PipelineCase, leg: str = "process") -> bool:
     return found[leg].has_open_plan
 
 
-@WAYS
-def test_a_broken_mapping_stops_before_its_first_dead_letter_and_accept_goes_on(
-    case: PipelineCase, session: SparkSession, options: dict[str, Any]
-) -> None:
+def test_a_broken_mapping_stops_before_its_first_dead_letter_and_accept_goes_on(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic()
     case.send(of_wrong_type(range(5000)))
     for _ in range(2):
         with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %.*parse: wrong_type of id.*offset.*--accept"):
-            case.warm_run(**options)
+            case.warm_run(**way)
         assert (case.letters(), case.count(), is_open(case)) == ([], 0, True)
-    case.warm_run(accept=True, **options)
+    case.warm_run(accept=True, **way)
     assert (len(case.letters()), case.count()) == (5000, 0)
     case.check()
     case.send(good(range(100)))
-    case.warm_run(**options)
+    case.warm_run(**way)
     assert case.count() == 100
     case.check()
 
 
-@WAYS
-def test_with_dedup_the_breaker_is_asked_before_the_exchange(case: PipelineCase, session: SparkSession, options: dict[str, Any]) -> None:
+def test_with_dedup_the_breaker_is_asked_before_the_exchange(case: PipelineCase, way: dict[str, Any]) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send([*[b"{"] * 2000, *good(range(3000))])
     with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %"):
-        case.warm_run(**options)
+        case.warm_run(**way)
     assert (case.letters(), case.count()) == ([], 0)
-    case.warm_run(accept=True, **options)
+    case.warm_run(accept=True, **way)
     assert check_first_of_keys(case) == {"row": 3000, "letter": 2000}
 
 
@@ -81,19 +76,18 @@ def late(first: int, count: int, at: int) -> list[bytes]:
     return [json.dumps({"id": number, "name": "n", "amount": None, "at": at}).encode() for number in range(first, first + count)]
 
 
-@WAYS
-def test_records_that_are_late_are_judged_behind_the_exchange(case: PipelineCase, session: SparkSession, options: dict[str, Any]) -> None:
+def test_records_that_are_late_are_judged_behind_the_exchange(case: PipelineCase, way: dict[str, Any]) -> None:
     case.write_file(timed_by("at", "id", "1h"))
     case.create_topic()
     case.send(late(0, 10, at=1_780_000_000))
-    case.warm_run(**options)
+    case.warm_run(**way)
     case.send(late(10, 10_000, at=1_770_000_000))
     with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %.*dedup: late of at: at lies before the watermark"):
-        case.run_in_turn(**options)
+        case.run_in_turn(**way)
     # A bucket's share of a plan may be fewer than 1,000 rows; each worker process counts for itself.
     assert len(case.letters()) < 5000
     assert is_open(case)
-    case.warm_run(accept=True, **options)
+    case.warm_run(accept=True, **way)
     assert check_event_times(case, 3600, 0) == {"row": 10, "late": 10_000}
 
 
@@ -127,12 +121,11 @@ def test_fewer_than_the_limit_are_ordinary_dead_letters(case: PipelineCase) -> N
 def test_the_command_takes_accept(case: PipelineCase) -> None:
     case.create_topic()
     case.send(of_wrong_type(range(1500)))
-    stopped = case.run_plain()
-    assert stopped.returncode == 1
+    stopped = case.invoke("run", str(case.file), "--until-caught-up")
+    assert stopped.exit_code == 1
     assert "tallyflow run FILE --accept" in stopped.stderr
-    process = case.start_plain("--until-caught-up", "--accept")
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
+    accepted = case.invoke("run", str(case.file), "--until-caught-up", "--accept")
+    assert accepted.exit_code == 0, accepted.stderr
     assert len(case.letters()) == 1500
     case.check()
 
@@ -171,20 +164,17 @@ def test_a_table_that_is_mended_takes_the_rows_that_were_not_decided(case: Pipel
 # -- on_error ---------------------------------------------------------------------------------------------------------------
 
 
-@WAYS
-def test_rejected_halt_stops_at_the_first_record_and_goes_on_when_the_word_is_changed_back(
-    case: PipelineCase, session: SparkSession, options: dict[str, Any]
-) -> None:
+def test_rejected_halt_stops_at_the_first_record_and_goes_on_when_the_word_is_changed_back(case: PipelineCase, way: dict[str, Any]) -> None:
     case.write_file(halting)
     case.create_topic(1)
     case.send([*good(range(10)), *of_wrong_type(range(10, 12)), *good(range(12, 20))], partitions=1)
     place = rf"{case.topic} partition 0 offset 10 \(raw position \d+\.\d+\): parse: wrong_type of id"
     for _ in range(2):
         with pytest.raises(HaltError, match=place):
-            case.warm_run(**options)
+            case.warm_run(**way)
         assert (case.letters(), is_open(case)) == ([], True)
     case.write_file()
-    case.warm_run(**options)
+    case.warm_run(**way)
     assert (len(case.letters()), case.count()) == (2, 18)
     case.check()
 

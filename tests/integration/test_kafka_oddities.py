@@ -23,7 +23,6 @@ from pipelines.tally import LegTally, tally
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 IN_TASKS: dict[str, Any] = {"driver_offsets": 0, "driver_frames": 0}
-BOTH_WAYS = pytest.mark.parametrize("way", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
 
 
 def event(number: int) -> bytes:
@@ -135,10 +134,7 @@ def wait_ends(case: PipelineCase, wanted: dict[int, int]) -> None:
     wait_until(lambda: ends() == wanted, f"ends at {wanted}")
 
 
-@BOTH_WAYS
-def test_aborted_transactions_leave_gaps_and_an_open_one_holds_back_what_follows(
-    case: PipelineCase, session: SparkSession, way: dict[str, Any]
-) -> None:
+def test_aborted_transactions_leave_gaps_and_an_open_one_holds_back_what_follows(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic(2)
     transaction(case, "a", range(100)).commit_transaction(30)
     transaction(case, "b", range(100, 200)).abort_transaction(30)
@@ -181,8 +177,7 @@ def expire(case: PipelineCase, partition: int, before: int) -> None:
     case.admin.delete_records([TopicPartition(case.topic, partition, before)])[TopicPartition(case.topic, partition)].result(30)
 
 
-@BOTH_WAYS
-def test_expired_offsets_halt_and_skip_counts_them(case: PipelineCase, session: SparkSession, way: dict[str, Any]) -> None:
+def test_expired_offsets_halt_and_skip_counts_them(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic(1)
     case.send([event(number) for number in range(30)], partitions=1)
     case.warm_run()
