@@ -9,6 +9,8 @@ import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.jetstream import JetStream, check_contiguous
+from pipelines.dropped_copies import dropped_copies
+from pipelines.judged import Tell
 from pipelines.legs.redrive import taken
 from pipelines.naming import Names
 from pipelines.purge import read_purged
@@ -27,18 +29,24 @@ class DeadLetters:
     def close(self) -> None:
         self._log.close()
 
-    def groups(self, selection: Selection) -> list[Group]:
-        return groups(self._letters(), selection)
+    def groups(self, selection: Selection, tell: Tell = lambda done, of: None) -> list[Group]:
+        """With the copies that dedup dropped in favour of the letters; `tell` hears how far raw was read for that."""
+        return groups(self._with_copies(selection, tell), selection)
 
     def list(self, selection: Selection, limit: int) -> tuple[pa.Table, int]:
         return listed(self._letters(), selection, limit)
 
-    def at(self, position: Position) -> pa.Table:
-        return letter_at(self._letters(), position)
+    def at(self, position: Position, tell: Tell = lambda done, of: None) -> pa.Table:
+        """With the copies that dedup dropped in favour of the letter."""
+        return letter_at(self._with_copies(Selection(positions=frozenset({position})), tell), position)
 
     def frames(self, selection: Selection) -> Iterator[pa.Table]:
         """The selected letters, with `fingerprint` and `state`, one stored frame at a time."""
         return (letters for frame in self._letters() if (letters := selection.of(with_fingerprints(frame))).num_rows)
+
+    def _with_copies(self, selection: Selection, tell: Tell) -> Iterator[pa.Table]:
+        counted = dropped_copies(self._log.connect(), self._names, self._letters(), selection, tell)
+        return map(counted.of, self._letters())
 
     def _letters(self) -> Iterator[pa.Table]:
         log = self._log.connect()

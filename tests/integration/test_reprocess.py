@@ -104,6 +104,9 @@ def test_a_record_that_dedup_had_accepted_passes_it_and_its_copies_stay_dropped(
     case.send_events(400)
     case.warm_run()
     assert refused(case) == BAD
+    (group,) = dlq(case, "groups")
+    assert (group["letters"], group["copies_dropped"], group["copies_counted_from"]) == (4, 4, None)
+    assert dlq(case, "show", group["position"])["copies_dropped"] == 1
     mend(case)
     assert dlq(case, "reprocess", "--all", "--dry-run") == {
         "letters": 4,
@@ -121,9 +124,25 @@ def test_a_record_that_dedup_had_accepted_passes_it_and_its_copies_stay_dropped(
     assert (why["duplicates"], why["accepted"]["offset"]) == (1, 2), "a record that enters again is no copy, and starts no window"
 
 
+def test_who_discards_a_letter_that_dedup_had_accepted_is_told_of_its_copies(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id", window="1h"))
+    make_strict(case)
+    for _ in range(3):
+        case.sent = 0
+        case.send_events(120)
+        case.warm_run()
+    assert refused(case) == BAD[:2]
+    shown = case.invoke("dlq", "groups", str(case.file)).stdout
+    assert "  4 copies of these records were dropped by dedup in their favour" in shown.splitlines()
+    told = "4 copies of these records were dropped by dedup in their favour: with them these keys leave no row"
+    assert told in case.invoke("dlq", "discard", str(case.file), "--all", "--reason", "test data").stderr, "before it asks"
+    assert dlq(case, "discard", "--all", "--reason", "test data", "--yes") == {"taken": 2, "left": {}, "copies_dropped": 4}
+    assert dlq(case, "groups") == []
+
+
 def test_what_is_discarded_is_counted_and_stays_where_it_is(narrow: PipelineCase) -> None:
     outcome = dlq(narrow, "discard", "--stage", "parse", "--reason", "test data", "--yes")
-    assert outcome == {"taken": 3, "left": {}}
+    assert outcome == {"taken": 3, "left": {}, "copies_dropped": 0}
     widen(narrow)
     assert dlq(narrow, "reprocess", "--all") == {"taken": 172, "left": {"discarded": 3}}
     narrow.warm_run()
