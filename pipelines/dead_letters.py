@@ -13,7 +13,7 @@ from pipelines.dropped_copies import dropped_copies
 from pipelines.judged import Tell
 from pipelines.legs.redrive import taken
 from pipelines.naming import Names
-from pipelines.purge import read_purged
+from pipelines.purge import PurgeLog, read_purged
 from pipelines.records import Position, decode_frame
 from pipelines.redrive import DISCARDED, REDRIVEN, Taken
 from pipelines.triage import Group, Selection, groups, letter_at, listed, with_fingerprints
@@ -74,6 +74,9 @@ def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
     purged_below = read_purged(log, names, "dlq").below
     sequence = state.first_sequence - 1
     for message in log.fetch(stream, names.subjects("dlq"), sequence, state.last_sequence):
+        if message.sequence > sequence + 1:
+            # Purged while it is read, perhaps.
+            purged_below = read_purged(log, names, "dlq").below
         if message.sequence <= purged_below:
             # Of what lies there the last letters of quiet subjects are left.
             sequence = message.sequence - 1
@@ -88,13 +91,17 @@ def read_letters(log: JetStream, names: Names) -> Iterator[pa.Table]:
     return (letters for _, letters in read_frames(log, names))
 
 
-def frames_that_may_go(log: JetStream, names: Names, known: Taken, before: datetime) -> dict[str, int]:
-    """By subject, the sequence below which every letter was taken and was rejected before the instant."""
+def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: datetime) -> dict[str, int]:
+    """By subject, the sequence below which every letter was taken and was rejected before the instant; subjects of which a frame may go."""
     stream = names.stream("dlq")
     state = log.state(stream)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
     below: dict[str, int] = {}
     ended: set[str] = set()
     for message in log.fetch(stream, names.subjects("dlq"), 0, state.last_sequence if state else 0):
+        first.setdefault(message.subject, message.sequence)
+        last[message.subject] = message.sequence
         if message.subject in ended:
             continue
         letters = decode_frame(message.payload)
@@ -103,4 +110,6 @@ def frames_that_may_go(log: JetStream, names: Names, known: Taken, before: datet
             below[message.subject] = message.sequence + 1
         else:
             ended.add(message.subject)
-    return below
+    # A subject keeps its last message.
+    may_go = {subject: min(sequence, last[subject]) for subject, sequence in below.items()}
+    return {subject: sequence for subject, sequence in may_go.items() if sequence > first[subject]}

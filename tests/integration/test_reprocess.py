@@ -10,6 +10,8 @@ from dedup_case import keyed_by
 from pipeline_case import PipelineCase
 from refused_case import BAD, make_strict, mend, refused
 
+from pipelines.naming import REDRIVE
+
 pytestmark = [pytest.mark.integration]
 
 
@@ -213,6 +215,14 @@ def test_a_selection_must_be_said_and_a_pipeline_must_have_run(case: PipelineCas
     assert (never.exit_code, "the pipeline was never started" in never.stderr) == (1, True)
 
 
+def lease_entries(case: PipelineCase) -> int:
+    """Entries of the lease that the takers of letters hold."""
+    log = case.log()
+    found = log.subjects(case.names.stream("ledger"), case.names.lease(REDRIVE)).get(case.names.lease(REDRIVE), 0)
+    log.close()
+    return found
+
+
 def test_letters_beyond_their_retention_are_discarded_counted_and_deleted(case: PipelineCase) -> None:
     case.write_file(lambda document: document.update(dead_letters={"max_age": "1ms"}))
     case.create_topic(1)
@@ -221,5 +231,9 @@ def test_letters_beyond_their_retention_are_discarded_counted_and_deleted(case: 
         case.warm_run()
     assert account(case) == {"entered again": 0, "discarded": 10, "still dead letters": 0}
     assert len(case.letters()) == 5, "a subject keeps its last message"
+    before = lease_entries(case)
+    assert before in (1, 2), "folded by whoever takes it next"
+    case.warm_run()
+    assert lease_entries(case) == before, "nobody takes the lease where nothing is to be done"
     audited = json.loads(case.invoke("audit", str(case.file), "--json").stdout)
     assert audited["clean"], audited

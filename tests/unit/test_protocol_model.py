@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,10 +44,10 @@ from pipelines.config import OnError
 from pipelines.connectors.clickhouse import TableColumn
 from pipelines.connectors.kafka import Block
 from pipelines.connectors.ranges import admit
-from pipelines.dead_letters import read_frames, with_states
+from pipelines.dead_letters import frames_that_may_go, read_frames, with_states
 from pipelines.dedup import KEY_COLUMNS
 from pipelines.errors import DataLossError, FencedError, InvariantError, RefusedError, RetryableError, StateDamagedError
-from pipelines.ledger import Chain, Entry
+from pipelines.ledger import Chain, Entry, read_chain
 from pipelines.legs import stage_config
 from pipelines.legs.arrivals import bucket_of
 from pipelines.legs.ingest import IngestLeg
@@ -58,7 +58,7 @@ from pipelines.legs.sink import SinkLeg
 from pipelines.legs.stage_config import StageConfig
 from pipelines.letters_file import Edited, edited_frames
 from pipelines.naming import LEGS, REDRIVE, Names
-from pipelines.purge import Purge
+from pipelines.purge import Purge, fold_redrive, purge_letters, redrive_entries_that_may_go
 from pipelines.records import (
     EMIT_FIELD,
     POSITION_COLUMNS,
@@ -82,6 +82,8 @@ BUCKETS = 3
 TOKEN_WINDOW = 200
 MAX_ATTEMPTS = 4
 MAX_CALLS = 20_000
+EXPIRE = "expire"
+LATER = datetime(9999, 1, 1, tzinfo=UTC)
 SESSION = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 
 
@@ -436,7 +438,10 @@ class Runner:
 
 
 class Command:
-    """One `tallyflow dlq reprocess`, `discard` or `import`: takes each waiting letter with probability `share`."""
+    """One `tallyflow dlq reprocess`, `discard` or `import`: takes each waiting letter with probability `share`.
+
+    EXPIRE is what the retention of letters does: it discards, lets frames go whose letters were all taken, and plans that no letter needs.
+    """
 
     def __init__(self, world: "World", action: str, share: float) -> None:
         self.world, self._action, self._share = world, action, share
@@ -449,6 +454,8 @@ class Command:
         chain = Chain(log, NAMES.stream("ledger"), NAMES.chain(REDRIVE), self.epoch)
         chain.open()
         redrive = Redrive(log, NAMES, "orders", chain)
+        if self._action == EXPIRE:
+            fold_redrive(log, NAMES, redrive_entries_that_may_go(log, NAMES, timedelta(0)))
         chosen = list(self._chosen())
         if self._action == "import":
             changes = {Position(row["_tf_sequence"], row["_tf_ordinal"]): {"value": b"mended"} for _, t in chosen for row in t.to_pylist()}
@@ -457,6 +464,8 @@ class Command:
             return
         wanted = ((sequence, letters["row"].to_numpy()) for sequence, letters in chosen)
         redrive.enter(wanted) if self._action == ENTER else redrive.discard(wanted, "a test")
+        if self._action == EXPIRE:
+            purge_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER))
 
     def _chosen(self) -> Iterator[tuple[int, pa.Table]]:
         log, rng = self.world.log, self.world.rng
@@ -957,7 +966,7 @@ def chaos(world: World, steps: int) -> None:
         elif event < 0.3 and len(live) == 1 and not world.table.is_awaited:
             world.table.mend()
         elif event < 0.38 and log.messages(NAMES.stream("dlq")):
-            world.command(rng.choice([ENTER, ENTER, DISCARD, "import"]), rng.choice([0.3, 1]))
+            world.command(rng.choice([ENTER, ENTER, DISCARD, "import", EXPIRE, EXPIRE]), rng.choice([0.3, 1]))
         elif event < 0.41 and world.commands:
             rng.choice([world.commands[-1].kill, partial(paused.symmetric_difference_update, world.commands[-1:])])()
         else:
@@ -1050,7 +1059,7 @@ def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str, wi
 
 
 @pytest.mark.parametrize("kind", ["kill", "pause"])
-@pytest.mark.parametrize("command", [ENTER, DISCARD, "import"])
+@pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
 @pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
 def test_a_command_that_takes_letters_may_be_killed_or_paused_before_every_single_call(kind: str, command: str, window_us: int) -> None:
     calls, publishes = short_history(lambda world: None, window_us, command=command)
@@ -1063,7 +1072,7 @@ def test_a_command_that_takes_letters_may_be_killed_or_paused_before_every_singl
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-@pytest.mark.parametrize("command", [ENTER, DISCARD, "import"])
+@pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
 def test_every_single_publish_of_a_command_that_takes_letters_may_fail(fault: Fault, command: str) -> None:
     _, publishes = short_history(lambda world: None, command=command)
     for number in range(1, publishes + 1):
@@ -1115,6 +1124,18 @@ def test_every_single_publish_may_fail(fault: Fault) -> None:
             short_history(lambda world, n=number: world.log.fail_publish(fault, n))
         except BaseException as error:
             raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+
+
+def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age: timedelta) -> int:
+    done = read_chain(log, names.stream("ledger"), names.chain(REDRIVE)).done
+    return done.sequence if done else 0
+
+
+def test_a_folding_that_forgets_letters_which_are_still_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.redrive_entries_that_may_go", forgets_plans_of_letters_that_are_there)
+    with pytest.raises(AssertionError, match="a letter was taken twice"):
+        for seed in range(300):
+            play(seed)
 
 
 def takes_the_last_message(self: Purge, stream: str, subject: str, below: int) -> None:
