@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, utc
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, progress, utc
 from pipelines.config import load
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ State = Annotated[
         help="Only letters of this state: open, parked (rejected too often), redriven, discarded; or waiting (open or parked), all."
     ),
 ]
+
+
+COUNTING = "counting the copies that were dropped in favour of these letters"
 
 
 @contextmanager
@@ -82,8 +85,8 @@ def groups(
     as_json: AsJson = False,
 ) -> None:
     """Show the causes of dead letters: how many letters each has, first and last seen, an example, and the likely fix."""
-    with dead_letters(file) as letters:
-        found = letters.groups(selection(stage, None, since, until, key, state))
+    with dead_letters(file) as letters, progress(COUNTING) as tell:
+        found = letters.groups(selection(stage, None, since, until, key, state), tell)
     if as_json:
         print_json([{**plain_group(one), "remedy": one.remedy} for one in found])
         return
@@ -106,9 +109,16 @@ def print_groups(found: "Iterable[Group]") -> None:
             one.message,
             f"from {utc(one.first)} to {utc(one.last)}",
             f"such as {one.topic} partition {one.partition} offset {one.offset}, raw position {one.position}",
+            *([f"{one.copies_dropped:,} {told_copies(one.copies_counted_from)}"] if one.copies_dropped else []),
             *([f"likely fix: {one.remedy}"] if one.remedy else []),
         ):
             out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def told_copies(counted_from: datetime | None) -> str:
+    """What a number of dropped copies is."""
+    since = f", since {utc(counted_from)} (earlier records were purged)" if counted_from else ""
+    return f"copies of these records were dropped by dedup in their favour{since}"
 
 
 @app.command("list")
@@ -148,8 +158,8 @@ def show(
 ) -> None:
     """Show one dead letter whole: the record's bytes, where it comes from, and why it was rejected."""
     wanted = parse_position(position)
-    with dead_letters(file) as letters:
-        found = letters.at(wanted).to_pylist()
+    with dead_letters(file) as letters, progress(COUNTING) as tell:
+        found = letters.at(wanted, tell).to_pylist()
     if not found:
         err.print(f"there is no dead letter at {position}", style="red", highlight=False)
         raise typer.Exit(1)
@@ -183,6 +193,8 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
         "headers": [[_text(name), _text(value)] for name, value in row["headers"] or []],
         "key": _text(row["key"]),
         "value": _text(row["value"]),
+        "copies_dropped": row["copies_dropped"],
+        "copies_counted_from": utc(row["copies_counted_from"]) if row["copies_counted_from"] else None,
         **({"value_bytes": size["bytes"], "value_sha256": size["sha256"].hex()} if size else {}),
     }
 

@@ -8,8 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json
-from pipelines.cli_dlq import GroupName, Key, Since, Stage, Until, dead_letters, parse_position, plain_group, print_groups, selection
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, progress
+from pipelines.cli_dlq import (
+    COUNTING,
+    GroupName,
+    Key,
+    Since,
+    Stage,
+    State,
+    Until,
+    dead_letters,
+    parse_position,
+    plain_group,
+    print_groups,
+    selection,
+    told_copies,
+)
 from pipelines.config import load
 from pipelines.naming import Names
 from resources.local.stack import default_home
@@ -21,6 +35,8 @@ if TYPE_CHECKING:
 
 Positions = Annotated[list[str] | None, typer.Option("--position", help="Only the letter at this raw position, parked or not; may repeat.")]
 All = Annotated[bool, typer.Option("--all", help="All letters, when nothing narrows the selection.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would become of them, change nothing.")]
+Reason = Annotated[str, typer.Option(help="Why, for the ledger.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Target = Annotated[Path, typer.Argument(help="The file to write, JSON lines.", dir_okay=False)]
 Source = Annotated[Path, typer.Argument(help="An exported file, edited.", exists=True, dir_okay=False)]
@@ -57,7 +73,7 @@ def reprocess(
     key: Key = None,
     position: Positions = None,
     everything: All = False,
-    is_rehearsal: Annotated[bool, typer.Option("--dry-run", help="Show what would become of them, change nothing.")] = False,
+    is_rehearsal: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Let dead letters enter the pipeline again, each once, whether it runs or not."""
@@ -72,7 +88,7 @@ def reprocess(
 
 def discard(
     file: File,
-    reason: Annotated[str, typer.Option(help="Why, for the ledger.")],
+    reason: Reason,
     stage: Stage = None,
     group: GroupName = None,
     since: Since = None,
@@ -85,15 +101,19 @@ def discard(
 ) -> None:
     """Give dead letters up for good: they are counted as discarded, and cannot enter again."""
     chosen = _wanted(selection(stage, group, since, until, key), position, everything)
-    if not yes:
-        from pipelines.redrive import WAITING
+    from pipelines.redrive import WAITING
 
-        with dead_letters(file) as letters:
-            count = sum(one.letters for one in letters.groups(replace(chosen, states=WAITING)))
-        typer.confirm(f"Discard {count:,} dead letters for good?", abort=True)
+    with dead_letters(file) as letters, progress(COUNTING) as tell:
+        found = letters.groups(replace(chosen, states=WAITING), tell)
+    copies = sum(one.copies_dropped for one in found)
+    if copies:
+        counted_from = next((one.copies_counted_from for one in found if one.copies_counted_from), None)
+        err.print(f"{copies:,} {told_copies(counted_from)}: with them these keys leave no row", highlight=False)
+    if not yes:
+        typer.confirm(f"Discard {sum(one.letters for one in found):,} dead letters for good?", abort=True)
     with _reprocessing(file) as work:
         outcome = work.discard(chosen, reason)
-    _tell(outcome, "discarded", as_json)
+    _tell(outcome, "discarded", as_json, copies_dropped=copies)
 
 
 def export(
@@ -104,7 +124,7 @@ def export(
     since: Since = None,
     until: Until = None,
     key: Key = None,
-    state: Annotated[str, typer.Option(help="As for `list`.")] = "waiting",
+    state: State = "waiting",
 ) -> None:
     """Write dead letters to a file, whole, as JSON lines: to read, to keep, or to edit and give back with `import`."""
     from pipelines.letters_file import line_of
@@ -129,9 +149,9 @@ def import_letters(file: File, source: Source, as_json: AsJson = False) -> None:
     _tell(outcome, "entered again as edited; the pipeline judges them as soon as it runs", as_json)
 
 
-def _tell(outcome: "Outcome", done: str, as_json: bool) -> None:
+def _tell(outcome: "Outcome", done: str, as_json: bool, **more: int) -> None:
     if as_json:
-        print_json(asdict(outcome))
+        print_json({**asdict(outcome), **more})
         return
     out.print(f"{outcome.taken:,} letters {done}", highlight=False)
     why = {

@@ -210,11 +210,15 @@ def with_positions(frame: pa.Table, sequence: int, topic: str, arrival_us: int) 
     return pa.table({**columns, **positions})
 
 
+ORDINAL_BITS = 20
+"""Of a position as one number: the sequence stands above so many bits of the ordinal."""
+
+
 def position_keys(table: pa.Table) -> np.ndarray:
     """(sequence, ordinal) of each row as one sortable uint64: exact while a frame has under 2^20 rows and sequences stay under 2^44."""
     sequence = table.column("_tf_sequence").to_numpy()
     ordinal = table.column("_tf_ordinal").to_numpy().astype(np.uint64)
-    keys: np.ndarray = (sequence << np.uint64(20)) | ordinal
+    keys: np.ndarray = (sequence << np.uint64(ORDINAL_BITS)) | ordinal
     return keys
 
 

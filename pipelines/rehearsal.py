@@ -50,7 +50,7 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
     stage = _stages_now(config)
     tried: list[pa.Table] = []
     rows, rejected = [], []
-    for step in steps(_frames(letters, tried)):
+    for step in steps(frames_of_letters(letters, tried)):
         passed, failed = stages(state.connections.engine, stage, "", step, new_counts())
         rows.append(passed)
         rejected.append(failed)
@@ -79,7 +79,7 @@ def _stages_now(config: PipelineConfig) -> StageConfig:
     return stage_config(config, table)
 
 
-def _frames(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
+def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
     """Letters as the raw frames that they would be; notes them in `tried`."""
     now = datetime.now(UTC)
     for number, table in enumerate((table for table in letters if table.num_rows), start=1):

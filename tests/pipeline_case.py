@@ -169,13 +169,13 @@ class PipelineCase:
         self.send((_event(number, bad_every, name_bytes) for number in range(first, first + count)), partitions)
 
     @contextmanager
-    def load(self, count: int = 300, pause_seconds: float = 0.1) -> Iterator[None]:
+    def load(self, count: int = 300, pause_seconds: float = 0.1, bad_every: int = 100, name_bytes: int = 0) -> Iterator[None]:
         """Sends `count` events again and again, from a thread, until the block ends."""
         stop = threading.Event()
 
         def send() -> None:
             while not stop.is_set():
-                self.send_events(count, bad_every=100)
+                self.send_events(count, bad_every=bad_every, name_bytes=name_bytes)
                 stop.wait(pause_seconds)
 
         with ThreadPoolExecutor(1, "load") as pool:

@@ -256,11 +256,13 @@ class Outside:
         stages = world.config
         sink = SimpleNamespace(connection_params=SimpleNamespace(database=stages.database), table=stages.table)
         self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError())
-        self.max_rejected_percent = 100
-        self.breaker, self.late_breaker = Breaker(100), Breaker(100)
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self._world, self._stores = world, {}
-        self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, stage_config=version, stream_ids={"out": "S"}, **limits)
+        versions = {"stage_config": version, "accepted_config": version}
+        self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
+
+    def breaker(self, stage: str, version: str) -> Breaker:
+        return Breaker(100)
 
     def stage_config(self, version: str) -> StageConfig:
         return stage_config.load(self.log, self.names, version)

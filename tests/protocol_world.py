@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ import pipelines.legs.sink
 import pipelines.letters_file
 import pipelines.redrive
 from pipelines.connectors.ranges import admit
-from pipelines.dead_letters import read_frames, with_states
+from pipelines.dead_letters import frames_that_may_go, read_frames, with_states
 from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError, StateDamagedError
 from pipelines.ledger import Chain
 from pipelines.legs import stage_config
@@ -44,13 +44,15 @@ from pipelines.legs.redrive import Redrive, taken
 from pipelines.legs.sink import SinkLeg
 from pipelines.letters_file import Edited, edited_frames
 from pipelines.naming import LEGS, REDRIVE
-from pipelines.purge import Purge
+from pipelines.purge import Purge, fold_redrive, purge_letters, redrive_entries_that_may_go
 from pipelines.records import Position
 from pipelines.redrive import ENTER, OPEN
 from pipelines.sink import chunks
 from pipelines.testing import ManualClock
 
 MAX_ATTEMPTS = 4
+EXPIRE = "expire"
+LATER = datetime(9999, 1, 1, tzinfo=UTC)
 MAX_CALLS = 20_000
 SESSION = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 
@@ -124,7 +126,10 @@ class Runner:
 
 
 class Command:
-    """One `tallyflow dlq reprocess`, `discard` or `import`: takes each waiting letter with probability `share`."""
+    """One `tallyflow dlq reprocess`, `discard` or `import`: takes each waiting letter with probability `share`.
+
+    EXPIRE is what the retention of letters does: it discards, lets frames go whose letters were all taken, and plans that no letter needs.
+    """
 
     def __init__(self, world: "World", action: str, share: float) -> None:
         self.world, self._action, self._share = world, action, share
@@ -137,6 +142,8 @@ class Command:
         chain = Chain(log, NAMES.stream("ledger"), NAMES.chain(REDRIVE), self.epoch)
         chain.open()
         redrive = Redrive(log, NAMES, "orders", chain)
+        if self._action == EXPIRE:
+            fold_redrive(log, NAMES, redrive_entries_that_may_go(log, NAMES, timedelta(0)))
         chosen = list(self._chosen())
         if self._action == "import":
             changes = {Position(row["_tf_sequence"], row["_tf_ordinal"]): {"value": b"mended"} for _, t in chosen for row in t.to_pylist()}
@@ -145,6 +152,8 @@ class Command:
             return
         wanted = ((sequence, letters["row"].to_numpy()) for sequence, letters in chosen)
         redrive.enter(wanted) if self._action == ENTER else redrive.discard(wanted, "a test")
+        if self._action == EXPIRE:
+            purge_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER))
 
     def _chosen(self) -> Iterator[tuple[int, pa.Table]]:
         log, rng = self.world.log, self.world.rng

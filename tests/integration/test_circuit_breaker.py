@@ -60,6 +60,30 @@ def test_a_broken_mapping_stops_before_its_first_dead_letter_and_accept_goes_on(
     case.check()
 
 
+def test_a_mended_file_does_not_let_pass_what_was_planned_before_until_that_is_accepted(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send(of_wrong_type(range(2000)))
+    with pytest.raises(HaltError, match="rejected for one cause, more than 20 %"):
+        case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN name_of_id String DEFAULT ''")
+    case.write_file(ids_as_text)
+    case.send([*of_wrong_type(range(2000, 2500)), *good(range(1500))])
+    for _ in range(2):
+        with pytest.raises(HaltError, match=r"2,000 of 2,000 records.*planned before the file was edited"):
+            case.warm_run()
+        assert (case.letters(), case.count(), is_open(case)) == ([], 0, True)
+    # The edited file fits the first records behind the plan, and not the others.
+    with pytest.raises(HaltError, match=r"1,500 of 2,000 records.*planned already"):
+        case.warm_run(accept=True)
+    assert (len(case.letters()), case.count()) == (2000, 0)
+    case.warm_run(accept=True)
+    assert (len(case.letters()), case.count()) == (3500, 500)
+    assert Counter(letter["config_version"] for letter in case.letters()).most_common() == [
+        (case.letters()[0]["config_version"], 2000),
+        (case.letters()[-1]["config_version"], 1500),
+    ]
+
+
 def test_with_dedup_the_breaker_is_asked_before_the_exchange(case: PipelineCase, way: dict[str, Any]) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()

@@ -15,10 +15,12 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from protocol_outside import NAMES, Topic
+from protocol_outside import NAMES, ModelLog, Topic
 from protocol_stages import configuration
-from protocol_world import Runner, World
+from protocol_world import EXPIRE, Runner, World
 
+from pipelines.ledger import read_chain
+from pipelines.naming import REDRIVE, Names
 from pipelines.purge import Purge
 from pipelines.redrive import DISCARD, ENTER
 from pipelines.testing import Fault
@@ -60,7 +62,7 @@ def chaos(world: World, steps: int) -> None:
         elif event < 0.3 and len(live) == 1 and not world.table.is_awaited:
             world.table.mend()
         elif event < 0.38 and log.messages(NAMES.stream("dlq")):
-            world.command(rng.choice([ENTER, ENTER, DISCARD, "import"]), rng.choice([0.3, 1]))
+            world.command(rng.choice([ENTER, ENTER, DISCARD, "import", EXPIRE, EXPIRE]), rng.choice([0.3, 1]))
         elif event < 0.41 and world.commands:
             rng.choice([world.commands[-1].kill, partial(paused.symmetric_difference_update, world.commands[-1:])])()
         else:
@@ -149,7 +151,7 @@ def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str, wi
 
 
 @pytest.mark.parametrize("kind", ["kill", "pause"])
-@pytest.mark.parametrize("command", [ENTER, DISCARD, "import"])
+@pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
 @pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
 def test_a_command_that_takes_letters_may_be_killed_or_paused_before_every_single_call(kind: str, command: str, window_us: int) -> None:
     calls, publishes = short_history(lambda world: None, window_us, command=command)
@@ -162,7 +164,7 @@ def test_a_command_that_takes_letters_may_be_killed_or_paused_before_every_singl
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-@pytest.mark.parametrize("command", [ENTER, DISCARD, "import"])
+@pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
 def test_every_single_publish_of_a_command_that_takes_letters_may_fail(fault: Fault, command: str) -> None:
     _, publishes = short_history(lambda world: None, command=command)
     for number in range(1, publishes + 1):
@@ -214,6 +216,18 @@ def test_every_single_publish_may_fail(fault: Fault) -> None:
             short_history(lambda world, n=number: world.log.fail_publish(fault, n))
         except BaseException as error:
             raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+
+
+def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age: timedelta) -> int:
+    done = read_chain(log, names.stream("ledger"), names.chain(REDRIVE)).done
+    return done.sequence if done else 0
+
+
+def test_a_folding_that_forgets_letters_which_are_still_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol_world.redrive_entries_that_may_go", forgets_plans_of_letters_that_are_there)
+    with pytest.raises(AssertionError, match="a letter was taken twice"):
+        for seed in range(300):
+            play(seed)
 
 
 def takes_the_last_message(self: Purge, stream: str, subject: str, below: int) -> None:
