@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pipelines.config import rules
 from pipelines.config.base import Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report
+from pipelines.config.checks import Checks
 from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sink import ClickHouseSink
 from pipelines.config.sources import KafkaSource
@@ -186,6 +187,7 @@ class PipelineConfig(Model):
     )
 
     dead_letters: DeadLetterLimits = ours(DeadLetterLimits(), "Limits of dead letters.")
+    checks: Checks = ours(Checks(), "What is compared when the table is judged, and what holds its publication back.")
 
     unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
     """As in a URL, there may be credentials in it, if only by mistake."""
