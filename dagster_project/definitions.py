@@ -2,12 +2,20 @@
 
 import dagster as dg
 
+from dagster_project import event_log, observation, pipeline_assets, scheduled_assets, table_checks
 from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
 
 
 def build_definitions(files: PipelineFiles) -> dg.Definitions:
     """Everything of every sound file. Starts nothing and connects to nothing."""
-    return dg.Definitions(metadata={"pipelines": ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none"})
+    return dg.Definitions.merge(
+        dg.Definitions(metadata={"pipelines": ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none"}),
+        pipeline_assets.build(files),
+        table_checks.build(files),
+        scheduled_assets.build(files),
+        observation.build(files),
+        event_log.build(files),
+    )
 
 
 defs = build_definitions(read_pipeline_files(pipelines_directory()))

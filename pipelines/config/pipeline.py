@@ -25,10 +25,16 @@ def _only_v3(value: Any) -> Any:
     return value
 
 
+Owner = Annotated[
+    str, AfterValidator(matching(r"^(?:team:[A-Za-z0-9_.-]+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7})$", "must be an e-mail address, or team:name"))
+]
+
+
 class Metadata(Model):
     """What people want to know about the pipeline."""
 
     tags: tuple[Text, ...] = Field(default=(), description="Words to find the pipeline by.")
+    owners: tuple[Owner, ...] = ours((), "Who answers for the pipeline, shown in Dagster: e-mail addresses, or `team:name`.")
 
 
 class StreamResources(Model):
