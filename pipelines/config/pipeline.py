@@ -26,7 +26,10 @@ def _only_v3(value: Any) -> Any:
 
 
 Owner = Annotated[
-    str, AfterValidator(matching(r"^(?:team:[A-Za-z0-9_.-]+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7})$", "must be an e-mail address, or team:name"))
+    str,
+    AfterValidator(
+        matching(r"^(?:team:[A-Za-z0-9_.-]+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7})$", "must be an e-mail address, or team:name")
+    ),
 ]
 
 

@@ -16,7 +16,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError, Error, Operati
 from urllib3.exceptions import HTTPError
 
 from pipelines.columns import quote_identifier
-from pipelines.config import ClickHouseSink
+from pipelines.config import ClickHouseConnection, ClickHouseSink
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import HaltError, RefusedError, RetryableError, TallyflowError
 from pipelines.statements import filled, statement
@@ -150,6 +150,29 @@ class View:
     target: Table
 
 
+def open_client(connection: ClickHouseConnection, classes: ErrorClasses = _TABLE_CLASSES) -> Client:
+    """A client that has connected. Raises RetryableError or HaltError."""
+    try:
+        return clickhouse_connect.get_client(
+            host=connection.host,
+            port=connection.http_port_effective,
+            username=connection.username,
+            password=connection.password.get_secret_value(),
+            secure=connection.secure,
+            verify=not connection.skip_certificate_verification,
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            send_receive_timeout=RESPONSE_TIMEOUT_SECONDS,
+            autogenerate_session_id=False,
+            query_retries=0,
+            # The server's words without address and version.
+            show_clickhouse_errors="scrub",
+            client_name="tallyflow",
+        )
+    except Exception as error:
+        doing = f"connecting to ClickHouse at {connection.host}:{connection.http_port_effective}"
+        raise map_error(doing, error, classes) from error
+
+
 class ClickHouse:
     """One HTTP client for one sink. Methods raise RetryableError (send again) or HaltError; no method retries by itself.
 
@@ -163,26 +186,7 @@ class ClickHouse:
     def connect(self) -> "ClickHouse":
         """Connects now. Idempotent."""
         if self._client is None:
-            connection = self._sink.connection_params
-            try:
-                self._client = clickhouse_connect.get_client(
-                    host=connection.host,
-                    port=connection.http_port_effective,
-                    username=connection.username,
-                    password=connection.password.get_secret_value(),
-                    secure=connection.secure,
-                    verify=not connection.skip_certificate_verification,
-                    connect_timeout=CONNECT_TIMEOUT_SECONDS,
-                    send_receive_timeout=RESPONSE_TIMEOUT_SECONDS,
-                    autogenerate_session_id=False,
-                    query_retries=0,
-                    # The server's words without address and version.
-                    show_clickhouse_errors="scrub",
-                    client_name="tallyflow",
-                )
-            except Exception as error:
-                doing = f"connecting to ClickHouse at {connection.host}:{connection.http_port_effective}"
-                raise map_error(doing, error, self._classes) from error
+            self._client = open_client(self._sink.connection_params, self._classes)
         return self
 
     @property
