@@ -1,8 +1,8 @@
 """Pipelines in a dg project of your own: a `defs.yaml` that names the directory of pipeline files is enough.
 
-    type: dagster_project.components.TallyflowPipelines
-    attributes:
-      path: pipelines
+type: dagster_project.components.TallyflowPipelines
+attributes:
+  path: pipelines
 """
 
 from pathlib import Path

@@ -26,7 +26,11 @@ PLOTTED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Account:
-    """A pipeline at one moment. `stream_bytes` by seam; `confirmed_to`: the last sequence of out that ClickHouse has confirmed; `lag`: offsets in Kafka that ingest has not confirmed, None where nobody tells."""
+    """A pipeline at one moment. `stream_bytes` by seam; `keys` and `runs` of the dedup store, 0 without one.
+
+    `confirmed_to`: the last sequence of out that ClickHouse has confirmed. `lag`: offsets in Kafka that ingest has not confirmed, None
+    where nobody tells.
+    """
 
     tally: Tally
     stream_bytes: Mapping[str, int]

@@ -82,7 +82,8 @@ def build(files: PipelineFiles) -> dg.Definitions:
         with ThreadPoolExecutor(8, "observe") as pool:
             found = [*pool.map(lambda pipeline: look(pipeline, streaming_jobs), files.pipelines)]
         reported: Mapping[str, float] = json.loads(context.cursor or "{}")
-        events, cursor, quiet = [], {}, []
+        events: list[dg.AssetMaterialization | dg.AssetObservation] = []
+        cursor, quiet = {}, []
         for pipeline, seen in zip(files.pipelines, found, strict=True):
             key, last = asset_key(pipeline, TABLE), reported.get(pipeline.key)
             if seen.account is None:

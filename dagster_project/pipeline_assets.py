@@ -32,9 +32,9 @@ class RunPipeline(dg.Config):
 
     mode: Mode = Field(
         default=Mode.CONTINUOUS,
-        description="continuous: until it is stopped. until_caught_up: until what Kafka holds now is in ClickHouse; the run waits for that.",
+        description="continuous: until it is stopped. until_caught_up: until what Kafka holds now is in ClickHouse; the run lasts so long.",
     )
-    restart: bool = Field(default=False, description="Stop the runner that is there first, so that a changed file counts. Else it is adopted.")
+    restart: bool = Field(default=False, description="Stop the runner that is there, so that a changed file counts. Else it is adopted.")
     accept: bool = Field(default=False, description="Let rejected records become dead letters, however many, for this start.")
 
 

@@ -64,9 +64,7 @@ def pipelines_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get(DIRECTORY_VARIABLE) or _DEFAULT).resolve()
 
 
-def read_pipeline_files(
-    directory: Path, environment: Mapping[str, str] = os.environ, skip: frozenset[str] = frozenset()
-) -> PipelineFiles:
+def read_pipeline_files(directory: Path, environment: Mapping[str, str] = os.environ, skip: frozenset[str] = frozenset()) -> PipelineFiles:
     """Reads every YAML and JSON file below `directory` that is not hidden; of those with one key the first by path is used.
 
     `skip`: names of files that are something else.

@@ -3,7 +3,6 @@
 Each may run beside the live pipeline, may be killed at any time, and may be repeated.
 """
 
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +13,7 @@ from dagster_project.failures import errors_as_failures
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import schedule_status
 from dagster_project.seam_names import COMPACTION, DEAD_LETTERS, DEDUP, REPROCESSED
-from dagster_project.seams import about, asset_key
+from dagster_project.seams import op_name, spec_behind
 from dagster_project.table_checks import RETRY
 from pipelines.compaction import Compacted, compact
 from pipelines.config import PipelineConfig
@@ -54,51 +53,39 @@ def _instant(name: str, text: str | None) -> datetime | None:
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
-    assets, schedules = [], []
+    parts = []
     for pipeline in files.pipelines:
         if any(transform.type == "dedup" for transform in pipeline.config.transforms):
-            assets.append(_compaction(pipeline))
-            schedules.append(_daily(pipeline, COMPACTION, "20 3 * * *", schedule_status()))
-        assets.append(_reprocessed(pipeline))
+            parts.append(_part(pipeline, "compact", _compaction(pipeline), "20 3 * * *", schedule_status()))
         # Off: letters that enter again unmended come back as letters.
-        schedules.append(_daily(pipeline, REPROCESSED, "40 4 * * *", dg.DefaultScheduleStatus.STOPPED, {"everything": True}))
-    return dg.Definitions(assets=assets, schedules=schedules)
+        off = dg.DefaultScheduleStatus.STOPPED
+        parts.append(_part(pipeline, "reprocess", _reprocessed(pipeline), "40 4 * * *", off, {"everything": True}))
+    return dg.Definitions.merge(*parts)
 
 
-def _daily(
-    pipeline: Pipeline, name: str, cron: str, status: dg.DefaultScheduleStatus, config: dict[str, Any] | None = None
-) -> dg.ScheduleDefinition:
-    key = asset_key(pipeline, name)
-    return dg.ScheduleDefinition(
-        name=f"{pipeline.key}_{name}_daily",
-        target=dg.AssetSelection.assets(key),
-        cron_schedule=cron,
-        execution_timezone="UTC",
-        default_status=status,
-        run_config={"ops": {key.to_python_identifier(): {"config": config}}} if config else None,
+def _part(
+    pipeline: Pipeline,
+    verb: str,
+    asset: dg.AssetsDefinition,
+    cron: str,
+    status: dg.DefaultScheduleStatus,
+    config: dict[str, Any] | None = None,
+) -> dg.Definitions:
+    """The asset, the job `<verb>_<pipeline>` that makes it, and its schedule."""
+    job = dg.define_asset_job(
+        f"{verb}_{pipeline.key}",
+        selection=dg.AssetSelection.assets(asset),
+        config={"ops": {asset.op.name: {"config": config}}} if config else None,
         tags={"tallyflow/pipeline": pipeline.config.pipeline_id},
     )
-
-
-Body = Callable[..., dg.MaterializeResult[Any]]
-
-
-def _asset(pipeline: Pipeline, name: str, after: str, kinds: set[str], description: str) -> Callable[[Body], dg.AssetsDefinition]:
-    """The decorator of an asset beside the stream, behind one of its seams."""
-    return dg.asset(
-        key=asset_key(pipeline, name),
-        deps=[asset_key(pipeline, after)],
-        kinds=kinds,
-        description=description,
-        retry_policy=RETRY,
-        **about(pipeline),
-    )
+    schedule = dg.ScheduleDefinition(name=f"{job.name}_daily", job=job, cron_schedule=cron, execution_timezone="UTC", default_status=status)
+    return dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule])
 
 
 def _compaction(pipeline: Pipeline) -> dg.AssetsDefinition:
     text = "One run per bucket, expired keys dropped. Proof: every live key is looked up in the new runs. May run beside the pipeline."
 
-    @_asset(pipeline, COMPACTION, DEDUP, {"file"}, text)
+    @dg.multi_asset(specs=[spec_behind(pipeline, COMPACTION, DEDUP, text)], name=op_name(pipeline, COMPACTION), retry_policy=RETRY)
     def compaction(streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
         with errors_as_failures():
             config = streaming_jobs.config(pipeline.path)
@@ -136,7 +123,7 @@ def compaction_numbers(buckets: list[Compacted]) -> dict[str, Any]:
 def _reprocessed(pipeline: Pipeline) -> dg.AssetsDefinition:
     text = "Lets dead letters enter the pipeline again, each at most once. Mend the cause first; the configuration says which."
 
-    @_asset(pipeline, REPROCESSED, DEAD_LETTERS, {"nats"}, text)
+    @dg.multi_asset(specs=[spec_behind(pipeline, REPROCESSED, DEAD_LETTERS, text)], name=op_name(pipeline, REPROCESSED), retry_policy=RETRY)
     def reprocessed(config: Letters, streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
         selection = config.selection()
         with errors_as_failures():

@@ -6,9 +6,10 @@ A stage that comes later is one more seam in `seams`: its name, what it is made 
 """
 
 import re
-from datetime import timedelta
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -18,7 +19,6 @@ from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from pipelines.config import KafkaSource
 from pipelines.preflight import POSITION_COLUMN_TYPES
-
 
 REPORTED_EVERY = timedelta(minutes=5)
 """A table that nothing waits for is reported as fresh so often; Dagster's freshness policies look at materializations only."""
@@ -104,7 +104,9 @@ def _table_seam(pipeline: Pipeline) -> Seam:
         "dagster/column_lineage": _lineage(pipeline),
     }
     freshness = checks.freshness
-    policy = dg.FreshnessPolicy.time_window(fail_window=freshness.fail_after + REPORTED_EVERY, warn_window=freshness.warn_after + REPORTED_EVERY)
+    policy = dg.FreshnessPolicy.time_window(
+        fail_window=freshness.fail_after + REPORTED_EVERY, warn_window=freshness.warn_after + REPORTED_EVERY
+    )
     text = "The rows of the pipeline, each exactly once."
     return Seam(TABLE, frozenset({"clickhouse", "table"}), text, (OUT,), metadata, policy if freshness.enabled else None)
 
@@ -140,6 +142,27 @@ def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:
     ]
 
 
+def op_name(pipeline: Pipeline, name: str) -> str:
+    """Of what makes one asset beside the stream; Dagster wants them unique."""
+    return f"{pipeline.key}_{name}"
+
+
+def spec_behind(
+    pipeline: Pipeline, name: str, after: str, description: str, partitions: dg.PartitionsDefinition[Any] | None = None
+) -> dg.AssetSpec:
+    """An asset beside the stream, made from one of its seams. It has the kinds of that seam."""
+    kinds = next(seam.kinds for seam in seams(pipeline) if seam.name == after)
+    return dg.AssetSpec(
+        asset_key(pipeline, name),
+        deps=[asset_key(pipeline, after)],
+        description=description,
+        metadata={"dagster/code_references": file_reference(pipeline)},
+        kinds=set(kinds),
+        partitions_def=partitions,
+        **about(pipeline),
+    )
+
+
 def about(pipeline: Pipeline) -> dict[str, Any]:
     """Group, owners and tags of everything that belongs to a pipeline."""
     metadata = pipeline.config.metadata
@@ -148,7 +171,11 @@ def about(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def file_reference(pipeline: Pipeline) -> dg.CodeReferencesMetadataValue:
-    return dg.CodeReferencesMetadataValue([dg.LocalFileCodeReference(str(pipeline.path), label="pipeline file")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        return dg.CodeReferencesMetadataValue(
+            code_references=[dg.LocalFileCodeReference(file_path=str(pipeline.path), label="pipeline file")]
+        )
 
 
 def topic_specs(files: PipelineFiles) -> list[dg.AssetSpec]:

@@ -16,7 +16,7 @@ from dagster_project.numbers import numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import schedule_status
 from dagster_project.seam_names import PUBLISHED, TABLE, VERIFICATION
-from dagster_project.seams import about, asset_key
+from dagster_project.seams import asset_key, op_name, spec_behind
 from pipelines.checks.judge import NAMES, Verdict, Verified
 from pipelines.checks.run import Look
 from pipelines.config import Check, Checks
@@ -28,7 +28,16 @@ RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL)
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
-    jobs = [_publish_job(pipeline) for pipeline in files.pipelines]
+    jobs = [
+        dg.define_asset_job(
+            f"publish_{pipeline.key}",
+            selection=dg.AssetSelection.checks_for_assets(asset_key(pipeline, TABLE))
+            | dg.AssetSelection.assets(asset_key(pipeline, PUBLISHED)),
+            description="Checks the table; publishes it unless a blocking check has failed.",
+            tags={"tallyflow/pipeline": pipeline.config.pipeline_id},
+        )
+        for pipeline in files.pipelines
+    ]
     return dg.Definitions(
         assets=[_published(pipeline) for pipeline in files.pipelines],
         asset_checks=[_checks(pipeline) for pipeline in files.pipelines if enabled(pipeline.config.checks)],
@@ -120,16 +129,9 @@ def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> list[Verified
 
 
 def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
-    table = asset_key(pipeline, TABLE)
+    text = "The table as far as it was checked. Let what needs checked rows depend on this."
 
-    @dg.asset(
-        key=asset_key(pipeline, PUBLISHED),
-        deps=[table],
-        kinds={"clickhouse"},
-        description="The table as far as it was checked. Let what needs checked rows depend on this.",
-        retry_policy=RETRY,
-        **about(pipeline),
-    )
+    @dg.multi_asset(specs=[spec_behind(pipeline, PUBLISHED, TABLE, text)], name=op_name(pipeline, PUBLISHED), retry_policy=RETRY)
     def published(streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
         with errors_as_failures():
             account = read_account(streaming_jobs.config(pipeline.path), None)
@@ -137,14 +139,3 @@ def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(str(account.confirmed_to)))
 
     return published
-
-
-def _publish_job(pipeline: Pipeline) -> dg.UnresolvedAssetJobDefinition:
-    table = asset_key(pipeline, TABLE)
-    selection = dg.AssetSelection.checks_for_assets(table) | dg.AssetSelection.assets(asset_key(pipeline, PUBLISHED))
-    return dg.define_asset_job(
-        f"publish_{pipeline.key}",
-        selection=selection,
-        description="Checks the table; publishes it unless a blocking check has failed.",
-        tags={"tallyflow/pipeline": pipeline.config.pipeline_id},
-    )

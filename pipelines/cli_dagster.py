@@ -1,4 +1,7 @@
-"""The command that shows pipelines in Dagster on this machine. Part of the composition root cli.py; Dagster runs in processes of its own."""
+"""The command that shows pipelines in Dagster on this machine. Part of the composition root cli.py.
+
+Dagster's web server, daemon and code server are processes of their own, ended together; nothing here imports Dagster.
+"""
 
 import importlib.util
 import os
@@ -53,7 +56,7 @@ def dagster(
         bool, typer.Option("--own-servers", help="Start no Kafka, NATS and ClickHouse: the environment names yours.")
     ] = False,
 ) -> None:
-    """Show the pipelines in Dagster, on loopback, with the local servers; Ctrl-C ends all of it. What was running goes on at the next start."""
+    """Show the pipelines in Dagster, on loopback, with the local servers. Ctrl-C ends all of it; pipelines go on at the next start."""
     with errors_as_exit(), _local_errors_as_exit():
         if importlib.util.find_spec("dagster") is None or importlib.util.find_spec("dagster_webserver") is None:
             raise HaltError("starting Dagster: it is not installed; pip install 'tallyflow[dagster]', or make venv in a checkout")
@@ -170,7 +173,7 @@ def _tell(url: str, log: Path) -> None:
     for line in (
         f"Dagster: {url}",
         "  1. Assets, group orders_demo: the pipeline from the topic to the table. Nothing runs yet.",
-        "  2. Materialize all of the group's assets raw_stream to dead_letters: that starts the pipeline (about 20 s) and shows its numbers.",
+        "  2. Materialize the asset clickhouse_table: that starts the pipeline (about 20 s) and shows its numbers.",
         "  3. Jobs, publish_orders_demo, Materialize: the checks of the table, then its publication.",
         f"  Log: {log}. Ctrl-C ends Dagster, the pipelines and the servers.",
     ):
