@@ -173,9 +173,8 @@ def about(pipeline: Pipeline) -> dict[str, Any]:
 def file_reference(pipeline: Pipeline) -> dg.CodeReferencesMetadataValue:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
-        return dg.CodeReferencesMetadataValue(
-            code_references=[dg.LocalFileCodeReference(file_path=str(pipeline.path), label="pipeline file")]
-        )
+        reference = dg.LocalFileCodeReference(file_path=str(pipeline.path), label="pipeline file")
+        return dg.CodeReferencesMetadataValue(code_references=[reference])
 
 
 def topic_specs(files: PipelineFiles) -> list[dg.AssetSpec]:

@@ -4,7 +4,7 @@ A failed blocking check stops what depends on the table in the same run only: so
 publication. What depends on `published` sees checked rows; what depends on the table itself does not wait for any check.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -101,14 +101,14 @@ def result(verdict: Verdict, check: Check, asset: dg.AssetKey) -> dg.AssetCheckR
     if verdict.not_judged:
         metadata["not judged"] = verdict.not_judged
     if verdict.examples:
-        metadata["examples"] = dg.MetadataValue.md(_table(verdict.examples))
+        metadata["examples"] = dg.MetadataValue.md(examples_table(verdict.examples))
     severity = AssetCheckSeverity.WARN if verdict.is_mild else _SEVERITIES[check.severity]
     return dg.AssetCheckResult(
         passed=verdict.passed, asset_key=asset, check_name=verdict.check, severity=severity, description=verdict.said, metadata=metadata
     )
 
 
-def _table(examples: tuple[dict[str, Any], ...]) -> str:
+def examples_table(examples: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table of rows that need not have the same keys."""
     columns = list(dict.fromkeys(name for example in examples for name in example))
     lines = [columns, ["---"] * len(columns), *([str(example.get(name, "")) for name in columns] for example in examples)]

@@ -20,11 +20,9 @@ import httpx
 import typer
 
 from pipelines.cli_common import err, errors_as_exit, out
-from pipelines.config import KafkaSource, load
-from pipelines.connectors.kafka import KafkaTopic
+from pipelines.config import load
 from pipelines.errors import HaltError
 from pipelines.naming import LEGS
-from pipelines.produce import ensure_topic, produce
 from pipelines.runners import stop_runners
 from resources.local import cli as local_cli
 from resources.local.errors import LocalServerError
@@ -113,18 +111,17 @@ def _servers(home: Path, own_servers: bool) -> Iterator[dict[str, str]]:
 
 def _give_orders(environment: Mapping[str, str]) -> None:
     """Puts orders into the topic of the example while it is empty, so that there is something to start for."""
+    from pipelines.connectors.kafka import KafkaTopic
+    from pipelines.produce import ensure_topic, produce
+
     source = load(_EXAMPLE, environment).sources[0]
     brokers = ",".join(source.connection_params.brokers)
     ensure_topic(brokers, source.topic, 4)
-    if _is_empty(source):
-        made = produce(brokers, source.topic, _SAMPLE_ORDERS, duplicate_share=0.1, bad_share=0.001)
-        out.print(f"produced {made.produced:,} orders to topic {made.topic}, 1 in 10 a copy, 1 in 1,000 broken on purpose", highlight=False)
-
-
-def _is_empty(source: KafkaSource) -> bool:
     topic = KafkaTopic(source)
     partitions = topic.facts().partitions
-    return topic.ends(partitions) == topic.starts(partitions)
+    if topic.ends(partitions) == topic.starts(partitions):
+        made = produce(brokers, source.topic, _SAMPLE_ORDERS, duplicate_share=0.1, bad_share=0.001)
+        out.print(f"produced {made.produced:,} orders to topic {made.topic}, 1 in 10 a copy, 1 in 1,000 broken on purpose", highlight=False)
 
 
 def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None:
