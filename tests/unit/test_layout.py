@@ -48,7 +48,7 @@ PURE = STAGES | {
 }
 """Modules of the data path that touch nothing outside: they work on tables, and on a `ledger.Log` that they are given."""
 
-COMPOSITION_ROOTS = {"pipelines.cli", "pipelines.cli_state", "pipelines.cli_redrive", "pipelines.demo"}
+COMPOSITION_ROOTS = {"pipelines.cli", "pipelines.cli_state", "pipelines.cli_redrive", "pipelines.cli_verify", "pipelines.demo"}
 
 DRIVERS = {"confluent_kafka", "nats", "clickhouse_connect", "chdb"}
 DRIVER_EXCEPTIONS = {
