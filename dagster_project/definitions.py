@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_project import event_log, observation, pipeline_assets, scheduled_assets, table_checks
+from dagster_project import event_log, observation, pipeline_assets, scheduled_assets, table_checks, verification
 from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
@@ -24,6 +24,7 @@ def build_definitions(files: PipelineFiles, resources: Mapping[str, Any] = RESOU
         pipeline_assets.build(files),
         table_checks.build(files),
         scheduled_assets.build(files),
+        verification.build(files),
         observation.build(files),
         event_log.build(files),
     )

@@ -52,7 +52,14 @@ PURE = STAGES | {
 PURE_BY_NAME = ["pipelines.checks.judge"]
 """Modules that decide, from facts that they are given."""
 
-COMPOSITION_ROOTS = {"pipelines.cli", "pipelines.cli_state", "pipelines.cli_redrive", "pipelines.cli_dagster", "pipelines.demo"}
+COMPOSITION_ROOTS = {
+    "pipelines.cli",
+    "pipelines.cli_state",
+    "pipelines.cli_redrive",
+    "pipelines.cli_dagster",
+    "pipelines.cli_verify",
+    "pipelines.demo",
+}
 
 DRIVERS = {"confluent_kafka", "nats", "clickhouse_connect", "chdb"}
 DRIVER_EXCEPTIONS = {
