@@ -2,14 +2,13 @@
 
 import json
 import os
-import signal
 import sys
 import time
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Group
 from rich.live import Live
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipelines import cli_audit, cli_dlq, cli_redrive, cli_state
+from pipelines import cli_audit, cli_dagster, cli_dlq, cli_redrive, cli_state, cli_verify
 from pipelines.cli_common import AsJson, File, err, errors_as_exit, out
 from pipelines.config import PipelineConfig, json_schema, load, notes
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
@@ -36,6 +35,7 @@ app.command()(local_cli.down)
 app.command()(local_cli.env)
 
 _STOP_SECONDS = 60.0
+_ANSWER_SECONDS = 10.0
 
 
 @app.command()
@@ -120,29 +120,18 @@ def stop(
     file: File, leg: Annotated[list[str] | None, typer.Option(help="Only runners of this leg; may repeat. Default: all runners.")] = None
 ) -> None:
     """Stop the runners of a pipeline on this host: batches in work are finished first."""
-    from pipelines.status import find_runners
+    from pipelines.runners import note_stop, stop_runners
 
     with errors_as_exit():
         directory = _directory(load(file))
         legs = _legs(leg)
-
-    def running() -> set[int]:
-        return {found["pid"] for found in find_runners(directory) if not {*legs}.isdisjoint(found["legs"])}
-
-    told = running()
-    if not told:
-        out.print("no runner of this pipeline on this host")
-        return
-    for pid in told:
-        os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_SECONDS
-    while left := told & running():
-        if time.monotonic() > deadline:
-            named = ", ".join(map(str, sorted(left)))
-            err.print(f"process {named} has not ended within {_STOP_SECONDS:.0f} s; its state is safe, kill -9 it if you must")
-            raise typer.Exit(1)
-        time.sleep(0.1)
-    out.print("stopped")
+    note_stop(directory, legs)
+    count, left = stop_runners(directory, legs, timedelta(seconds=_STOP_SECONDS))
+    if left:
+        named = ", ".join(str(process.pid) for process in left)
+        err.print(f"process {named} has not ended within {_STOP_SECONDS:.0f} s; its state is safe, kill -9 it if you must")
+        raise typer.Exit(1)
+    out.print("stopped" if count else "no runner of this pipeline on this host")
 
 
 def _legs(names: list[str] | None) -> tuple[str, ...]:
@@ -165,16 +154,16 @@ def status(
         return
     with errors_as_exit():
         directory = _directory(load(file))
-    now = _ask(directory)
-    if now is None:
-        out.print("not running on this host; `tallyflow tally` shows what it has done")
-        raise typer.Exit(1)
-    if as_json:
-        typer.echo(json.dumps(now, indent=2))
-    elif not watch:
-        out.print(_status_view(now, None))
-    else:
-        _watch(directory, now)
+        now = _ask(directory)
+        if now is None:
+            out.print("not running on this host; `tallyflow tally` shows what it has done")
+            raise typer.Exit(1)
+        if as_json:
+            typer.echo(json.dumps(now, indent=2))
+        elif not watch:
+            out.print(_status_view(now, None))
+        else:
+            _watch(directory, now)
     if not now["healthy"]:
         raise typer.Exit(1)
 
@@ -191,9 +180,11 @@ def _watch(directory: Path, now: dict[str, Any]) -> None:
 
 
 def _ask(directory: Path) -> dict[str, Any] | None:
-    from pipelines.status import find_runners, together
+    from pipelines.runners import ask, find_runners, together
 
-    answers = [httpx.get(f"http://127.0.0.1:{found['port']}/status", timeout=10).json() for found in find_runners(directory)]
+    answers = [answer for found in find_runners(directory) if (answer := ask(found, timedelta(seconds=_ANSWER_SECONDS))) is not None]
+    if len(answers) < len(find_runners(directory)):
+        raise HaltError(f"asking the runner of {directory.name}: no answer within {_ANSWER_SECONDS:.0f} s; ask again, or stop and start it")
     return together(answers) if answers else None
 
 
@@ -223,8 +214,10 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     return table
 
 
+app.command()(cli_dagster.dagster)
 app.command()(cli_audit.tally)
 app.command()(cli_audit.audit)
+app.command()(cli_verify.verify)
 app.command()(cli_state.state)
 app.command()(cli_state.why)
 app.command()(cli_state.compact)

@@ -33,7 +33,7 @@ from pipelines.naming import Names
 from pipelines.orders import Recipe
 from pipelines.produce import ProduceSummary, produce
 from pipelines.report import tally_table
-from pipelines.status import find_runners
+from pipelines.runners import find_runners
 from pipelines.tally import tally
 from pipelines.verify import POSITION_SCHEMA, duplicates_by_key, read_dead_letters, read_table, read_topic, verify_positions
 from pipelines.verify_contents import verify_contents

@@ -1,7 +1,7 @@
 """What a running pipeline says of itself, over HTTP on loopback: `/status` (JSON), `/healthz`, and Prometheus `/metrics`.
 
-The port is chosen by the system and written to `status.json` in the runner's directory, where the command line finds it. Several runners
-of one pipeline, each with its own legs, are shown as one.
+The port is chosen by the system and written to `status.json` in the runner's directory, where the command line finds it
+(`pipelines.runners`).
 """
 
 import json
@@ -9,9 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -24,13 +22,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pipelines.errors import TallyflowError
-from pipelines.naming import LEGS
+from pipelines.processes import start_mark
+from pipelines.runners import STATUS_FILE
 
 if TYPE_CHECKING:
     from pipelines.legs.leg import Leg
     from pipelines.runner import Runner
 
-FILE = "status.json"
 STATES = ("starting", "running", "waiting", "halted", "stopped")
 _CLOSE_SECONDS = 2
 _KAFKA_ANSWERS_WITHIN_SECONDS = 3.0
@@ -76,23 +74,6 @@ def _streams(runner: "Runner") -> dict[str, Any]:
         for one in facts
     }
     return {"streams": streams, "purge_failure": retention.failure if retention else ""}
-
-
-def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One snapshot out of those of all runners of a pipeline; `uptime_seconds` is that of the one that started last."""
-    legs = {name: leg for one in snapshots for name, leg in one["legs"].items()}
-    return {
-        "pipeline": snapshots[0]["pipeline"],
-        "ready": all(one["ready"] for one in snapshots),
-        "healthy": all(one["healthy"] for one in snapshots),
-        "at": snapshots[0]["at"],
-        "uptime_seconds": min(one["uptime_seconds"] for one in snapshots),
-        "legs": {name: legs[name] for name in LEGS if name in legs},
-        "lag": {partition: count for one in snapshots for partition, count in one["lag"].items()},
-        **next(({"ledger_table": one["ledger_table"]} for one in snapshots if "ledger_table" in one), {}),
-        "streams": {role: facts for one in snapshots for role, facts in one["streams"].items()},
-        "purge_failure": "; ".join(one["purge_failure"] for one in snapshots if one["purge_failure"]),
-    }
 
 
 def _leg(leg: "Leg") -> dict[str, Any]:
@@ -194,11 +175,11 @@ class StatusServer:
         return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
-        """Starts to serve and writes where, and who (pid and its start time, so that a reused pid is not mistaken for the runner)."""
+        """Starts to serve and writes where, and who: pid and the mark of its start, so that a reused pid is not taken for the runner."""
         self._thread.start()
-        path = self._runner.own_directory / FILE
+        path = self._runner.own_directory / STATUS_FILE
         partial = path.with_suffix(".partial")
-        facts = {"pid": os.getpid(), "created": process_started(os.getpid()), "port": self.port, "legs": self._runner.options.legs}
+        facts = {"pid": os.getpid(), "mark": start_mark(os.getpid()), "port": self.port, "legs": self._runner.options.legs}
         partial.write_text(json.dumps(facts))
         partial.replace(path)
 
@@ -206,27 +187,4 @@ class StatusServer:
         self._server.should_exit = True
         self._thread.join(timeout=2 * _CLOSE_SECONDS)
         self._socket.close()
-        (self._runner.own_directory / FILE).unlink(missing_ok=True)
-
-
-def process_started(pid: int) -> float:
-    """When the process was created, seconds since 1970; 0.0 when there is none."""
-    import psutil
-
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess:
-        return 0.0
-
-
-def find_runners(directory: Path) -> list[dict[str, Any]]:
-    """`{pid, created, port, legs}` of each live runner that keeps its state in a pipeline's directory, in the order of the legs."""
-    found = []
-    for path in directory.glob(f"*/{FILE}"):
-        try:
-            one: dict[str, Any] = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue
-        if one["created"] and process_started(one["pid"]) == one["created"]:
-            found.append(one)
-    return sorted(found, key=lambda one: LEGS.index(one["legs"][0]))
+        (self._runner.own_directory / STATUS_FILE).unlink(missing_ok=True)

@@ -40,7 +40,7 @@ from pipelines.failpoints import RUNNER_PID_VARIABLE
 from pipelines.naming import LEGS, Names
 from pipelines.records import decode_frame
 from pipelines.runner import Runner, RunOptions
-from pipelines.status import find_runners
+from pipelines.runners import find_runners
 from pipelines.tally import tally
 from resources.local.stack import LocalStack
 

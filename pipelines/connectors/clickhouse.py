@@ -16,7 +16,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError, Error, Operati
 from urllib3.exceptions import HTTPError
 
 from pipelines.columns import quote_identifier
-from pipelines.config import ClickHouseSink
+from pipelines.config import ClickHouseConnection, ClickHouseSink
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import HaltError, RefusedError, RetryableError, TallyflowError
 from pipelines.statements import filled, statement
@@ -143,6 +143,37 @@ class Table:
         return f"{self.database}.{self.name}"
 
 
+@dataclass(frozen=True)
+class View:
+    """A materialized view: its definition in the server's words, and the table that it fills."""
+
+    definition: str
+    target: Table
+
+
+def open_client(connection: ClickHouseConnection, classes: ErrorClasses = _TABLE_CLASSES) -> Client:
+    """A client that has connected. Raises RetryableError or HaltError."""
+    try:
+        return clickhouse_connect.get_client(
+            host=connection.host,
+            port=connection.http_port_effective,
+            username=connection.username,
+            password=connection.password.get_secret_value(),
+            secure=connection.secure,
+            verify=not connection.skip_certificate_verification,
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            send_receive_timeout=RESPONSE_TIMEOUT_SECONDS,
+            autogenerate_session_id=False,
+            query_retries=0,
+            # The server's words without address and version.
+            show_clickhouse_errors="scrub",
+            client_name="tallyflow",
+        )
+    except Exception as error:
+        doing = f"connecting to ClickHouse at {connection.host}:{connection.http_port_effective}"
+        raise map_error(doing, error, classes) from error
+
+
 class ClickHouse:
     """One HTTP client for one sink. Methods raise RetryableError (send again) or HaltError; no method retries by itself.
 
@@ -156,26 +187,7 @@ class ClickHouse:
     def connect(self) -> "ClickHouse":
         """Connects now. Idempotent."""
         if self._client is None:
-            connection = self._sink.connection_params
-            try:
-                self._client = clickhouse_connect.get_client(
-                    host=connection.host,
-                    port=connection.http_port_effective,
-                    username=connection.username,
-                    password=connection.password.get_secret_value(),
-                    secure=connection.secure,
-                    verify=not connection.skip_certificate_verification,
-                    connect_timeout=CONNECT_TIMEOUT_SECONDS,
-                    send_receive_timeout=RESPONSE_TIMEOUT_SECONDS,
-                    autogenerate_session_id=False,
-                    query_retries=0,
-                    # The server's words without address and version.
-                    show_clickhouse_errors="scrub",
-                    client_name="tallyflow",
-                )
-            except Exception as error:
-                doing = f"connecting to ClickHouse at {connection.host}:{connection.http_port_effective}"
-                raise map_error(doing, error, self._classes) from error
+            self._client = open_client(self._sink.connection_params, self._classes)
         return self
 
     @property
@@ -232,19 +244,19 @@ class ClickHouse:
         targets: list[Table] = []
         sources = [(database, name)]
         while sources:
-            source = sources.pop()
-            for view_database, view in self._views_on(*source):
-                target = self._view_target(view_database, view)
-                if target is not None and all(target.full_name != known.full_name for known in targets):
-                    targets.append(target)
-                    sources.append((target.database, target.name))
+            for view in self.views_on(*sources.pop()):
+                if all(view.target.full_name != known.full_name for known in targets):
+                    targets.append(view.target)
+                    sources.append((view.target.database, view.target.name))
         return targets
 
-    def _views_on(self, database: str, name: str) -> list[tuple[Any, ...]]:
+    def views_on(self, database: str, name: str) -> list[View]:
+        """The materialized views that an insert into this table feeds, without views on views; not those whose target is gone."""
         doing = f"listing the materialized views on {database}.{name}"
-        return self.rows(doing, statement("clickhouse/views_on"), {"database": database, "name": name})
+        found = self.rows(doing, statement("clickhouse/views_on"), {"database": database, "name": name})
+        return [view for database_of_view, view_name in found if (view := self._view(database_of_view, view_name)) is not None]
 
-    def _view_target(self, database: str, view: str) -> Table | None:
+    def _view(self, database: str, view: str) -> View | None:
         doing = f"reading the materialized view {database}.{view}"
         found = self.rows(doing, statement("clickhouse/view"), {"database": database, "name": view})
         if not found:
@@ -252,8 +264,10 @@ class ClickHouse:
         definition, uuid = found[0]
         explicit = _VIEW_TARGET.match(definition)
         if explicit:
-            return self.inspect(_unquoted(explicit[1] or database), _unquoted(explicit[2]))
-        return self.inspect(database, f".inner_id.{uuid}") or self.inspect(database, f".inner.{view}")
+            target = self.inspect(_unquoted(explicit[1] or database), _unquoted(explicit[2]))
+        else:
+            target = self.inspect(database, f".inner_id.{uuid}") or self.inspect(database, f".inner.{view}")
+        return View(definition, target) if target is not None else None
 
     def create_table(self, database: str, name: str, columns: Sequence[tuple[str, str]], order_by: Sequence[str], window: int) -> None:
         """Creates a MergeTree with a deduplication window. Column types must come from `columns.parse_type`."""

@@ -14,21 +14,25 @@ def open_engine(threads: int = 1) -> duckdb.DuckDBPyConnection:
     `threads` counts worker threads; 1 suits a task, which already has its core. One engine serves one thread at a time.
     The caller closes it.
     """
-    engine = _opened(":memory:", {"threads": threads, "max_temp_directory_size": "0KiB", "temp_directory": ""})
+    engine = open_database(":memory:", {"threads": threads, "max_temp_directory_size": "0KiB", "temp_directory": ""})
     engine.execute("SET preserve_insertion_order = true")
     engine.execute("SET enable_external_access = false")
     engine.execute("SET lock_configuration = true")
     return engine
 
 
-def open_spilling_engine(directory: Path) -> duckdb.DuckDBPyConnection:
-    """An engine for what no memory holds: its tables, and what spills, lie in `directory`. The same bound of memory; order is not kept."""
-    engine = _opened(str(directory / "engine.duckdb"), {"threads": 2, "temp_directory": str(directory / "spilled")})
+def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT) -> duckdb.DuckDBPyConnection:
+    """An engine for what no memory holds: its tables, and what spills, lie in `directory`, and it opens nothing else. Order is not kept."""
+    settings: dict[str, str | int] = {"threads": 2, "temp_directory": str(directory / "spilled"), "memory_limit": memory_limit}
+    engine = open_database(str(directory / "engine.duckdb"), settings)
     engine.execute("SET preserve_insertion_order = false")
+    engine.execute("SET enable_external_access = false")
+    engine.execute("SET lock_configuration = true")
     return engine
 
 
-def _opened(database: str, settings: Mapping[str, str | int]) -> duckdb.DuckDBPyConnection:
+def open_database(database: str, settings: Mapping[str, str | int]) -> duckdb.DuckDBPyConnection:
+    """A database with `settings`, that loads no extension by itself. The caller closes it."""
     closed: dict[str, str | int | float | list[str]] = {
         "memory_limit": _MEMORY_LIMIT,
         "autoinstall_known_extensions": False,

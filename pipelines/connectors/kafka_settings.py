@@ -15,11 +15,15 @@ _KEYTAB_MAGIC = b"\x05"
 
 
 def client_settings(source: KafkaSource) -> dict[str, str | bool | int]:
+    """`connection_settings` of a source."""
+    return connection_settings(source.connection_params)
+
+
+def connection_settings(connection: KafkaConnection) -> dict[str, str | bool | int]:
     """librdkafka settings that connect: brokers, protocol, authentication, TLS. They hold secrets: never log them.
 
     A Kerberos configuration is the process's: it is named in `KRB5_CONFIG` here. Names of settings: librdkafka CONFIGURATION.md.
     """
-    connection = source.connection_params
     settings: dict[str, str | bool | int] = {
         "bootstrap.servers": ",".join(connection.brokers),
         "security.protocol": connection.protocol if connection.logs_in else connection.protocol.replace("SASL_PLAINTEXT", "PLAINTEXT"),

@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
@@ -48,10 +49,12 @@ def default_master(cores: int | None = None) -> str:
     return f"local[{cores or os.cpu_count() or 2},4]"
 
 
-def build_session(name: str, directory: Path, master: str | None = None, java_options: str | None = None) -> SparkSession:
+def build_session(
+    name: str, directory: Path, master: str | None = None, java_options: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
     """Starts (or joins) this process's session with our two data sources registered.
 
-    `java_options`: instead of those that use the class archive.
+    `java_options`: instead of those that use the class archive. `settings` go over SETTINGS.
 
     Workers run this interpreter: a `python3` found on PATH would not have our packages. The JVM logs
     to `spark.log` in `directory`: what ends a query reaches the runner as an exception, and the runner says it in its own words.
@@ -63,7 +66,7 @@ def build_session(name: str, directory: Path, master: str | None = None, java_op
     os.environ["PYSPARK_PYTHON"] = str(_local_python(local)) if master.startswith("local") else sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in SETTINGS.items():
+    for key, value in {**SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     sharing = java_option() if java_options is None else java_options
     options = [_JAVA_OPTIONS, sharing, _log_options(directory), f"-Dderby.system.home={local}"]

@@ -18,10 +18,11 @@ from pathlib import Path
 from threading import Event
 from typing import Literal, Protocol
 
+from pipelines.processes import POLL_SECONDS, ProcessIdentity, spawn
 from resources.local.errors import LocalServerError
 from resources.local.files import write_atomically
 from resources.local.ports import HOST, is_free, port_holder
-from resources.local.processes import HOME_MARK, NAME_MARK, POLL_SECONDS, ProcessIdentity, find_marked, spawn
+from resources.local.processes import HOME_MARK, NAME_MARK, find_marked
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -64,19 +64,19 @@ def test_a_mended_file_does_not_let_pass_what_was_planned_before_until_that_is_a
     case.create_topic()
     case.send(of_wrong_type(range(2000)))
     with pytest.raises(HaltError, match="rejected for one cause, more than 20 %"):
-        case.warm_run()
+        case.run_in_turn()
     case.client().command(f"ALTER TABLE {case.table} ADD COLUMN name_of_id String DEFAULT ''")
     case.write_file(ids_as_text)
     case.send([*of_wrong_type(range(2000, 2500)), *good(range(1500))])
     for _ in range(2):
         with pytest.raises(HaltError, match=r"2,000 of 2,000 records.*planned before the file was edited"):
-            case.warm_run()
+            case.run_in_turn()
         assert (case.letters(), case.count(), is_open(case)) == ([], 0, True)
     # The edited file fits the first records behind the plan, and not the others.
     with pytest.raises(HaltError, match=r"1,500 of 2,000 records.*planned already"):
-        case.warm_run(accept=True)
+        case.run_in_turn(accept=True)
     assert (len(case.letters()), case.count()) == (2000, 0)
-    case.warm_run(accept=True)
+    case.run_in_turn(accept=True)
     assert (len(case.letters()), case.count()) == (3500, 500)
     assert Counter(letter["config_version"] for letter in case.letters()).most_common() == [
         (case.letters()[0]["config_version"], 2000),

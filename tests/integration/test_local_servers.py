@@ -20,9 +20,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from nats.js.api import StorageType, StreamConfig
 
+from pipelines.processes import identify
 from resources.local import server
 from resources.local.errors import LocalServerError
-from resources.local.processes import HOME_MARK, identify
+from resources.local.processes import HOME_MARK
 from resources.local.stack import SERVERS, Addresses, LocalStack
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resources.local.processes import HOME_MARK, NAME_MARK, ProcessIdentity, find_marked, identify, spawn
+from pipelines.processes import ProcessIdentity, identify, spawn
+from resources.local.processes import HOME_MARK, NAME_MARK, find_marked
 
 SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
 STUBBORN = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"]

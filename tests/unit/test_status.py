@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.status import together
+from pipelines.runners import together
 
 
 def snapshot(legs: list[str], lag: dict[str, int], uptime: float, healthy: bool = True) -> dict[str, Any]:

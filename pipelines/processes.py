@@ -1,0 +1,155 @@
+"""Processes that outlive the command that started them, and the certainty never to signal anyone else's.
+
+A process is known by its pid *and* the moment the kernel started it, so a pid that was given to another process in the meantime is not
+taken for it.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+
+POLL_SECONDS = 0.02
+
+# Processes that this very process started: they stay zombies until it asks for their exit status.
+_CHILDREN: dict[int, "subprocess.Popen[bytes]"] = {}
+_EXIT_CODES: dict["ProcessIdentity", int] = {}
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A pid and the mark of its start, which together are never reused (the mark names the boot and the clock tick)."""
+
+    pid: int
+    start: str
+
+    @property
+    def since(self) -> datetime | None:
+        """When the process started (UTC), or None if it is gone."""
+        if not self.is_running():
+            return None
+        try:
+            return datetime.fromtimestamp(psutil.Process(self.pid).create_time(), UTC)
+        except psutil.NoSuchProcess:
+            return None
+
+    def is_running(self) -> bool:
+        """Whether this very process lives; a zombie does not."""
+        is_running = start_mark(self.pid) == self.start
+        child = _CHILDREN.get(self.pid)
+        # It may have become a zombie just now: then its exit status is there, and nobody asks for it later.
+        if child is not None and (not is_running or child.poll() is not None):
+            _EXIT_CODES[self] = child.wait()
+            del _CHILDREN[self.pid]
+            return False
+        return is_running
+
+    def exit_code(self) -> int | None:
+        """Of a process that this one has started and that `is_running` has told to be over; None for any other."""
+        return _EXIT_CODES.get(self)
+
+    def rss_bytes(self) -> int | None:
+        """Resident memory of the process and its children, or None if it is gone."""
+        if not self.is_running():
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+        except psutil.NoSuchProcess:
+            return None
+
+    def send(self, number: signal.Signals) -> None:
+        """Signals the process; nothing happens if it is gone, even if its pid was given to another."""
+        if not hasattr(os, "pidfd_open"):
+            if self.is_running():
+                os.kill(self.pid, number)
+            return
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            # The descriptor pins the process, so the check and the signal are about the same one.
+            if self.is_running():
+                signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(descriptor)
+
+    def wait_gone(self, timeout: timedelta) -> bool:
+        """Whether the process has ended within `timeout`."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while self.is_running():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def stop(self, patience: timedelta) -> None:
+        """Ends the process: SIGTERM, and SIGKILL after `patience`; returns when it is gone."""
+        self.send(signal.SIGTERM)
+        if not self.wait_gone(patience):
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the process with SIGKILL; returns when it is gone. A process stuck in the kernel for 30 s raises TimeoutError."""
+        self.send(signal.SIGKILL)
+        if not self.wait_gone(timedelta(seconds=30)):
+            raise TimeoutError(f"killing process {self.pid}: still there 30 s after SIGKILL")
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """The identity of the process that has this pid now, or None."""
+    start = start_mark(pid)
+    return None if start is None else ProcessIdentity(pid, start)
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], directory: Path, output: Path) -> ProcessIdentity:
+    """Starts a detached process: own session, no terminal, no open files of ours, stdout and stderr in `output` (truncated, then
+    appended to, so that it may be truncated again while the process writes).
+
+    Raises OSError if the program cannot be started.
+    """
+    with output.open("wb"), output.open("ab") as log:
+        child = subprocess.Popen(  # noqa: S603
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            env=dict(environment),
+            start_new_session=True,
+        )
+    _CHILDREN[child.pid] = child
+    # A child that has ended already is a zombie until it is asked, so it still has its start mark.
+    return ProcessIdentity(child.pid, start_mark(child.pid, zombie=True) or "ended at once")
+
+
+def start_mark(pid: int, *, zombie: bool = False) -> str | None:
+    """When the kernel started `pid`, in a form that changes neither with the wall clock nor repeats after a boot."""
+    try:
+        # proc(5): field 2 is the name in parentheses and may hold anything, field 3 is the state, field 22 the start in ticks since boot.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return _portable_start_mark(pid, zombie=zombie) if not Path("/proc/self/stat").exists() else None
+    if fields[0] in "ZX" and not zombie:
+        return None
+    return f"{boot}/{fields[19]}"
+
+
+def _portable_start_mark(pid: int, *, zombie: bool) -> str | None:
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE and not zombie:
+            return None
+        return f"{process.create_time():.3f}"
+    except psutil.NoSuchProcess:
+        return None

@@ -1,0 +1,41 @@
+"""Spark as a Dagster resource, for batch work beside the stream: the stream itself has a driver of its own."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import dagster as dg
+from dagster_pyspark import LazyPySparkResource
+from pydantic import Field, PrivateAttr
+from pyspark.sql import SparkSession
+
+from pipelines.connectors.spark import build_session
+
+
+class SparkResource(LazyPySparkResource):
+    """dagster-pyspark's lazy resource with the settings of the stream's own sessions, and an end.
+
+    No JVM starts before `spark_session` is asked for. A session that was there before is used and left running; one that this resource
+    made is stopped after the step.
+    """
+
+    spark_config: dict[str, Any] = Field(default_factory=dict, description="Settings of Spark, over those of the pipelines.")
+    master: str = Field(default="", description="Spark master. Empty: this machine, all cores.")
+    _directory: TemporaryDirectory[str] | None = PrivateAttr(default=None)
+
+    @property
+    def spark_session(self) -> SparkSession:
+        if self._spark_session is None:
+            self._spark_session = SparkSession.getActiveSession()
+        if self._spark_session is None:
+            self._directory = TemporaryDirectory(prefix="tallyflow-spark-")
+            settings = {name: str(value) for name, value in self.spark_config.items()}
+            self._spark_session = build_session("tallyflow-dagster", Path(self._directory.name), self.master or None, settings=settings)
+        session: SparkSession = self._spark_session
+        return session
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        if self._directory is not None and self._spark_session is not None:
+            self._spark_session.stop()
+            self._directory.cleanup()
+        self._spark_session, self._directory = None, None
