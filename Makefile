@@ -9,6 +9,10 @@ STAMP := $(VENV)/.tallyflow-installed
 UV ?= $(shell command -v uv 2>/dev/null)
 PYTHON ?=
 
+# Each worker starts servers of its own, about 3 GB; `make WORKERS=0 test` does without workers.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
 TEST_PATHS = $(wildcard tests/unit tests/spark tests/integration)
 CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 LINTED = pipelines resources sql dagster_project tests bench examples
@@ -30,11 +34,11 @@ dagster: check-java venv
 	@exec $(BIN)/tallyflow dagster
 
 test: check-java venv
-	$(BIN)/python -m pytest $(TEST_PATHS) -m "not crash"
+	$(PYTEST) $(TEST_PATHS) -m "not crash"
 
 crash: check-java venv
 	@if [ -z "$(CRASH_TESTS)" ]; then echo "make crash: no test file in tests/crash, nothing was run"; \
-	else echo "$(BIN)/python -m pytest tests/crash"; exec $(BIN)/python -m pytest tests/crash; fi
+	else echo "$(PYTEST) tests/crash"; exec $(PYTEST) tests/crash; fi
 
 bench: check-java venv
 	@$(BIN)/python -m bench

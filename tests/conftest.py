@@ -1,6 +1,11 @@
 """What integration, Spark and crash tests share: one set of real servers per test session, and a pipeline case per test."""
 
 import os
+
+# A worker of xdist sets them, and rich keeps what they were when a console was made, whatever width a case asks for.
+os.environ.pop("COLUMNS", None)
+os.environ.pop("LINES", None)
+
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +16,7 @@ from network_case import Proxied, proxies, through
 from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
 
+import pipelines.legs.sink
 from pipelines.connectors.spark import build_session
 from resources.local.stack import LocalStack
 
@@ -64,6 +70,12 @@ def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
         return {}
     case.session = request.getfixturevalue("session")
     return {"driver_offsets": 0, "driver_frames": 0}
+
+
+@pytest.fixture
+def brief_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner waits so long for what an earlier one may still be sending before it decides otherwise; here it has ended."""
+    monkeypatch.setattr(pipelines.legs.sink, "INSERT_MAX_EXECUTION_SECONDS", 2)
 
 
 @pytest.fixture

@@ -157,6 +157,7 @@ def test_records_that_kafka_has_expired_since_are_not_compared_with_it(case: Pip
 
 def test_records_that_kafka_has_compacted_away_since_are_told_and_no_fault(case: PipelineCase) -> None:
     quickly = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "min.compaction.lag.ms": "0", "max.compaction.lag.ms": "200"}
+    case.compact_soon()
     case.create_topic(1, **{"cleanup.policy": "compact", **quickly})
     case.send_events(100, partitions=1)
     case.warm_run()

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pipelines.errors import HaltError
 from pipelines.tally import tally
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 
 IN_TASKS = {"driver_offsets": 0, "driver_frames": 0}
 

@@ -91,6 +91,7 @@ def test_a_compacted_topic_has_gaps_and_every_record_that_is_left_arrives(case: 
         "min.compaction.lag.ms": "0",
         "max.compaction.lag.ms": "200",
     }
+    case.compact_soon()
     case.create_topic(1, **compacted)
     producer = Producer({"bootstrap.servers": case.addresses.kafka_bootstrap, "log_level": 0})
     for number in range(500):

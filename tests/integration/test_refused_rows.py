@@ -12,7 +12,7 @@ from pipelines.errors import HaltError
 from pipelines.failpoints import VARIABLE
 from pipelines.tally import tally
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 
 
 @pytest.fixture
