@@ -24,7 +24,7 @@ err = Console(stderr=True, soft_wrap=True)
 @contextmanager
 def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal; call what it gives with how far of how much."""
-    with Progress(console=err, transient=True) as shown:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as shown:
         task = shown.add_task(doing, total=None)
         yield lambda done, of: shown.update(task, completed=done, total=max(of, 1))
 

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, progress, utc
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, progress, since_instant, utc
 from pipelines.config import load
 
 if TYPE_CHECKING:
@@ -24,8 +24,14 @@ app = typer.Typer(
 
 Stage = Annotated[str | None, typer.Option(help="Only letters of this stage: parse, dedup, transform or sink.")]
 GroupName = Annotated[str | None, typer.Option("--group", help="Only letters of this group (its fingerprint).")]
-Since = Annotated[datetime | None, typer.Option(help="Only letters that arrived at this time or later, UTC.")]
-Until = Annotated[datetime | None, typer.Option(help="Only letters that arrived before this time, UTC.")]
+_INSTANT = "UTC, or so long ago: 30m, 1h, 2d."
+Since = Annotated[
+    datetime | None,
+    typer.Option(parser=since_instant, metavar="TIME", help=f"Only letters that arrived at this instant or later, {_INSTANT}"),
+]
+Until = Annotated[
+    datetime | None, typer.Option(parser=since_instant, metavar="TIME", help=f"Only letters that arrived before this instant, {_INSTANT}")
+]
 Key = Annotated[str | None, typer.Option(help="Only letters with this Kafka key.")]
 State = Annotated[
     str,
@@ -55,23 +61,24 @@ def selection(
 ) -> "Selection":
     """The selection that options ask for."""
     from pipelines.redrive import STATES, WAITING
-    from pipelines.triage import Selection
+    from pipelines.triage import STAGES, Selection
 
     sets = {"all": None, "waiting": WAITING, **{one: frozenset({one}) for one in STATES}}
     if state not in sets:
         raise typer.BadParameter(f"must be one of {', '.join(sets)}", param_hint="--state")
-    begin, end = (instant.replace(tzinfo=UTC) if instant else None for instant in (since, until))
-    return Selection(stage, group, begin, end, key.encode() if key is not None else None, sets[state])
+    if stage is not None and stage not in STAGES:
+        raise typer.BadParameter(f"must be one of {', '.join(STAGES)}", param_hint="--stage")
+    return Selection(stage, group, since, until, key.encode() if key is not None else None, sets[state])
 
 
 def parse_position(text: str) -> "Position":
     """A raw position such as 17.3, as `list`, `groups` and `export` show it."""
-    from pipelines.records import Position
+    from pipelines.records import record_position
 
     try:
-        return Position(*(int(part) for part in text.split(".")[:2]))
-    except (ValueError, TypeError):
-        raise typer.BadParameter(f"{text!r} must be a sequence and an ordinal, such as 17.3", param_hint="position") from None
+        return record_position(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="position") from None
 
 
 @app.command()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -25,6 +25,7 @@ from pipelines.cli_dlq import (
     told_copies,
 )
 from pipelines.config import load
+from pipelines.errors import ConfigurationError, Fault
 from pipelines.naming import Names
 from resources.local.stack import default_home
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from pipelines.triage import Selection
 
 Positions = Annotated[list[str] | None, typer.Option("--position", help="Only the letter at this raw position, parked or not; may repeat.")]
-All = Annotated[bool, typer.Option("--all", help="All letters, when nothing narrows the selection.")]
+All = Annotated[bool, typer.Option("--all", help="All letters; not with an option that selects fewer.")]
+NOTHING_FITS = "no dead letter fits; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show what there is"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would become of them, change nothing.")]
 Reason = Annotated[str, typer.Option(help="Why, for the ledger.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -55,12 +57,33 @@ def _reprocessing(file: Path) -> "Iterator[Reprocessing]":
             work.close()
 
 
+@contextmanager
+def _new_file(target: Path) -> Iterator[TextIO]:
+    """A file that is not there yet, and is gone again when the block fails. Raises ConfigurationError."""
+    try:
+        with target.open("x", encoding="utf-8") as lines:
+            try:
+                yield lines
+            except BaseException:
+                target.unlink()
+                raise
+    except FileExistsError:
+        fault = Fault("", "it exists, and is left as it is; remove it, or name another file")
+        raise ConfigurationError(f"writing {target}", [fault]) from None
+    except OSError as error:
+        fault = Fault("", f"{error.strerror}; name a file in a directory that exists, has room, and may be written to")
+        raise ConfigurationError(f"writing {target}", [fault]) from None
+
+
 def _wanted(chosen: "Selection", positions: list[str] | None, everything: bool) -> "Selection":
     """Raises BadParameter where nothing says which letters are meant."""
     if positions:
         chosen = replace(chosen, positions=frozenset(map(parse_position, positions)))
-    if not everything and all(value is None for value in vars(chosen).values()):
+    is_narrow = any(value is not None for value in vars(chosen).values())
+    if not everything and not is_narrow:
         raise typer.BadParameter("say which letters: --group, --stage, --since, --until, --key, --position, or --all")
+    if everything and is_narrow:
+        raise typer.BadParameter("--all takes every letter, the other options fewer: leave out one of them")
     return chosen
 
 
@@ -84,6 +107,7 @@ def reprocess(
     with _reprocessing(file) as work:
         outcome = work.enter(chosen)
     _tell(outcome, "entered again; the pipeline judges them as soon as it runs", as_json)
+    _tell_missing(chosen, outcome)
 
 
 def discard(
@@ -109,11 +133,13 @@ def discard(
     if copies:
         counted_from = next((one.copies_counted_from for one in found if one.copies_counted_from), None)
         err.print(f"{copies:,} {told_copies(counted_from)}: with them these keys leave no row", highlight=False)
-    if not yes:
-        typer.confirm(f"Discard {sum(one.letters for one in found):,} dead letters for good?", abort=True)
+    count = sum(one.letters for one in found)
+    if count and not yes:
+        typer.confirm(f"Discard {count:,} dead letters for good?", abort=True)
     with _reprocessing(file) as work:
         outcome = work.discard(chosen, reason)
     _tell(outcome, "discarded", as_json, copies_dropped=copies)
+    _tell_missing(chosen, outcome)
 
 
 def export(
@@ -130,7 +156,7 @@ def export(
     from pipelines.letters_file import line_of
 
     count = 0
-    with dead_letters(file) as letters, target.open("x", encoding="utf-8") as lines:
+    with dead_letters(file) as letters, _new_file(target) as lines:
         for table in letters.frames(selection(stage, group, since, until, key, state)):
             for row in table.to_pylist():
                 lines.write(line_of(row) + "\n")
@@ -164,6 +190,15 @@ def _tell(outcome: "Outcome", done: str, as_json: bool, **more: int) -> None:
         err.print(f"{count:,} {why[state]}", highlight=False)
 
 
+def _tell_missing(chosen: "Selection", outcome: "Outcome") -> None:
+    """Says of a selection that fits nothing, or of positions without a letter, that this is so."""
+    found = outcome.taken + sum(outcome.left.values())
+    if chosen.positions and found < len(chosen.positions):
+        err.print(f"{len(chosen.positions) - found:,} of {len(chosen.positions):,} positions hold no dead letter", highlight=False)
+    elif not found and any(value is not None for value in vars(chosen).values()):
+        err.print(NOTHING_FITS, highlight=False)
+
+
 def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
     from pipelines.key_state import KeyState
     from pipelines.redrive import OPEN, WAITING
@@ -181,6 +216,8 @@ def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
         print_json({**asdict(found), "rejected": [plain_group(one) for one in found.rejected]})
         return
     _tell_rehearsal(found)
+    if not found.letters:
+        err.print(NOTHING_FITS, highlight=False)
 
 
 def _tell_rehearsal(found: "Rehearsal") -> None:

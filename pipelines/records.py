@@ -5,6 +5,7 @@ positions it covers, so that a writer can resume, and a reader can plan, without
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ MAX_RECORD_BYTES = 448 * 1024
 MAX_ROW_BYTES = MAX_FRAME_BYTES - 16 * 1024
 """A row that takes more, uncompressed, might not fit into a frame of its own; it is rejected."""
 OVERSIZE_HEAD_BYTES = 1024
+_RECORD_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
 _TARGET_FRAME_BYTES = 384 * 1024
 
 INSTANT = pa.timestamp("us", tz="UTC")
@@ -119,6 +121,14 @@ class Position(NamedTuple):
     def parse(cls, text: str) -> "Position":
         sequence, ordinal, emit = text.split(".")
         return cls(int(sequence), int(ordinal), int(emit))
+
+
+def record_position(text: str) -> Position:
+    """A raw position as people write it: 17.3, or 17.3.0. Raises ValueError."""
+    found = _RECORD_POSITION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"position {text!r} is not a sequence and an ordinal, such as 17.3")
+    return Position(int(found[1]), int(found[2]))
 
 
 def instant(microseconds: int) -> datetime:

@@ -20,6 +20,8 @@ from pipelines.vectors import one_chunk
 
 COPIES_COLUMN, COUNTED_FROM_COLUMN = "copies_dropped", "copies_counted_from"
 """Where they were counted (`dropped_copies`): copies that dedup dropped in favour of a letter, and from when on where that is not all."""
+STAGES = ("parse", "dedup", "transform", "sink")
+"""Where a record may be rejected."""
 _CAUSE = ("stage", "code", "field", "message")
 _MARK = "\x1f"
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")

@@ -63,6 +63,19 @@ def test_a_full_stream_is_waited_for_by_its_name_and_nothing_is_lost(case: Pipel
         limit(case, role, -1)
 
 
+def test_letters_are_given_up_beside_a_full_raw_stream_and_enter_again_once_it_has_room(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send([b"{"] * 30 + [b'{"id": "one", "name": "a"}'] * 20)
+    case.warm_run()
+    limit(case, "raw", size(case, "raw"))
+    told = case.invoke("dlq", "reprocess", str(case.file), "--all")
+    assert (told.exit_code, "the rest is left to ingest" in told.stderr) == (1, True), told.output
+    given_up = case.invoke("dlq", "discard", str(case.file), "--reason", "a test", "--yes", "--since", "2020-01-01", "--stage", "parse")
+    assert (given_up.exit_code, given_up.stdout) == (0, "50 letters discarded\n"), given_up.output
+    assert case.entered() == set()
+    case.check()
+
+
 @contextmanager
 def small_files(max_bytes: int) -> Iterator[None]:
     """No file of this process may become larger: as on a full disk, what is written beyond fails with an OSError."""

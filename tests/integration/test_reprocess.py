@@ -213,6 +213,8 @@ def test_a_selection_must_be_said_and_a_pipeline_must_have_run(case: PipelineCas
     assert (unsaid.exit_code, "say which letters" in unsaid.stderr) == (2, True)
     never = case.invoke("dlq", "discard", str(case.file), "--all", "--reason", "none", "--yes")
     assert (never.exit_code, "the pipeline was never started" in never.stderr) == (1, True)
+    rehearsed = case.invoke("dlq", "reprocess", str(case.file), "--all", "--dry-run")
+    assert (rehearsed.exit_code, rehearsed.stdout.splitlines()[0]) == (0, "0 letters would enter again; nothing was changed")
 
 
 def lease_entries(case: PipelineCase) -> int:
