@@ -13,10 +13,11 @@ TEST_PATHS = $(wildcard tests/unit tests/spark tests/integration)
 CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 LINTED = pipelines resources sql dagster_project tests bench examples
 
-.PHONY: help demo test crash bench lint venv check-java constraints
+.PHONY: help demo dagster test crash bench lint venv check-java constraints
 
 help:
 	@echo "make demo    start real servers, send 300,000 events through, check every one of them"
+	@echo "make dagster  the pipelines in Dagster on loopback, with real servers; Ctrl-C ends all of it"
 	@echo "make test    unit, Spark and integration tests"
 	@echo "make crash   the tests that kill processes"
 	@echo "make bench   throughput, CPU per event, memory, latency"
@@ -24,6 +25,9 @@ help:
 
 demo: check-java venv
 	@$(BIN)/tallyflow demo
+
+dagster: check-java venv
+	@exec $(BIN)/tallyflow dagster
 
 test: check-java venv
 	$(BIN)/python -m pytest $(TEST_PATHS) -m "not crash"

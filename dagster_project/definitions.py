@@ -1,13 +1,39 @@
 """What Dagster loads: one `Definitions`, made from the pipeline files as they are when the code location is loaded."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import dagster as dg
 
+from dagster_project import event_log, observation, pipeline_assets, scheduled_assets, table_checks, verification
 from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
+from resources.clickhouse import ClickHouseResource
+from resources.kafka import KafkaResource
+from resources.nats import NatsResource
+from resources.streaming_jobs import StreamingJobs
+
+RESOURCES: Mapping[str, Any] = {
+    "streaming_jobs": StreamingJobs(kafka=KafkaResource(), nats=NatsResource(), clickhouse=ClickHouseResource()),
+}
 
 
-def build_definitions(files: PipelineFiles) -> dg.Definitions:
+def build_definitions(files: PipelineFiles, resources: Mapping[str, Any] = RESOURCES) -> dg.Definitions:
     """Everything of every sound file. Starts nothing and connects to nothing."""
-    return dg.Definitions(metadata={"pipelines": ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none"})
+    return dg.Definitions.merge(
+        dg.Definitions(resources=resources, metadata=_about(files)),
+        pipeline_assets.build(files),
+        table_checks.build(files),
+        scheduled_assets.build(files),
+        verification.build(files),
+        observation.build(files),
+        event_log.build(files),
+    )
+
+
+def _about(files: PipelineFiles) -> dict[str, str]:
+    """What the page of the code location says of the files."""
+    faulty = {f"faulty file {one.path.name}": f"{one.path}: {one.message}" for one in files.faulty}
+    return {"pipelines": ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none", **faulty}
 
 
 defs = build_definitions(read_pipeline_files(pipelines_directory()))

@@ -64,8 +64,10 @@ def pipelines_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get(DIRECTORY_VARIABLE) or _DEFAULT).resolve()
 
 
-def read_pipeline_files(directory: Path, environment: Mapping[str, str] = os.environ) -> PipelineFiles:
+def read_pipeline_files(directory: Path, environment: Mapping[str, str] = os.environ, skip: frozenset[str] = frozenset()) -> PipelineFiles:
     """Reads every YAML and JSON file below `directory` that is not hidden; of those with one key the first by path is used.
+
+    `skip`: names of files that are something else.
 
     Connects to nothing. A directory that is not there is a faulty file of that name.
     """
@@ -73,7 +75,7 @@ def read_pipeline_files(directory: Path, environment: Mapping[str, str] = os.env
         return PipelineFiles(directory, (), (FaultyFile(directory, f"{directory} is not a directory; set {DIRECTORY_VARIABLE}"),))
     found: dict[str, Pipeline] = {}
     faulty = []
-    for path in _files(directory):
+    for path in (one for one in _files(directory) if one.name not in skip):
         try:
             pipeline = Pipeline(path, load(path, environment))
             check_supported(pipeline.config)

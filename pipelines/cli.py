@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipelines import cli_audit, cli_dlq, cli_redrive, cli_state
+from pipelines import cli_audit, cli_dagster, cli_dlq, cli_redrive, cli_state, cli_verify
 from pipelines.cli_common import AsJson, File, err, errors_as_exit, out
 from pipelines.config import PipelineConfig, json_schema, load, notes
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
@@ -214,8 +214,10 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     return table
 
 
+app.command()(cli_dagster.dagster)
 app.command()(cli_audit.tally)
 app.command()(cli_audit.audit)
+app.command()(cli_verify.verify)
 app.command()(cli_state.state)
 app.command()(cli_state.why)
 app.command()(cli_state.compact)

@@ -41,9 +41,12 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+Examples = Annotated[int, typer.Option(min=0, help="Faults of each kind to name by their coordinates.")]
+
+
 def audit(
     file: File,
-    examples: Annotated[int, typer.Option(min=0, help="Faults of each kind to name by their coordinates.")] = 20,
+    examples: Examples = 20,
     as_json: AsJson = False,
 ) -> None:
     """Count everything again from Kafka, the streams and the table; the exit code is 1 if a record is missing, doubled or extra."""

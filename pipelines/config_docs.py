@@ -125,6 +125,15 @@ _TITLES = {
     "NatsConnection": "nats",
     "NatsTls": "nats.tls",
     "DeadLetterLimits": "dead_letters",
+    "Checks": "checks",
+    "Check": "checks.conservation, checks.gaps, checks.schema_drift",
+    "DuplicatesCheck": "checks.duplicates",
+    "VerificationCheck": "checks.verification",
+    "FreshnessCheck": "checks.freshness",
+    "DeadLettersCheck": "checks.dead_letters",
+    "ViewsCheck": "checks.views",
+    "ViewTotal": "checks.views.totals[]",
+    "InsertWindowCheck": "checks.insert_window",
 }
 """Heading of each model, in the order of the page: a model that is missing here is a KeyError in `render`."""
 
@@ -182,7 +191,7 @@ def _scalar(field: dict[str, Any]) -> str:
     low = field.get("minimum")
     if "exclusiveMinimum" in field:
         low = field["exclusiveMinimum"] + 1
-    names = {"string": "text", "integer": "whole number", "boolean": "true or false", "object": "object"}
+    names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "object": "object"}
     words = names[field["type"]]
     if low is not None:
         words += f", {low} to {field['maximum']}" if "maximum" in field else f", {low} or more"

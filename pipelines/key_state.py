@@ -99,7 +99,7 @@ class KeyState:
         self.directory = self.names.directory(home)
         place = self.names.state_place(self.directory, config.state_uri)
         run = RunSpec(config_text, f"pipeline {config.pipeline_id}", {}, {}, "", "", 0, 0, place)
-        self.connections = Connections(run, keep_partitions=False)
+        self.connections = Connections(run, keep_partitions=False, config=config)
         if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
             raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup, so there is none")
 

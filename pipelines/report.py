@@ -1,8 +1,10 @@
 """Tables for people, used by the command line and the demo."""
 
+from rich.markup import escape
 from rich.table import Table
 
 from pipelines.tally import Tally
+from pipelines.verification.result import Finding
 
 
 def tally_table(pipeline: str, found: Tally) -> Table:
@@ -24,4 +26,15 @@ def tally_table(pipeline: str, found: Tally) -> Table:
                 f"{leg.residue:,}" if is_first else "",
                 end_section=index == len(outcomes) - 1,
             )
+    return table
+
+
+def verification_table(found: Finding) -> Table:
+    """The examples of one finding: where each is, what must be there and what is."""
+    column = f", column {found.column}" if found.column else ""
+    shown = f"{len(found.examples):,} of {found.count:,}" if found.count > len(found.examples) else f"{found.count:,}"
+    table = Table("Kafka", "raw position", "expected", "found", title=f"{found.kind} {found.place}{column}: {shown}")
+    for one in found.examples:
+        kafka = f"{one['topic']}/{one['partition']}/{one['offset']}" if one.get("topic") is not None else ""
+        table.add_row(*(escape(str(text)) for text in (kafka, one.get("position", ""), one.get("expected", ""), one.get("found", ""))))
     return table

@@ -284,9 +284,15 @@ def table_batches(sink: ClickHouseSink, columns: Sequence[str], where: str = "tr
     """These columns of the rows of the sink's table, as the server streams them. `where` is a condition over position columns and numbers,
     and nothing that came from outside. Raises RetryableError or HaltError.
     """
-    sql = f"{_select(sink, columns)} WHERE {where}"
+    yield from stream_rows(sink, f"{_select(sink, columns)} WHERE {where}", as_text=True)
+
+
+def stream_rows(sink: ClickHouseSink, sql: str, as_text: bool = False) -> Iterator[pa.Table]:
+    """What a SELECT of checked identifiers and numbers gives, as the server streams it; nothing where there is no row. Strings come as
+    bytes unless `as_text`. Raises RetryableError or HaltError.
+    """
     settings = {"output_format_arrow_low_cardinality_as_dictionary": 0}
-    with _client(sink) as client, client.query_arrow_stream(sql, settings=settings, use_strings=True) as batches:
+    with _client(sink) as client, client.query_arrow_stream(sql, settings=settings, use_strings=as_text) as batches:
         for batch in batches:
             yield pa.Table.from_batches([batch])
 
@@ -294,14 +300,15 @@ def table_batches(sink: ClickHouseSink, columns: Sequence[str], where: str = "tr
 def count_rows(sink: ClickHouseSink, where: str) -> int:
     """How many rows of the sink's table fit a condition as in `table_batches`. Raises RetryableError or HaltError."""
     with _client(sink) as client:
-        return int(client.query(f"SELECT count() FROM {_full_name(sink)} WHERE {where}").result_rows[0][0])  # noqa: S608
+        return int(client.query(f"SELECT count() FROM {full_name(sink)} WHERE {where}").result_rows[0][0])  # noqa: S608
 
 
 def _select(sink: ClickHouseSink, columns: Sequence[str]) -> str:
-    return f"SELECT {', '.join(quote_identifier(name) for name in columns)} FROM {_full_name(sink)}"  # noqa: S608
+    return f"SELECT {', '.join(quote_identifier(name) for name in columns)} FROM {full_name(sink)}"  # noqa: S608
 
 
-def _full_name(sink: ClickHouseSink) -> str:
+def full_name(sink: ClickHouseSink) -> str:
+    """The sink's table, as it may stand in a statement."""
     return f"{quote_identifier(sink.connection_params.database)}.{quote_identifier(sink.table)}"
 
 
@@ -323,7 +330,7 @@ def _client(sink: ClickHouseSink) -> Iterator[Client]:
         finally:
             client.close()
     except Exception as error:
-        raise map_clickhouse_error(f"verifying table {_full_name(sink)}", error) from error
+        raise map_clickhouse_error(f"verifying table {full_name(sink)}", error) from error
 
 
 def read_dead_letters(log: JetStream, names: Names) -> pa.Table:

@@ -4,7 +4,7 @@ The single source of truth for defaults, bounds and the rules between fields; do
 
     text.py         YAML or JSON to a tree             interpolate.py  ${NAME} and {file: PATH} in the tree
     base.py         what the models share              durations.py    "1h30m" and "512MiB"
-    sources.py transforms.py sink.py on_error.py pipeline.py  the models, in the order of the file
+    sources.py transforms.py sink.py on_error.py checks.py pipeline.py  the models, in the order of the file
     rules.py        rules between sections             partial.py      judging what is sound of a faulty file
     faults.py       pydantic's errors in plain words   load.py         all of that, from text to PipelineConfig
     judge.py        notes, version, shape, what this release cannot run
@@ -12,6 +12,7 @@ The single source of truth for defaults, bounds and the rules between fields; do
 """
 
 from pipelines.config.base import Duration, LiteralSecret, Secret, Size
+from pipelines.config.checks import Check, Checks
 from pipelines.config.durations import format_duration, parse_duration, parse_size
 from pipelines.config.judge import document_of, notes, shape_of, unsupported, version_of
 from pipelines.config.load import load, parse
@@ -36,6 +37,8 @@ from pipelines.config.transforms import (
 )
 
 __all__ = [
+    "Check",
+    "Checks",
     "ClickHouseConnection",
     "ClickHouseSink",
     "ColumnMapping",

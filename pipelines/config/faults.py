@@ -19,6 +19,8 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     "string_type": lambda _: "must be text: put it in quotes",
     "string_too_short": lambda _: "must not be empty",
     "string_too_long": lambda c: f"must have at most {c['max_length']} characters",
+    "float_type": lambda _: "must be a number",
+    "float_parsing": lambda _: "must be a number",
     "int_type": lambda _: "must be a whole number",
     "int_parsing": lambda _: "must be a whole number",
     "int_parsing_size": lambda _: "is too large a number",

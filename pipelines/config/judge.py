@@ -114,8 +114,8 @@ def unsupported(config: PipelineConfig) -> list[str]:
 def document_of(config: PipelineConfig) -> dict[str, Any]:
     """The config as JSON values in the vocabulary of the file, without what is default and without how to reach and enter the systems.
 
-    Left out: every `connection_params` but the sink's database, `nats` and `state_uri`. So it holds no secret, and what it says is what
-    becomes of each record: the same before and after a change of a password or a broker's address.
+    Left out: every `connection_params` but the sink's database, `nats`, `state_uri` and `checks`. So it holds no secret, and what it
+    says is what becomes of each record: the same before and after a change of a password or a broker's address.
     """
     sink_connection = set(type(config.sink.connection_params).model_fields) - {"database"}
     document: dict[str, Any] = config.model_dump(
@@ -125,6 +125,7 @@ def document_of(config: PipelineConfig) -> dict[str, Any]:
         exclude={
             "nats": True,
             "state_uri": True,
+            "checks": True,
             "sources": {"__all__": {"connection_params"}},
             "sink": {"connection_params": sink_connection},
         },

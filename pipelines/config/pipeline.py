@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pipelines.config import rules
 from pipelines.config.base import Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report
+from pipelines.config.checks import Checks
 from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sink import ClickHouseSink
 from pipelines.config.sources import KafkaSource
@@ -24,10 +25,19 @@ def _only_v3(value: Any) -> Any:
     return value
 
 
+Owner = Annotated[
+    str,
+    AfterValidator(
+        matching(r"^(?:team:[A-Za-z0-9_.-]+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7})$", "must be an e-mail address, or team:name")
+    ),
+]
+
+
 class Metadata(Model):
     """What people want to know about the pipeline."""
 
     tags: tuple[Text, ...] = Field(default=(), description="Words to find the pipeline by.")
+    owners: tuple[Owner, ...] = ours((), "Who answers for the pipeline, shown in Dagster: e-mail addresses, or `team:name`.")
 
 
 class StreamResources(Model):
@@ -186,6 +196,7 @@ class PipelineConfig(Model):
     )
 
     dead_letters: DeadLetterLimits = ours(DeadLetterLimits(), "Limits of dead letters.")
+    checks: Checks = ours(Checks(), "What is compared when the table is judged, and what holds its publication back.")
 
     unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
     """As in a URL, there may be credentials in it, if only by mistake."""

@@ -142,6 +142,14 @@ class Table:
         return f"{self.database}.{self.name}"
 
 
+@dataclass(frozen=True)
+class View:
+    """A materialized view: its definition in the server's words, and the table that it fills."""
+
+    definition: str
+    target: Table
+
+
 def open_client(connection: ClickHouseConnection, classes: ErrorClasses = _TABLE_CLASSES) -> Client:
     """A client that has connected. Raises RetryableError or HaltError."""
     try:
@@ -235,19 +243,19 @@ class ClickHouse:
         targets: list[Table] = []
         sources = [(database, name)]
         while sources:
-            source = sources.pop()
-            for view_database, view in self._views_on(*source):
-                target = self._view_target(view_database, view)
-                if target is not None and all(target.full_name != known.full_name for known in targets):
-                    targets.append(target)
-                    sources.append((target.database, target.name))
+            for view in self.views_on(*sources.pop()):
+                if all(view.target.full_name != known.full_name for known in targets):
+                    targets.append(view.target)
+                    sources.append((view.target.database, view.target.name))
         return targets
 
-    def _views_on(self, database: str, name: str) -> list[tuple[Any, ...]]:
+    def views_on(self, database: str, name: str) -> list[View]:
+        """The materialized views that an insert into this table feeds, without views on views; not those whose target is gone."""
         doing = f"listing the materialized views on {database}.{name}"
-        return self.rows(doing, statement("clickhouse/views_on"), {"database": database, "name": name})
+        found = self.rows(doing, statement("clickhouse/views_on"), {"database": database, "name": name})
+        return [view for database_of_view, view_name in found if (view := self._view(database_of_view, view_name)) is not None]
 
-    def _view_target(self, database: str, view: str) -> Table | None:
+    def _view(self, database: str, view: str) -> View | None:
         doing = f"reading the materialized view {database}.{view}"
         found = self.rows(doing, statement("clickhouse/view"), {"database": database, "name": view})
         if not found:
@@ -255,8 +263,10 @@ class ClickHouse:
         definition, uuid = found[0]
         explicit = _VIEW_TARGET.match(definition)
         if explicit:
-            return self.inspect(_unquoted(explicit[1] or database), _unquoted(explicit[2]))
-        return self.inspect(database, f".inner_id.{uuid}") or self.inspect(database, f".inner.{view}")
+            target = self.inspect(_unquoted(explicit[1] or database), _unquoted(explicit[2]))
+        else:
+            target = self.inspect(database, f".inner_id.{uuid}") or self.inspect(database, f".inner.{view}")
+        return View(definition, target) if target is not None else None
 
     def create_table(self, database: str, name: str, columns: Sequence[tuple[str, str]], order_by: Sequence[str], window: int) -> None:
         """Creates a MergeTree with a deduplication window. Column types must come from `columns.parse_type`."""

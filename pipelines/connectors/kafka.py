@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import compress
 from operator import itemgetter
 from typing import Any
@@ -89,6 +90,12 @@ class KafkaTopic:
     def ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
         """Last stable offset (exclusive end of what a read_committed reader sees), per partition."""
         return self._offsets(partitions, OffsetSpec.latest(), timeout_seconds)
+
+    def first_since(self, partitions: Sequence[int], instant: datetime) -> dict[int, int]:
+        """Offset of the first record whose own time is not before the instant, per partition; the end where there is none."""
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(int(instant.timestamp() * 1000)))
+        ends = self.ends(partitions) if -1 in found.values() else {}
+        return {partition: ends[partition] if offset == -1 else offset for partition, offset in found.items()}
 
     def _offsets(self, partitions: Sequence[int], spec: OffsetSpec, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
         if not partitions:

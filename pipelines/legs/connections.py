@@ -5,12 +5,13 @@ from functools import lru_cache
 import duckdb
 
 from pipelines.breaker import Breaker
+from pipelines.config import PipelineConfig
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic, RangeReader
 from pipelines.legs import stage_config
 from pipelines.legs.stage_config import StageConfig
-from pipelines.naming import dedup_place
+from pipelines.naming import Names, dedup_place
 from pipelines.run_spec import RunSpec, load_run
 from pipelines.state.place import Place
 from pipelines.state.store import KeyedStore
@@ -19,10 +20,11 @@ from pipelines.state.store import KeyedStore
 class Connections:
     """What a leg's work needs of the outside. The reader and the engine serve one thread at a time; the log serves many."""
 
-    def __init__(self, run: RunSpec, keep_partitions: bool, log: JetStream | None = None) -> None:
+    def __init__(self, run: RunSpec, keep_partitions: bool, log: JetStream | None = None, config: PipelineConfig | None = None) -> None:
+        """`config`: that of `run`, where somebody has resolved it already, with other variables than those of this process."""
         self.run = run
-        self.config = run.config
-        self.names = run.names
+        self.config = config or run.config
+        self.names = Names(self.config.pipeline_id)
         self._keep_partitions = keep_partitions
         self._log = log
         self._owns_log = log is None

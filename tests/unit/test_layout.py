@@ -49,7 +49,17 @@ PURE = STAGES | {
 }
 """Modules of the data path that touch nothing outside: they work on tables, and on a `ledger.Log` that they are given."""
 
-COMPOSITION_ROOTS = {"pipelines.cli", "pipelines.cli_state", "pipelines.cli_redrive", "pipelines.demo"}
+PURE_BY_NAME = ["pipelines.checks.judge"]
+"""Modules that decide, from facts that they are given."""
+
+COMPOSITION_ROOTS = {
+    "pipelines.cli",
+    "pipelines.cli_state",
+    "pipelines.cli_redrive",
+    "pipelines.cli_dagster",
+    "pipelines.cli_verify",
+    "pipelines.demo",
+}
 
 DRIVERS = {"confluent_kafka", "nats", "clickhouse_connect", "chdb"}
 DRIVER_EXCEPTIONS = {
@@ -153,6 +163,11 @@ def test_the_local_servers_know_no_dagster_and_no_data_path(module: str) -> None
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if name.startswith("pipelines.") and name.split(".")[1] in PURE))
 def test_stages_and_the_protocol_import_no_connector_leg_or_runner(module: str) -> None:
     assert not under(imports(module), "pipelines.connectors", "pipelines.legs", "pipelines.runner", "pipelines.config", "pyspark", *DRIVERS)
+
+
+@pytest.mark.parametrize("module", PURE_BY_NAME)
+def test_decisions_are_pure(module: str) -> None:
+    assert not under(imports(module), "dagster", "pipelines.connectors", "pipelines.legs", "pipelines.runner", "pyspark", *DRIVERS)
 
 
 def test_the_stages_of_today_are_checked() -> None:

@@ -1,0 +1,98 @@
+"""The numbers that Dagster plots: few, with names that stay, each from the ledger or the stream itself. Knows no Dagster.
+
+At most 12 per asset. What changes per batch belongs to the status port and its metrics, not into Dagster's event log.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
+from pipelines.config import PipelineConfig
+from pipelines.connectors.jetstream import JetStream
+from pipelines.ledger import read_chain
+from pipelines.naming import Names
+from pipelines.tally import Tally, tally
+
+_STREAMS = {RAW: "raw", OUT: "out", DEAD_LETTERS: "dlq"}
+PLOTTED: Mapping[str, tuple[str, ...]] = {
+    RAW: ("rows", "waiting_rows", "stream_bytes", "lag_offsets"),
+    DEDUP: ("keys", "runs", "duplicates_dropped", "duplicates_percent"),
+    OUT: ("rows", "waiting_rows", "stream_bytes"),
+    TABLE: ("dagster/row_count", "waiting_rows", "lag_offsets", "residue"),
+    DEAD_LETTERS: ("dead_letters", "still_there", "entered_again", "discarded", "dead_letters_percent", "stream_bytes"),
+}
+"""Keys by seam. They never change their meaning: a plot would mix two."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """A pipeline at one moment. `stream_bytes` by seam; `keys` and `runs` of the dedup store, 0 without one.
+
+    `confirmed_to`: the last sequence of out that ClickHouse has confirmed. `lag`: offsets in Kafka that ingest has not confirmed, None
+    where nobody tells.
+    """
+
+    tally: Tally
+    stream_bytes: Mapping[str, int]
+    keys: int
+    runs: int
+    confirmed_to: int
+    lag: int | None = None
+
+
+def read_account(config: PipelineConfig, lag: int | None) -> Account:
+    """From NATS alone: a dozen small reads. Raises HaltError for a pipeline that was never started, RetryableError while NATS is away."""
+    names = Names(config.pipeline_id)
+    log = JetStream(config.nats).connect()
+    try:
+        account = tally(log, names)
+        states = {seam: log.state(names.stream(role)) for seam, role in _STREAMS.items()}
+        done = read_chain(log, names.stream("ledger"), names.chain("process")).done
+        confirmed_to = read_chain(log, names.stream("ledger"), names.chain("sink")).to or 0
+    finally:
+        log.close()
+    listed = done.body.get("runs", {}) if done else {}
+    rows = [facts[1] for runs in listed.values() for facts in runs]
+    return Account(account, {seam: state.bytes for seam, state in states.items() if state}, sum(rows), len(rows), confirmed_to, lag)
+
+
+def numbers(account: Account, seam: str) -> dict[str, int | float]:
+    """The numbers of one seam: keys of `PLOTTED`, without those that are not known now."""
+    ingest, process, sink = account.tally.legs
+    letters = account.tally.letters
+    found: dict[str, dict[str, int | float]] = {
+        RAW: {"rows": ingest.outcomes["written to raw"], "waiting_rows": process.waiting},
+        DEDUP: {"keys": account.keys, "runs": account.runs, **_duplicates(process.outcomes["duplicates dropped"], process.rows_in)},
+        OUT: {"rows": process.outcomes["written to out"], "waiting_rows": sink.waiting},
+        TABLE: {
+            "dagster/row_count": sink.outcomes["confirmed by ClickHouse"],
+            "waiting_rows": process.waiting + sink.waiting,
+            "residue": account.tally.residue,
+        },
+        DEAD_LETTERS: {
+            "dead_letters": letters.rows_in,
+            "still_there": letters.waiting,
+            "entered_again": letters.outcomes["entered again"],
+            "discarded": letters.outcomes["discarded"],
+            "dead_letters_percent": _percent(letters.rows_in, process.rows_in),
+        },
+    }
+    numbers = found[seam]
+    if seam in account.stream_bytes:
+        numbers["stream_bytes"] = account.stream_bytes[seam]
+    if account.lag is not None and "lag_offsets" in PLOTTED[seam]:
+        numbers["lag_offsets"] = account.lag
+    return numbers
+
+
+def _duplicates(dropped: int, read: int) -> dict[str, int | float]:
+    return {"duplicates_dropped": dropped, "duplicates_percent": _percent(dropped, read)}
+
+
+def _percent(part: int, whole: int) -> float:
+    return round(100 * part / whole, 4) if whole else 0.0
+
+
+def nothing_waits(account: Account) -> bool:
+    """True if every record that Kafka is known to hold is confirmed or a dead letter."""
+    return account.lag == 0 and all(leg.waiting == 0 for leg in account.tally.legs)

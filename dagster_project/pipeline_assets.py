@@ -1,0 +1,82 @@
+"""The assets of each pipeline. Materializing any of them starts the pipeline's job, or adopts the one that runs, and reports numbers.
+
+The run is short: the stream is a process of its own and goes on when the run has ended. With `until_caught_up` the run lasts until what
+Kafka holds is in ClickHouse, and nothing runs afterwards: for backfills, tests and small deployments.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_project.failures import errors_as_failures
+from dagster_project.numbers import numbers, read_account
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.seam_names import TABLE
+from dagster_project.seams import asset_key, seams, specs, topic_specs
+from pipelines.job_state import JobState
+from resources.streaming_jobs import StreamingJobs
+
+
+class Mode(Enum):
+    """How long the job runs."""
+
+    CONTINUOUS = "continuous"
+    UNTIL_CAUGHT_UP = "until_caught_up"
+
+
+class RunPipeline(dg.Config):
+    """How a pipeline is run."""
+
+    mode: Mode = Field(
+        default=Mode.CONTINUOUS,
+        description="continuous: until it is stopped. until_caught_up: until what Kafka holds now is in ClickHouse; the run lasts so long.",
+    )
+    restart: bool = Field(default=False, description="Stop the runner that is there, so that a changed file counts. Else it is adopted.")
+    accept: bool = Field(default=False, description="Let rejected records become dead letters, however many, for this start.")
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    """The topics as external assets, and one multi-asset per pipeline."""
+    return dg.Definitions(assets=[*topic_specs(files), *map(_assets, files.pipelines)])
+
+
+def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
+    @dg.multi_asset(
+        specs=specs(pipeline),
+        name=f"{pipeline.key}_pipeline",
+        can_subset=True,
+        description=f"Runs pipeline {pipeline.config.pipeline_id}. Whatever is selected, the whole job is started.",
+        pool=f"tallyflow_{pipeline.key}",
+    )
+    def run(context: dg.AssetExecutionContext, config: RunPipeline, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
+        with errors_as_failures():
+            state = _run(pipeline, config, streaming_jobs)
+            account = read_account(streaming_jobs.config(pipeline.path), state.lag)
+        for seam in seams(pipeline):
+            key = asset_key(pipeline, seam.name)
+            if key in context.selected_asset_keys:
+                yield dg.MaterializeResult(asset_key=key, metadata={**numbers(account, seam.name), **_about_job(state, seam.name)})
+
+    return run
+
+
+def _run(pipeline: Pipeline, config: RunPipeline, jobs: StreamingJobs) -> JobState:
+    if config.mode is Mode.UNTIL_CAUGHT_UP:
+        # A runner without end would keep the leases of this one.
+        jobs.stop(pipeline.path)
+        return jobs.start(pipeline.path, accept=config.accept, until_caught_up=True).state
+    start = jobs.restart if config.restart else jobs.start
+    return start(pipeline.path, accept=config.accept).state
+
+
+def _about_job(state: JobState, seam: str) -> dict[str, Any]:
+    """What is worth knowing of the job beside its numbers; on the table's page only."""
+    if seam != TABLE:
+        return {}
+    told: dict[str, Any] = {"state": state.state, "config version": state.config_version or "unknown"}
+    if state.message:
+        told["message"] = state.message
+    return told

@@ -1,0 +1,11 @@
+"""The names of a pipeline's assets, last part of their keys, in the order of the data."""
+
+RAW = "raw_stream"
+DEDUP = "dedup_store"
+OUT = "out_stream"
+TABLE = "clickhouse_table"
+DEAD_LETTERS = "dead_letters"
+PUBLISHED = "published"
+COMPACTION = "dedup_compaction"
+REPROCESSED = "reprocessed_letters"
+VERIFICATION = "verification"

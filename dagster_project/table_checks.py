@@ -1,0 +1,141 @@
+"""Checks of each pipeline's table, and the publication that they hold back.
+
+A failed blocking check stops what depends on the table in the same run only: so the job `publish_<pipeline>` makes the checks and then the
+publication. What depends on `published` sees checked rows; what depends on the table itself does not wait for any check.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+from dagster import AssetCheckSeverity
+
+from dagster_project.failures import errors_as_failures
+from dagster_project.numbers import numbers, read_account
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.schedule_status import schedule_status
+from dagster_project.seam_names import PUBLISHED, TABLE, VERIFICATION
+from dagster_project.seams import asset_key, op_name, spec_behind
+from pipelines.checks.judge import NAMES, Verdict, Verified
+from pipelines.checks.run import Look
+from pipelines.config import Check, Checks
+from resources.streaming_jobs import StreamingJobs
+
+_SEVERITIES = {"warn": AssetCheckSeverity.WARN, "error": AssetCheckSeverity.ERROR}
+_VERIFICATIONS_READ = 500
+RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL)
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    jobs = [
+        dg.define_asset_job(
+            f"publish_{pipeline.key}",
+            selection=dg.AssetSelection.checks_for_assets(asset_key(pipeline, TABLE))
+            | dg.AssetSelection.assets(asset_key(pipeline, PUBLISHED)),
+            description="Checks the table; publishes it unless a blocking check has failed.",
+            tags={"tallyflow/pipeline": pipeline.config.pipeline_id},
+        )
+        for pipeline in files.pipelines
+    ]
+    return dg.Definitions(
+        assets=[_published(pipeline) for pipeline in files.pipelines],
+        asset_checks=[_checks(pipeline) for pipeline in files.pipelines if enabled(pipeline.config.checks)],
+        jobs=jobs,
+        schedules=[
+            dg.ScheduleDefinition(
+                name=f"{job.name}_hourly",
+                job=job,
+                cron_schedule="20 * * * *",
+                execution_timezone="UTC",
+                default_status=schedule_status(),
+                description="Checks the table and publishes it, every hour at 20 past.",
+            )
+            for job in jobs
+        ],
+    )
+
+
+def enabled(checks: Checks) -> list[str]:
+    """Names of the checks that the file leaves on, in their order."""
+    return [name for name in NAMES if _check(checks, name).enabled]
+
+
+def _check(checks: Checks, name: str) -> Check:
+    check: Check = getattr(checks, name)
+    return check
+
+
+def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
+    table, checks = asset_key(pipeline, TABLE), pipeline.config.checks
+
+    @dg.multi_asset_check(
+        specs=[
+            dg.AssetCheckSpec(
+                name,
+                asset=table,
+                description=type(checks).model_fields[name].description,
+                blocking=_check(checks, name).holds_back,
+                metadata={key: str(value) for key, value in _check(checks, name).model_dump(mode="json").items()},
+            )
+            for name in enabled(checks)
+        ],
+        name=f"{pipeline.key}_checks",
+        can_subset=True,
+        retry_policy=RETRY,
+    )
+    def run(context: dg.AssetCheckExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.AssetCheckResult]:
+        selected = {key.name for key in context.selected_asset_check_keys}
+        with errors_as_failures(), Look(streaming_jobs.config(pipeline.path)) as look:
+            verified = _verified(context.instance, pipeline) if "verification" in selected else []
+            for name in enabled(checks):
+                if name in selected:
+                    yield result(look.verdict(name, verified), _check(checks, name), table)
+
+    return run
+
+
+def result(verdict: Verdict, check: Check, asset: dg.AssetKey) -> dg.AssetCheckResult:
+    """The verdict with the severity that the file gives the check."""
+    metadata: dict[str, Any] = dict(verdict.facts)
+    if verdict.not_judged:
+        metadata["not judged"] = verdict.not_judged
+    if verdict.examples:
+        metadata["examples"] = dg.MetadataValue.md(examples_table(verdict.examples))
+    severity = AssetCheckSeverity.WARN if verdict.is_mild else _SEVERITIES[check.severity]
+    return dg.AssetCheckResult(
+        passed=verdict.passed, asset_key=asset, check_name=verdict.check, severity=severity, description=verdict.said, metadata=metadata
+    )
+
+
+def examples_table(examples: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of rows that need not have the same keys."""
+    columns = list(dict.fromkeys(name for example in examples for name in example))
+    lines = [columns, ["---"] * len(columns), *([str(example.get(name, "")) for name in columns] for example in examples)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines)
+
+
+def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> list[Verified]:
+    """The newest verification of each hour that was verified within the period of the check."""
+    since = datetime.now(UTC) - pipeline.config.checks.verification.over
+    wanted = dg.AssetRecordsFilter(asset_key=asset_key(pipeline, VERIFICATION), after_timestamp=since.timestamp())
+    newest: dict[str, Verified] = {}
+    for record in instance.fetch_materializations(wanted, limit=_VERIFICATIONS_READ).records:
+        event = record.asset_materialization
+        if event is not None and event.partition is not None:
+            facts = {name: value.value for name, value in event.metadata.items()}
+            newest.setdefault(event.partition, Verified(event.partition, bool(facts.get("is_match")), str(facts.get("said", ""))))
+    return sorted(newest.values(), key=lambda one: one.hour)
+
+
+def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
+    text = "The table as far as it was checked. Let what needs checked rows depend on this."
+
+    @dg.multi_asset(specs=[spec_behind(pipeline, PUBLISHED, TABLE, text)], name=op_name(pipeline, PUBLISHED), retry_policy=RETRY)
+    def published(streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
+        with errors_as_failures():
+            account = read_account(streaming_jobs.config(pipeline.path), None)
+        metadata = {"dagster/row_count": numbers(account, TABLE)["dagster/row_count"], "confirmed_to": account.confirmed_to}
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(str(account.confirmed_to)))
+
+    return published

@@ -1,0 +1,129 @@
+"""One look at a pipeline: asks for the facts, gives the verdicts. May be made beside the running pipeline; changes nothing."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cached_property
+
+from pipelines.audit_run import Audit
+from pipelines.checks import judge
+from pipelines.checks.facts import TableFacts, behind, confirmed_rows
+from pipelines.checks.judge import Confirmed, Positions, Verdict
+from pipelines.config import DedupConfig, PipelineConfig
+from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.kafka import KafkaTopic
+from pipelines.errors import HaltError
+from pipelines.naming import Names
+from pipelines.preflight import POSITION_COLUMN_TYPES, column_faults
+from pipelines.tally import tally
+
+AUDITED_ROWS = 20_000_000
+"""Where confirmed rows are missing, an audit names them if there are no more rows than these: it reads everything, at 6 bytes a record."""
+_EXAMPLES = 20
+
+
+class Look:
+    """The connections of one look; use it as a context. Connects at first use.
+
+    `verdict` raises HaltError for a pipeline that was never started, RetryableError while a system is away: then nothing is known.
+    """
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self._config, self._names = config, Names(config.pipeline_id)
+        self._log = JetStream(config.nats)
+        self._clickhouse = ClickHouse(config.sink)
+        self._table = TableFacts(config, self._clickhouse)
+
+    def __enter__(self) -> "Look":
+        self._log.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.close()
+        self._clickhouse.close()
+
+    def verdict(self, check: str, verified: Sequence[judge.Verified] = ()) -> Verdict:
+        """The verdict of one check of `judge.NAMES`; `verified` is what verifications have found, for the check of that name."""
+        if check == "verification":
+            return judge.verification(verified)
+        checks: dict[str, Callable[[], Verdict]] = {
+            "conservation": lambda: judge.conservation(tally(self._log, self._names)),
+            "duplicates": self._duplicates,
+            "gaps": self._gaps,
+            "freshness": self._freshness,
+            "dead_letters": self._dead_letters,
+            "schema_drift": self._schema_drift,
+            "views": lambda: judge.views(list(self._table.view_sums())),
+            "insert_window": self._insert_window,
+        }
+        return checks[check]()
+
+    @cached_property
+    def _positions(self) -> tuple[Confirmed, Positions] | None:
+        """None where the table has no position columns."""
+        if not self._table.has_positions():
+            return None
+        before, _ = confirmed_rows(self._log, self._names)
+        found = self._table.positions()
+        return Confirmed(before, confirmed_rows(self._log, self._names)[1]), found
+
+    def _duplicates(self) -> Verdict:
+        if self._positions is None:
+            return judge.duplicates(None, None, "the table has no position columns, its rows cannot be told apart")
+        dedup = self._dedup
+        if dedup is None:
+            return judge.duplicates(self._positions[1], None)
+        columns = self._table.key_columns(dedup)
+        if isinstance(columns, str):
+            return judge.duplicates(self._positions[1], None, columns)
+        since = datetime.now(UTC) - self._config.checks.duplicates.over
+        return judge.duplicates(self._positions[1], self._table.repeated_keys(columns, dedup.time_window, since, self._log))
+
+    @property
+    def _dedup(self) -> DedupConfig | None:
+        return next((transform.config for transform in self._config.transforms if transform.type == "dedup"), None)
+
+    def _gaps(self) -> Verdict:
+        if self._positions is None:
+            before, _ = confirmed_rows(self._log, self._names)
+            rows = self._table.rows() if self._table.columns() else 0
+            return judge.gaps(Confirmed(before, confirmed_rows(self._log, self._names)[1]), rows, is_by_position=False)
+        confirmed, found = self._positions
+        verdict = judge.gaps(confirmed, found.positions, is_by_position=True)
+        if verdict.passed or found.rows > AUDITED_ROWS:
+            return verdict
+        findings = Audit(self._config, self._log, _EXAMPLES).run().findings
+        return judge.gaps(confirmed, found.positions, is_by_position=True, findings=findings)
+
+    def _freshness(self) -> Verdict:
+        limits = self._config.checks.freshness
+        waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names).legs)
+        topic = KafkaTopic(self._config.sources[0])
+        now = datetime.now(UTC)
+        found = behind(self._log, self._names, topic, waiting, now, limits.warn_after, limits.fail_after)
+        return judge.freshness(found, limits.warn_after, limits.fail_after)
+
+    def _dead_letters(self) -> Verdict:
+        limits = self._config.checks.dead_letters
+        account = tally(self._log, self._names)
+        # Where the ledger does not reach back so far, the whole is judged.
+        with suppress(HaltError):
+            account = tally(self._log, self._names, datetime.now(UTC) - limits.over)
+        return judge.dead_letters(account, limits.max_percent)
+
+    def _schema_drift(self) -> Verdict:
+        columns = self._table.columns()
+        if not columns:
+            return judge.schema_drift([f"the table {self._config.sink.table} does not exist"], [], [])
+        there, positions = [column.name for column in columns], [name for name, _ in POSITION_COLUMN_TYPES]
+        filled = {entry.column_name for entry in self._config.sink.mapping} | {*positions}
+        return judge.schema_drift(
+            [str(fault) for fault in column_faults(self._config, columns)],
+            [name for name in there if name not in filled],
+            [name for name in positions if name not in there],
+        )
+
+    def _insert_window(self) -> Verdict:
+        tokens = [(table.full_name, table.dedup_window) for table in self._table.tables()]
+        return judge.insert_window(tokens, self._config.checks.insert_window.min_tokens)

@@ -1,0 +1,88 @@
+"""What a verification has found, for people and machines."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+Place = Literal["schema", "rows", "dead letters", "streams"]
+Kind = Literal["missing", "extra", "doubled", "different"]
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """Of one column over all rows of the range: the sum of a hash of position and value, as 16 hexadecimal digits.
+
+    Comparable within one verification only: the hash is that of the DuckDB release that computed it.
+    """
+
+    column: str
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`count` faults of one kind; `column` where it is one column that differs.
+
+    The first of them, by position, are in `examples`, each with what is known of `topic`, `partition`, `offset`, `position` (raw sequence
+    and ordinal), and, in words, what was `expected` and `found`.
+    """
+
+    place: Place
+    kind: Kind
+    count: int
+    column: str | None = None
+    examples: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Something that could not be proved; of how many records, where that is known."""
+
+    what: str
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The range: arrivals (aware UTC, both inclusive) and raw sequences (inclusive) of the frames whose records were compared; None where
+    there was nothing to compare. `counts`: records read for it (`records`), what must become of them (`rows`, `copies`, `rejected`,
+    `refused`), and rows found in the table (`found`).
+    """
+
+    pipeline: str
+    table: str
+    arrivals: tuple[datetime, datetime] | None = None
+    sequences: tuple[int, int] | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    checksums: Sequence[Checksum] = ()
+    findings: Sequence[Finding] = ()
+    not_proven: Sequence[Gap] = ()
+
+    @property
+    def is_match(self) -> bool:
+        """True iff nothing that was compared differs. What could not be proved is no difference: see `not_proven`."""
+        return not self.findings
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"match": self.is_match, **asdict(self)}
+
+    def lines(self) -> Iterator[str]:
+        """In words, without the examples."""
+        if self.arrivals is None or self.sequences is None:
+            yield f"pipeline {self.pipeline}, table {self.table}: no rows that the sink has confirmed lie in this range"
+        else:
+            since, until = (f"{one:%Y-%m-%d %H:%M:%S.%f} UTC" for one in self.arrivals)
+            first, last = self.sequences
+            yield f"pipeline {self.pipeline}, table {self.table}: arrivals {since} to {until}, raw sequences {first}..{last}"
+            yield ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
+        same = [one.column for one in self.checksums if one.expected == one.found]
+        if same:
+            yield f"same checksum on both sides: {', '.join(same)}"
+        for gap in self.not_proven:
+            yield f"not proven: {gap.what}" + (f" ({gap.count:,})" if gap.count is not None else "")
+        for one in self.findings:
+            yield f"{one.kind.upper()} {one.place}" + (f", column {one.column}" if one.column else "") + f": {one.count:,}"
+        yield "match: ClickHouse holds what the records call for" if self.is_match else "MISMATCH"

@@ -1,0 +1,307 @@
+"""One verification: the records of some hours of arrival through the reference in DuckDB, compared with ClickHouse. Reads only.
+
+May run beside the pipeline: it goes as far as the sink has confirmed. What lies behind a purge cannot be proved, and is told.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+import pyarrow as pa
+
+from pipelines.audit_streams import Subjects, read_frames
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.connectors.duckdb import open_spilling_engine
+from pipelines.connectors.jetstream import JetStream
+from pipelines.dedup import NEVER
+from pipelines.errors import HaltError
+from pipelines.legs.arrivals import Arrived
+from pipelines.legs.stage_config import StageConfig
+from pipelines.naming import Names
+from pipelines.purge import read_purged
+from pipelines.records import decode_columns, position_keys
+from pipelines.statements import filled
+from pipelines.verification.frames import read_batches
+from pipelines.verification.reference import Column, Reference, compared_columns
+from pipelines.verification.result import Checksum, Finding, Gap, Verification
+from pipelines.verification.rows import RowSide
+from pipelines.verification.span import History, Span, load_configs, read_history, same_dedup_from, span_of, told_range
+from pipelines.verification.table import TableSide, examples_of, schema_faults
+
+ENGINE_MEMORY = "1GiB"
+"""Of DuckDB alone; what does not fit spills to disk."""
+_POSITION_COLUMNS = {"_tf_sequence", "_tf_ordinal"}
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to verify: records that arrived from `since` (inclusive) to `until` (exclusive), aware UTC; None means as far as can be proved.
+
+    Of each kind of fault, `examples` are named. Tables and what spills lie in a new directory below `directory`, which is removed.
+    """
+
+    directory: Path
+    since: datetime | None = None
+    until: datetime | None = None
+    examples: int = 10
+
+
+def verify(config: PipelineConfig, log: JetStream, request: Request, tell: Tell = lambda doing: None) -> Verification:
+    """Compares. Raises HaltError for a pipeline that was never started and for what cannot be compared at all, RetryableError while a
+    system is away; then nothing was changed, and the same call may be repeated.
+    """
+    return _Verifier(config, log, request, tell).run()
+
+
+@dataclass
+class _Found:
+    findings: list[Finding] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    checksums: list[Checksum] = field(default_factory=list)
+
+    def cannot_prove(self, what: str, count: int | None = None) -> None:
+        if count != 0:
+            self.gaps.append(Gap(what, count))
+
+
+class _Verifier:
+    def __init__(self, config: PipelineConfig, log: JetStream, request: Request, tell: Tell) -> None:
+        self._config, self._log, self._request, self._tell = config, log, request, tell
+        self._names, self._sink = Names(config.pipeline_id), config.sink
+        self._table = f"{config.sink.connection_params.database}.{config.sink.table}"
+        self._found = _Found()
+        self._frames: list[Arrived] = []
+
+    def run(self) -> Verification:
+        self._tell("reading the ledger")
+        history = read_history(self._log, self._names)
+        configs = load_configs(self._log, self._names, history)
+        if not history.plans:
+            return Verification(self._config.pipeline_id, self._table)
+        config = configs[history.plans[-1].version]
+        columns = self._columns(config, list(configs.values()))
+        run = self._verify_range if {*config.position_columns} >= _POSITION_COLUMNS else self._verify_all
+        place = TemporaryDirectory(prefix="verification-", dir=self._directory())
+        with place as directory, open_spilling_engine(Path(directory), ENGINE_MEMORY) as engine:
+            span = run(engine, history, configs, config, columns)
+        found = self._found
+        if span is None:
+            return Verification(self._config.pipeline_id, self._table, findings=found.findings, not_proven=found.gaps)
+        arrivals, sequences = told_range(history, span), (span.first, span.last)
+        return Verification(
+            self._config.pipeline_id, self._table, arrivals, sequences, found.counts, found.checksums, found.findings, found.gaps
+        )
+
+    def _directory(self) -> Path:
+        self._request.directory.mkdir(parents=True, exist_ok=True)
+        return self._request.directory
+
+    def _columns(self, config: StageConfig, configs: Sequence[StageConfig]) -> list[Column]:
+        """The mapped columns that can be compared; notes the others, and those that the table has in another form than the rows were made
+        for."""
+        clickhouse = ClickHouse(self._sink)
+        try:
+            actual = clickhouse.columns(self._sink.connection_params.database, self._sink.table)
+        finally:
+            clickhouse.close()
+        if not actual:
+            raise HaltError(
+                f"verifying table {self._table}: it does not exist; start the pipeline to create it, or correct the sink of the file"
+            )
+        altered = list(schema_faults(config.mapping, actual))
+        self._found.findings += altered
+        columns = compared_columns(config)
+        rewritten = {name for _, name, _, _ in config.mapping} - {column.name for column in columns}
+        for name in sorted(rewritten):
+            self._found.cannot_prove(f"the values of column {name}: ClickHouse may write JSON in another way than it was given")
+        types = {column.name: (column.type, column.has_default) for column in columns}
+        for name in sorted(types):
+            others = [{one.name: (one.type, one.has_default) for one in compared_columns(other)}.get(name) for other in configs]
+            if any(other != types[name] for other in others):
+                self._found.cannot_prove(f"the values of column {name}: it was not mapped in the same way all the time")
+                columns = [column for column in columns if column.name != name]
+        gone = {one.column for one in altered}
+        return [column for column in columns if column.name not in gone]
+
+    # -- a table with positions ---------------------------------------------------------------------------------------------------------
+
+    def _verify_range(
+        self,
+        engine: duckdb.DuckDBPyConnection,
+        history: History,
+        configs: dict[str, StageConfig],
+        config: StageConfig,
+        columns: list[Column],
+    ) -> Span | None:
+        request = self._request
+        self._tell_purged(history)
+        span = span_of(history, request.since, request.until, config, same_dedup_from(history, configs, config))
+        if span is None:
+            return None
+        table = TableSide(engine, self._sink, columns, config.position_columns)
+        reference = Reference(engine, columns)
+        self._read(reference, history, configs, span)
+        if span.is_seeded:
+            self._tell("reading which earlier records were accepted")
+            for positions in table.positions(span.read_from, span.first_judged - 1):
+                reference.add_accepted_before(positions)
+            engine.execute("INSERT INTO accepted_before SELECT position FROM letters WHERE stage = 'sink'")
+        self._tell("looking for copies")
+        reference.judge(config, span.bounds)
+        self._tell("reading the table")
+        self._found.checksums = table.sum_up(span.first, span.last)
+        self._found.counts = _counts(engine, span) | {"found": table.counts()["found"]}
+        for name, count in table.defaults().items():
+            self._found.cannot_prove(f"values of column {name} that the table's DEFAULT gave", count)
+        self._tell("comparing rows")
+        faults = list(table.faults(request.examples, config.topic))
+        if not faults and engine.execute("SELECT count(*) FROM mismatching").fetchall()[0][0]:
+            self._found.cannot_prove("rows that were changed while they were read: verify again")
+        self._found.findings += faults
+        self._find_letters(engine, span, config.topic)
+        self._find_strangers(table)
+        unsure = engine.execute("SELECT count(*) FROM dropped WHERE why = 'unsure'").fetchall()[0][0]
+        self._found.cannot_prove("records without a row: they may be copies of records whose raw frames are purged", unsure)
+        return span
+
+    def _read(self, reference: Reference, history: History, configs: dict[str, StageConfig], span: Span) -> None:
+        self._tell("reading dead letters")
+        for letters in self._letters(span):
+            reference.add_letters(letters)
+        clock_us = history.arrival_us(span.read_from)
+        for first, last, version in history.segments(span.read_from, span.last):
+            self._tell(f"reading raw {first}..{last}")
+            self._frames = []
+            reference.load(read_batches(self._log, self._names, first, last, clock_us, self._frames.append), configs[version])
+            clock_us = self._check_frames(history, first, last, clock_us)
+
+    def _check_frames(self, history: History, first: int, last: int, clock_us: int) -> int:
+        """Notes frames that are gone, and those whose arrival is not what process has taken it for; the last arrival."""
+        known = {sequence: history.arrival_us(sequence) for sequence in history.frames(first, last)}
+        seen = {frame.message.sequence: frame.arrival_us for frame in self._frames}
+        gone = sorted(known.keys() - seen.keys())
+        if gone:
+            self._found.findings.append(
+                Finding("streams", "missing", len(gone), None, [_frame(one) for one in gone[: self._request.examples]])
+            )
+        other = [sequence for sequence, arrival_us in seen.items() if known.get(sequence, arrival_us) != arrival_us]
+        if other:
+            examples = [_frame(one) for one in other[: self._request.examples]]
+            self._found.findings.append(Finding("streams", "different", len(other), "arrival", examples))
+        return max([clock_us, *seen.values()])
+
+    def _letters(self, span: Span) -> "list[pa.Table]":
+        """Of the records that are read: `position`, `stage`, `code`."""
+        found = []
+        for message in read_frames(self._log, self._names, "dlq", Subjects(self._names.stream("dlq"))):
+            letters = decode_columns(message.payload, ("_tf_sequence", "_tf_ordinal", "stage", "code"))
+            letters = letters.append_column("position", pa.array(position_keys(letters)))
+            sequences = letters.column("_tf_sequence").to_numpy()
+            found.append(letters.filter(pa.array((sequences >= span.read_from) & (sequences <= span.last))))
+        return found
+
+    def _find_letters(self, engine: duckdb.DuckDBPyConnection, span: Span, topic: str) -> None:
+        faults = filled("reference/letter_faults", first=span.bounds.first, last=span.bounds.last)
+        is_purged = read_purged(self._log, self._names, "dlq").below > 0
+        for kind, count in engine.execute(f"SELECT kind, count(*) FROM ({faults}) GROUP BY kind ORDER BY kind").fetchall():  # noqa: S608
+            if kind == "missing" and is_purged:
+                self._found.cannot_prove("records that must be dead letters: the oldest dead letters are discarded and gone", count)
+                continue
+            told = (
+                "SELECT position, coalesce('a dead letter of ' || wanted, 'no dead letter') AS wanted, "  # noqa: S608
+                f"coalesce('one of ' || found, 'none') AS found FROM ({faults}) WHERE kind = '{kind}'"
+            )
+            self._found.findings.append(
+                Finding("dead letters", kind, count, None, examples_of(engine, told, self._request.examples, topic))
+            )
+        wide = engine.execute(
+            "SELECT count(*) FROM letters WHERE code = 'row_too_large' AND position >= ?", [span.bounds.first]
+        ).fetchall()[0][0]
+        self._found.cannot_prove("dead letters of rows that are too large for a frame: their size is not computed again", wide)
+
+    def _find_strangers(self, table: TableSide) -> None:
+        """Rows at positions that raw never had, where the range has no end: no hour would ever have them."""
+        if self._request.since or self._request.until:
+            return
+        state = self._log.state(self._names.stream("raw"))
+        count = table.count(f"_tf_sequence = 0 OR _tf_sequence > {state.last_sequence if state else 0}")
+        if count:
+            example = {"expected": "no row", "found": "rows whose _tf_sequence the raw stream never had"}
+            self._found.findings.append(Finding("rows", "extra", count, None, [example]))
+
+    def _tell_purged(self, history: History) -> None:
+        since = self._request.since
+        if not history.is_whole and history.sequences:
+            oldest = told_range(history, Span(history.sequences[0], history.sequences[0], 0, 0, 0))[0]
+            if since is None or since < oldest:
+                self._found.cannot_prove(f"records that arrived before {oldest:%Y-%m-%d %H:%M:%S.%f} UTC: their raw frames are purged")
+
+    # -- a table without positions ------------------------------------------------------------------------------------------------------
+
+    def _verify_all(
+        self,
+        engine: duckdb.DuckDBPyConnection,
+        history: History,
+        configs: dict[str, StageConfig],
+        config: StageConfig,
+        columns: list[Column],
+    ) -> Span | None:
+        """As multisets: everything that was ever written, or nothing can be said."""
+        if self._request.since or self._request.until or not history.is_whole:
+            raise HaltError(
+                f"verifying table {self._table}: it has no position columns, so only all of its rows can be compared, and only while no "
+                "raw frame is purged; give the table the position columns (docs/concepts.md)"
+            )
+        for column in columns:
+            if column.has_default:
+                self._found.cannot_prove(f"the values of column {column.name}: which rows its DEFAULT was applied to cannot be told")
+        columns = [column for column in columns if not column.has_default]
+        if not columns:
+            raise HaltError(f"verifying table {self._table}: it has neither position columns nor a column whose values can be compared")
+        rows = RowSide(engine, self._sink, columns)
+        is_quiet = self._is_quiet(history)
+        found = rows.read()
+        is_quiet = is_quiet and self._is_quiet(history)
+        reference = Reference(engine, columns)
+        span = Span(1, history.last, 1, 1, NEVER)
+        self._read(reference, history, configs, span)
+        reference.judge(config, span.bounds)
+        confirmed = (history.confirmed_to + 1 << 20) - 1
+        self._found.counts = _counts(engine, span) | {"found": found}
+        self._found.cannot_prove("which of several equal rows is meant: the table has no position columns")
+        for fault in rows.faults(confirmed, self._request.examples, config.topic):
+            if fault.kind != "missing" and not is_quiet:
+                self._found.cannot_prove("rows that no confirmed record explains: the pipeline is writing", fault.count)
+            else:
+                self._found.findings.append(fault)
+        self._find_letters(engine, span, config.topic)
+        return span
+
+    def _is_quiet(self, history: History) -> bool:
+        """Whether all that is on raw is confirmed."""
+        state = self._log.state(self._names.stream("raw"))
+        return history.confirmed_to >= (state.last_sequence if state else 0)
+
+
+def _frame(sequence: int) -> dict[str, object]:
+    return {"position": f"{sequence}", "expected": "a raw frame as the ledger tells of it"}
+
+
+def _counts(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
+    """What must become of the records of the range."""
+    bounds = span.bounds
+    inside = f"position BETWEEN {bounds.first} AND {bounds.last}"
+    asked = {
+        "records": f"SELECT count(*) FROM parsed WHERE {inside}",  # noqa: S608
+        "rows": "SELECT count(*) FROM expected",
+        "copies": f"SELECT count(*) FROM dropped WHERE why = 'copy' AND {inside}",  # noqa: S608
+        "rejected": f"SELECT count(*) FROM parsed WHERE stage IS NOT NULL AND {inside}",  # noqa: S608
+        "refused": f"SELECT count(*) FROM letters WHERE stage = 'sink' AND {inside}",  # noqa: S608
+    }
+    return {name: int(engine.execute(sql).fetchall()[0][0]) for name, sql in asked.items()}

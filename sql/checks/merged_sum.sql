@@ -1,0 +1,3 @@
+-- Sum of a column of `sum` states.
+SELECT sumMerge({column:Identifier})
+FROM {database:Identifier}.{table:Identifier}

@@ -1,0 +1,3 @@
+-- Rows of a table.
+SELECT count()
+FROM {database:Identifier}.{table:Identifier}

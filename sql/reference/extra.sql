@@ -1,0 +1,11 @@
+-- Positions that the table has and must not have, with what the reference knows of them.
+SELECT found.position, any_value(CASE
+           WHEN parsed.position IS NULL THEN 'no such raw record'
+           WHEN parsed.stage IS NOT NULL THEN 'no row: ' || parsed.stage || ' rejects the record'
+           WHEN dropped.why IS NOT NULL THEN 'no row: a copy of an earlier record of its key'
+           ELSE 'no row: a dead letter says that ClickHouse refused it'
+       END) AS wanted, 'a row' AS found
+FROM found ANTI JOIN wanted USING (position)
+    LEFT JOIN parsed ON parsed.position = found.position
+    LEFT JOIN dropped ON dropped.position = found.position
+GROUP BY found.position

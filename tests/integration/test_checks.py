@@ -1,0 +1,223 @@
+"""Each check of a table on real servers: a clean pipeline passes all, a planted fault turns the right one red and is named."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from pipeline_case import PipelineCase
+
+from pipelines.checks.facts import behind
+from pipelines.checks.judge import NAMES, Verdict
+from pipelines.checks.run import Look
+from pipelines.config import load
+from pipelines.connectors.kafka import KafkaTopic
+from pipelines.errors import HaltError
+from pipelines.ledger import Chain, read_chain
+
+pytestmark = pytest.mark.integration
+SQL_PASSING = [name for name in NAMES if name != "verification"]
+
+
+def with_dedup(document: dict[str, Any]) -> None:
+    document["transforms"] = [{"type": "dedup", "config": {"key": "id", "time_window": "1h"}}]
+
+
+def look(case: PipelineCase, *names: str) -> dict[str, Verdict]:
+    with Look(load(case.file, case.environment())) as found:
+        return {name: found.verdict(name) for name in names or SQL_PASSING}
+
+
+def red(case: PipelineCase) -> set[str]:
+    return {name for name, verdict in look(case).items() if not verdict.passed}
+
+
+@pytest.fixture
+def done(case: PipelineCase) -> PipelineCase:
+    """A pipeline with dedup that has caught up with 60 events."""
+    case.write_file(with_dedup)
+    case.create_topic()
+    case.send_events(60)
+    case.warm_run()
+    return case
+
+
+def test_a_clean_pipeline_passes_every_check(done: PipelineCase) -> None:
+    found = look(done)
+    assert {name: verdict.said for name, verdict in found.items() if not verdict.passed} == {}
+    assert found["gaps"].facts == {"confirmed": 60, "found": 60}
+    assert {verdict.not_judged for verdict in found.values()} == {""}
+
+
+def test_a_row_that_was_inserted_again_is_a_duplicate_and_named(done: PipelineCase) -> None:
+    done.client().command(f"INSERT INTO {done.table} SELECT * FROM {done.table} WHERE id = 17")
+    assert red(done) == {"duplicates"}
+    found = look(done, "duplicates")["duplicates"]
+    assert found.examples == ({"topic": done.topic, "partition": 17 % 3, "offset": 17 // 3, "rows": 2},)
+
+
+def test_a_key_that_is_there_twice_within_its_window_is_a_duplicate_and_named(done: PipelineCase) -> None:
+    done.client().command(f"ALTER TABLE {done.table} UPDATE id = 17 WHERE id = 18 SETTINGS mutations_sync = 2")
+    found = look(done, "duplicates")["duplicates"]
+    assert not found.passed
+    assert found.facts["repeated keys"] == 1
+    assert {found.examples[0]["offset"], found.examples[0]["offset before"]} == {17 // 3, 18 // 3}
+
+
+def test_a_deleted_row_is_a_gap_and_named(done: PipelineCase) -> None:
+    done.client().command(f"ALTER TABLE {done.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
+    assert red(done) == {"gaps"}
+    found = look(done, "gaps")["gaps"]
+    assert found.said == "1 of 60 confirmed rows are missing"
+    assert (found.examples[0]["kind"], found.examples[0]["partition"], found.examples[0]["offset"]) == ("missing", 17 % 3, 17 // 3)
+
+
+def test_a_row_that_no_record_explains_is_found(done: PipelineCase) -> None:
+    columns = "id, name, amount, _tf_sequence, _tf_ordinal, _tf_emit, _tf_topic, _tf_partition, _tf_offset, _tf_arrival"
+    values = f"900, 'x', 1, 900, 0, 0, '{done.topic}', 0, 900, now64(6)"
+    done.client().command(f"INSERT INTO {done.table} ({columns}) VALUES ({values})")
+    assert red(done) == {"gaps"}
+    assert "1 positions more" in look(done, "gaps")["gaps"].said
+
+
+@pytest.mark.parametrize(
+    ("alteration", "word"),
+    [
+        ("MODIFY COLUMN name FixedString(20)", "'name' is FixedString(20)"),
+        ("DROP COLUMN amount", "no column 'amount'"),
+        ("RENAME COLUMN name TO title", "no column 'name'"),
+    ],
+)
+def test_an_altered_column_is_schema_drift_and_named(done: PipelineCase, alteration: str, word: str) -> None:
+    done.client().command(f"ALTER TABLE {done.table} {alteration} SETTINGS mutations_sync = 2")
+    assert red(done) == {"schema_drift"}
+    assert word in look(done, "schema_drift")["schema_drift"].said
+
+
+def test_a_short_insert_window_is_found_at_a_views_target_too(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send_events(30)
+    case.warm_run()
+    client, copy = case.client(), f"{case.table}_copy"
+    client.command(f"CREATE TABLE {copy} (id Int64) ENGINE = MergeTree ORDER BY id SETTINGS non_replicated_deduplication_window = 5")
+    client.command(f"CREATE MATERIALIZED VIEW {case.table}_view TO {copy} AS SELECT id FROM {case.table}")
+    client.command(f"INSERT INTO {copy} SELECT id FROM {case.table}")
+    assert red(case) == {"insert_window"}
+    assert f"{copy} remembers 5" in look(case, "insert_window")["insert_window"].said
+
+
+def test_views_are_added_up_and_a_lost_row_of_one_is_found(case: PipelineCase) -> None:
+    client, rows, counts, states = case.client(), *(f"{case.table}_{name}" for name in ("rows", "counts", "states"))
+    window = "SETTINGS non_replicated_deduplication_window = 1000"
+
+    def with_totals(document: dict[str, Any]) -> None:
+        totals = [{"table": counts, "count_column": "n"}, {"table": states, "count_column": "n"}]
+        document["checks"] = {"views": {"totals": totals}}
+
+    case.write_file(with_totals)
+    case.create_topic()
+    case.send_events(30)
+    case.warm_run()
+    client.command(f"CREATE TABLE {rows} (id Int64) ENGINE = MergeTree ORDER BY id {window}")
+    client.command(f"CREATE TABLE {counts} (k Int64, n UInt64) ENGINE = SummingMergeTree ORDER BY k {window}")
+    client.command(f"CREATE TABLE {states} (k Int64, n AggregateFunction(count)) ENGINE = AggregatingMergeTree ORDER BY k {window}")
+    for target, select in (
+        (rows, "SELECT id"),
+        (counts, "SELECT id % 5 AS k, count() AS n"),
+        (states, "SELECT id % 5 AS k, countState() AS n"),
+    ):
+        grouped = "" if target == rows else " GROUP BY k"
+        client.command(f"CREATE MATERIALIZED VIEW {target}_view TO {target} AS {select} FROM {case.table}{grouped}")
+        client.command(f"INSERT INTO {target} {select} FROM {case.table}{grouped}")
+    case.send_events(20)
+    case.warm_run()
+    found = look(case, "views")["views"]
+    assert found.passed, found.said
+    assert found.facts == {"views": 3, **{f"total of default.{name}": 50 for name in (rows, counts, states)}}
+    client.command(f"ALTER TABLE {counts} UPDATE n = n - 1 WHERE k = 3 SETTINGS mutations_sync = 2")
+    found = look(case, "views")["views"]
+    assert not found.passed
+    assert f"{counts} adds up to" in found.said
+
+
+def test_records_that_wait_in_kafka_are_not_fresh(case: PipelineCase) -> None:
+    def short(document: dict[str, Any]) -> None:
+        document["checks"] = {"freshness": {"warn_after": "1m", "fail_after": "10m"}}
+
+    case.write_file(short)
+    case.create_topic()
+    for partition in range(2):
+        send_aged(case, partition, timedelta(minutes=30))
+    case.warm_run()
+    assert look(case, "freshness")["freshness"].passed
+    send_aged(case, 0, timedelta(minutes=5))
+    found = look(case, "freshness")["freshness"]
+    assert (found.passed, found.is_mild) == (False, True)
+    send_aged(case, 1, timedelta(minutes=20))
+    found = look(case, "freshness")["freshness"]
+    assert (found.passed, found.is_mild, found.facts["offsets waiting in Kafka"]) == (False, False, 2)
+
+
+def send_aged(case: PipelineCase, partition: int, age: timedelta) -> None:
+    """One good event whose own time is so long ago."""
+    producer = Producer({"log_level": 0, "bootstrap.servers": case.addresses.kafka_bootstrap})
+    instant = datetime.now(UTC) - age
+    producer.produce(case.topic, b'{"id": 1, "name": "aged"}', partition=partition, timestamp=int(instant.timestamp() * 1000))
+    assert producer.flush(60) == 0
+
+
+def test_rows_that_wait_for_the_sink_are_as_old_as_their_frame(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send_events(30)
+    case.warm_run(legs=("ingest", "process"), until_caught_up=True)
+    log, topic = case.log(), KafkaTopic(load(case.file, case.environment()).sources[0])
+    later = datetime.now(UTC) + timedelta(minutes=7)
+    found = behind(log, case.names, topic, 30, later, timedelta(minutes=1), timedelta(minutes=10))
+    log.close()
+    assert timedelta(minutes=6) < found.oldest
+    assert (found.rows, found.offsets) == (30, 0)
+
+
+def test_many_dead_letters_are_told(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send_events(60, bad_every=20)
+    case.warm_run()
+    assert red(case) == {"dead_letters"}
+    assert "3 of 60 records became dead letters (5.00 %)" in look(case, "dead_letters")["dead_letters"].said
+
+
+def test_an_account_that_does_not_add_up_is_told(done: PipelineCase) -> None:
+    forge(done, lambda totals: {**totals, "rows_out": totals["rows_out"] - 1})
+    assert "conservation" in red(done)
+
+
+def forge(case: PipelineCase, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Appends a `done` of the process leg with other totals, as no runner would."""
+    log, stream, subject = case.log(), case.names.stream("ledger"), case.names.chain("process")
+    state = read_chain(log, stream, subject)
+    assert state.done is not None
+    chain = Chain(log, stream, subject, state.epoch + 1)
+    chain.open()
+    chain.restate(totals=change(dict(state.done.body["totals"])))
+    log.close()
+
+
+def test_a_table_without_position_columns_says_what_is_not_judged(case: PipelineCase) -> None:
+    settings = "SETTINGS non_replicated_deduplication_window = 1000"
+    case.client().command(
+        f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64)) ENGINE = MergeTree ORDER BY id {settings}"
+    )
+    case.create_topic()
+    case.send_events(30)
+    case.warm_run()
+    found = look(case)
+    assert {name for name, verdict in found.items() if not verdict.passed} == set()
+    assert {name for name, verdict in found.items() if verdict.not_judged} == {"duplicates", "gaps"}
+    case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
+    assert not look(case, "gaps")["gaps"].passed
+
+
+def test_a_pipeline_that_was_never_started_is_told_and_not_green(case: PipelineCase) -> None:
+    with pytest.raises(HaltError, match="the stream does not exist"):
+        look(case, "conservation")

@@ -1,0 +1,300 @@
+"""`tallyflow verify` on real servers: sound tables match, and each planted fault is named with its position."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from dedup_case import copies, event, keyed_by, timed_by
+from pipeline_case import PipelineCase, wait_until
+from refused_case import make_strict
+
+pytestmark = pytest.mark.integration
+
+
+def verify(case: PipelineCase, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """(exit code, what `--json` says)."""
+    found = case.invoke("verify", str(case.file), "--json", *arguments)
+    assert found.stdout.startswith("{"), found.output
+    return found.exit_code, json.loads(found.stdout)
+
+
+def assert_match(case: PipelineCase, *arguments: str) -> dict[str, Any]:
+    code, said = verify(case, *arguments)
+    assert (said["findings"], said["match"], code) == ([], True, 0)
+    assert all(one["expected"] == one["found"] for one in said["checksums"])
+    return said
+
+
+def findings(case: PipelineCase, *arguments: str) -> dict[tuple[str, str, str | None], dict[str, Any]]:
+    """By place, kind and column; there is one, and the exit code says so."""
+    code, said = verify(case, *arguments)
+    assert (code, said["match"]) == (1, False)
+    return {(one["place"], one["kind"], one["column"]): one for one in said["findings"]}
+
+
+def where(found: dict[str, Any]) -> list[tuple[str, int, int]]:
+    return [(one["topic"], one["partition"], one["offset"]) for one in found["examples"]]
+
+
+def prepared(case: PipelineCase, change: Callable[[dict[str, Any]], None] | None = None, partitions: int = 3) -> None:
+    case.write_file(change)
+    case.create_topic(partitions)
+    for _ in range(2):
+        case.send_events(300, partitions, bad_every=100)
+        case.warm_run()
+
+
+def without_position_columns(case: PipelineCase) -> None:
+    case.client().command(
+        f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64)) ENGINE = MergeTree ORDER BY id "
+        "SETTINGS non_replicated_deduplication_window = 100"
+    )
+
+
+# -- sound tables ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_positions", [True, False], ids=["positions", "rows"])
+def test_a_sound_table_matches(case: PipelineCase, has_positions: bool) -> None:
+    if not has_positions:
+        without_position_columns(case)
+    prepared(case)
+    said = assert_match(case)
+    assert said["counts"] == {"records": 600, "rows": 594, "copies": 0, "rejected": 6, "refused": 0, "found": 594}
+    if has_positions:
+        columns = ["id", "name", "amount", "_tf_topic", "_tf_partition", "_tf_offset", "_tf_arrival"]
+        assert [one["column"] for one in said["checksums"]] == columns
+        assert said["not_proven"] == []
+    shown = case.invoke("verify", str(case.file))
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "match: ClickHouse holds what the records call for")
+
+
+def test_copies_are_found_again(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    for first in (0, 1500):
+        case.send(copies(1500, first=first))
+        case.warm_run()
+    counts = assert_match(case)["counts"]
+    assert counts == {"records": 3000, "rows": 701, "copies": 2269, "rejected": 30, "refused": 0, "found": 701}
+
+
+def test_copies_by_the_time_of_the_event_are_found_again(case: PipelineCase) -> None:
+    case.write_file(timed_by("at", "id", "10s", "5s"))
+    case.create_topic()
+    for first in (0, 400):
+        case.send(
+            [json.dumps({"id": n % 7, "name": "x", "at": 1_780_000_000 + n // 5 - n % 3 * 4}).encode() for n in range(first, first + 400)]
+        )
+        case.warm_run()
+    counts = assert_match(case)["counts"]
+    assert counts["copies"] > 100
+    assert counts["rejected"] > 0
+
+
+def test_rows_that_clickhouse_refused_are_told_and_no_fault(case: PipelineCase) -> None:
+    make_strict(case)
+    case.send_events(300)
+    case.warm_run()
+    assert assert_match(case)["counts"]["refused"] == 3
+
+
+def test_letters_that_entered_again_are_records_of_the_range(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic(partitions=1)
+    case.send([event(0, 1), b'{"id": 2, "name": 5}', event(1, 1)], partitions=1)
+    case.warm_run()
+    case.write_file(keyed_by("id"))
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert assert_match(case)["counts"] == {"records": 4, "rows": 1, "copies": 1, "rejected": 2, "refused": 0, "found": 1}
+
+
+def test_a_pipeline_in_traffic_matches_as_far_as_the_sink_has_confirmed(case: PipelineCase) -> None:
+    case.create_topic()
+    runner = case.warm_runner(until_caught_up=False)
+    case.in_background(runner)
+    with case.load():
+        for rows in (1, 2000, 4000):
+            case.wait_count(rows)
+            assert_match(case)
+
+
+def test_a_default_that_the_table_gives_is_told(case: PipelineCase) -> None:
+    case.client().command(
+        f"CREATE TABLE {case.table} (id Int64, name String DEFAULT 'nobody', amount Nullable(Float64), "
+        "_tf_sequence UInt64, _tf_ordinal UInt32) ENGINE = MergeTree ORDER BY id SETTINGS non_replicated_deduplication_window = 100"
+    )
+    case.create_topic(partitions=1)
+    case.send([b'{"id": 1}', b'{"id": 2, "name": "x"}'], partitions=1)
+    case.warm_run()
+    told = {gap["what"]: gap["count"] for gap in assert_match(case)["not_proven"]}
+    assert told == {"values of column name that the table's DEFAULT gave": 1}
+    case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'y' WHERE id = 2 SETTINGS mutations_sync = 1")
+    assert where(findings(case)["rows", "different", "name"]) == [(case.topic, 0, 1)]
+
+
+# -- planted faults -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_value_is_named_with_its_column_and_position(case: PipelineCase) -> None:
+    prepared(case)
+    case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 7 SETTINGS mutations_sync = 1")
+    found = findings(case)
+    assert {*found} == {("rows", "different", "name")}
+    (example,) = found["rows", "different", "name"]["examples"]
+    assert (example["partition"], example["offset"], example["expected"], example["found"]) == (1, 2, "event 7", "wrong")
+    shown = case.invoke("verify", str(case.file))
+    assert shown.exit_code == 1
+    assert "different rows, column name: 1" in " ".join(shown.stdout.split())
+    assert "event 7" in shown.stdout
+
+
+def test_two_values_that_changed_places_are_two_faults(case: PipelineCase) -> None:
+    prepared(case)
+    case.client().command(f"ALTER TABLE {case.table} UPDATE amount = if(id = 7, 2, 1.75) WHERE id IN (7, 8) SETTINGS mutations_sync = 1")
+    found = findings(case)
+    assert {*found} == {("rows", "different", "amount")}
+    assert where(found["rows", "different", "amount"]) == [(case.topic, 1, 2), (case.topic, 2, 2)]
+
+
+def test_a_missing_a_doubled_and_a_foreign_row_are_each_named(case: PipelineCase) -> None:
+    prepared(case)
+    client = case.client()
+    client.command(f"DELETE FROM {case.table} WHERE id = 7")
+    client.command(f"INSERT INTO {case.table} SELECT * FROM {case.table} WHERE id = 8")
+    client.command(
+        f"INSERT INTO {case.table} (id, name, _tf_sequence, _tf_ordinal) SELECT -1, 'foreign', max(_tf_sequence), 1000000 FROM {case.table}"
+    )
+    client.command(f"INSERT INTO {case.table} (id, name) VALUES (-2, 'stranger')")
+    code, said = verify(case)
+    found = {(one["place"], one["kind"]): one for one in said["findings"] if one["examples"][0].get("position")}
+    assert {*found} == {("rows", "missing"), ("rows", "doubled"), ("rows", "extra")}
+    assert where(found["rows", "missing"]) == [(case.topic, 1, 2)]
+    assert where(found["rows", "doubled"]) == [(case.topic, 2, 2)]
+    assert found["rows", "extra"]["examples"][0]["expected"] == "no such raw record"
+    assert [one["count"] for one in said["findings"] if one["kind"] == "extra"] == [1, 1]
+    assert code == 1
+
+
+def test_a_row_of_a_dropped_copy_and_of_a_rejected_record_are_extra(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic(partitions=1)
+    case.send([event(0, 1), event(1, 1), b"{"], partitions=1)
+    case.warm_run()
+    client = case.client()
+    for ordinal in (1, 2):
+        client.command(f"INSERT INTO {case.table} SELECT * REPLACE ({ordinal} AS _tf_ordinal) FROM {case.table} LIMIT 1")
+    found = findings(case)["rows", "extra", None]
+    told = [(one["offset"], one["expected"]) for one in found["examples"]]
+    assert told == [(1, "no row: a copy of an earlier record of its key"), (2, "no row: parse rejects the record")]
+
+
+def test_a_column_of_another_type_is_named_and_the_others_are_compared(case: PipelineCase) -> None:
+    prepared(case)
+    client = case.client()
+    client.command(f"ALTER TABLE {case.table} MODIFY COLUMN amount Nullable(String) SETTINGS mutations_sync = 1, alter_sync = 2")
+    found = findings(case)
+    assert {*found} == {("schema", "different", "amount")}
+    assert found["schema", "different", "amount"]["examples"] == [{"expected": "Nullable(Float64)", "found": "Nullable(String)"}]
+    client.command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 7 SETTINGS mutations_sync = 1")
+    assert {*findings(case)} == {("schema", "different", "amount"), ("rows", "different", "name")}
+
+
+def test_faults_of_a_table_without_positions_are_named_as_far_as_rows_tell(case: PipelineCase) -> None:
+    without_position_columns(case)
+    prepared(case)
+    client = case.client()
+    client.command(f"DELETE FROM {case.table} WHERE id = 7")
+    client.command(f"INSERT INTO {case.table} SELECT * FROM {case.table} WHERE id = 8")
+    client.command(f"INSERT INTO {case.table} (id, name) VALUES (-1, 'foreign')")
+    found = findings(case)
+    assert where(found["rows", "missing", None]) == [(case.topic, 1, 2)]
+    assert where(found["rows", "doubled", None]) == [(case.topic, 2, 2)]
+    assert found["rows", "extra", None]["examples"] == [{"expected": "no row", "found": "id=-1, name=foreign, amount=NULL"}]
+
+
+def test_a_missing_letter_is_named(case: PipelineCase) -> None:
+    prepared(case)
+    log = case.log()
+    (subject,) = set(log.subjects(case.names.stream("dlq"), case.names.subjects("dlq"))) & {case.names.dead_letters("process", 0)}
+    log.purge(case.names.stream("dlq"), subject, 10_000)
+    log.close()
+    found = findings(case)
+    assert {*found} == {("dead letters", "missing", None)}
+    assert found["dead letters", "missing", None]["examples"][0]["expected"] == "a dead letter of parse"
+
+
+def test_only_so_many_faults_are_named_and_all_are_counted(case: PipelineCase) -> None:
+    prepared(case)
+    case.client().command(f"TRUNCATE TABLE {case.table}")
+    (found,) = findings(case, "--examples", "3").values()
+    assert (found["kind"], found["count"], len(found["examples"])) == ("missing", 594, 3)
+
+
+# -- ranges ---------------------------------------------------------------------------------------------------------------------------
+
+
+def arrivals(case: PipelineCase) -> list[datetime]:
+    """Of the rows, ascending."""
+    rows = case.client().query(f"SELECT DISTINCT _tf_arrival FROM {case.table} ORDER BY 1").result_rows
+    return [found[0].replace(tzinfo=found[0].tzinfo or UTC) for found in rows]
+
+
+def test_ranges_side_by_side_find_what_the_whole_finds(case: PipelineCase) -> None:
+    """With dedup: the originals of the second range's copies lie in the first one."""
+    case.write_file(keyed_by("id"))
+    case.create_topic(partitions=1)
+    for number in range(3):
+        case.send([event(number, key) for key in range(50 + number)], partitions=1)
+        case.warm_run()
+    border = (arrivals(case)[-1]).isoformat()
+    whole = assert_match(case)["counts"]
+    parts = [assert_match(case, "--to", border)["counts"], assert_match(case, "--from", border)["counts"]]
+    assert whole == {name: sum(part[name] for part in parts) for name in whole}
+    assert (whole["copies"], parts[1]["copies"], parts[1]["rows"]) == (101, 51, 1)
+    case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 51 SETTINGS mutations_sync = 1")
+    assert_match(case, "--to", border)
+    assert where(findings(case, "--from", border)["rows", "different", "name"]) == [(case.topic, 0, 152)]
+
+
+def test_an_hour_is_a_range(case: PipelineCase) -> None:
+    prepared(case)
+    first = arrivals(case)[0]
+    rows = sum(assert_match(case, "--hour", f"{first + timedelta(hours=one):%Y-%m-%dT%H}")["counts"].get("rows", 0) for one in (0, 1))
+    assert rows == 594
+    before = assert_match(case, "--hour", f"{first - timedelta(hours=5):%Y-%m-%dT%H}")
+    assert (before["arrivals"], before["counts"]) == (None, {})
+    assert case.invoke("verify", str(case.file), "--hour", "2026-01-31T12", "--from", "1h").exit_code == 2
+    assert case.invoke("verify", str(case.file), "--hour", "yesterday").exit_code == 2
+
+
+def test_what_is_purged_is_told_and_the_rest_is_compared(case: PipelineCase) -> None:
+    def forgetful(document: dict[str, Any]) -> None:
+        keyed_by("id", window="1h")(document)
+        document["resources"] = {"nats": {"stream": {"max_age": "1ms"}}}
+
+    case.write_file(forgetful)
+    case.create_topic(partitions=1)
+    for number in range(4):
+        case.send([event(number, key) for key in range(10 * number, 10 * number + 20)], partitions=1)
+        case.warm_run()
+    log = case.log()
+    wait_until(lambda: log.state(case.names.stream("raw")).first_sequence > 1, "a purge")
+    log.close()
+    said = assert_match(case)
+    told = {gap["what"].split(":")[0].split(" before ")[0]: gap["count"] for gap in said["not_proven"]}
+    assert "records that arrived" in told
+    assert told["records without a row"] == said["counts"]["records"] - said["counts"]["rows"] > 0
+    position = case.client().query(f"SELECT max(_tf_offset) FROM {case.table}").result_rows[0][0]
+    case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE _tf_offset = {position} SETTINGS mutations_sync = 1")
+    assert where(findings(case)["rows", "different", "name"]) == [(case.topic, 0, position)]
+
+
+def test_a_pipeline_that_never_ran_has_nothing_to_verify(case: PipelineCase) -> None:
+    case.create_topic()
+    found = case.invoke("verify", str(case.file))
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert "the stream does not exist: start the pipeline once to create it" in found.stderr

@@ -1,0 +1,146 @@
+"""The verdicts of the checks, from literal facts."""
+
+from datetime import timedelta
+
+import pytest
+
+from pipelines.audit_report import Finding
+from pipelines.checks import judge
+from pipelines.checks.facts import passes_every_row
+from pipelines.checks.judge import Behind, Confirmed, Positions, RepeatedKeys, Verified, ViewSum
+from pipelines.tally import LegTally, Tally
+
+
+def account(written: int = 10, rejected: int = 0, lost: int = 0, sunk: int = 10) -> Tally:
+    legs = (
+        LegTally("ingest", 10, {"written to raw": 10}, 0, False),
+        LegTally("process", 10, {"written to out": written - lost, "dead letters": rejected}, 0, False),
+        LegTally("sink", sunk, {"confirmed by ClickHouse": sunk}, written - lost - sunk, False),
+    )
+    letters = LegTally("redrive", rejected, {"still dead letters": rejected}, rejected, False)
+    return Tally(legs, letters)
+
+
+def test_conservation_holds_where_every_event_is_accounted_for() -> None:
+    found = judge.conservation(account(written=8, rejected=2, sunk=5))
+    assert (found.passed, found.facts["residue"], found.facts["waiting before sink"]) == (True, 0, 3)
+
+
+def test_conservation_names_the_leg_that_lost_an_event() -> None:
+    found = judge.conservation(account(lost=1, sunk=9))
+    assert not found.passed
+    assert "process +1" in found.said
+
+
+def test_conservation_names_a_leg_that_read_what_nobody_wrote() -> None:
+    found = judge.conservation(account(written=10, sunk=12))
+    assert not found.passed
+    assert "sink has read 2 rows more" in found.said
+
+
+def test_a_doubled_position_and_a_repeated_key_are_each_named() -> None:
+    positions = Positions(11, 10, 1, ({"topic": "t", "partition": 0, "offset": 4, "rows": 2},))
+    keys = RepeatedKeys(({"topic": "t", "partition": 0, "offset": 9},), False)
+    found = judge.duplicates(positions, keys)
+    assert not found.passed
+    assert found.said == "1 positions are in the table more than once; 1 rows repeat a key within the window"
+    assert [example["offset"] for example in found.examples] == [4, 9]
+
+
+def test_duplicates_that_cannot_be_told_are_said_to_be_unjudged() -> None:
+    found = judge.duplicates(None, None, "the table has no position columns")
+    assert (found.passed, found.not_judged) == (True, "the table has no position columns")
+
+
+@pytest.mark.parametrize(("found", "passed"), [(99, False), (100, True), (105, True), (106, False)])
+def test_rows_lie_between_what_was_confirmed_before_and_after_they_were_counted(found: int, passed: bool) -> None:
+    assert judge.gaps(Confirmed(100, 105), found, is_by_position=True).passed == passed
+
+
+def test_a_gap_carries_what_the_audit_has_named() -> None:
+    finding = Finding("out -> table", "missing", 1, [{"topic": "t", "partition": 2, "offset": 7}])
+    found = judge.gaps(Confirmed(100, 100), 99, is_by_position=True, findings=[finding])
+    assert "1 of 100 confirmed rows are missing" in found.said
+    assert found.examples == ({"seam": "out -> table", "kind": "missing", "count": 1, "topic": "t", "partition": 2, "offset": 7},)
+
+
+WARN, FAIL = timedelta(minutes=2), timedelta(minutes=10)
+
+
+@pytest.mark.parametrize(
+    ("behind", "passed", "is_mild"),
+    [
+        (Behind(0, timedelta(0), 0, 0, 0), True, False),
+        (Behind(5, timedelta(seconds=119), 40, 0, 0), True, False),
+        (Behind(5, timedelta(seconds=120), 0, 0, 0), False, True),
+        (Behind(0, timedelta(0), 40, 3, 0), False, True),
+        (Behind(0, timedelta(0), 40, 40, 1), False, False),
+        (Behind(5, timedelta(minutes=10), 0, 0, 0), False, False),
+    ],
+)
+def test_freshness_is_about_what_waits_and_for_how_long(behind: Behind, passed: bool, is_mild: bool) -> None:
+    found = judge.freshness(behind, WARN, FAIL)
+    assert (found.passed, found.is_mild) == (passed, is_mild)
+
+
+@pytest.mark.parametrize(("rejected", "passed"), [(0, True), (1, True), (2, False)])
+def test_dead_letters_may_be_as_many_as_the_file_says(rejected: int, passed: bool) -> None:
+    found = judge.dead_letters(account(10 - rejected, rejected, sunk=10 - rejected), max_percent=10.0)
+    assert (found.passed, found.facts["dead letters"]) == (passed, rejected)
+
+
+def test_no_record_is_no_share_of_dead_letters() -> None:
+    nothing = Tally(tuple(LegTally(leg, 0, {}, 0, False) for leg in ("ingest", "process", "sink")), LegTally("redrive", 0, {}, 0, False))
+    assert judge.dead_letters(nothing, 0.0).passed
+
+
+def test_an_additional_column_is_no_drift_and_a_changed_one_is_named() -> None:
+    assert judge.schema_drift([], ["added"], []).passed
+    found = judge.schema_drift(["sink.mapping[0].column_type: column 'id' is String, the file says Int64"], [], [])
+    assert not found.passed
+    assert "'id' is String" in found.said
+
+
+def test_a_view_that_lags_is_named_and_one_that_cannot_be_compared_is_told() -> None:
+    sums = [ViewSum("d.even", 10, 10, 10), ViewSum("d.odd", 9, 10, 10), ViewSum("d.unknown", None, 10, 10, "no count")]
+    found = judge.views(sums)
+    assert not found.passed
+    assert found.said == "d.odd adds up to 9, the table has 10 rows"
+    assert found.not_judged == "d.unknown: no count"
+
+
+def test_a_view_may_be_ahead_of_the_first_count_of_a_live_table() -> None:
+    assert judge.views([ViewSum("d.live", 12, 10, 12)]).passed
+
+
+def test_a_short_insert_window_is_named() -> None:
+    found = judge.insert_window([("d.t", 10_000), ("d.view", 4)], 100)
+    assert not found.passed
+    assert "d.view remembers 4" in found.said
+
+
+def test_hours_that_differ_are_named_and_no_verified_hour_is_mild() -> None:
+    found = judge.verification([Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", False, "1 row differs")])
+    assert not found.passed
+    assert found.examples == ({"hour": "2026-11-22-04:00", "found": "1 row differs"},)
+    assert judge.verification([Verified("2026-11-22-03:00", True, "")]).passed
+    assert judge.verification([]).is_mild
+
+
+@pytest.mark.parametrize(
+    ("select", "every"),
+    [
+        ("SELECT id, upper(name) AS name FROM default.t", True),
+        ("WITH 1 AS one SELECT id FROM default.t", True),
+        ("SELECT id FROM default.t WHERE id > 1", False),
+        ("SELECT id, count() AS n FROM default.t GROUP BY id", False),
+        ("SELECT count() AS n FROM default.t", False),
+        ("SELECT uniqExact(id) AS n FROM default.t", False),
+        ("SELECT arrayJoin(tags) AS tag FROM default.t", False),
+        ("SELECT DISTINCT id FROM default.t", False),
+        ("SELECT id FROM default.t ARRAY JOIN tags", False),
+        ("SELECT id FROM default.t LIMIT 3", False),
+    ],
+)
+def test_which_views_give_a_row_for_each_row_of_their_table(select: str, every: bool) -> None:
+    assert passes_every_row(f"CREATE MATERIALIZED VIEW default.v TO default.w (`id` Int64) AS {select}") == every
