@@ -8,8 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
-from pipelines.verification.result import Verification
-from pipelines.verification.run import Request, verify
 
 from dagster_project.failures import errors_as_failures
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
@@ -18,6 +16,8 @@ from dagster_project.seam_names import TABLE, VERIFICATION
 from dagster_project.seams import asset_key, op_name, spec_behind
 from dagster_project.table_checks import RETRY, examples_table
 from pipelines.connectors.jetstream import JetStream
+from pipelines.verification.result import Verification
+from pipelines.verification.run import Request, verify
 from resources.streaming_jobs import StreamingJobs
 
 CHECK = "match"

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 POLL_SECONDS = 0.02
+_LAST_THREAD_SECONDS = 30.0
 
 # Processes that this very process started: they stay zombies until it asks for their exit status.
 _CHILDREN: dict[int, "subprocess.Popen[bytes]"] = {}
@@ -51,7 +52,12 @@ class ProcessIdentity:
         return is_running
 
     def exit_code(self) -> int | None:
-        """Of a process that this one has started and that `is_running` has told to be over; None for any other."""
+        """Of a process that this one has started and that has ended; None for any other."""
+        child = _CHILDREN.get(self.pid)
+        if child is not None and not self.is_running():
+            # A process is a zombie from the end of its main thread on, and tells its status when the last thread has ended.
+            child.wait(_LAST_THREAD_SECONDS)
+            self.is_running()
         return _EXIT_CODES.get(self)
 
     def rss_bytes(self) -> int | None:
