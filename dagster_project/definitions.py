@@ -5,15 +5,24 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_project import event_log, observation, pipeline_assets, scheduled_assets, table_checks, verification
+from dagster_project import control_jobs, event_log, observation, pipeline_assets, scheduled_assets, table_checks, verification
 from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
 from resources.clickhouse import ClickHouseResource
+from resources.duckdb import DuckDBResource
 from resources.kafka import KafkaResource
 from resources.nats import NatsResource
+from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
 
+# Empty fields stand for the environment variables of their names, as in pipeline files: no secret lies in the definitions.
+_KAFKA, _NATS, _CLICKHOUSE = KafkaResource(), NatsResource(), ClickHouseResource()
 RESOURCES: Mapping[str, Any] = {
-    "streaming_jobs": StreamingJobs(kafka=KafkaResource(), nats=NatsResource(), clickhouse=ClickHouseResource()),
+    "kafka": _KAFKA,
+    "nats": _NATS,
+    "clickhouse": _CLICKHOUSE,
+    "duckdb": DuckDBResource(),
+    "pyspark": SparkResource(),
+    "streaming_jobs": StreamingJobs(kafka=_KAFKA, nats=_NATS, clickhouse=_CLICKHOUSE),
 }
 
 
@@ -27,6 +36,7 @@ def build_definitions(files: PipelineFiles, resources: Mapping[str, Any] = RESOU
         verification.build(files),
         observation.build(files),
         event_log.build(files),
+        control_jobs.build(files),
     )
 
 

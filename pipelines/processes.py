@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 POLL_SECONDS = 0.02
+_LAST_THREAD_SECONDS = 30.0
 
 # Processes that this very process started: they stay zombies until it asks for their exit status.
 _CHILDREN: dict[int, "subprocess.Popen[bytes]"] = {}
@@ -41,17 +42,19 @@ class ProcessIdentity:
 
     def is_running(self) -> bool:
         """Whether this very process lives; a zombie does not."""
-        is_running = start_mark(self.pid) == self.start
         child = _CHILDREN.get(self.pid)
-        # It may have become a zombie just now: then its exit status is there, and nobody asks for it later.
-        if child is not None and (not is_running or child.poll() is not None):
-            _EXIT_CODES[self] = child.wait()
+        if child is not None and child.poll() is not None:
+            _EXIT_CODES[self] = child.returncode
             del _CHILDREN[self.pid]
-            return False
-        return is_running
+        return start_mark(self.pid) == self.start
 
     def exit_code(self) -> int | None:
-        """Of a process that this one has started and that `is_running` has told to be over; None for any other."""
+        """Of a process that this one has started and that has ended; None for any other."""
+        child = _CHILDREN.get(self.pid)
+        if child is not None and not self.is_running():
+            # A process is a zombie from the end of its main thread on, and tells its status when the last thread has ended.
+            child.wait(_LAST_THREAD_SECONDS)
+            self.is_running()
         return _EXIT_CODES.get(self)
 
     def rss_bytes(self) -> int | None:

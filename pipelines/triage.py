@@ -49,7 +49,7 @@ REMEDIES = {
 class Selection:
     """Which letters are meant: those that fit every part that is given. `since` is inclusive, `until` exclusive, both of arrivals.
 
-    `states` are those of `redrive.STATES`, `positions` raw positions with emit 0.
+    `states` are those of `redrive.STATES`, `positions` raw positions with emit 0, `not_rejected_by` a version of the stage configuration.
     """
 
     stage: str | None = None
@@ -59,6 +59,7 @@ class Selection:
     key: bytes | None = None
     states: frozenset[str] | None = None
     positions: frozenset[Position] | None = None
+    not_rejected_by: str | None = None
 
     def of(self, letters: pa.Table) -> pa.Table:
         """The letters that are meant; `letters` has the column `fingerprint`, and `state` if `states` are given."""
@@ -68,6 +69,7 @@ class Selection:
             ("_tf_arrival", pc.greater_equal, self.since),
             ("_tf_arrival", pc.less, self.until),
             ("key", pc.equal, self.key),
+            ("config_version", pc.not_equal, self.not_rejected_by),
         ]
         for name, test, wanted in tests:
             if wanted is not None:

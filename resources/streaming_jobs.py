@@ -78,7 +78,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
     def environment(self) -> dict[str, str]:
         """What `${NAME}` in pipeline files is resolved with: this process's environment, and over it what the resources say."""
         own = {**self.kafka.environment(), **self.nats.environment(), **self.clickhouse.environment()}
-        return {**ClickHouseResource.defaults, **os.environ, **own, "TALLYFLOW_HOME": str(self._home())}
+        return {**ClickHouseResource.defaults, **os.environ, **own, "TALLYFLOW_HOME": str(self.home_directory())}
 
     def config(self, path: Path) -> PipelineConfig:
         """The pipeline of a file. Raises ConfigurationError with every fault."""
@@ -86,7 +86,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
 
     def directory(self, pipeline_id: str) -> Path:
         """The pipeline's directory on this host."""
-        return Names(pipeline_id).directory(self._home())
+        return Names(pipeline_id).directory(self.home_directory())
 
     def inspect(self, path: Path) -> JobState:
         """The state of the pipeline of a file, within about a second. Raises ConfigurationError for the file only."""
@@ -180,7 +180,8 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         if launched:
             bound_log(Path(launched.log))
 
-    def _home(self) -> Path:
+    def home_directory(self) -> Path:
+        """TALLYFLOW_HOME of the pipelines."""
         return Path(self.home).resolve() if self.home else default_home()
 
     def _not_running(self, directory: Path, legs: tuple[str, ...]) -> tuple[str, ...]:

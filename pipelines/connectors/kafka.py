@@ -32,6 +32,7 @@ GIVE_UP_SECONDS = 15.0
 CONSUME_MESSAGES = 5_000
 
 _TABLE_CLASSES = ErrorClasses("kafka")
+_STALE = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION}
 _GONE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
 
 
@@ -109,6 +110,8 @@ class KafkaTopic:
         try:
             return {key: future.result(REQUEST_TIMEOUT_SECONDS + 1) for key, future in futures.items()}
         except (KafkaException, TimeoutError) as error:
+            if isinstance(error, KafkaException) and error.args[0].code() in _STALE:
+                self._refresh()
             # Why a broker cannot be reached, librdkafka tells only to those who poll.
             self._admin.poll(0)
             told = [halt for e in self._errors if isinstance(halt := map_error(doing, e, self._classes), HaltError)]
@@ -119,6 +122,12 @@ class KafkaTopic:
             if isinstance(mapped, RetryableError) and reasons:
                 raise RetryableError(f"{doing}: Kafka did not answer: {reasons[-1]}") from error
             raise mapped from error
+
+    def _refresh(self) -> None:
+        """Asks for the topic's leaders again. The admin client itself would go on with those it knows until they are 15 minutes old:
+        a broker that was restarted refused the old leader epoch all that time (librdkafka 2.16)."""
+        with contextlib.suppress(KafkaException):
+            self._admin.list_topics(self._topic, timeout=REQUEST_TIMEOUT_SECONDS)
 
 
 class GroupOffsets:

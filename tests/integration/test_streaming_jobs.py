@@ -22,6 +22,7 @@ from resources.streaming_jobs import StreamingJobs
 
 pytestmark = pytest.mark.integration
 
+PASSWORD = "only-by-the-environment"
 PLAIN = [sys.executable, str(Path(__file__).parents[1] / "plain_runner.py")]
 
 
@@ -33,7 +34,10 @@ def streaming_jobs(case: PipelineCase, **fields: object) -> StreamingJobs:
     )
     given = {"home": str(case.home), "command": PLAIN, "run_options": [*IN_DRIVER], **fields}
     return StreamingJobs(
-        kafka=KafkaResource(bootstrap_servers=a.kafka_bootstrap), nats=NatsResource(url=a.nats_url), clickhouse=clickhouse, **given
+        kafka=KafkaResource(bootstrap_servers=a.kafka_bootstrap, sasl_password=PASSWORD),
+        nats=NatsResource(url=a.nats_url),
+        clickhouse=clickhouse,
+        **given,
     )
 
 
@@ -72,8 +76,9 @@ def test_the_runner_has_a_session_of_its_own_and_none_of_dagsters_variables(
     assert pid is not None
     environment = psutil.Process(pid).environ()
     assert not [name for name in environment if name.startswith("DAGSTER_")]
-    assert environment["CLICKHOUSE_PASSWORD"] == case.addresses.clickhouse_password
-    assert case.addresses.clickhouse_password not in " ".join(psutil.Process(pid).cmdline())
+    assert environment["KAFKA_SASL_PASSWORD"] == PASSWORD
+    assert PASSWORD not in " ".join(psutil.Process(pid).cmdline())
+    assert PASSWORD not in repr(jobs)
     assert os.getsid(pid) == pid
 
 
@@ -160,7 +165,9 @@ def test_the_command_line_stops_what_dagster_started_and_it_is_meant_to_be_stopp
 
 
 def test_a_system_that_is_away_is_waiting_and_not_dead(case: PipelineCase, jobs: StreamingJobs) -> None:
+    case.send_events(300)
     jobs.start(case.file)
+    case.wait_count(case.good)
     case.stack.server("kafka").kill()
     try:
         state = wait_until(lambda: (one := jobs.inspect(case.file)).state == "waiting" and one, "a waiting job")

@@ -1,0 +1,251 @@
+"""Jobs for the launchpad: start, stop, drain and restart a pipeline; reprocess and discard its dead letters; compact and rebuild its keys.
+
+Each takes the pipeline's id and does one thing; each may be repeated, and be killed at any time.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_project.failures import errors_as_failures
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.scheduled_assets import Letters
+from pipelines.compaction import compact
+from pipelines.dead_letters import DeadLetters
+from pipelines.key_state import KeyState
+from pipelines.naming import LEGS
+from pipelines.rebuild import rebuild
+from pipelines.records import Position
+from pipelines.redrive import OPEN, WAITING
+from pipelines.rehearsal import rehearse
+from pipelines.reprocess import Outcome, Reprocessing
+from pipelines.triage import Selection
+from resources.streaming_jobs import Started, StreamingJobs
+
+RETRY = dg.RetryPolicy(max_retries=3, delay=5, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
+PIPELINE_TAG = "tallyflow/pipeline"
+Work = Callable[[StreamingJobs, Pipeline, Any], dict[str, Any]]
+
+
+class OfPipeline(dg.Config):
+    """Which pipeline is meant."""
+
+    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
+
+
+class Start(OfPipeline):
+    """Starts what does not run; a runner that runs already is adopted."""
+
+    accept: bool = Field(default=False, description="Let rejected records become dead letters, however many, for this start.")
+    legs: list[str] = Field(default_factory=lambda: [*LEGS], description="Which legs: ingest, process, sink.")
+
+
+class Stop(OfPipeline):
+    """Batches in work are finished. From then on the pipeline stays stopped."""
+
+    kill_after_seconds: float | None = Field(
+        default=None, ge=0, description="Kill a runner that has not ended by then. Empty: fail instead."
+    )
+
+
+class Restart(OfPipeline):
+    """Stops the pipeline and starts it as it was meant to run."""
+
+    accept: bool = Field(default=False, description="As for start_pipeline.")
+    kill_after_seconds: float | None = Field(default=60.0, ge=0, description="As for stop_pipeline.")
+
+
+class Chosen(Letters):
+    """Which dead letters of which pipeline: those that fit everything that is given."""
+
+    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
+    key: str | None = Field(default=None, description="Those with this Kafka key.")
+    positions: list[str] = Field(default_factory=list, description="Those at these raw positions, such as 17.3, parked or not.")
+
+    def selection(self) -> Selection:
+        """Raises Failure as `Letters` does, and for a text that is no position."""
+        named = self.key is not None or bool(self.positions)
+        chosen = (self.model_copy(update={"everything": True}) if named and not self.everything else self)._narrowed()
+        key = self.key.encode() if self.key is not None else None
+        return replace(chosen, key=key, positions=frozenset(map(_position, self.positions)) if self.positions else None)
+
+    def _narrowed(self) -> Selection:
+        return Letters.selection(self)
+
+
+class Reprocess(Chosen):
+    """The letters enter the pipeline again, each once, whether it runs or not."""
+
+    dry_run: bool = Field(default=False, description="Show what would become of them, change nothing.")
+    not_rejected_by: str | None = Field(
+        default=None, description="Leave out those that this version of the configuration has rejected: nothing has changed for them."
+    )
+
+
+class Discard(Chosen):
+    """The letters are given up for good, and counted as discarded."""
+
+    reason: str = Field(description="Why, for the ledger.")
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    work: list[tuple[str, type[dg.Config], Work, str]] = [
+        ("start_pipeline", Start, _start, "Start a pipeline, or what of it does not run."),
+        ("stop_pipeline", Stop, _stop, "Stop a pipeline; it stays stopped."),
+        ("drain_pipeline", OfPipeline, _drain, "Stop a pipeline when all that Kafka holds now is in ClickHouse."),
+        ("restart_pipeline", Restart, _restart, "Stop a pipeline and start it again."),
+        ("reprocess_dead_letters", Reprocess, _reprocess, "Let dead letters enter the pipeline again."),
+        ("discard_dead_letters", Discard, _discard, "Give dead letters up for good."),
+        ("compact_keys", OfPipeline, _compact, "Merge the runs of the dedup store and drop expired keys."),
+        ("rebuild_state", OfPipeline, _rebuild_state, "Rebuild the keys of a stopped pipeline from the raw stream."),
+    ]
+    return dg.Definitions(jobs=[_job(files, *one) for one in work])
+
+
+def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: Work, description: str) -> dg.JobDefinition:
+    """A job of one op of the same name; what it has done is the metadata of its output."""
+
+    def run(context: dg.OpExecutionContext, config: Any, streaming_jobs: StreamingJobs) -> dg.Output[None]:
+        pipeline = known(files, config.pipeline)
+        with errors_as_failures():
+            metadata = work(streaming_jobs, pipeline, config)
+        context.log.info(f"{name} {pipeline.config.pipeline_id}: " + ", ".join(f"{key} {value}" for key, value in metadata.items()))
+        return dg.Output(None, metadata=metadata)
+
+    run.__annotations__["config"] = config_class
+    made = dg.op(name=f"{name}_op", description=description, retry_policy=RETRY)(run)
+
+    @dg.job(name=name, description=description, executor_def=dg.in_process_executor)
+    def control() -> None:
+        made()
+
+    return control
+
+
+def known(files: PipelineFiles, pipeline_id: str) -> Pipeline:
+    """Raises Failure with the ids that there are."""
+    for pipeline in files.pipelines:
+        if pipeline_id in (pipeline.config.pipeline_id, pipeline.key):
+            return pipeline
+    ids = ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none"
+    told = f"; faulty files: {', '.join(one.path.name for one in files.faulty)}" if files.faulty else ""
+    raise dg.Failure(f"no pipeline {pipeline_id!r} in {files.directory}: there are {ids}{told}", allow_retries=False)
+
+
+def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start) -> dict[str, Any]:
+    unknown = [leg for leg in config.legs if leg not in LEGS]
+    if unknown or not config.legs:
+        raise dg.Failure(f"legs: {', '.join(unknown) or 'none'}; there are {', '.join(LEGS)}", allow_retries=False)
+    return _told(jobs.start(pipeline.path, accept=config.accept, legs=tuple(leg for leg in LEGS if leg in config.legs)))
+
+
+def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop) -> dict[str, Any]:
+    return {"stopped a runner": jobs.stop(pipeline.path, kill_after=_limit(config.kill_after_seconds))}
+
+
+def _drain(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline) -> dict[str, Any]:
+    return _told(jobs.drain(pipeline.path))
+
+
+def _restart(jobs: StreamingJobs, pipeline: Pipeline, config: Restart) -> dict[str, Any]:
+    return _told(jobs.restart(pipeline.path, accept=config.accept, kill_after=_limit(config.kill_after_seconds)))
+
+
+def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess) -> dict[str, Any]:
+    chosen = replace(config.selection(), not_rejected_by=config.not_rejected_by)
+    if config.dry_run:
+        return _rehearsed(jobs, pipeline, chosen)
+    with _reprocessing(jobs, pipeline) as work:
+        return _taken("entered again", work.enter(chosen))
+
+
+def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> dict[str, Any]:
+    letters = DeadLetters(jobs.config(pipeline.path))
+    try:
+        with _keys(jobs, pipeline, needs_dedup=False) as keys:
+            states = WAITING if chosen.positions else frozenset({OPEN})
+            found = rehearse(jobs.config(pipeline.path), keys, letters.frames(replace(chosen, states=states)))
+    finally:
+        letters.close()
+    again = {f"rejected again: {one.stage} {one.code} ({one.fingerprint})": one.letters for one in found.rejected}
+    counts = {"letters": found.letters, "would pass": found.passed, "duplicates": found.duplicates, "late": found.late}
+    return {"nothing was changed": True, **counts, "only an insert can tell": found.refused, **again}
+
+
+def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard) -> dict[str, Any]:
+    chosen = config.selection()
+    if not config.reason.strip():
+        raise dg.Failure("reason: say why, it is kept in the ledger", allow_retries=False)
+    with _reprocessing(jobs, pipeline) as work:
+        return _taken("discarded", work.discard(chosen, config.reason))
+
+
+def _compact(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline) -> dict[str, Any]:
+    with _keys(jobs, pipeline) as keys:
+        found = compact(keys)
+    names = ("entries", "bytes", "runs")
+    return {
+        **{f"{name} before": sum(getattr(one.before, name) for one in found) for name in names},
+        **{f"{name} after": sum(getattr(one.after, name) for one in found) for name in names},
+        "live keys, all found": sum(one.live_keys for one in found),
+    }
+
+
+def _rebuild_state(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline) -> dict[str, Any]:
+    with _keys(jobs, pipeline) as keys:
+        return asdict(rebuild(keys))
+
+
+@contextmanager
+def _reprocessing(jobs: StreamingJobs, pipeline: Pipeline) -> Iterator[Reprocessing]:
+    config = jobs.config(pipeline.path)
+    work = Reprocessing(config, jobs.directory(config.pipeline_id))
+    try:
+        yield work
+    finally:
+        work.close()
+
+
+@contextmanager
+def _keys(jobs: StreamingJobs, pipeline: Pipeline, needs_dedup: bool = True) -> Iterator[KeyState]:
+    # The stages resolve the file again, from the environment of the process: this one belongs to the run.
+    os.environ.update(jobs.environment())
+    keys = KeyState(jobs.config(pipeline.path), pipeline.path.read_text(), jobs.home_directory(), needs_dedup)
+    try:
+        yield keys
+    finally:
+        keys.close()
+
+
+def _told(started: Started) -> dict[str, Any]:
+    log = {"log": dg.MetadataValue.path(str(started.log))} if started.log else {}
+    state = started.state
+    return {
+        "state": state.state,
+        "pid": state.pid or 0,
+        "adopted a runner": started.adopted,
+        "lag": state.lag or 0,
+        "seconds": round(started.took.total_seconds(), 1),
+        **log,
+    }
+
+
+def _taken(done: str, outcome: Outcome) -> dict[str, Any]:
+    return {done: outcome.taken, **{f"left: {state}": count for state, count in sorted(outcome.left.items())}}
+
+
+def _limit(seconds: float | None) -> timedelta | None:
+    return timedelta(seconds=seconds) if seconds is not None else None
+
+
+def _position(text: str) -> Position:
+    parts = text.split(".")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise dg.Failure(f"positions: {text!r} must be a sequence and an ordinal, such as 17.3", allow_retries=False)
+    return Position(int(parts[0]), int(parts[1]))
