@@ -10,26 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verification_case import CONFIG, KEYED, SECOND, TIMED
 
 from pipelines.connectors.duckdb import open_engine
 from pipelines.dedup import NEVER
-from pipelines.legs.stage_config import RELEASE, StageConfig
+from pipelines.legs.stage_config import StageConfig
 from pipelines.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
 
-SECOND = 1_000_000
-CONFIG = StageConfig(
-    release=RELEASE,
-    source="events",
-    topic="orders",
-    buckets=8,
-    fields=(("id", "int"), ("a.b", "string"), ("at", "int")),
-    mapping=(("id", "id", "Nullable(Int64)", False), ("a.b", "name", "String", False)),
-    database="default",
-    table="t",
-    position_columns=("_tf_sequence", "_tf_ordinal"),
-)
-KEYED = replace(CONFIG, dedup_key=("id",), dedup_window_us=10 * SECOND)
-TIMED = replace(KEYED, dedup_time_field="at", dedup_lateness_us=3 * SECOND)
 ALL = Bounds(0, 2**63)
 
 
