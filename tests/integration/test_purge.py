@@ -87,7 +87,9 @@ def test_a_small_stream_without_its_sink_makes_ingest_wait_and_is_named(case: Pi
 
     def is_stuck() -> bool:
         now = case.ask()
-        return now is not None and now["streams"]["raw"]["is_full"] and now["legs"]["ingest"]["state"] == "waiting"
+        # Ready before the streams were looked at.
+        is_full = now is not None and "raw" in now["streams"] and now["streams"]["raw"]["is_full"]
+        return is_full and now["legs"]["ingest"]["state"] == "waiting"
 
     wait_until(is_stuck, "a full stream")
     now = case.ask()
