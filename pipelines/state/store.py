@@ -15,9 +15,9 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.state.index import Words
+from pipelines.state.index import Sought, Words
 from pipelines.state.place import Place
-from pipelines.state.runs import Entries, Run, RunFacts, by_hash_of_sorted, join, write_run
+from pipelines.state.runs import Entries, Run, RunFacts, by_hash, write_run
 from pipelines.vectors import Mask
 
 FAN = 8
@@ -62,9 +62,12 @@ class KeyedStore:
         found = Found(
             np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint32)
         )
+        sought = Sought.of(hi, lo)
         for facts in self.live:
             # Oldest first: a newer run's answer replaces an older one's.
-            at, rows = self._open[facts].find(hi, lo)
+            at, rows = self._open[facts].find(sought)
+            if not len(at):
+                continue
             entries = self._open[facts].entries
             found.is_found[at] = True
             found.time[at], found.sequence[at], found.ordinal[at] = entries.time[rows], entries.sequence[rows], entries.ordinal[rows]
@@ -166,20 +169,23 @@ def merge(parts: Sequence[Entries], expired: int | None) -> Entries:
     merged = Entries.empty(rows)
     end = 0
     for piece in range(pieces):
-        found = _merge_piece([part.take(slice(cut[piece], cut[piece + 1])) for part, cut in zip(parts, cuts, strict=True)], expired)
-        for column, values in zip(merged.columns(), found.columns(), strict=True):
-            column[end : end + len(found)] = values
-        end += len(found)
+        slices = [part.take(slice(cut[piece], cut[piece + 1])) for part, cut in zip(parts, cuts, strict=True)]
+        end += _merge_piece(slices, expired, merged, end)
     return merged.take(slice(0, end))
 
 
-def _merge_piece(parts: list[Entries], expired: int | None) -> Entries:
-    together = join(parts)
-    together = together.take(by_hash_of_sorted(together.hi, together.lo))
-    is_replaced = np.append((together.hi[1:] == together.hi[:-1]) & (together.lo[1:] == together.lo[:-1]), False)
-    if is_replaced.any():
-        together = together.take(~is_replaced)
-    if expired is None:
-        return together
-    is_over = together.time <= expired
-    return together.take(~is_over) if is_over.any() else together
+def _merge_piece(parts: list[Entries], expired: int | None, into: Entries, at: int) -> int:
+    """How many entries were written into `into` from `at` on."""
+    hi, lo, time, *_ = together = [np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)]
+    order = by_hash(hi, lo)
+    is_last = np.ones(len(order), dtype=bool)
+    ordered = hi[order]
+    (equal,) = (ordered[1:] == ordered[:-1]).nonzero()
+    is_last[equal] = lo[order[equal]] != lo[order[equal + 1]]
+    if expired is not None:
+        is_last &= time[order] > expired
+    if not is_last.all():
+        order = order[is_last]
+    for column, values in zip(into.columns(), together, strict=True):
+        np.take(values, order, out=column[at : at + len(order)], mode="clip")
+    return len(order)

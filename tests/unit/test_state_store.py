@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from pipelines.errors import HaltError, RetryableError, StateDamagedError
-from pipelines.state.index import Index
+from pipelines.state.index import Index, Sought
 from pipelines.state.place import Place
 from pipelines.state.runs import BLOCK_ROWS, Entries, Run, RunFacts, write_run
 from pipelines.state.store import FAN, KeyedStore, bucket_with_turn, merge, merged_runs
@@ -64,40 +64,40 @@ def store(place: Place) -> KeyedStore:
 def test_a_run_finds_all_that_it_holds_and_nothing_else(place: Place, count: int) -> None:
     held, others = many(count, 1), many(count, 2)
     run = Run.open(place, write_run(place, "run", held))
-    at, rows = run.find(held.hi, held.lo)
+    at, rows = run.find(Sought.of(held.hi, held.lo))
     assert sorted(at) == list(range(count))
     assert np.array_equal(held.hi[at], run.entries.hi[rows])
     assert np.array_equal(held.lo[at], run.entries.lo[rows])
-    assert len(run.find(others.hi, others.lo)[0]) == 0
-    assert len(run.find(held.hi, others.lo)[0]) == 0
+    assert len(run.find(Sought.of(others.hi, others.lo))[0]) == 0
+    assert len(run.find(Sought.of(held.hi, others.lo))[0]) == 0
 
 
 def test_the_smallest_and_the_largest_hash_are_found(place: Place) -> None:
     top = 2**64 - 1
     run = Run.open(place, write_run(place, "run", entries((0, 0, 1, 1), *((x << 59, 5, 1, 1) for x in range(1, 32)), (top, top, 1, 1))))
-    at, _ = run.find(words(0, top, top, 0), words(0, top, 0, top))
+    at, _ = run.find(Sought.of(words(0, top, top, 0), words(0, top, 0, top)))
     assert sorted(at) == [0, 1]
 
 
 def test_different_keys_with_one_high_half_are_told_apart(place: Place) -> None:
     run = Run.open(place, write_run(place, "run", entries((9, 1, 10, 1), (9, 2, 20, 1), (9, 3, 30, 1))))
-    at, rows = run.find(words(9, 9, 9, 9), words(3, 1, 4, 2))
+    at, rows = run.find(Sought.of(words(9, 9, 9, 9), words(3, 1, 4, 2)))
     assert {int(a): int(run.entries.time[r]) for a, r in zip(at, rows, strict=True)} == {0: 30, 1: 10, 3: 20}
 
 
-def test_a_run_takes_36_bytes_per_key_and_four_of_index(place: Place) -> None:
+def test_a_run_takes_36_bytes_per_key_and_three_of_index(place: Place) -> None:
     write_run(place, "run", many(200_000, 1))
-    assert (Path(place.path) / "run").stat().st_size < 200_000 * 40.1
+    assert (Path(place.path) / "run").stat().st_size < 200_000 * 39.1
 
 
 @pytest.mark.parametrize("count", [1, 7, 100, 5000, 1_200_000])
 def test_the_filter_lets_every_hash_through_that_is_there_and_few_others(count: int) -> None:
     held, others = many(count, 1), many(10_000, 2)
-    index = Index.of(held.hi)
-    assert np.array_equal(index.may_hold(held.hi), np.arange(count))
-    behind = np.arange(count) - index.first_row(held.hi)
-    assert 0 <= behind.min() <= behind.max() < 20
-    assert len(index.may_hold(others.hi)) < 800
+    index, sought = Index.of(held.hi, held.lo), Sought.of(held.hi, held.lo)
+    assert np.array_equal(index.may_hold(sought), np.arange(count))
+    behind = np.arange(count) - index.first_row(sought)
+    assert 0 <= behind.min() <= behind.max() < 30
+    assert len(index.may_hold(Sought.of(others.hi, others.lo))) < 400
 
 
 def test_a_name_is_used_once(place: Place) -> None:
@@ -109,20 +109,40 @@ def test_a_name_is_used_once(place: Place) -> None:
 @pytest.mark.parametrize("row", [0, BLOCK_ROWS - 1, BLOCK_ROWS, 99_999])
 @pytest.mark.parametrize("column", range(5))
 def test_a_flipped_bit_in_any_column_is_noticed_when_its_block_is_touched(place: Place, row: int, column: int) -> None:
-    held = many(100_000, 1)
+    held = many(100_000, 1, time=77)
     facts = write_run(place, "run", held)
     path = Path(place.path) / "run"
     content = bytearray(path.read_bytes())
     wanted = held.columns()[column].tobytes()
-    at = content.find(wanted[:64]) + row * held.columns()[column].itemsize
+    at = content.find(wanted) + row * held.columns()[column].itemsize
     content[at] ^= 1
     path.write_bytes(content)
     run = Run.open(place, facts)
     with pytest.raises(StateDamagedError, match=r"rows \d+ to \d+ are damaged; nothing was written; stop"):
-        run.find(held.hi[row : row + 1], held.lo[row : row + 1])
+        run.find(Sought.of(held.hi[row : row + 1], held.lo[row : row + 1]))
     untouched = 99_999 if row < BLOCK_ROWS else 0
-    at_untouched, _ = run.find(held.hi[untouched : untouched + 1], held.lo[untouched : untouched + 1])
+    at_untouched, _ = run.find(Sought.of(held.hi[untouched : untouched + 1], held.lo[untouched : untouched + 1]))
     assert len(at_untouched) == 1
+
+
+@pytest.mark.parametrize("name", ["filter", "first_rows"])
+def test_a_flipped_bit_in_the_index_is_noticed_on_opening(place: Place, name: str) -> None:
+    held = many(100_000, 1)
+    facts = write_run(place, "run", held)
+    path = Path(place.path) / "run"
+    content = bytearray(path.read_bytes())
+    index = Index.of(held.hi, held.lo)
+    wanted = (index.filter if name == "filter" else index.first_rows).tobytes()
+    content[content.find(wanted) + len(wanted) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StateDamagedError, match=r"opening state run .*: its index is damaged; nothing was written; .*rebuild-state"):
+        Run.open(place, facts)
+
+
+def test_a_run_of_an_older_format_is_refused_with_the_remedy(place: Place) -> None:
+    place.write("run", pa.record_batch({"hi": pa.array([1], pa.uint64())}), {b"run": b'{"format": 2, "rows": 1}', b"crc": b""})
+    with pytest.raises(StateDamagedError, match=r"it is of format 2, and this release reads 3; .*rebuild-state"):
+        Run.open(place, RunFacts("run", 1, 1, ""))
 
 
 @settings(deadline=None, max_examples=400)
