@@ -5,12 +5,13 @@ read them from front to back. The filter is a register-blocked Bloom filter: a w
 bits of a pattern that its `lo` names. Three bytes per row: two for the filter, one for the rows.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-ROWS_PER_SLOT = 4
+_ROWS_PER_SLOT = 4
 _BITS = 4
 _PIECE_ROWS = 32 * 1024
 _PATTERN_BITS = np.uint64(12)
@@ -50,6 +51,20 @@ class Sought:
         is_possible: npt.NDArray[np.bool_] = found == self.pattern
         return is_possible
 
+    def enter(self, words: Words) -> None:
+        """Sets their bits in this filter; their `hi` must be sorted."""
+        slots = self.slots(len(words))
+        is_last = np.append(slots[1:] != slots[:-1], True)
+        # All words at once, as misses of the cache overlap then; those that share a word with the next one are few and set after it.
+        words[slots] = words.take(slots, mode="clip") | self.pattern
+        (others,) = (~is_last).nonzero()
+        np.bitwise_or.at(words, slots[others], self.pattern[others])
+
+
+def pieces(hi: Words, lo: Words) -> Iterator[Sought]:
+    """The hashes in pieces that fit into the processor's cache: all at once, fresh pages for what is in between cost more than all else."""
+    return (Sought.of(hi[start : start + _PIECE_ROWS], lo[start : start + _PIECE_ROWS]) for start in range(0, len(hi), _PIECE_ROWS))
+
 
 @dataclass(frozen=True)
 class Index:
@@ -61,16 +76,14 @@ class Index:
     @staticmethod
     def slots(rows: int) -> int:
         """How many slots a run of so many rows has."""
-        return max(1, rows // ROWS_PER_SLOT)
+        return max(1, rows // _ROWS_PER_SLOT)
 
     @classmethod
     def of(cls, hi: Words, lo: Words) -> "Index":
         """That of rows with these hashes, sorted; at least one row."""
         slots = cls.slots(len(hi))
         words, counts = np.zeros(slots, dtype=np.uint64), np.zeros(slots, dtype=np.int64)
-        # In pieces that fit into the processor's cache: in one, fresh pages for what is in between cost more than all the rest.
-        for start in range(0, len(hi), _PIECE_ROWS):
-            piece = Sought.of(hi[start : start + _PIECE_ROWS], lo[start : start + _PIECE_ROWS])
+        for piece in pieces(hi, lo):
             slot = piece.slots(slots)
             np.bitwise_or.at(words, slot, piece.pattern)
             found = np.bincount(slot - slot[0])

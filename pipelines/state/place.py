@@ -66,7 +66,8 @@ class Place:
 
     def _write_local(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
         directory = Path(self.path)
-        directory.mkdir(parents=True, exist_ok=True)
+        if not directory.is_dir():
+            directory.mkdir(parents=True, exist_ok=True)
         # Arrow's own file takes half the time of Python's; it cannot refuse a name that is taken.
         with (directory / name).open("xb", buffering=0) as file:
             with pa.OSFile(file.name, "wb") as stream, pa.ipc.new_file(stream, batch.schema) as writer:

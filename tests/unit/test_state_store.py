@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from pipelines.errors import HaltError, RetryableError, StateDamagedError
+from pipelines.state import cover
 from pipelines.state.index import Index, Sought
 from pipelines.state.place import Place
 from pipelines.state.runs import BLOCK_ROWS, Entries, Run, RunFacts, write_run
-from pipelines.state.store import FAN, KeyedStore, bucket_with_turn, merge, merged_runs
+from pipelines.state.store import FAN, SMALL_FAN, KeyedStore, bucket_with_turn, merge, merged_runs
 
 NEVER = -1
 
@@ -213,7 +215,7 @@ def test_another_process_finds_what_is_listed(store: KeyedStore, place: Place) -
 def test_the_number_of_runs_stays_logarithmic(store: KeyedStore) -> None:
     for to in range(1, 200):
         add(store, many(300, to), to)
-    assert len(store.live) <= (FAN - 1) * 5
+    assert len(store.live) <= 2 * SMALL_FAN + 2 * FAN
     assert sum(facts.rows for facts in store.live) == 199 * 300
     assert [int(facts.name.split("-")[0]) for facts in store.live] == sorted(int(facts.name.split("-")[0]) for facts in store.live)
 
@@ -246,6 +248,91 @@ def test_compaction_leaves_one_run_and_every_live_key(store: KeyedStore) -> None
         assert store.find(many(1000, to).hi, many(1000, to).lo).is_found.all() == (to > 9)
     assert store.compact(expired=9, made_for=29) == list(store.live)
     assert store.compact(expired=29, made_for=29) == []
+
+
+# -- the cover --------------------------------------------------------------------------------------------------------------------
+
+Step = st.tuples(
+    st.sampled_from(["add", "add", "add", "fail", "compact", "restart"]), st.integers(0, 1), st.integers(1, 400), st.booleans()
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(Step, min_size=1, max_size=40), st.sampled_from([1, 100, 3000]), st.sampled_from([0, 1, 4]), st.sampled_from([5, 100]))
+def test_two_processes_find_what_is_live_and_nothing_else_whoever_wrote_it(
+    steps: list[Any], generation_rows: int, rows_per_key: int, window: int
+) -> None:
+    """Against a dict: batches by turns of two processes, attempts whose run nobody lists, compactions beside them, and restarts."""
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cover, "_LEAST_ROWS", generation_rows)
+        patch.setattr(cover, "_ROWS_PER_KEY", rows_per_key)
+        patch.setattr("pipelines.state.store.SMALL_FAN", 3)
+        place = Place.local(Path(directory))
+        stores, listed = [KeyedStore(place), KeyedStore(place)], []
+        model: dict[tuple[int, int], int] = {}
+        for to, (step, process, count, has_turn) in enumerate(steps, 1):
+            store, expired = stores[process], to - window
+            store.open(listed)
+            # Some keys of an earlier step again, under a later time.
+            batch = many(400, 1 + to % 3 if count % 3 else to, time=to).take(np.arange(0, count, 1 + to % 3))
+            check_against(store, model, batch, expired)
+            if step == "restart":
+                stores[process] = KeyedStore(place)
+            elif step == "compact":
+                before, listed = listed, store.compact(expired, to)
+                for facts in {*before} - {*listed}:
+                    place.delete(facts.name)
+            else:
+                written = store.add(batch, (to - 1, to), expired, has_turn)
+                if step == "add":
+                    before, listed = listed, written
+                    model.update(dict.fromkeys(zip(batch.hi.tolist(), batch.lo.tolist(), strict=True), to))
+                    for facts in {*before} - {*listed}:
+                        place.delete(facts.name)
+
+
+def check_against(store: KeyedStore, model: dict[tuple[int, int], int], batch: Entries, expired: int) -> None:
+    for asked in (batch, batch.take(slice(0, 3)), many(300, 10_000)):
+        found = store.find(asked.hi, asked.lo)
+        for at, key in enumerate(zip(asked.hi.tolist(), asked.lo.tolist(), strict=True)):
+            time = model.get(key, NEVER)
+            assert bool(found.is_found[at]) == (time != NEVER) or time <= expired
+            assert not found.is_found[at] or int(found.time[at]) == time
+
+
+def test_runs_of_before_the_start_are_covered_by_and_by_and_generations_go_with_their_runs(
+    store: KeyedStore, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cover, "_LEAST_ROWS", 2000)
+    for to in range(1, 41):
+        add(store, many(1000, to, time=to), to, expired=to - 20)
+    assert len(store.cover.generations) <= 6
+    others = many(10_000, 99)
+    assert len(store.cover.may_hold(Sought.of(others.hi, others.lo))) < 1000
+    again = KeyedStore(place)
+    again.open(store.live)
+    covered = []
+    for seed in range(50, 80):
+        again.find(many(500, seed).hi, many(500, seed).lo)
+        covered.append(sum(facts in again.cover for facts in again.live))
+    assert covered[0] < covered[-1] == len(again.live)
+    assert covered == sorted(covered)
+
+
+def test_a_damaged_block_is_noticed_before_a_run_is_covered(place: Place) -> None:
+    held = many(1000, 1)
+    facts = write_run(place, "run", held)
+    path = Path(place.path) / "run"
+    content = bytearray(path.read_bytes())
+    content[content.find(held.hi.tobytes()) + 4000] ^= 1
+    path.write_bytes(content)
+    store, others = KeyedStore(place), many(1000, 2)
+    store.open([facts])
+    with pytest.raises(StateDamagedError, match="rows 0 to 65536 are damaged"):
+        store.find(others.hi, others.lo)
+
+
+# -- where runs lie ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_filesystem_that_is_not_this_machines(tmp_path: Path) -> None:
@@ -318,17 +405,18 @@ def test_a_place_is_a_directory_or_a_uri(tmp_path: Path) -> None:
 
 def test_new_entries_take_small_runs_in_and_leave_large_ones() -> None:
     assert merged_runs([], 100, True) == 0
-    assert merged_runs([100] * (FAN - 2), 100, True) == 0
-    assert merged_runs([100] * (FAN - 1), 100, True) == FAN - 1
-    assert merged_runs([1_000_000] + [100] * (FAN - 1), 100, True) == FAN - 1
-    assert merged_runs([9_000_000] + [400_000] * (FAN - 1) + [50_000] * (FAN - 1), 50_000, True) == 2 * (FAN - 1)
-    assert merged_runs([9_000_000] + [400_000] * FAN + [100], 100, True) == FAN + 1
+    assert merged_runs([100] * (SMALL_FAN - 2), 100, True) == 0
+    assert merged_runs([100] * (SMALL_FAN - 1), 100, True) == SMALL_FAN - 1
+    assert merged_runs([1_000_000] + [100] * (SMALL_FAN - 1), 100, True) == SMALL_FAN - 1
+    assert merged_runs([1_000_000] + [50_000] * (FAN - 2), 50_000, True) == 0
+    assert merged_runs([9_000_000] + [800_000] * (FAN - 1) + [50_000] * (FAN - 1), 50_000, True) == 2 * (FAN - 1)
+    assert merged_runs([9_000_000] + [800_000] * FAN + [100], 100, True) == FAN + 1
 
 
 def test_without_the_turn_a_merge_waits_until_it_is_overdue() -> None:
-    assert merged_runs([100] * (2 * FAN - 2), 100, False) == 0
-    assert merged_runs([100] * (2 * FAN - 1), 100, False) == 2 * FAN - 1
-    assert merged_runs([400_000] * (2 * FAN) + [100], 100, False) == 2 * FAN + 1
+    assert merged_runs([100] * (2 * SMALL_FAN - 2), 100, False) == 0
+    assert merged_runs([100] * (2 * SMALL_FAN - 1), 100, False) == 2 * SMALL_FAN - 1
+    assert merged_runs([800_000] * (2 * FAN) + [100], 100, False) == 2 * FAN + 1
 
 
 def test_every_bucket_has_the_turn_now_and_then_whatever_the_step_of_the_sequences() -> None:
