@@ -42,7 +42,7 @@ class Sought:
 
     def slots(self, count: int) -> Rows:
         """Which of `count` equal slots of the range of `hi` each falls into; `count` < 2^32."""
-        return ((self.upper * np.uint64(count)) >> _HALF).view(np.int64)
+        return _slots(self.upper, count)
 
     def pass_filter(self, words: Words) -> npt.NDArray[np.bool_]:
         """Which of them may be behind this filter; the others are not."""
@@ -59,6 +59,10 @@ class Sought:
         words[slots] = words.take(slots, mode="clip") | self.pattern
         (others,) = (~is_last).nonzero()
         np.bitwise_or.at(words, slots[others], self.pattern[others])
+
+
+def _slots(upper: Words, count: int) -> Rows:
+    return ((upper * np.uint64(count)) >> _HALF).view(np.int64)
 
 
 def pieces(hi: Words, lo: Words) -> Iterator[Sought]:
@@ -95,9 +99,9 @@ class Index:
         places: Rows = sought.pass_filter(self.filter).nonzero()[0]
         return places
 
-    def first_row(self, sought: Sought) -> Rows:
-        """The row from which on each hash is, if it is there; the number of rows where there is none left."""
-        return self.first_rows.take(sought.slots(len(self.first_rows)), mode="clip").astype(np.int64)
+    def first_row(self, sought: Sought, at: Rows) -> Rows:
+        """The row from which on each of the hashes at these places is, if it is there; the number of rows where there is none left."""
+        return self.first_rows.take(_slots(sought.upper[at], len(self.first_rows)), mode="clip").astype(np.int64)
 
 
 def _patterns() -> Words:

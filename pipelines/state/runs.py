@@ -179,9 +179,11 @@ class Run:
     def find(self, sought: Sought) -> tuple[Rows, Rows]:
         """(places in `sought`, rows of this run) of the hashes that are here."""
         at = self._index.may_hold(sought)
-        found_at, found_rows = [at[:0]], [at[:0]]
+        if not len(at):
+            return at, at
+        found_at, found_rows = [], []
         last = len(self.entries) - 1
-        first = self._index.first_row(sought.take(at)) if len(at) else at
+        first = self._index.first_row(sought, at)
         # Some rows at once through the slots that are possible. Different keys with the same `hi` lie side by side.
         while len(at):
             wanted, rows = sought.hi[at], first[:, np.newaxis] + _NEXT_ROWS

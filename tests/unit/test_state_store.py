@@ -97,7 +97,7 @@ def test_the_filter_lets_every_hash_through_that_is_there_and_few_others(count: 
     held, others = many(count, 1), many(10_000, 2)
     index, sought = Index.of(held.hi, held.lo), Sought.of(held.hi, held.lo)
     assert np.array_equal(index.may_hold(sought), np.arange(count))
-    behind = np.arange(count) - index.first_row(sought)
+    behind = np.arange(count) - index.first_row(sought, np.arange(count))
     assert 0 <= behind.min() <= behind.max() < 30
     assert len(index.may_hold(Sought.of(others.hi, others.lo))) < 400
 
