@@ -42,14 +42,11 @@ class ProcessIdentity:
 
     def is_running(self) -> bool:
         """Whether this very process lives; a zombie does not."""
-        is_running = start_mark(self.pid) == self.start
         child = _CHILDREN.get(self.pid)
-        # It may have become a zombie just now: then its exit status is there, and nobody asks for it later.
-        if child is not None and (not is_running or child.poll() is not None):
-            _EXIT_CODES[self] = child.wait()
+        if child is not None and child.poll() is not None:
+            _EXIT_CODES[self] = child.returncode
             del _CHILDREN[self.pid]
-            return False
-        return is_running
+        return start_mark(self.pid) == self.start
 
     def exit_code(self) -> int | None:
         """Of a process that this one has started and that has ended; None for any other."""

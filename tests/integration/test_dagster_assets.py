@@ -1,11 +1,13 @@
-"""The assets of a pipeline, materialized on real servers: they start it, report its numbers, and keep the unchecked from being published."""
+"""The assets of a pipeline, materialized on real servers: they start it, report its numbers, and hold back what is not sound."""
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import freeze_time
 from dagster_case import DagsterCase, dagster_case, failure, metadata
 from pipeline_case import PipelineCase, wait_until
 
@@ -153,3 +155,48 @@ def test_the_sensor_reports_a_running_pipeline_and_says_why_it_is_quiet_about_ot
     observed = pipeline.sensor("observe_pipelines", reported.cursor)
     assert [type(one) for one in observed.asset_events] == [dg.AssetObservation]
     assert json.loads(observed.cursor) == json.loads(reported.cursor)
+
+
+def hour_now() -> str:
+    """The hour in which arrives what is sent now; a test that crosses the hour asks for both."""
+    return f"{datetime.now(UTC):%Y-%m-%d-%H:00}"
+
+
+def verify_now(pipeline: DagsterCase, hours: set[str]) -> list[dg.ExecuteInProcessResult]:
+    """As Dagster does it in an hour: before that the hour has not ended, and there is no such partition."""
+    wanted = sorted({*hours, hour_now()})
+    with freeze_time(datetime.now(UTC) + timedelta(hours=1)):
+        return [pipeline.materialize("verification", partition=hour) for hour in wanted]
+
+
+def test_a_verified_hour_is_reported_and_the_table_passes_by_it(pipeline: DagsterCase) -> None:
+    before = hour_now()
+    pipeline.case.send_events(90, bad_every=30)
+    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    results = verify_now(pipeline, {before})
+    assert all(result.success for result in results)
+    found = [metadata(result)["verification"] for result in results]
+    assert sum(one.get("rows", 0) for one in found) == 87
+    assert all(one["is_match"] for one in found)
+    verdict = next(one for one in pipeline.job("publish").get_asset_check_evaluations() if one.check_name == "verification")
+    assert verdict.passed
+    assert verdict.metadata["hours verified"].value == len(found)
+
+
+def test_a_wrong_value_is_found_by_verification_and_holds_the_publication_back(pipeline: DagsterCase) -> None:
+    case, before = pipeline.case, hour_now()
+    case.send_events(60)
+    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 17 SETTINGS mutations_sync = 2")
+    evaluations = [one for result in verify_now(pipeline, {before}) for one in result.get_asset_check_evaluations()]
+    differing = next(one for one in evaluations if not one.passed)
+    assert "1 different rows name" in str(differing.description)
+    assert "| 5 |" in str(differing.metadata["examples"].value)
+    published = pipeline.job("publish")
+    assert not published.success
+    red = [one.check_name for one in published.get_asset_check_evaluations() if not one.passed]
+    assert red == ["verification"]
+    # Mended and verified again: the newest verdict of the hour counts.
+    case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'event 17' WHERE id = 17 SETTINGS mutations_sync = 2")
+    assert all(result.success for result in verify_now(pipeline, {before}))
+    assert pipeline.job("publish").success

@@ -1,0 +1,118 @@
+"""Retention of Dagster's event log on a real instance: what is old goes, the newest of everything stays. Time is moved in the database."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
+from dagster._core.storage.runs.schema import RunsTable
+from dagster_project.event_log import Pruned, build, prune
+from dagster_project.pipeline_files import PipelineFiles
+
+pytestmark = pytest.mark.integration
+TABLE = dg.AssetKey(["p", "clickhouse_table"])
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+OLD, CUTOFF = NOW - timedelta(days=30), NOW - timedelta(days=14)
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """On disk, with SQLite as `tallyflow dagster` has it."""
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
+        yield made
+
+
+def age(instance: dg.DagsterInstance, instant: datetime) -> None:
+    """Everything that is there now happened at the instant."""
+    naive = instant.replace(tzinfo=None)
+    storage = instance.event_log_storage
+    for connect in (storage.index_connection, lambda: storage.run_connection("")):
+        with connect() as connection:
+            connection.execute(SqlEventLogStorageTable.update().values(timestamp=naive))
+            connection.execute(AssetCheckExecutionsTable.update().values(create_timestamp=naive))
+    with instance.run_storage.connect() as connection:
+        connection.execute(RunsTable.update().values(update_timestamp=naive, create_timestamp=naive))
+
+
+def observe(instance: dg.DagsterInstance, count: int) -> None:
+    for number in range(count):
+        instance.report_runless_asset_event(dg.AssetObservation(TABLE, metadata={"number": number}))
+
+
+def observations(instance: dg.DagsterInstance) -> list[int]:
+    records = instance.fetch_observations(TABLE, limit=1000).records
+    return [record.asset_observation.metadata["number"].value for record in records if record.asset_observation]
+
+
+def copies(instance: dg.DagsterInstance) -> int:
+    with instance.event_log_storage.run_connection("") as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(SqlEventLogStorageTable)).scalar_one())
+
+
+@dg.asset(key=["p", "published"])
+def published() -> None: ...
+
+
+@dg.op
+def fails() -> None:
+    raise dg.Failure("on purpose")
+
+
+@dg.job
+def failing() -> None:
+    fails()
+
+
+def test_old_observations_go_and_the_newest_stays(instance: dg.DagsterInstance) -> None:
+    observe(instance, 5)
+    age(instance, OLD)
+    assert prune(instance, CUTOFF, max_runs=10, max_events=100).events == 4
+    assert observations(instance) == [4]
+    assert copies(instance) == 0
+
+
+def test_what_is_not_old_stays(instance: dg.DagsterInstance) -> None:
+    observe(instance, 5)
+    age(instance, NOW)
+    assert prune(instance, CUTOFF, 10, 100) == Pruned(0, 0, 0)
+    assert len(observations(instance)) == 5
+
+
+def test_a_tick_takes_no_more_than_it_may_and_the_next_goes_on(instance: dg.DagsterInstance) -> None:
+    observe(instance, 8)
+    age(instance, OLD)
+    assert [prune(instance, CUTOFF, 10, 3).events for _ in range(4)] == [3, 3, 1, 0]
+
+
+def test_old_runs_go_but_for_those_that_made_the_newest_of_an_asset(instance: dg.DagsterInstance) -> None:
+    first, second = (dg.materialize([published], instance=instance).run_id for _ in range(2))
+    failed = failing.execute_in_process(instance=instance, raise_on_error=False).run_id
+    age(instance, OLD)
+    assert prune(instance, CUTOFF, 10, 100).runs == 2
+    left = {run.run_id for run in instance.get_runs()}
+    assert (second in left, first in left, failed in left) == (True, False, False)
+    assert instance.get_latest_materialization_event(dg.AssetKey(["p", "published"])) is not None
+
+
+def test_old_results_of_checks_go_but_for_the_newest_of_each(instance: dg.DagsterInstance) -> None:
+    observe(instance, 1)
+    for passed in (True, True, False):
+        instance.report_runless_asset_event(dg.AssetCheckEvaluation(TABLE, check_name="gaps", passed=passed, metadata={}))
+    age(instance, OLD)
+    assert prune(instance, CUTOFF, 10, 100).check_results == 2
+    key = dg.AssetCheckKey(TABLE, "gaps")
+    record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+    assert record.status.value == "FAILED"
+
+
+def test_the_nightly_job_prunes_by_its_configuration(instance: dg.DagsterInstance) -> None:
+    observe(instance, 3)
+    age(instance, datetime.now(UTC) - timedelta(days=3))
+    job = build(PipelineFiles(Path("none"), (), ())).resolve_job_def("prune_event_log")
+    assert job.execute_in_process(instance=instance).success
+    assert len(observations(instance)) == 3
+    assert job.execute_in_process(instance=instance, run_config={"ops": {"prune_event_log_op": {"config": {"keep_days": 2}}}}).success
+    assert observations(instance) == [2]
