@@ -197,8 +197,10 @@ class _Tick:
 
     def result(self) -> dg.SensorResult:
         words = "; ".join(self._words) or "there are no pipelines"
-        self._log.info(words)
-        skip = None if self._requests or self._events else dg.SkipReason(words)
+        is_quiet = not self._requests and not self._events
+        if not is_quiet:
+            self._log.info(words)
+        skip = dg.SkipReason(words) if is_quiet else None
         return dg.SensorResult(self._requests, skip_reason=skip, asset_events=self._events, cursor=json.dumps(self._memory))
 
 
@@ -211,13 +213,15 @@ _FILE_REMEDIES = {
 
 
 def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Letters:
-    """From NATS and the runner's directory. Raises RetryableError while NATS is away, HaltError for a pipeline that was never started."""
+    """From NATS and the runner's directory; none for a pipeline that was never started. Raises RetryableError while NATS is away."""
     config: PipelineConfig = jobs.config(pipeline.path)
     names = Names(config.pipeline_id)
     runners = find_runners(jobs.directory(config.pipeline_id))
     log = JetStream(config.nats)
     try:
-        waiting = tally(log.connect(), names).letters.waiting
+        if log.connect().state(names.stream("ledger")) is None:
+            return Letters(0, 0, timedelta(), None)
+        waiting = tally(log, names).letters.waiting
         stream = log.state(names.stream("dlq"))
         first = log.get(names.stream("dlq"), stream.first_sequence) if stream and stream.messages else None
     finally:
