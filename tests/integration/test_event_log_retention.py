@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._core.storage.runs.schema import RunsTable
+
 from dagster_project.event_log import Pruned, build, prune
 from dagster_project.pipeline_files import PipelineFiles
 
