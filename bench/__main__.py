@@ -46,7 +46,7 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, verification, stage or rival.")] = "",
+    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, verification, stage, rival or sensors.")] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, whose rows are verified.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
@@ -54,6 +54,9 @@ def main(
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
     if only == "stage":
         _print_stage(home, live_keys or STAGE_KEYS)
+        return
+    if only == "sensors":
+        _print_sensors(home)
         return
     if only == "rival":
         _print_rival(home, live_keys or RIVAL_KEYS)
@@ -104,6 +107,23 @@ def _verification(stack: LocalStack, events: int) -> verification.Verified:
         f"peak memory {found.peak_pss_bytes / 1e6:,.0f} MB (PSS)"
     )
     return found
+
+
+def _print_sensors(home: Path) -> None:
+    # Inside: Dagster takes two seconds to import.
+    from bench import sensors
+
+    stack = LocalStack(home)
+    stack.up()
+    try:
+        found = sensors.measure(stack)
+    finally:
+        stack.down()
+    table = Table("sensor", "ticks", "median, s", "p99, s", "longest, s")
+    for one in found:
+        table.add_row(one.sensor, str(one.count), f"{one.median:.2f}", f"{one.p99:.2f}", f"{one.longest:.2f}")
+    console.print(table)
+    console.print_json(data=[asdict(one) for one in found])
 
 
 def _print_stage(home: Path, live_keys: Sequence[int]) -> None:

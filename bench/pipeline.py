@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from pipelines.naming import Names
-from pipelines.status import find_runners
+from pipelines.runners import find_runners
 from resources.local.stack import Addresses, LocalStack
 
 START_SECONDS = 120.0

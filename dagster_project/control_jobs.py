@@ -94,7 +94,8 @@ class Discard(Chosen):
     reason: str = Field(description="Why, for the ledger.")
 
 
-def build(files: PipelineFiles) -> dg.Definitions:
+def control_jobs(files: PipelineFiles) -> dict[str, dg.JobDefinition]:
+    """The jobs by name; each tells at its launch which pipelines there are."""
     work: list[tuple[str, type[dg.Config], Work, str]] = [
         ("start_pipeline", Start, _start, "Start a pipeline, or what of it does not run."),
         ("stop_pipeline", Stop, _stop, "Stop a pipeline; it stays stopped."),
@@ -105,7 +106,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         ("compact_keys", OfPipeline, _compact, "Merge the runs of the dedup store and drop expired keys."),
         ("rebuild_state", OfPipeline, _rebuild_state, "Rebuild the keys of a stopped pipeline from the raw stream."),
     ]
-    return dg.Definitions(jobs=[_job(files, *one) for one in work])
+    return {one[0]: _job(files, *one) for one in work}
 
 
 def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: Work, description: str) -> dg.JobDefinition:

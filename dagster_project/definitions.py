@@ -5,8 +5,17 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_project import control_jobs, event_log, observation, pipeline_assets, scheduled_assets, table_checks, verification
+from dagster_project import (
+    control_sensors,
+    event_log,
+    observation,
+    pipeline_assets,
+    scheduled_assets,
+    table_checks,
+    verification,
+)
 from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
+from resources.alerts import AlertsResource
 from resources.clickhouse import ClickHouseResource
 from resources.duckdb import DuckDBResource
 from resources.kafka import KafkaResource
@@ -22,6 +31,7 @@ RESOURCES: Mapping[str, Any] = {
     "clickhouse": _CLICKHOUSE,
     "duckdb": DuckDBResource(),
     "pyspark": SparkResource(),
+    "alerts": AlertsResource(),
     "streaming_jobs": StreamingJobs(kafka=_KAFKA, nats=_NATS, clickhouse=_CLICKHOUSE),
 }
 
@@ -36,7 +46,7 @@ def build_definitions(files: PipelineFiles, resources: Mapping[str, Any] = RESOU
         verification.build(files),
         observation.build(files),
         event_log.build(files),
-        control_jobs.build(files),
+        control_sensors.build(files),
     )
 
 

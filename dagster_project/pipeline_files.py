@@ -67,7 +67,7 @@ def pipelines_directory(environment: Mapping[str, str] = os.environ) -> Path:
 def read_pipeline_files(directory: Path, environment: Mapping[str, str] = os.environ, skip: frozenset[str] = frozenset()) -> PipelineFiles:
     """Reads every YAML and JSON file below `directory` that is not hidden; of those with one key the first by path is used.
 
-    `skip`: names of files that are something else.
+    `skip`: names of files that are something else. What lies below TALLYFLOW_HOME is state and no pipeline file.
 
     Connects to nothing. A directory that is not there is a faulty file of that name.
     """
@@ -75,7 +75,8 @@ def read_pipeline_files(directory: Path, environment: Mapping[str, str] = os.env
         return PipelineFiles(directory, (), (FaultyFile(directory, f"{directory} is not a directory; set {DIRECTORY_VARIABLE}"),))
     found: dict[str, Pipeline] = {}
     faulty = []
-    for path in (one for one in _files(directory) if one.name not in skip):
+    home = default_home(environment)
+    for path in (one for one in _files(directory) if one.name not in skip and not one.is_relative_to(home)):
         try:
             pipeline = Pipeline(path, load(path, environment))
             check_supported(pipeline.config)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import httpx
 import typer
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipelines.cli_common import err, errors_as_exit, out
 from pipelines.config import load
@@ -71,14 +71,15 @@ def dagster(
 
 @contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM ends it as Ctrl-C does, and Ctrl-C also where a shell in the background has switched it off."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     except KeyboardInterrupt:
         out.print("ended")
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -121,14 +122,14 @@ def _give_orders(environment: Mapping[str, str]) -> None:
     source = load(_EXAMPLE, environment).sources[0]
     brokers = ",".join(source.connection_params.brokers)
     ensure_topic(brokers, source.topic, 4)
-    # A broker that was just started says of a new topic that it does not lead it yet.
-    retrying = Retrying(retry=retry_if_exception_type(RetryableError), wait=wait_fixed(0.5), stop=stop_after_delay(60), reraise=True)
-    if retrying(_is_empty, KafkaTopic(source)):
+    if _is_empty(KafkaTopic(source)):
         made = produce(brokers, source.topic, _SAMPLE_ORDERS, duplicate_share=0.1, bad_share=0.001)
         out.print(f"produced {made.produced:,} orders to topic {made.topic}, 1 in 10 a copy, 1 in 1,000 broken on purpose", highlight=False)
 
 
+@retry(retry=retry_if_exception_type(RetryableError), wait=wait_fixed(0.5), stop=stop_after_delay(60), reraise=True)
 def _is_empty(topic: "KafkaTopic") -> bool:
+    """A topic that was just made has no leaders yet."""
     partitions = topic.facts().partitions
     return topic.ends(partitions) == topic.starts(partitions)
 

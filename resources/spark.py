@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipelines.connectors.spark import build_session
@@ -23,16 +24,16 @@ class SparkResource(LazyPySparkResource):
     master: str = Field(default="", description="Spark master. Empty: this machine, all cores.")
     _directory: TemporaryDirectory[str] | None = PrivateAttr(default=None)
 
-    @property
-    def spark_session(self) -> SparkSession:
-        if self._spark_session is None:
-            self._spark_session = SparkSession.getActiveSession()
-        if self._spark_session is None:
-            self._directory = TemporaryDirectory(prefix="tallyflow-spark-")
-            settings = {name: str(value) for name, value in self.spark_config.items()}
-            self._spark_session = build_session("tallyflow-dagster", Path(self._directory.name), self.master or None, settings=settings)
-        session: SparkSession = self._spark_session
-        return session
+    def _init_session(self) -> None:
+        if self._spark_session is not None:
+            return
+        running = SparkContext._active_spark_context
+        if running is not None:
+            self._spark_session = SparkSession.getActiveSession() or SparkSession(running)
+            return
+        self._directory = TemporaryDirectory(prefix="tallyflow-spark-")
+        settings = {name: str(value) for name, value in self.spark_config.items()}
+        self._spark_session = build_session("tallyflow-dagster", Path(self._directory.name), self.master or None, settings=settings)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         if self._directory is not None and self._spark_session is not None:

@@ -72,6 +72,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
     drain_timeout_seconds: float = Field(default=3600.0, description="How long a drain may take until nothing waits.")
     connect_timeout_seconds: float = Field(default=60.0, description="How long a runner waits at its start for a system that is away.")
     stuck_after_seconds: float = Field(default=600.0, description="A leg that has work and ends no batch for so long is stuck.")
+    restart_on_change: bool = Field(default=False, description="Restart a running pipeline when its file has changed.")
     run_options: list[str] = Field(default_factory=list, description="More options of `tallyflow run`, such as --master.")
     command: list[str] = Field(default_factory=list, description="In place of `tallyflow`, with the same arguments.")
 

@@ -12,6 +12,7 @@ from pipeline_case import IN_DRIVER, PipelineCase
 
 from dagster_project.definitions import build_definitions
 from dagster_project.pipeline_files import read_pipeline_files
+from resources.alerts import AlertsResource
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
 from resources.nats import NatsResource
@@ -23,7 +24,7 @@ PLAIN = [sys.executable, str(Path(__file__).with_name("plain_runner.py"))]
 class DagsterCase:
     """The definitions of a case's file, on a Dagster instance of its own. The servers' addresses are in the resources only."""
 
-    def __init__(self, case: PipelineCase, instance: dg.DagsterInstance) -> None:
+    def __init__(self, case: PipelineCase, instance: dg.DagsterInstance, webhook: str = "", **fields: Any) -> None:
         self.case, self.instance = case, instance
         files = read_pipeline_files(case.directory, case.environment())
         assert not files.faulty, files.faulty
@@ -38,8 +39,10 @@ class DagsterCase:
             home=str(case.home),
             command=PLAIN,
             run_options=[*IN_DRIVER],
+            **fields,
         )
-        self.defs = build_definitions(files, {"streaming_jobs": self.jobs})
+        self.alerts = AlertsResource(webhook_urls=webhook)
+        self.defs = build_definitions(files, {"streaming_jobs": self.jobs, "alerts": self.alerts})
 
     def key(self, name: str) -> dg.AssetKey:
         return dg.AssetKey([self.pipeline.key, name])
@@ -61,7 +64,9 @@ class DagsterCase:
 
     def sensor(self, name: str, cursor: str | None = None) -> Any:
         """What the sensor says now."""
-        with dg.build_sensor_context(instance=self.instance, cursor=cursor, resources={"streaming_jobs": self.jobs}) as context:
+        with dg.build_sensor_context(
+            instance=self.instance, cursor=cursor, resources={"streaming_jobs": self.jobs, "alerts": self.alerts}
+        ) as context:
             return self.defs.resolve_sensor_def(name).evaluate_tick(context)
 
     def end(self) -> None:
@@ -69,9 +74,9 @@ class DagsterCase:
 
 
 @contextmanager
-def dagster_case(case: PipelineCase) -> Iterator[DagsterCase]:
+def dagster_case(case: PipelineCase, webhook: str = "", **fields: Any) -> Iterator[DagsterCase]:
     with dg.DagsterInstance.ephemeral() as instance:
-        made = DagsterCase(case, instance)
+        made = DagsterCase(case, instance, webhook, **fields)
         yield made
         made.end()
 

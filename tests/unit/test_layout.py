@@ -148,6 +148,11 @@ def test_the_data_path_imports_no_dagster(module: str) -> None:
     assert not under(imports(module), "dagster", "dagster_project")
 
 
+@pytest.mark.parametrize("module", ["dagster_project.decisions", "dagster_project.numbers"])
+def test_what_is_decided_and_counted_knows_no_dagster_and_no_resource(module: str) -> None:
+    assert not under(imports(module), "dagster", "resources")
+
+
 @pytest.mark.parametrize("module", modules("resources"))
 def test_resources_do_not_import_the_project_that_uses_them(module: str) -> None:
     assert not under(imports(module), "dagster_project")

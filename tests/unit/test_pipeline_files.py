@@ -59,6 +59,11 @@ def test_hidden_and_other_files_are_no_pipeline_files(tmp_path: Path) -> None:
     assert (found.pipelines, found.faulty) == ((), ())
 
 
+def test_state_below_the_directory_is_no_pipeline_file(tmp_path: Path) -> None:
+    write(tmp_path / "home" / "pipelines" / "orders" / "desired.json", "{}")
+    assert read_pipeline_files(tmp_path, {"TALLYFLOW_HOME": str(tmp_path / "home")}).faulty == ()
+
+
 def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
     directory = pipelines_directory({"TALLYFLOW_PIPELINES": str(tmp_path / "no")})
     assert "TALLYFLOW_PIPELINES" in read_pipeline_files(directory, {}).faulty[0].message

@@ -1,0 +1,274 @@
+"""Sensors that keep the pipelines running and call people: thin, around `decisions`. None starts a JVM or waits for a system for long.
+
+The memory of a sensor is its cursor: JSON by pipeline key.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import dagster as dg
+
+from dagster_project import decisions
+from dagster_project.control_jobs import PIPELINE_TAG, control_jobs
+from dagster_project.decisions import Decision, FileSeen, LagMemory, Letters, LettersMemory, Trouble
+from dagster_project.pipeline_files import Pipeline, PipelineFiles, read_pipeline_files
+from dagster_project.schedule_status import is_running
+from dagster_project.seam_names import DEAD_LETTERS, RAW
+from dagster_project.seams import asset_key
+from pipelines.config import PipelineConfig
+from pipelines.connectors.jetstream import JetStream
+from pipelines.errors import TallyflowError
+from pipelines.job_state import JobState
+from pipelines.naming import Names
+from pipelines.runners import find_runners, stage_config_version
+from pipelines.tally import tally
+from resources.alerts import Alert, AlertsResource
+from resources.streaming_jobs import StreamingJobs
+
+T = TypeVar("T")
+WITHIN = timedelta(seconds=3)
+"""What a tick has for looking at all pipelines, side by side; one that is not seen in time is seen by the next tick."""
+KILL_AFTER_SECONDS = 30.0
+_UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+_WATCHED = ("start_pipeline", "drain_pipeline", "restart_pipeline", "reprocess_dead_letters")
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    """The control jobs, and the sensors that launch them."""
+    status = dg.DefaultSensorStatus.RUNNING if is_running() else dg.DefaultSensorStatus.STOPPED
+    control = control_jobs(files)
+    jobs = [control[name] for name in ("start_pipeline", "restart_pipeline", "reprocess_dead_letters")]
+
+    @dg.sensor(
+        name="keep_pipelines_running",
+        jobs=jobs[:2],
+        minimum_interval_seconds=30,
+        # Touches only what somebody has started and nobody has stopped.
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Starts again what died, replaces what does not answer or is stuck; calls people for what has halted.",
+    )
+    def keep_running(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
+        tick = _Tick(context, files, alerts)
+        busy = _busy(context)
+        for pipeline, state in tick.look(lambda pipeline: streaming_jobs.look(pipeline.config.pipeline_id)):
+            streaming_jobs.bound_logs(pipeline.config.pipeline_id)
+            if pipeline.config.pipeline_id in busy:
+                tick.keep(pipeline, "a run is at work on it")
+                continue
+            decision, trouble = decisions.health(state, Trouble.of(tick.memory(pipeline)), tick.now)
+            requests = [_restart(pipeline, state, decision, trouble)] if decision.action in ("start", "restart") and trouble else []
+            tick.decided(pipeline, decision, trouble.memory() if trouble else None, requests=requests)
+        return tick.result()
+
+    @dg.sensor(
+        name="watch_lag",
+        minimum_interval_seconds=60,
+        default_status=status,
+        description="Calls people when a pipeline falls behind its topic.",
+    )
+    def watch_lag(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
+        tick = _Tick(context, files, alerts)
+        for pipeline, state in tick.look(lambda pipeline: streaming_jobs.look(pipeline.config.pipeline_id)):
+            decision, memory = decisions.lag(state.lag, LagMemory.of(tick.memory(pipeline)), tick.now)
+            tick.decided(pipeline, decision, memory.memory() if memory else None, RAW, {"lag_offsets": state.lag or 0})
+        return tick.result()
+
+    @dg.sensor(
+        name="watch_dead_letters",
+        job=jobs[2],
+        minimum_interval_seconds=60,
+        default_status=status,
+        description="Lets dead letters enter again, once, when the pipeline runs with another configuration; calls people for the others.",
+    )
+    def watch_letters(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
+        tick = _Tick(context, files, alerts)
+        for pipeline, letters in tick.look(lambda pipeline: look_at_letters(pipeline, streaming_jobs, tick.now)):
+            before = LettersMemory(**(tick.memory(pipeline) or {}))
+            decision, memory = decisions.dead_letters(letters, before, tick.now)
+            requests = [_reprocess(pipeline, letters)] if decision.action == "reprocess" else []
+            tick.decided(pipeline, decision, memory.memory(), DEAD_LETTERS, {"still_there": letters.waiting}, requests)
+        return tick.result()
+
+    @dg.sensor(
+        name="watch_pipeline_files",
+        job=jobs[1],
+        minimum_interval_seconds=60,
+        default_status=status,
+        description="Calls people for new, changed and faulty files; restarts a changed pipeline where `restart_on_change` is set.",
+    )
+    def watch_files(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
+        before: dict[str, str] | None = json.loads(context.cursor) if context.cursor else None
+        seen, by_path = _files_now(files, streaming_jobs)
+        changes = decisions.changed_files(seen, before)
+        requests = []
+        for path, change in changes.items():
+            pipeline = by_path.get(path)
+            name = pipeline.config.pipeline_id if pipeline else path
+            if pipeline and change == "changed" and _is_restarted(pipeline, streaming_jobs):
+                requests.append(_request("restart_pipeline", pipeline, {}, f"changed:{pipeline.key}:{seen[path].digest}"))
+            faults = f": {seen[path].faults}" if change == "faulty" else ""
+            alerts.send(Alert(name, f"pipeline file {path} is {change}{faults}", _FILE_REMEDIES[change]))
+        told = "; ".join(f"{path} is {change}" for path, change in changes.items())
+        skip = None if requests else dg.SkipReason(told or f"{len(seen)} files, as before")
+        return dg.SensorResult(requests, skip_reason=skip, cursor=json.dumps({path: one.digest for path, one in seen.items()}))
+
+    @dg.run_failure_sensor(
+        name="alert_failed_runs",
+        monitored_jobs=[control[name] for name in _WATCHED],
+        default_status=status,
+        description="Calls people when a run that starts, drains or repairs a pipeline has failed.",
+    )
+    def failed(context: dg.RunFailureSensorContext, alerts: AlertsResource) -> None:
+        run = context.dagster_run
+        told = [event.step_failure_data for event in context.get_step_failure_events()]
+        words = [str(one.user_failure_data.description) for one in told if one.user_failure_data and one.user_failure_data.description]
+        what = f"{run.job_name} failed: {words[0] if words else context.failure_event.message}"
+        alerts.send(Alert(next(iter(_pipelines_of(run)), "unknown"), what, f"see run {run.run_id} in Dagster"))
+
+    return dg.Definitions(jobs=[*control.values()], sensors=[keep_running, watch_lag, watch_letters, watch_files, failed])
+
+
+class _Tick:
+    """One evaluation: looks at all pipelines at once, collects what was decided, remembers."""
+
+    def __init__(self, context: dg.SensorEvaluationContext, files: PipelineFiles, alerts: AlertsResource) -> None:
+        self._files, self._alerts, self._log = files, alerts, context.log
+        self._before: dict[str, Any] = json.loads(context.cursor or "{}")
+        self._memory: dict[str, Any] = {}
+        self._words: list[str] = []
+        self._requests: list[dg.RunRequest] = []
+        self._events: list[dg.AssetObservation] = []
+        self.now = datetime.now(UTC).timestamp()
+
+    def look(self, look: Callable[[Pipeline], T]) -> list[tuple[Pipeline, T]]:
+        """What `look` gives for each pipeline, of those that it did in time; the others keep their memory."""
+        pool = ThreadPoolExecutor(max(1, len(self._files.pipelines)), "tick")
+        asked = {pipeline.key: pool.submit(look, pipeline) for pipeline in self._files.pipelines}
+        wait(asked.values(), timeout=WITHIN.total_seconds())
+        pool.shutdown(wait=False, cancel_futures=True)
+        found = []
+        for pipeline in self._files.pipelines:
+            one = asked[pipeline.key]
+            if not one.done() or one.cancelled():
+                self.keep(pipeline, f"not seen within {WITHIN.total_seconds():.0f} s")
+                continue
+            try:
+                found.append((pipeline, one.result()))
+            except TallyflowError as error:
+                self.keep(pipeline, str(error))
+        return found
+
+    def memory(self, pipeline: Pipeline) -> Mapping[str, Any] | None:
+        return self._before.get(pipeline.key)
+
+    def keep(self, pipeline: Pipeline, why: str) -> None:
+        """Nothing is decided about this pipeline now."""
+        self._words.append(f"{pipeline.config.pipeline_id}: {why}")
+        if pipeline.key in self._before:
+            self._memory[pipeline.key] = self._before[pipeline.key]
+
+    def decided(
+        self,
+        pipeline: Pipeline,
+        decision: Decision,
+        memory: dict[str, Any] | None,
+        seam: str = "",
+        numbers: Mapping[str, int] | None = None,
+        requests: list[dg.RunRequest] | None = None,
+    ) -> None:
+        self._words.append(f"{pipeline.config.pipeline_id}: {decision.why}")
+        if memory is not None:
+            self._memory[pipeline.key] = memory
+        self._requests += requests or []
+        if decision.action == "alert":
+            self._alerts.send(Alert(pipeline.config.pipeline_id, decision.what, decision.remedy))
+            if seam:
+                self._events.append(dg.AssetObservation(asset_key(pipeline, seam), description=decision.what, metadata=numbers))
+
+    def result(self) -> dg.SensorResult:
+        words = "; ".join(self._words) or "there are no pipelines"
+        is_quiet = not self._requests and not self._events
+        if not is_quiet:
+            self._log.info(words)
+        skip = dg.SkipReason(words) if is_quiet else None
+        return dg.SensorResult(self._requests, skip_reason=skip, asset_events=self._events, cursor=json.dumps(self._memory))
+
+
+_FILE_REMEDIES = {
+    "new": "reload the code location in Dagster, then launch start_pipeline",
+    "changed": "reload the code location, then launch restart_pipeline: a running pipeline goes on with what it was started with",
+    "faulty": "correct the file; `tallyflow validate` lists its faults",
+    "gone": "reload the code location; if the pipeline runs, stop it with tallyflow stop, or put the file back",
+}
+
+
+def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Letters:
+    """From NATS and the runner's directory; none for a pipeline that was never started. Raises RetryableError while NATS is away."""
+    config: PipelineConfig = jobs.config(pipeline.path)
+    names = Names(config.pipeline_id)
+    runners = find_runners(jobs.directory(config.pipeline_id))
+    log = JetStream(config.nats)
+    try:
+        if log.connect().state(names.stream("ledger")) is None:
+            return Letters(0, 0, timedelta(), None)
+        waiting = tally(log, names).letters.waiting
+        stream = log.state(names.stream("dlq"))
+        first = log.get(names.stream("dlq"), stream.first_sequence) if stream and stream.messages else None
+    finally:
+        log.close()
+    oldest = timedelta(seconds=max(0.0, now - first.time.timestamp())) if first else timedelta()
+    version = stage_config_version(runners[0]) if runners else None
+    return Letters(waiting, stream.last_sequence if stream else 0, oldest, version)
+
+
+def _busy(context: dg.SensorEvaluationContext) -> set[str]:
+    """Ids of the pipelines that an unfinished run of ours starts or stops."""
+    runs = context.instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED), limit=200)
+    return {pipeline_id for run in runs if run.job_name.endswith("_pipeline") for pipeline_id in _pipelines_of(run)}
+
+
+def _pipelines_of(run: dg.DagsterRun) -> list[str]:
+    """The ids in the configuration of a run of ours."""
+    ops: Any = run.run_config.get("ops", {})
+    return [str(one["config"]["pipeline"]) for one in ops.values() if "pipeline" in one.get("config", {})]
+
+
+def _restart(pipeline: Pipeline, state: JobState, decision: Decision, trouble: Trouble) -> dg.RunRequest:
+    key = f"{decision.action}:{pipeline.key}:{trouble.since:.0f}:{decision.number}"
+    if decision.action == "start":
+        return _request("start_pipeline", pipeline, {"legs": [*state.missing]}, key)
+    return _request("restart_pipeline", pipeline, {"kill_after_seconds": KILL_AFTER_SECONDS}, key)
+
+
+def _reprocess(pipeline: Pipeline, letters: Letters) -> dg.RunRequest:
+    config = {"everything": True, "not_rejected_by": letters.config_version}
+    return _request("reprocess_dead_letters", pipeline, config, f"dlq:{pipeline.key}:{letters.config_version}:{letters.last_sequence}")
+
+
+def _request(job: str, pipeline: Pipeline, config: dict[str, Any], key: str) -> dg.RunRequest:
+    pipeline_id = pipeline.config.pipeline_id
+    run_config = {"ops": {f"{job}_op": {"config": {"pipeline": pipeline_id, **config}}}}
+    return dg.RunRequest(run_key=key, job_name=job, run_config=run_config, tags={PIPELINE_TAG: pipeline_id})
+
+
+def _files_now(files: PipelineFiles, jobs: StreamingJobs) -> tuple[dict[str, FileSeen], dict[str, Pipeline]]:
+    """Every file with its digest and faults, and the sound ones' pipelines by path."""
+    now = read_pipeline_files(files.directory, jobs.environment())
+    faults = {str(one.path): one.message for one in now.faulty}
+    paths = [path for path in (*(one.path for one in now.pipelines), *(one.path for one in now.faulty)) if path.is_file()]
+    seen = {str(path): FileSeen(hashlib.sha256(path.read_bytes()).hexdigest()[:16], faults.get(str(path), "")) for path in paths}
+    return seen, {str(pipeline.path): pipeline for pipeline in now.pipelines}
+
+
+def _is_restarted(pipeline: Pipeline, jobs: StreamingJobs) -> bool:
+    return jobs.restart_on_change and jobs.look(pipeline.config.pipeline_id).is_alive

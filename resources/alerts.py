@@ -1,0 +1,98 @@
+"""Alerts as a Dagster resource: to a Slack-compatible webhook, by e-mail, or both. One that cannot be sent is logged and fails nothing."""
+
+import logging
+import smtplib
+import ssl
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.message import EmailMessage
+from typing import ClassVar, Literal
+
+import httpx
+from pydantic import Field
+
+from resources.connection import ConnectionResource
+
+SEND_TIMEOUT_SECONDS = 2.0
+# The address of a webhook is a secret, and httpx logs the address of each request.
+logging.getLogger("httpx").setLevel(logging.WARNING)
+_LOG = logging.getLogger("tallyflow.alerts")
+
+
+@dataclass(frozen=True)
+class Alert:
+    """What people are called for: which pipeline, what is wrong with it (the leg is in these words), what to do."""
+
+    pipeline: str
+    what: str
+    remedy: str
+
+    @property
+    def subject(self) -> str:
+        return f"Tallyflow: pipeline {self.pipeline}: {self.what.splitlines()[0][:120]}"
+
+    @property
+    def text(self) -> str:
+        return f"pipeline {self.pipeline}: {self.what}\nwhat to do: {self.remedy}"
+
+
+class AlertsResource(ConnectionResource):
+    """Where alerts go. Without a webhook and without receivers they go to the log only. Give secrets as `dg.EnvVar`."""
+
+    variables: ClassVar[dict[str, str]] = {
+        "webhook_urls": "TALLYFLOW_ALERT_WEBHOOKS",
+        "smtp_host": "TALLYFLOW_ALERT_SMTP_HOST",
+        "smtp_user": "TALLYFLOW_ALERT_SMTP_USER",
+        "smtp_password": "TALLYFLOW_ALERT_SMTP_PASSWORD",
+        "sender": "TALLYFLOW_ALERT_SENDER",
+        "receivers": "TALLYFLOW_ALERT_RECEIVERS",
+    }
+
+    webhook_urls: str = Field(default="", repr=False, description="Slack-compatible webhooks, separated by spaces; they are secrets.")
+    smtp_host: str = Field(default="", description="Mail server.")
+    smtp_port: int = Field(default=587, description="Its port: 587 for STARTTLS, 465 for TLS.")
+    smtp_security: Literal["starttls", "tls", "none"] = Field(default="starttls", description="`none` sends everything in the clear.")
+    smtp_user: str = Field(default="", description="User, where the server wants a login.")
+    smtp_password: str = Field(default="", repr=False, description="Password of the user, as `dg.EnvVar`.")
+    sender: str = Field(default="", description="Address that mails come from.")
+    receivers: str = Field(default="", description="Addresses that mails go to, separated by spaces.")
+
+    def send(self, alert: Alert) -> list[str]:
+        """Sends to all receivers side by side; gives back what failed, without addresses that are secrets. Never raises."""
+        _LOG.warning(alert.text)
+        ways: list[tuple[str, Callable[[], None]]] = [
+            (f"webhook {number}", lambda url=url: self._post(url, alert))  # type: ignore[misc]
+            for number, url in enumerate(self.value("webhook_urls").split(), start=1)
+        ]
+        if self.value("receivers"):
+            ways.append(("mail", lambda: self._mail(alert)))
+        if not ways:
+            return []
+        with ThreadPoolExecutor(len(ways), "alert") as pool:
+            sent = [(name, pool.submit(way)) for name, way in ways]
+            failed = [f"{name}: {type(error).__name__}" for name, one in sent if (error := one.exception()) is not None]
+        for one in failed:
+            _LOG.error("an alert of pipeline %s was not sent: %s", alert.pipeline, one)
+        return failed
+
+    def _post(self, url: str, alert: Alert) -> None:
+        httpx.post(url, json={"text": alert.text}, timeout=SEND_TIMEOUT_SECONDS).raise_for_status()
+
+    def _mail(self, alert: Alert) -> None:
+        message = EmailMessage()
+        message["Subject"], message["From"] = alert.subject, self.value("sender")
+        message["To"] = ", ".join(self.value("receivers").split())
+        message.set_content(alert.text)
+        host, context = self.value("smtp_host"), ssl.create_default_context()
+        connection = (
+            smtplib.SMTP_SSL(host, self.smtp_port, timeout=SEND_TIMEOUT_SECONDS, context=context)
+            if self.smtp_security == "tls"
+            else smtplib.SMTP(host, self.smtp_port, timeout=SEND_TIMEOUT_SECONDS)
+        )
+        with connection:
+            if self.smtp_security == "starttls":
+                connection.starttls(context=context)
+            if self.value("smtp_user"):
+                connection.login(self.value("smtp_user"), self.value("smtp_password"))
+            connection.send_message(message)
