@@ -20,8 +20,11 @@ def launch(page: Page, job: str, config: str) -> None:
 
 
 def judge(page: Page, *expected: str) -> None:
-    """Executes all checks of the table; waits until each has an answer, and for `expected` words."""
-    page.open(*TABLE, view="checks")
+    """Executes all checks of the table; waits until each has an answer, that of the dead letters with the `expected` words.
+
+    The page shows the answers of the run before until it has heard of this one.
+    """
+    page.open(*TABLE, view="checks", checkDetail="dead_letters")
     page.click("Execute all")
     page.wait_for("Launched run")
     page.wait(lambda: "In Progress" not in page.text and "Not Evaluated" not in page.text, "an answer of every check")
@@ -47,21 +50,21 @@ def test_a_first_day(deployment: Deployment, page: Page) -> None:
     rows = int(deployment.ask("SELECT count() FROM orders"))
     assert rows > 15_000
 
-    judge(page)
+    judge(page, "records are dead letters (0.")
     assert "Failed" not in page.text
     page.picture("checks")
 
     deployment.ask("ALTER TABLE orders ADD CONSTRAINT no_snacks CHECK price > 8")
     assert deployment.tallyflow("produce", ORDERS, "--count", "3000", "--seed", "2").returncode == 0
     wait_until(lambda: is_caught_up(deployment), "judged orders")
-    judge(page, "Failed")
+    judge(page, "Failed", "records are dead letters (1.")
     page.picture("checks_red")
 
     deployment.ask("ALTER TABLE orders DROP CONSTRAINT no_snacks")
     launch(page, "reprocess_dead_letters", "      everything: true\n")
     page.picture("reprocess")
     wait_until(lambda: is_caught_up(deployment), "letters that entered again")
-    judge(page)
+    judge(page, "records are dead letters (0.")
     assert "Failed" not in page.text
     page.picture("healed")
     assert int(deployment.ask("SELECT count() FROM orders")) == rows + 3000
