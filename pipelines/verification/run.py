@@ -17,11 +17,12 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.kafka_settings import client_settings
 from pipelines.dedup import NEVER
 from pipelines.errors import HaltError
 from pipelines.legs.arrivals import Arrived
 from pipelines.legs.stage_config import StageConfig
-from pipelines.naming import Names
+from pipelines.naming import Names, is_redriven
 from pipelines.purge import read_purged
 from pipelines.records import decode_columns, position_keys
 from pipelines.statements import filled
@@ -31,6 +32,7 @@ from pipelines.verification.result import Checksum, Finding, Gap, Verification
 from pipelines.verification.rows import RowSide
 from pipelines.verification.span import History, Span, load_configs, read_history, same_dedup_from, span_of, told_range
 from pipelines.verification.table import TableSide, examples_of, schema_faults
+from pipelines.verify import topic_batches
 
 ENGINE_MEMORY = "640MiB"
 """Of DuckDB alone; what does not fit spills to disk."""
@@ -42,6 +44,7 @@ Tell = Callable[[str], None]
 class Request:
     """What to verify: records that arrived from `since` (inclusive) to `until` (exclusive), aware UTC; None means as far as can be proved.
 
+    `with_kafka`: that raw holds the bytes that Kafka holds is verified, too, as far as Kafka has not let the records go.
     Of each kind of fault, `examples` are named. Tables and what spills lie in a new directory below `directory`, which is removed.
     """
 
@@ -49,6 +52,7 @@ class Request:
     since: datetime | None = None
     until: datetime | None = None
     examples: int = 10
+    with_kafka: bool = False
 
 
 def verify(config: PipelineConfig, log: JetStream, request: Request, tell: Tell = lambda doing: None) -> Verification:
@@ -77,6 +81,7 @@ class _Verifier:
         self._table = f"{config.sink.connection_params.database}.{config.sink.table}"
         self._found = _Found()
         self._frames: list[Arrived] = []
+        self._redriven: list[int] = []
 
     def run(self) -> Verification:
         self._tell("reading the ledger")
@@ -145,7 +150,7 @@ class _Verifier:
         if span is None:
             return None
         table = TableSide(engine, self._sink, columns, config.position_columns)
-        reference = Reference(engine, columns)
+        reference = Reference(engine, columns, request.with_kafka)
         self._read(reference, history, configs, span)
         if span.is_seeded:
             self._tell("reading which earlier records were accepted")
@@ -165,6 +170,7 @@ class _Verifier:
             self._found.cannot_prove("rows that were changed while they were read: verify again")
         self._found.findings += faults
         self._find_letters(engine, span, config.topic)
+        self._find_other_bytes(engine, span, config.topic)
         self._find_strangers(table)
         unsure = engine.execute("SELECT count(*) FROM dropped WHERE why = 'unsure'").fetchall()[0][0]
         self._found.cannot_prove("records without a row: they may be copies of records whose raw frames are purged", unsure)
@@ -183,6 +189,7 @@ class _Verifier:
 
     def _check_frames(self, history: History, first: int, last: int, clock_us: int) -> int:
         """Notes frames that are gone, and those whose arrival is not what process has taken it for; the last arrival."""
+        self._redriven += [frame.message.sequence for frame in self._frames if is_redriven(frame.message.subject)]
         known = {sequence: history.arrival_us(sequence) for sequence in history.frames(first, last)}
         seen = {frame.message.sequence: frame.arrival_us for frame in self._frames}
         gone = sorted(known.keys() - seen.keys())
@@ -224,6 +231,29 @@ class _Verifier:
             "SELECT count(*) FROM letters WHERE code = 'row_too_large' AND position >= ?", [span.bounds.first]
         ).fetchall()[0][0]
         self._found.cannot_prove("dead letters of rows that are too large for a frame: their size is not computed again", wide)
+
+    def _find_other_bytes(self, engine: duckdb.DuckDBPyConnection, span: Span, topic: str) -> None:
+        if not self._request.with_kafka:
+            return
+        self._tell("reading Kafka")
+        bounds = {"first": span.bounds.first, "last": span.bounds.last}
+        of_partitions = (
+            'SELECT "partition", min("offset"), max("offset") FROM parsed WHERE position BETWEEN $first AND $last GROUP BY "partition"'
+        )
+        offsets = engine.execute(of_partitions, bounds).fetchall()
+        within = {partition: (first, last) for partition, first, last in offsets}
+        engine.execute("CREATE TABLE redriven AS SELECT unnest($sequences::UBIGINT[]) AS sequence", {"sequences": self._redriven})
+        engine.execute('CREATE TABLE kafka ("partition" INTEGER, "offset" BIGINT, bytes UBIGINT)')
+        for batch in topic_batches(client_settings(self._config.sources[0]), topic, ["value"], within):
+            engine.register("batch", batch)
+            engine.execute("INSERT INTO kafka SELECT _tf_partition, _tf_offset, hash(value) FROM batch")
+            engine.unregister("batch")
+        self._found.counts["in Kafka"] = int(engine.execute("SELECT count(*) FROM kafka").fetchall()[0][0])
+        faults = filled("reference/other_bytes", **bounds)
+        count = engine.execute(f"SELECT count(*) FROM ({faults})").fetchall()[0][0]  # noqa: S608
+        if count:
+            examples = examples_of(engine, faults, self._request.examples, topic)
+            self._found.findings.append(Finding("streams", "different", count, "value", examples))
 
     def _find_strangers(self, table: TableSide) -> None:
         """Rows at positions that raw never had, where the range has no end: no hour would ever have them."""
@@ -268,7 +298,7 @@ class _Verifier:
         is_quiet = self._is_quiet(history)
         found = rows.read()
         is_quiet = is_quiet and self._is_quiet(history)
-        reference = Reference(engine, columns)
+        reference = Reference(engine, columns, self._request.with_kafka)
         span = Span(1, history.last, 1, 1, NEVER)
         self._read(reference, history, configs, span)
         reference.judge(config, span.bounds)
@@ -281,6 +311,7 @@ class _Verifier:
             else:
                 self._found.findings.append(fault)
         self._find_letters(engine, span, config.topic)
+        self._find_other_bytes(engine, span, config.topic)
         return span
 
     def _is_quiet(self, history: History) -> bool:
