@@ -6,6 +6,7 @@ May run beside the pipeline: it goes as far as the sink has confirmed. What lies
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +25,7 @@ from pipelines.legs.arrivals import Arrived
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, is_redriven
 from pipelines.purge import read_purged
-from pipelines.records import decode_columns, position_keys
+from pipelines.records import decode_columns, instant, position_keys
 from pipelines.statements import filled
 from pipelines.verification.frames import read_batches
 from pipelines.verification.reference import Column, Reference, compared_columns
@@ -80,7 +81,6 @@ class _Verifier:
         self._names, self._sink = Names(config.pipeline_id), config.sink
         self._table = f"{config.sink.connection_params.database}.{config.sink.table}"
         self._found = _Found()
-        self._frames: list[Arrived] = []
         self._redriven: list[int] = []
 
     def run(self) -> Verification:
@@ -183,15 +183,21 @@ class _Verifier:
         clock_us = history.arrival_us(span.read_from)
         for first, last, version in history.segments(span.read_from, span.last):
             self._tell(f"reading raw {first}..{last}")
-            self._frames = []
-            reference.load(read_batches(self._log, self._names, first, last, clock_us, self._frames.append), configs[version])
-            clock_us = self._check_frames(history, first, last, clock_us)
+            seen: dict[int, int] = {}
+            frames = read_batches(self._log, self._names, first, last, clock_us, partial(self._see, seen))
+            reference.load(frames, configs[version])
+            self._check_frames(history, first, last, seen)
+            clock_us = max([clock_us, *seen.values()])
 
-    def _check_frames(self, history: History, first: int, last: int, clock_us: int) -> int:
-        """Notes frames that are gone, and those whose arrival is not what process has taken it for; the last arrival."""
-        self._redriven += [frame.message.sequence for frame in self._frames if is_redriven(frame.message.subject)]
+    def _see(self, seen: dict[int, int], frame: Arrived) -> None:
+        """Keeps nothing of the frame itself."""
+        seen[frame.message.sequence] = frame.arrival_us
+        if is_redriven(frame.message.subject):
+            self._redriven.append(frame.message.sequence)
+
+    def _check_frames(self, history: History, first: int, last: int, seen: dict[int, int]) -> None:
+        """Notes frames that are gone, and those whose arrival is not what process has taken it for."""
         known = {sequence: history.arrival_us(sequence) for sequence in history.frames(first, last)}
-        seen = {frame.message.sequence: frame.arrival_us for frame in self._frames}
         gone = sorted(known.keys() - seen.keys())
         if gone:
             self._found.findings.append(
@@ -201,7 +207,6 @@ class _Verifier:
         if other:
             examples = [_frame(one) for one in other[: self._request.examples]]
             self._found.findings.append(Finding("streams", "different", len(other), "arrival", examples))
-        return max([clock_us, *seen.values()])
 
     def _letters(self, span: Span) -> "list[pa.Table]":
         """Of the records that are read: `position`, `stage`, `code`."""
@@ -268,7 +273,7 @@ class _Verifier:
     def _tell_purged(self, history: History) -> None:
         since = self._request.since
         if not history.is_whole and history.sequences:
-            oldest = told_range(history, Span(history.sequences[0], history.sequences[0], 0, 0, 0))[0]
+            oldest = instant(history.arrivals_us[0])
             if since is None or since < oldest:
                 self._found.cannot_prove(f"records that arrived before {oldest:%Y-%m-%d %H:%M:%S.%f} UTC: their raw frames are purged")
 

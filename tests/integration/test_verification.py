@@ -279,7 +279,7 @@ def test_ranges_side_by_side_find_what_the_whole_finds_by_the_time_of_the_event(
     case.create_topic(partitions=1)
     for first in range(0, 90, 30):
         case.send(
-            [json.dumps({"id": n % 7, "name": "x", "at": 1_780_000_000 + n - n % 3 * 5}).encode() for n in range(first, first + 30)], 1
+            [json.dumps({"id": n % 7, "name": "x", "at": 1_780_000_000 + n - n % 3 * 6}).encode() for n in range(first, first + 30)], 1
         )
         case.warm_run()
     whole = assert_match(case)["counts"]
