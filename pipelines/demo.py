@@ -49,7 +49,6 @@ _SAMPLE_ROWS = 5
 _SAMPLE_COLUMNS = ("order_id", "customer_id", "city", "restaurant", "dish", "quantity", "price", "tags", "note")
 _LOG_TAIL_LINES = 20
 _PLAIN_WIDTH = 120
-"""Contents are compared up to this many bytes of values; they are held in memory. Positions always are."""
 
 
 def demo(recipe: Recipe, count: int, keep: bool = True) -> int:

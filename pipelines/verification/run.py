@@ -85,7 +85,7 @@ class _Verifier:
 
     def run(self) -> Verification:
         self._tell("reading the ledger")
-        history = read_history(self._log, self._names)
+        history = read_history(self._log, self._names, self._request.since)
         configs = load_configs(self._log, self._names, history)
         if not history.plans:
             return Verification(self._config.pipeline_id, self._table)
@@ -165,10 +165,7 @@ class _Verifier:
         for name, count in table.defaults().items():
             self._found.cannot_prove(f"values of column {name} that the table's DEFAULT gave", count)
         self._tell("comparing rows")
-        faults = list(table.faults(request.examples, config.topic))
-        if not faults and engine.execute("SELECT count(*) FROM mismatching").fetchall()[0][0]:
-            self._found.cannot_prove("rows that were changed while they were read: verify again")
-        self._found.findings += faults
+        self._found.findings += table.faults(request.examples, config.topic)
         self._find_letters(engine, span, config.topic)
         self._find_other_bytes(engine, span, config.topic)
         self._find_strangers(table)
