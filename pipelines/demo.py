@@ -157,7 +157,9 @@ class _Arrivals:
         if state is not None and state.last_sequence > self._seen:
             self._dead_letters += sum(message.rows for message in self._log.scan(self._stream, self._seen, state.last_sequence))
             self._seen = state.last_sequence
-        done = read_chain(self._log, self._names.stream("ledger"), self._names.chain("process")).done if state is not None else None
+        # The ledger is the last stream that a start makes.
+        ledger = self._names.stream("ledger")
+        done = read_chain(self._log, ledger, self._names.chain("process")).done if self._log.state(ledger) is not None else None
         duplicates = done.body["totals"].get("duplicates", 0) if done else 0
         return self._dead_letters + int(duplicates) + int(found[0][0] or 0 if found else 0)
 
