@@ -9,17 +9,22 @@ STAMP := $(VENV)/.tallyflow-installed
 UV ?= $(shell command -v uv 2>/dev/null)
 PYTHON ?=
 
+# Each worker starts servers of its own, about 3 GB; `make WORKERS=0 test` does without workers.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
 TEST_PATHS = $(wildcard tests/unit tests/spark tests/integration)
 CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 LINTED = pipelines resources sql dagster_project tests bench examples
 
-.PHONY: help demo dagster test crash bench lint venv check-java constraints
+.PHONY: help demo dagster test crash test-browser bench lint venv check-java constraints
 
 help:
 	@echo "make demo    start real servers, send 300,000 events through, check every one of them"
 	@echo "make dagster  the pipelines in Dagster on loopback, with real servers; Ctrl-C ends all of it"
 	@echo "make test    unit, Spark and integration tests"
 	@echo "make crash   the tests that kill processes"
+	@echo "make test-browser   Dagster's pages in a real Chromium; SCREENSHOTS=docs/screenshots renews the pictures"
 	@echo "make bench   throughput, CPU per event, memory, latency"
 	@echo "make lint    ruff and mypy"
 
@@ -30,11 +35,14 @@ dagster: check-java venv
 	@exec $(BIN)/tallyflow dagster
 
 test: check-java venv
-	$(BIN)/python -m pytest $(TEST_PATHS) -m "not crash"
+	$(PYTEST) $(TEST_PATHS) -m "not crash"
 
 crash: check-java venv
 	@if [ -z "$(CRASH_TESTS)" ]; then echo "make crash: no test file in tests/crash, nothing was run"; \
-	else echo "$(BIN)/python -m pytest tests/crash"; exec $(BIN)/python -m pytest tests/crash; fi
+	else echo "$(PYTEST) tests/crash"; exec $(PYTEST) tests/crash; fi
+
+test-browser: check-java venv
+	$(BIN)/python -m pytest tests/browser $(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 
 bench: check-java venv
 	@$(BIN)/python -m bench

@@ -19,8 +19,8 @@ class Finding:
 
 @dataclass
 class Audited:
-    """`ranges`: what was judged. `records`: how many each place holds. `not_proven`: what can no longer be told, or not by this audit, and
-    of how many records, where that is known.
+    """`ranges`: what was judged, first and last, both inclusive; the last is below the first where there was nothing. `records`: how many
+    each place holds. `not_proven`: what can no longer be told, or not by this audit, and of how many records, where that is known.
     """
 
     pipeline: str
@@ -50,7 +50,7 @@ class Audited:
         yield f"pipeline {self.pipeline}: {', '.join(f'{name} {count:,}' for name, count in self.records.items())}"
         for name, found in self.ranges.items():
             told = found if isinstance(found, dict) else {"": found}
-            yield f"judged: {name}: " + ", ".join(f"{part} {first}..{last}".strip() for part, (first, last) in told.items())
+            yield f"judged: {name}: " + ", ".join(f"{part} {_range(first, last)}".strip() for part, (first, last) in told.items())
         for gap in self.not_proven:
             yield f"not proven: {gap['what']}" + (f" ({gap['count']:,} records)" if gap["count"] is not None else "")
         for finding in self.findings:
@@ -59,6 +59,10 @@ class Audited:
             if finding.count > len(finding.examples):
                 yield f"  and {finding.count - len(finding.examples):,} more"
         yield "clean: every record that was judged is accounted for, once" if self.is_clean else "NOT clean"
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first}..{last}" if first <= last else "none"
 
 
 def _told(example: dict[str, Any]) -> str:

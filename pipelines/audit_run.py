@@ -255,7 +255,7 @@ class Audit:
         for kind, count in counts.items():
             self._found.find("Kafka -> raw", kind, count, examples[kind])
         self._found.ranges["Kafka offsets in raw"] = {
-            f"{self._topic}/{partition}": [max(offsets.start, firsts.get(partition, offsets.end)), offsets.end]
+            f"{self._topic}/{partition}": [max(offsets.start, firsts.get(partition, offsets.end)), offsets.end - 1]
             for partition, offsets in sorted(raw.offsets.items())
         }
 

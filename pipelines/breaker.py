@@ -3,6 +3,7 @@
 In: how many records were seen, and those of them that were rejected. Records are judged in samples of at least MIN_RECORDS, each record
 in one sample: a large step is a sample of its own, small ones add up until they are enough. So a leg that sees few records at a time
 writes at most MIN_RECORDS - 1 dead letters before it stops.
+A range is judged under the configuration that it was planned under, and never in one sample with records of another.
 Kept: the open sample, in memory; a start begins anew. It decides nothing about a record, only whether to go on.
 """
 
@@ -17,9 +18,16 @@ from pipelines.errors import HaltError
 from pipelines.triage import with_fingerprints
 
 MIN_RECORDS = 1000
-_WAYS = (
-    "Mend the mapping, the table or the producer and start again; or let such records become dead letters for one start: "
-    "`tallyflow run FILE --accept`"
+ACCEPT = "`tallyflow run FILE --accept`"
+MEND = f"Mend the table or the producer and start again; or let such records become dead letters for one start: {ACCEPT}"
+"""The ways on at a row that was not decided yet."""
+PLANNED = (
+    f"These records are planned already: {ACCEPT} lets them become dead letters, which may enter again. Mend the mapping, the table or the "
+    "producer first: with an edited file only these pass, and what comes behind them is judged anew; with this one all do, for one start"
+)
+PLANNED_BEFORE = (
+    f"These records were planned before the file was edited, and are judged as they were planned: {ACCEPT} lets them, and only them, "
+    "become dead letters, which may enter again under the new file"
 )
 
 
@@ -57,23 +65,23 @@ class Sample:
         """What the next records are added to: a sample that was judged is over."""
         return Sample() if self.is_enough else self
 
-    def judge(self, percent: int) -> None:
-        """Raises HaltError when this is enough to judge and more than `percent` of it was rejected for one cause."""
+    def judge(self, percent: int, ways: str) -> None:
+        """Raises HaltError, with the `ways` on, when this is enough to judge and more than `percent` of it was rejected for one cause."""
         worst = max(self.causes.values(), key=lambda cause: cause.records, default=None)
         if worst is None or not self.is_enough or worst.records * 100 <= percent * self.records:
             return
         raise HaltError(
             f"stopping before the dead letters are flooded: {worst.records:,} of {self.records:,} records were rejected for one cause, "
             f"more than {percent} % (`on_error.max_rejected_percent`): {worst.fingerprint}, {worst.reason}, such as {worst.example}. "
-            f"{_WAYS}"
+            f"{ways}"
         )
 
 
 class Breaker:
     """Judges what one process sees of one leg; safe to use from several threads. 100 percent never stops anything."""
 
-    def __init__(self, percent: int) -> None:
-        self._percent = percent
+    def __init__(self, percent: int, ways: str = PLANNED) -> None:
+        self._percent, self._ways = percent, ways
         self._sample = Sample()
         self._counted: dict[str, int] = {}
         self._told = ""
@@ -94,7 +102,7 @@ class Breaker:
             sample = self._sample.plus(records, causes_of(rejected))
             self._sample = sample.rest
             try:
-                sample.judge(self._percent)
+                sample.judge(self._percent, self._ways)
             except HaltError as halt:
                 self._told = str(halt)
                 raise

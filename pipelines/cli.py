@@ -84,7 +84,7 @@ def run(
     driver_offsets: Annotated[int, typer.Option(min=0, help="Ranges of at most so many offsets are read without a Spark task.")] = 20_000,
     driver_frames: Annotated[int, typer.Option(min=0, help="Ranges of at most so many frames need no Spark task.")] = 16,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Let rejected records become dead letters, however many, for this start.")
+        bool, typer.Option("--accept", help="Let records that the circuit breaker has stopped at become dead letters, however many.")
     ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""

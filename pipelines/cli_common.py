@@ -1,7 +1,7 @@
 """What all commands share: arguments, the consoles, and errors as one message and an exit code."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from pipelines.errors import ConfigurationError, TallyflowError
 
@@ -18,6 +19,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 out = Console()
 # Messages hold statements and paths to copy: a narrow terminal must not break them.
 err = Console(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; call what it gives with how far of how much."""
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as shown:
+        task = shown.add_task(doing, total=None)
+        yield lambda done, of: shown.update(task, completed=done, total=max(of, 1))
 
 
 def print_json(value: Any) -> None:

@@ -14,14 +14,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import httpx
 import typer
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipelines.cli_common import err, errors_as_exit, out
 from pipelines.config import load
-from pipelines.errors import HaltError
+from pipelines.errors import HaltError, RetryableError
 from pipelines.naming import LEGS
 from pipelines.runners import stop_runners
 from resources.local import cli as local_cli
@@ -29,6 +30,9 @@ from resources.local.errors import LocalServerError
 from resources.local.ports import HOST, is_free, keep_ports, port_holder
 from resources.local.server import START_TIMEOUT
 from resources.local.stack import LocalStack, default_home
+
+if TYPE_CHECKING:
+    from pipelines.connectors.kafka import KafkaTopic
 
 DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
 SCHEDULES_VARIABLE = "TALLYFLOW_SCHEDULES"
@@ -67,14 +71,15 @@ def dagster(
 
 @contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM ends it as Ctrl-C does, and Ctrl-C also where a shell in the background has switched it off."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     except KeyboardInterrupt:
         out.print("ended")
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -117,11 +122,16 @@ def _give_orders(environment: Mapping[str, str]) -> None:
     source = load(_EXAMPLE, environment).sources[0]
     brokers = ",".join(source.connection_params.brokers)
     ensure_topic(brokers, source.topic, 4)
-    topic = KafkaTopic(source)
-    partitions = topic.facts().partitions
-    if topic.ends(partitions) == topic.starts(partitions):
+    if _is_empty(KafkaTopic(source)):
         made = produce(brokers, source.topic, _SAMPLE_ORDERS, duplicate_share=0.1, bad_share=0.001)
         out.print(f"produced {made.produced:,} orders to topic {made.topic}, 1 in 10 a copy, 1 in 1,000 broken on purpose", highlight=False)
+
+
+@retry(retry=retry_if_exception_type(RetryableError), wait=wait_fixed(0.5), stop=stop_after_delay(60), reraise=True)
+def _is_empty(topic: "KafkaTopic") -> bool:
+    """A topic that was just made has no leaders yet."""
+    partitions = topic.facts().partitions
+    return topic.ends(partitions) == topic.starts(partitions)
 
 
 def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None:

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, utc
+from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, progress, since_instant, utc
 from pipelines.config import load
 
 if TYPE_CHECKING:
@@ -24,8 +24,14 @@ app = typer.Typer(
 
 Stage = Annotated[str | None, typer.Option(help="Only letters of this stage: parse, dedup, transform or sink.")]
 GroupName = Annotated[str | None, typer.Option("--group", help="Only letters of this group (its fingerprint).")]
-Since = Annotated[datetime | None, typer.Option(help="Only letters that arrived at this time or later, UTC.")]
-Until = Annotated[datetime | None, typer.Option(help="Only letters that arrived before this time, UTC.")]
+_INSTANT = "UTC, or so long ago: 30m, 1h, 2d."
+Since = Annotated[
+    datetime | None,
+    typer.Option(parser=since_instant, metavar="TIME", help=f"Only letters that arrived at this instant or later, {_INSTANT}"),
+]
+Until = Annotated[
+    datetime | None, typer.Option(parser=since_instant, metavar="TIME", help=f"Only letters that arrived before this instant, {_INSTANT}")
+]
 Key = Annotated[str | None, typer.Option(help="Only letters with this Kafka key.")]
 State = Annotated[
     str,
@@ -33,6 +39,9 @@ State = Annotated[
         help="Only letters of this state: open, parked (rejected too often), redriven, discarded; or waiting (open or parked), all."
     ),
 ]
+
+
+COUNTING = "counting the copies that were dropped in favour of these letters"
 
 
 @contextmanager
@@ -52,23 +61,24 @@ def selection(
 ) -> "Selection":
     """The selection that options ask for."""
     from pipelines.redrive import STATES, WAITING
-    from pipelines.triage import Selection
+    from pipelines.triage import STAGES, Selection
 
     sets = {"all": None, "waiting": WAITING, **{one: frozenset({one}) for one in STATES}}
     if state not in sets:
         raise typer.BadParameter(f"must be one of {', '.join(sets)}", param_hint="--state")
-    begin, end = (instant.replace(tzinfo=UTC) if instant else None for instant in (since, until))
-    return Selection(stage, group, begin, end, key.encode() if key is not None else None, sets[state])
+    if stage is not None and stage not in STAGES:
+        raise typer.BadParameter(f"must be one of {', '.join(STAGES)}", param_hint="--stage")
+    return Selection(stage, group, since, until, key.encode() if key is not None else None, sets[state])
 
 
 def parse_position(text: str) -> "Position":
     """A raw position such as 17.3, as `list`, `groups` and `export` show it."""
-    from pipelines.records import Position
+    from pipelines.records import record_position
 
     try:
-        return Position(*(int(part) for part in text.split(".")[:2]))
-    except (ValueError, TypeError):
-        raise typer.BadParameter(f"{text!r} must be a sequence and an ordinal, such as 17.3", param_hint="position") from None
+        return record_position(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="position") from None
 
 
 @app.command()
@@ -82,8 +92,8 @@ def groups(
     as_json: AsJson = False,
 ) -> None:
     """Show the causes of dead letters: how many letters each has, first and last seen, an example, and the likely fix."""
-    with dead_letters(file) as letters:
-        found = letters.groups(selection(stage, None, since, until, key, state))
+    with dead_letters(file) as letters, progress(COUNTING) as tell:
+        found = letters.groups(selection(stage, None, since, until, key, state), tell)
     if as_json:
         print_json([{**plain_group(one), "remedy": one.remedy} for one in found])
         return
@@ -106,9 +116,16 @@ def print_groups(found: "Iterable[Group]") -> None:
             one.message,
             f"from {utc(one.first)} to {utc(one.last)}",
             f"such as {one.topic} partition {one.partition} offset {one.offset}, raw position {one.position}",
+            *([f"{one.copies_dropped:,} {told_copies(one.copies_counted_from)}"] if one.copies_dropped else []),
             *([f"likely fix: {one.remedy}"] if one.remedy else []),
         ):
             out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def told_copies(counted_from: datetime | None) -> str:
+    """What a number of dropped copies is."""
+    since = f", since {utc(counted_from)} (earlier records were purged)" if counted_from else ""
+    return f"copies of these records were dropped by dedup in their favour{since}"
 
 
 @app.command("list")
@@ -148,8 +165,8 @@ def show(
 ) -> None:
     """Show one dead letter whole: the record's bytes, where it comes from, and why it was rejected."""
     wanted = parse_position(position)
-    with dead_letters(file) as letters:
-        found = letters.at(wanted).to_pylist()
+    with dead_letters(file) as letters, progress(COUNTING) as tell:
+        found = letters.at(wanted, tell).to_pylist()
     if not found:
         err.print(f"there is no dead letter at {position}", style="red", highlight=False)
         raise typer.Exit(1)
@@ -183,6 +200,8 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
         "headers": [[_text(name), _text(value)] for name, value in row["headers"] or []],
         "key": _text(row["key"]),
         "value": _text(row["value"]),
+        "copies_dropped": row["copies_dropped"],
+        "copies_counted_from": utc(row["copies_counted_from"]) if row["copies_counted_from"] else None,
         **({"value_bytes": size["bytes"], "value_sha256": size["sha256"].hex()} if size else {}),
     }
 

@@ -8,10 +8,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
-from pipelines.cli_common import AsJson, File, err, errors_as_exit, out, print_json, utc
+from pipelines.cli_common import AsJson, File, errors_as_exit, out, print_json, progress, utc
 from pipelines.config import load
 from resources.local.stack import default_home
 
@@ -57,13 +56,11 @@ def why(
     as_json: AsJson = False,
 ) -> None:
     """Show what became of a key: when and where it was accepted, until when copies are dropped, and how many were."""
-    with _key_state(file) as keys:
-        if as_json:
-            print_json(asdict(keys.why(key)))
-            return
-        with Progress(console=err, transient=True) as progress:
-            task = progress.add_task("looking through the raw stream", total=None)
-            found = keys.why(key, lambda done, of: progress.update(task, completed=done, total=max(of, 1)))
+    with _key_state(file) as keys, progress("looking through the raw stream") as tell:
+        found = keys.why(key, tell)
+    if as_json:
+        print_json(asdict(found))
+        return
     for line in _told(found):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -114,9 +111,8 @@ def rebuild_state(file: File, as_json: AsJson = False) -> None:
     """Rebuild the keys that dedup remembers from the raw stream, for a stopped pipeline whose store was lost or is damaged."""
     from pipelines.rebuild import rebuild
 
-    with _key_state(file) as keys, Progress(console=err, transient=True) as progress:
-        task = progress.add_task("judging the raw stream again", total=None)
-        found = rebuild(keys, lambda done, of: progress.update(task, completed=done, total=max(of, 1)))
+    with _key_state(file) as keys, progress("judging the raw stream again") as tell:
+        found = rebuild(keys, tell)
     if as_json:
         print_json(asdict(found))
         return

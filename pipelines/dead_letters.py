@@ -9,9 +9,11 @@ import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.jetstream import JetStream, check_contiguous
+from pipelines.dropped_copies import dropped_copies
+from pipelines.judged import Tell
 from pipelines.legs.redrive import taken
 from pipelines.naming import Names
-from pipelines.purge import read_purged
+from pipelines.purge import PurgeLog, read_purged
 from pipelines.records import Position, decode_frame
 from pipelines.redrive import DISCARDED, REDRIVEN, Taken
 from pipelines.triage import Group, Selection, groups, letter_at, listed, with_fingerprints
@@ -27,18 +29,24 @@ class DeadLetters:
     def close(self) -> None:
         self._log.close()
 
-    def groups(self, selection: Selection) -> list[Group]:
-        return groups(self._letters(), selection)
+    def groups(self, selection: Selection, tell: Tell = lambda done, of: None) -> list[Group]:
+        """With the copies that dedup dropped in favour of the letters; `tell` hears how far raw was read for that."""
+        return groups(self._with_copies(selection, tell), selection)
 
     def list(self, selection: Selection, limit: int) -> tuple[pa.Table, int]:
         return listed(self._letters(), selection, limit)
 
-    def at(self, position: Position) -> pa.Table:
-        return letter_at(self._letters(), position)
+    def at(self, position: Position, tell: Tell = lambda done, of: None) -> pa.Table:
+        """With the copies that dedup dropped in favour of the letter."""
+        return letter_at(self._with_copies(Selection(positions=frozenset({position})), tell), position)
 
     def frames(self, selection: Selection) -> Iterator[pa.Table]:
         """The selected letters, with `fingerprint` and `state`, one stored frame at a time."""
         return (letters for frame in self._letters() if (letters := selection.of(with_fingerprints(frame))).num_rows)
+
+    def _with_copies(self, selection: Selection, tell: Tell) -> Iterator[pa.Table]:
+        counted = dropped_copies(self._log.connect(), self._names, self._letters(), selection, tell)
+        return map(counted.of, self._letters())
 
     def _letters(self) -> Iterator[pa.Table]:
         log = self._log.connect()
@@ -66,6 +74,9 @@ def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
     purged_below = read_purged(log, names, "dlq").below
     sequence = state.first_sequence - 1
     for message in log.fetch(stream, names.subjects("dlq"), sequence, state.last_sequence):
+        if message.sequence > sequence + 1:
+            # Purged while it is read, perhaps.
+            purged_below = read_purged(log, names, "dlq").below
         if message.sequence <= purged_below:
             # Of what lies there the last letters of quiet subjects are left.
             sequence = message.sequence - 1
@@ -80,13 +91,17 @@ def read_letters(log: JetStream, names: Names) -> Iterator[pa.Table]:
     return (letters for _, letters in read_frames(log, names))
 
 
-def frames_that_may_go(log: JetStream, names: Names, known: Taken, before: datetime) -> dict[str, int]:
-    """By subject, the sequence below which every letter was taken and was rejected before the instant."""
+def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: datetime) -> dict[str, int]:
+    """By subject, the sequence below which every letter was taken and was rejected before the instant; subjects of which a frame may go."""
     stream = names.stream("dlq")
     state = log.state(stream)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
     below: dict[str, int] = {}
     ended: set[str] = set()
     for message in log.fetch(stream, names.subjects("dlq"), 0, state.last_sequence if state else 0):
+        first.setdefault(message.subject, message.sequence)
+        last[message.subject] = message.sequence
         if message.subject in ended:
             continue
         letters = decode_frame(message.payload)
@@ -95,4 +110,6 @@ def frames_that_may_go(log: JetStream, names: Names, known: Taken, before: datet
             below[message.subject] = message.sequence + 1
         else:
             ended.add(message.subject)
-    return below
+    # A subject keeps its last message.
+    may_go = {subject: min(sequence, last[subject]) for subject, sequence in below.items()}
+    return {subject: sequence for subject, sequence in may_go.items() if sequence > first[subject]}

@@ -13,16 +13,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
-from pipelines.dedup import KEY_COLUMNS, NEVER, PAST_COLUMN, TIME_COLUMN, FrameTimes, with_keys
+from pipelines.dedup import KEY_COLUMNS, NEVER, with_keys
 from pipelines.errors import ConfigurationError, Fault, HaltError, StateDamagedError
+from pipelines.judged import Start, Tell, judged, start_at
 from pipelines.ledger import ChainState, Entry, read_chain
-from pipelines.legs.arrivals import arrivals, steps
 from pipelines.legs.buckets import live_runs
 from pipelines.legs.connections import Connections
-from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, bucket_of_key
 from pipelines.parse import parse
@@ -148,7 +146,7 @@ class KeyState:
         window = timedelta(microseconds=config.dedup_window_us)
         return StoreState(self.names.pipeline, config.dedup_key, window, clock(state, config), tuple(found))
 
-    def why(self, texts: Sequence[str], tell: Callable[[int, int], None] = lambda done, of: None) -> KeyHistory:
+    def why(self, texts: Sequence[str], tell: Tell = lambda done, of: None) -> KeyHistory:
         """The history of the key whose fields have these values, in the order of the file's `key`.
 
         Looks through the raw stream from the accepted record on, about a microsecond per record; `tell` hears how far of how many
@@ -156,7 +154,7 @@ class KeyState:
         """
         return self.settled(lambda state: self._why(state, texts, tell))
 
-    def _why(self, state: ChainState, texts: Sequence[str], tell: Callable[[int, int], None]) -> KeyHistory:
+    def _why(self, state: ChainState, texts: Sequence[str], tell: Tell) -> KeyHistory:
         config = self.stage_config(state)
         values, hi, lo = self._hashed(config, texts)
         bucket = int(bucket_of_key(lo, config.buckets)[0])
@@ -166,17 +164,11 @@ class KeyState:
         at, first = instant(int(found.time[0])), Position(int(found.sequence[0]), int(found.ordinal[0]), 0)
         expires = at + timedelta(microseconds=config.dedup_window_us)
         purged = read_purged(self.connections.log, self.names, "raw")
-        begin = self._begin(config, first.sequence, int(found.time[0]), purged.below)
-        duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, begin, tell)
+        start = start_at(self.connections.log, self.names, config, first.sequence, int(found.time[0]), purged.below)
+        duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, start, tell)
         now = clock(state, config)
         is_over, counted_from = now is not None and expires <= now, purged.since if first.sequence < purged.below else None
         return KeyHistory(values, bucket, self._seen(at, first), expires, is_over, duplicates, tuple(dropped), scanned, counted_from)
-
-    def _begin(self, config: StageConfig, sequence: int, at_us: int, purged_below: int) -> tuple[int, int, int]:
-        """(sequence, newest time, arrival) that frames are read behind, to find those from `sequence` on that are left."""
-        if sequence < purged_below or config.dedup_time_field:
-            return self._done_before(max(sequence, purged_below + 1))
-        return sequence - 1, NEVER, at_us
 
     def _hashed(self, config: StageConfig, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
         """The key's values by field, and its hash, by way of the stages' own reading of a record with these fields."""
@@ -210,46 +202,20 @@ class KeyState:
         return Seen(at, str(position), message.headers["Tf-Topic"], row["partition"], row["offset"])
 
     def _copies(
-        self,
-        state: ChainState,
-        config: StageConfig,
-        key: tuple[Any, Any],
-        first: Position,
-        begin: tuple[int, int, int],
-        tell: Callable[[int, int], None],
+        self, state: ChainState, config: StageConfig, key: tuple[Any, Any], first: Position, start: Start, tell: Tell
     ) -> tuple[int, list[Seen], int]:
         """(how many, the first of them, records looked at): the records of the key behind `first` that had been judged by `state`."""
         assert state.done is not None
-        log, stream, to = self.connections.log, self.names.stream("raw"), state.done.body["to"]
-        start, newest, arrival_us = begin
-        count, counts = 0, new_counts()
+        count = records = 0
         shown: list[Seen] = []
-        for step in steps(arrivals(log.fetch(stream, self.names.subjects("raw"), start, to), arrival_us)):
-            tell(step[-1].message.sequence - start, to - start)
-            rows, _ = stages(self.connections.engine, config, "", step, counts)
-            if PAST_COLUMN in rows.column_names:
-                rows = rows.filter(pc.invert(pc.fill_null(rows.column(PAST_COLUMN), False)))
-            if config.dedup_time_field:
-                times = FrameTimes.of(rows, newest)
-                marks = times.watermarks(rows.column("_tf_sequence").to_numpy(), config.dedup_lateness_us)
-                rows, newest = rows.filter(pa.array(rows.column(TIME_COLUMN).to_numpy() >= marks)), times.last
-            hi, lo = (rows.column(name).to_numpy() for name in KEY_COLUMNS)
-            mine = rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
+        for found in judged(self.connections.log, self.names, self.connections.engine, config, start, state.done.body["to"], tell):
+            hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
+            mine = found.rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
             later = [row for row in mine if Position(row["_tf_sequence"], row["_tf_ordinal"], 0) > first]
             count += len(later)
+            records += found.records
             shown += [_seen_row(row) for row in later[: SHOWN_DUPLICATES - len(shown)]]
-        return count, shown, counts["rows_in"]
-
-    def _done_before(self, sequence: int) -> tuple[int, int, int]:
-        """(to, newest time, arrival) of the last `done` that ends before `sequence`: where watermarks can be counted from."""
-        log, subject = self.connections.log, self.names.chain("process")
-        found = 0, NEVER, 0
-        for entry in map(Entry.decode, log.fetch(self.names.stream("ledger"), subject, 0, self.chain().sequence)):
-            if entry.kind == "done" and entry.body["to"] >= sequence:
-                break
-            if entry.kind == "done":
-                found = entry.body["to"], entry.body["newest_us"], entry.body["clock_us"]
-        return found
+        return count, shown, records
 
 
 def listing(state: ChainState, bucket: int) -> list[RunFacts]:

@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from pipelines.dlq import LETTER_SCHEMA
 from pipelines.errors import ConfigurationError, Fault
-from pipelines.records import MAX_RECORD_BYTES, Position, cut_frames
+from pipelines.records import MAX_RECORD_BYTES, Position, cut_frames, record_position
 from pipelines.redrive import MAX_PLAN_RANGES, Places, ranges_of
 
+MAX_FAULTS = 20
+"""Of a file that something else has written, every line may be one."""
 _CONTENT = ("key", "value", "headers")
 _TOLD = ("stage", "code", "field", "message", "fingerprint", "state", "attempts")
 
@@ -65,24 +67,35 @@ def _written(content: bytes | None) -> str | dict[str, str] | None:
 
 
 def read_edited(path: Path) -> Edited:
-    """The letters of an edited file. Raises ConfigurationError with every fault of every line."""
+    """The letters of an edited file. Raises ConfigurationError with the faults of all lines, the first MAX_FAULTS of them by line."""
     faults: list[Fault] = []
     changes: dict[Position, dict[str, Any]] = {}
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                position, change = _read_line(line)
+                position, change = _read_line(_decoded(line))
             except ValueError as error:
                 faults.append(Fault(f"line {number}", str(error)))
                 continue
             if position in changes:
                 faults.append(Fault(f"line {number}", f"the letter at {position.sequence}.{position.ordinal} is there twice"))
             changes[position] = change
+    if not faults and not changes:
+        faults.append(Fault("", "it holds no letters; `tallyflow dlq export` writes such a file"))
+    if len(faults) > MAX_FAULTS:
+        faults = [*faults[:MAX_FAULTS], Fault("", f"and {len(faults) - MAX_FAULTS:,} more")]
     if faults:
         raise ConfigurationError(f"reading {path.name}", faults)
     return Edited(path.name, changes)
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8 text") from None
 
 
 def _read_line(line: str) -> tuple[Position, dict[str, Any]]:
@@ -90,12 +103,11 @@ def _read_line(line: str) -> tuple[Position, dict[str, Any]]:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     if not isinstance(record, dict) or not isinstance(record.get("position"), str):
         raise ValueError("must be an object with `position`, as `tallyflow dlq export` writes it")
-    try:
-        position = Position(*(int(part) for part in record["position"].split(".")))
-    except (ValueError, TypeError):
-        raise ValueError(f"position {record['position']!r} is not a sequence and an ordinal, such as 17.3") from None
+    position = record_position(record["position"])
     change: dict[str, Any] = {name: _read_content(record[name], name) for name in ("key", "value") if name in record}
     if "headers" in record:
         if not isinstance(record["headers"], list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in record["headers"]):

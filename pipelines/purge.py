@@ -22,7 +22,7 @@ from typing import Protocol
 from pipelines.errors import ConflictError
 from pipelines.failpoints import reach
 from pipelines.ledger import Entry, Log, read_chain
-from pipelines.naming import Names
+from pipelines.naming import REDRIVE, Names
 from pipelines.records import HEADER_FIRST, MAX_FRAME_BYTES, Message, Position, instant
 
 READS = {"process": "raw", "sink": "out"}
@@ -116,6 +116,41 @@ def purge_letters(log: PurgeLog, names: Names, may_go: Mapping[str, int]) -> Non
         last = log.last(names.stream("dlq"), subject)
         if last is not None:
             log.purge(names.stream("dlq"), subject, min(below, last.sequence))
+
+
+def redrive_entries_that_may_go(log: PurgeLog, names: Names, max_age: timedelta) -> int:
+    """The sequence below which the chain of redrive is not needed, 0 where nothing may go: a plan lives as long as a letter that it names.
+
+    As with every chain the last `plan` and `done` stay, and what is younger than `max_age` by the clock of the chain itself.
+    """
+    stream, subject = names.stream("ledger"), names.chain(REDRIVE)
+    chain = read_chain(log, stream, subject)
+    newest = log.get(stream, chain.done.sequence) if chain.done else None
+    below = 0
+    for message in islice(log.fetch(stream, subject, 0, newest.sequence - 1 if newest else 0), ENTRIES_PER_CALL):
+        entry = Entry.decode(message)
+        if newest is None or message.time > newest.time - max_age:
+            break
+        if entry.kind == "plan" and any(log.get(names.stream("dlq"), sequence) for sequence, _ in entry.body["letters"]):
+            break
+        if entry.kind == "done":
+            below = entry.sequence + 1
+    return below
+
+
+def fold_redrive(log: PurgeLog, names: Names, below: int) -> None:
+    """Removes entries of the chain of redrive; call it before frames of letters go, and only on behalf of a later one: a replica that
+    still serves such a frame must not be asked while no plan names its letters any more.
+    """
+    if below:
+        log.purge(names.stream("ledger"), names.chain(REDRIVE), below)
+
+
+def purge_lease(log: PurgeLog, names: Names, leg: str) -> None:
+    """Removes all that was said of a lease but the last."""
+    last = log.last(names.stream("ledger"), names.lease(leg))
+    if last is not None:
+        log.purge(names.stream("ledger"), names.lease(leg), last.sequence)
 
 
 def _decide(log: Log, names: Names, role: str, purged: Purged) -> None:

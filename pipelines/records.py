@@ -5,6 +5,7 @@ positions it covers, so that a writer can resume, and a reader can plan, without
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ MAX_RECORD_BYTES = 448 * 1024
 MAX_ROW_BYTES = MAX_FRAME_BYTES - 16 * 1024
 """A row that takes more, uncompressed, might not fit into a frame of its own; it is rejected."""
 OVERSIZE_HEAD_BYTES = 1024
+_RECORD_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
 _TARGET_FRAME_BYTES = 384 * 1024
 
 INSTANT = pa.timestamp("us", tz="UTC")
@@ -121,6 +123,14 @@ class Position(NamedTuple):
         return cls(int(sequence), int(ordinal), int(emit))
 
 
+def record_position(text: str) -> Position:
+    """A raw position as people write it: 17.3, or 17.3.0. Raises ValueError."""
+    found = _RECORD_POSITION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"position {text!r} is not a sequence and an ordinal, such as 17.3")
+    return Position(int(found[1]), int(found[2]))
+
+
 def instant(microseconds: int) -> datetime:
     """Of microseconds since 1970, as arrivals and clocks are stored."""
     return _EPOCH + timedelta(microseconds=microseconds)
@@ -210,11 +220,15 @@ def with_positions(frame: pa.Table, sequence: int, topic: str, arrival_us: int) 
     return pa.table({**columns, **positions})
 
 
+ORDINAL_BITS = 20
+"""Of a position as one number: the sequence stands above so many bits of the ordinal."""
+
+
 def position_keys(table: pa.Table) -> np.ndarray:
     """(sequence, ordinal) of each row as one sortable uint64: exact while a frame has under 2^20 rows and sequences stay under 2^44."""
     sequence = table.column("_tf_sequence").to_numpy()
     ordinal = table.column("_tf_ordinal").to_numpy().astype(np.uint64)
-    keys: np.ndarray = (sequence << np.uint64(20)) | ordinal
+    keys: np.ndarray = (sequence << np.uint64(ORDINAL_BITS)) | ordinal
     return keys
 
 

@@ -4,6 +4,7 @@ The stages are those of the pipeline file and of the table as they are at this m
 lists it. Whether ClickHouse takes a row only an insert can tell.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,15 +48,17 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
 
     Raises HaltError when the table is gone, ConfigurationError when it does not fit the mapping, RetryableError while a system is away.
     """
+    remaining = (table for table in letters if table.num_rows)
+    first = next(remaining, None)
+    if first is None:
+        return Rehearsal(0, 0, 0, 0, 0, ())
     stage = _stages_now(config)
     tried: list[pa.Table] = []
     rows, rejected = [], []
-    for step in steps(_frames(letters, tried)):
+    for step in steps(frames_of_letters(itertools.chain([first], remaining), tried)):
         passed, failed = stages(state.connections.engine, stage, "", step, new_counts())
         rows.append(passed)
         rejected.append(failed)
-    if not rows:
-        return Rehearsal(0, 0, 0, 0, 0, ())
     together = pa.concat_tables(rows, promote_options="default").unify_dictionaries()
     accepted, duplicates, late = together.num_rows, 0, 0
     if stage.dedup_key:
@@ -79,10 +82,10 @@ def _stages_now(config: PipelineConfig) -> StageConfig:
     return stage_config(config, table)
 
 
-def _frames(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
-    """Letters as the raw frames that they would be; notes them in `tried`."""
+def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
+    """Letters, none of the tables empty, as the raw frames that they would be; notes them in `tried`."""
     now = datetime.now(UTC)
-    for number, table in enumerate((table for table in letters if table.num_rows), start=1):
+    for number, table in enumerate(letters, start=1):
         tried.append(table)
         headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0"}
         yield Arrived(Message("", number, now, encode_frame(records_of_letters(table)), headers), microseconds(now))

@@ -23,7 +23,7 @@ from pipelines.ledger import Chain, read_chain
 from pipelines.legs.redrive import Redrive, taken
 from pipelines.letters_file import Edited, edited_frames
 from pipelines.naming import REDRIVE, Names
-from pipelines.purge import bytes_free_for_redrive, purge_letters
+from pipelines.purge import bytes_free_for_redrive, fold_redrive, purge_lease, purge_letters, redrive_entries_that_may_go
 from pipelines.records import instant
 from pipelines.redrive import OPEN, WAITING, Rows, can_enter
 from pipelines.triage import Selection, with_fingerprints
@@ -53,7 +53,9 @@ class Reprocessing:
         directory.mkdir(parents=True, exist_ok=True)
         self._lease = Lease(self._log, self._names, directory, REDRIVE)
         try:
-            chain = Chain(self._log, self._names.stream("ledger"), self._names.chain(REDRIVE), self._lease.acquire())
+            epoch = self._lease.acquire()
+            purge_lease(self._log, self._names, REDRIVE)
+            chain = Chain(self._log, self._names.stream("ledger"), self._names.chain(REDRIVE), epoch)
             chain.open()
             self._redrive = Redrive(self._log, self._names, config.sources[0].source_id, chain)
         except BaseException:
@@ -80,7 +82,13 @@ class Reprocessing:
         return Outcome(self._redrive.discard(_places(frames), reason), dict(left))
 
     def expire(self, before: datetime) -> Outcome:
-        """Letters that were rejected before the instant are discarded; frames of such letters that were all taken are deleted."""
+        """Letters that were rejected before the instant are discarded; frames of such letters that were all taken are deleted.
+
+        What no letter needs of the chain, as of the time before that, goes after the retention of the streams.
+        """
+        fold_redrive(
+            self._log, self._names, redrive_entries_that_may_go(self._log, self._names, self._config.resources.nats.stream.max_age)
+        )
         outcome = self.discard(Selection(until=before), "older than dead_letters.max_age")
         purge_letters(self._log, self._names, frames_that_may_go(self._log, self._names, taken(self._log, self._names), before))
         return outcome
@@ -140,15 +148,30 @@ def _places(frames: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[int, Rows]
 def expire_letters(config: PipelineConfig, directory: Path, log: JetStream) -> None:
     """Keeps the letters of a pipeline within `dead_letters.max_age`, by the arrival of the last record that process has done.
 
-    Does nothing without that limit, before the first record, or while a command takes letters: the next call does it.
+    Does nothing, and takes no lease, without that limit, before the first record, or when nothing is that old; nor while a command takes
+    letters: the next call does it.
     """
     names, max_age = Names(config.pipeline_id), config.dead_letters.max_age
     done = read_chain(log, names.stream("ledger"), names.chain("process")).done
     if max_age is None or done is None:
         return
+    before = instant(done.body["clock_us"]) - max_age
+    if not _is_anything_to_expire(config, names, log, before):
+        return
     with suppress(FencedError):
         work = Reprocessing(config, directory)
         try:
-            work.expire(instant(done.body["clock_us"]) - max_age)
+            work.expire(before)
         finally:
             work.close()
+
+
+def _is_anything_to_expire(config: PipelineConfig, names: Names, log: JetStream, before: datetime) -> bool:
+    known = taken(log, names)
+    old = Selection(until=before, states=WAITING)
+    frames = with_states(read_frames(log, names), known, config.dead_letters.max_attempts)
+    return (
+        any(old.of(letters).num_rows for _, letters in frames)
+        or bool(frames_that_may_go(log, names, known, before))
+        or redrive_entries_that_may_go(log, names, config.resources.nats.stream.max_age) > 0
+    )

@@ -20,7 +20,8 @@ class RunSpec:
     """One start of a runner. `epochs` are those of its legs, `stage_config` is the version that new plans name.
 
     Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are done in the driver, larger ones in tasks.
-    `state_place` is the directory or URI of the key stores. `accepts_rejections`: the circuit breaker is off.
+    `state_place` is the directory or URI of the key stores.
+    `accepted_config`: the version whose plans the circuit breaker lets pass, empty for none.
     """
 
     config_text: str
@@ -32,7 +33,7 @@ class RunSpec:
     driver_offsets: int
     driver_frames: int
     state_place: str
-    accepts_rejections: bool = False
+    accepted_config: str = ""
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".partial")

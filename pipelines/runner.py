@@ -195,12 +195,17 @@ class Runner:
             self.options.driver_offsets,
             self.options.driver_frames,
             self.names.state_place(self.directory, self.config.state_uri),
-            self.options.accept,
+            self._planned_config() or version if self.options.accept else "",
         )
         path = self.own_directory / "run.json"
         run.save(path)
         self.run_spec = run
         return path
+
+    def _planned_config(self) -> str:
+        """The version that the open plan of process names; empty where there is none."""
+        plan = read_chain(self.log, self.names.stream("ledger"), self.names.chain("process")).plan
+        return str(plan.body["config"]) if plan else ""
 
     def _build_legs(self, prepared: Prepared, run_path: Path) -> None:
         for name in self.options.legs:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,10 @@ import pyarrow.compute as pc
 from pipelines.records import Position
 from pipelines.vectors import one_chunk
 
+COPIES_COLUMN, COUNTED_FROM_COLUMN = "copies_dropped", "copies_counted_from"
+"""Where they were counted (`dropped_copies`): copies that dedup dropped in favour of a letter, and from when on where that is not all."""
+STAGES = ("parse", "dedup", "transform", "sink")
+"""Where a record may be rejected."""
 _CAUSE = ("stage", "code", "field", "message")
 _MARK = "\x1f"
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -80,7 +85,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class Group:
-    """Letters of one cause. `message` and `position` are those of its first letter, `first` and `last` arrivals."""
+    """Letters of one cause. `message` and `position` are those of its first letter, `first` and `last` arrivals.
+
+    `copies_dropped` in favour of its letters; from `copies_counted_from` on where that is not all.
+    """
 
     fingerprint: str
     stage: str
@@ -94,6 +102,8 @@ class Group:
     topic: str
     partition: int
     offset: int
+    copies_dropped: int = 0
+    copies_counted_from: datetime | None = None
 
     @property
     def remedy(self) -> str:
@@ -141,13 +151,22 @@ def _groups_of(letters: pa.Table) -> Iterator[Group]:
             topic=example["_tf_topic"],
             partition=example["_tf_partition"],
             offset=example["_tf_offset"],
+            **_copies_of(members),
         )
+
+
+def _copies_of(members: pa.Table) -> dict[str, Any]:
+    if COPIES_COLUMN not in members.column_names:
+        return {}
+    copies, since = (members.column(name) for name in (COPIES_COLUMN, COUNTED_FROM_COLUMN))
+    return {COPIES_COLUMN: pc.sum(copies, min_count=0).as_py(), COUNTED_FROM_COLUMN: pc.max(since).as_py()}
 
 
 def _together(one: Group, other: Group) -> Group:
     first = min(one, other, key=lambda group: group.position)
-    sums = {"letters": one.letters + other.letters, "first": min(one.first, other.first), "last": max(one.last, other.last)}
-    return Group(**{**vars(first), **sums})
+    sums = {name: getattr(one, name) + getattr(other, name) for name in ("letters", COPIES_COLUMN)}
+    times = {"first": min(one.first, other.first), "last": max(one.last, other.last)}
+    return Group(**{**vars(first), **sums, **times, COUNTED_FROM_COLUMN: one.copies_counted_from or other.copies_counted_from})
 
 
 def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tuple[pa.Table, int]:

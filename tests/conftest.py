@@ -1,17 +1,27 @@
 """What integration, Spark and crash tests share: one set of real servers per test session, and a pipeline case per test."""
 
 import os
+
+# A worker of xdist sets them, and rich keeps what they were when a console was made, whatever width a case asks for.
+os.environ.pop("COLUMNS", None)
+os.environ.pop("LINES", None)
+
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from network_case import Proxied, proxies, through
 from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
 
+import pipelines.legs.sink
 from pipelines.connectors.spark import build_session
 from resources.local.stack import LocalStack
+
+# The oracles' own words when they fail; each before its first import.
+pytest.register_assert_rewrite("protocol_account", "protocol_world")
 
 
 def pytest_sessionstart() -> None:
@@ -51,6 +61,21 @@ def case(running_stack: LocalStack, tmp_path: Path, request: pytest.FixtureReque
         made.session = request.getfixturevalue("session")
     yield made
     made.end()
+
+
+@pytest.fixture(params=["in the driver", "in tasks"])
+def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How the case's runs do their work, as their options: all in the driver, where nothing needs Spark, or all in Spark's tasks."""
+    if request.param == "in the driver":
+        return {}
+    case.session = request.getfixturevalue("session")
+    return {"driver_offsets": 0, "driver_frames": 0}
+
+
+@pytest.fixture
+def brief_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner waits so long for what an earlier one may still be sending before it decides otherwise; here it has ended."""
+    monkeypatch.setattr(pipelines.legs.sink, "INSERT_MAX_EXECUTION_SECONDS", 2)
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ import yaml
 from click.testing import Result
 from clickhouse_connect.driver.client import Client
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
-from plain_runner import make_plain
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from plain_runner import make_plain, plain_run
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -37,7 +37,7 @@ from pipelines.config import parse
 from pipelines.connectors.jetstream import JetStream
 from pipelines.dead_letters import read_letters
 from pipelines.failpoints import RUNNER_PID_VARIABLE
-from pipelines.naming import Names
+from pipelines.naming import LEGS, Names
 from pipelines.records import decode_frame
 from pipelines.runner import Runner, RunOptions
 from pipelines.runners import find_runners
@@ -142,6 +142,13 @@ class PipelineCase:
         # A broker that has just been started tells of a new topic somewhat later.
         wait_until(lambda: self._has_topic(partitions), "a topic that the broker knows")
 
+    def compact_soon(self) -> None:
+        """Lets the broker look for what it may compact every 0.2 s, from now on; by itself it waits 15 s."""
+        (number,) = self.admin.list_topics(timeout=30).brokers
+        broker = ConfigResource(ConfigResource.Type.BROKER, str(number))
+        broker.add_incremental_config(ConfigEntry("log.cleaner.backoff.ms", "200", incremental_operation=AlterConfigOpType.SET))
+        self.admin.incremental_alter_configs([broker])[broker].result(30)
+
     def _has_topic(self, partitions: int) -> bool:
         try:
             found = self.admin.describe_topics(TopicCollection([self.topic]))[self.topic].result(30)
@@ -169,13 +176,13 @@ class PipelineCase:
         self.send((_event(number, bad_every, name_bytes) for number in range(first, first + count)), partitions)
 
     @contextmanager
-    def load(self, count: int = 300, pause_seconds: float = 0.1) -> Iterator[None]:
+    def load(self, count: int = 300, pause_seconds: float = 0.1, bad_every: int = 100, name_bytes: int = 0) -> Iterator[None]:
         """Sends `count` events again and again, from a thread, until the block ends."""
         stop = threading.Event()
 
         def send() -> None:
             while not stop.is_set():
-                self.send_events(count, bad_every=100)
+                self.send_events(count, bad_every=bad_every, name_bytes=name_bytes)
                 stop.wait(pause_seconds)
 
         with ThreadPoolExecutor(1, "load") as pool:
@@ -198,6 +205,8 @@ class PipelineCase:
                 "enable.auto.commit": False,
                 # The first offset that is left, where 0 has expired.
                 "auto.offset.reset": "earliest",
+                # Its end is told by an answer without records.
+                "fetch.wait.max.ms": 10,
             }
         )
         partitions = consumer.list_topics(self.topic, 10).topics[self.topic].partitions
@@ -205,7 +214,7 @@ class PipelineCase:
         found: dict[Position, bytes | None] = {}
         ended: set[int] = set()
         while len(ended) < len(partitions):
-            for message in consumer.consume(5000, 0.2):
+            for message in consumer.consume(5000, 0.02):
                 if message.error() is None:
                     found[message.partition(), message.offset()] = message.value()
                 else:
@@ -302,12 +311,13 @@ class PipelineCase:
             cwd=self.directory,
         )
 
-    def invoke(self, *arguments: str) -> Result:
-        """A `tallyflow` command inside this process: one of its own takes seconds to start."""
-        return CliRunner().invoke(app, arguments, env=self.environment())
+    def invoke(self, *arguments: str, **environment: str) -> Result:
+        """A `tallyflow` command inside this process, `run` without Spark; one of its own takes seconds to start. For the main thread."""
+        with _kept_signals(), plain_run():
+            return CliRunner().invoke(app, arguments, env=self.environment(**environment))
 
     def status(self) -> dict[str, Any] | None:
-        found = self.command("status", str(self.file), "--json")
+        found = self.invoke("status", str(self.file), "--json")
         return json.loads(found.stdout) if found.stdout.startswith("{") else None
 
     def ask(self) -> dict[str, Any] | None:
@@ -335,13 +345,17 @@ class PipelineCase:
     def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
         """Runs to the end inside this process: on the shared session, or without Spark where the test does not ask for one."""
         runner = self.warm_runner(until_caught_up, **options)
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with _kept_signals():
             runner.run()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         return runner
+
+    def run_in_turn(self, *legs: str, **options: Any) -> None:
+        """One leg after the other, each to its end: a leg meets all that was written before it in one batch.
+
+        In a run of all legs each meets what there is already, and how much that is depends on the machine.
+        """
+        for leg in legs or LEGS:
+            self.warm_run(legs=(leg,), **options)
 
     def warm_runner(self, until_caught_up: bool = True, **options: Any) -> Runner:
         os.environ.update(self.addresses.environment())
@@ -366,7 +380,7 @@ class PipelineCase:
         """Ends what still runs, and asserts that a dead runner's JVM and workers follow it."""
         for runner, thread in self._warm:
             runner.request_stop()
-            thread.join(60)
+            thread.join(PATIENCE_SECONDS)
         for process in self._processes:
             family = family_of(process)
             if process.poll() is None:
@@ -411,6 +425,17 @@ class PipelineCase:
         log.close()
         assert found.residue == 0
         assert [leg.waiting for leg in found.legs] == [0, 0, 0]
+
+
+@contextmanager
+def _kept_signals() -> Iterator[None]:
+    """What a runner of the main thread does about signals ends with the block."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _is_bad(number: int, bad_every: int) -> bool:

@@ -5,18 +5,26 @@ is killed in cases of its own. Started as a script, with the arguments of `tally
 """
 
 import json
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
-from pipelines import runner
+from pipelines import cli, runner
 from pipelines.cli import app
+from pipelines.connectors import ranges
 from pipelines.connectors.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges, offset_text
 from pipelines.errors import HaltError
 from pipelines.legs.leg import Leg, StoppedError
 from pipelines.runner import Runner
+
+# A stop waits until the planners have looked once more, an end until the runner has: seconds of a run that takes none.
+ranges.IDLE_SECONDS = 0.05
+runner.WATCH_SECONDS = 0.05
 
 
 class PlainSession:
@@ -82,6 +90,14 @@ def make_plain(made: Runner) -> None:
     """Lets a runner that has not started run without Spark."""
     made.shared_session = PlainSession()
     made.queries_class = PlainQueries
+
+
+@contextmanager
+def plain_run() -> Iterator[None]:
+    """`tallyflow run` inside this process goes without Spark until the block ends, and its end is not the end of the process."""
+    session = patch.object(runner, "build_session", lambda *_: PlainSession())
+    with session, patch.object(runner, "Queries", PlainQueries), patch.object(cli, "_leave", sys.exit):
+        yield
 
 
 if __name__ == "__main__":

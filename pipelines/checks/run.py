@@ -46,7 +46,7 @@ class Look:
     def verdict(self, check: str, verified: Sequence[judge.Verified] = ()) -> Verdict:
         """The verdict of one check of `judge.NAMES`; `verified` is what verifications have found, for the check of that name."""
         if check == "verification":
-            return judge.verification(verified)
+            return judge.verification(verified, self._first_arrival(), datetime.now(UTC))
         checks: dict[str, Callable[[], Verdict]] = {
             "conservation": lambda: judge.conservation(tally(self._log, self._names)),
             "duplicates": self._duplicates,
@@ -67,6 +67,14 @@ class Look:
         before, _ = confirmed_rows(self._log, self._names)
         found = self._table.positions()
         return Confirmed(before, confirmed_rows(self._log, self._names)[1]), found
+
+    def _first_arrival(self) -> datetime | None:
+        """Of the raw stream's first frame; a stream that was purged begins later."""
+        stream = self._names.stream("raw")
+        if self._log.state(stream) is None:
+            return None
+        first = self._log.first_since(stream, self._names.subjects("raw"), datetime.fromtimestamp(0, UTC))
+        return first.time if first else None
 
     def _duplicates(self) -> Verdict:
         if self._positions is None:

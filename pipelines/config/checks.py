@@ -56,11 +56,13 @@ class FreshnessCheck(Check):
 
 
 class DeadLettersCheck(Check):
-    """Few records become dead letters."""
+    """Few records are dead letters."""
 
     severity: Severity = ours("warn", "`warn` or `error`: how a failure is shown.")
     over: Window = ours(timedelta(hours=1), "Records of the last so long are counted.")
-    max_percent: Percent = ours(1.0, "Largest share of them that may become dead letters, 0 to 100.")
+    max_percent: Percent = ours(
+        1.0, "Largest share of them that may be dead letters, 0 to 100. Those that entered again or were discarded count no more."
+    )
 
 
 class ViewTotal(Model):
@@ -101,7 +103,7 @@ class Checks(Model):
     )
     verification: VerificationCheck = ours(VerificationCheck(), "The newest verifications of the table found no difference.")
     freshness: FreshnessCheck = ours(FreshnessCheck(), "The table follows the topic.")
-    dead_letters: DeadLettersCheck = ours(DeadLettersCheck(), "Few records become dead letters.")
+    dead_letters: DeadLettersCheck = ours(DeadLettersCheck(), "Few records are dead letters.")
     schema_drift: Check = ours(Check(), "The table's columns are those of the mapping.")
     views: ViewsCheck = ours(ViewsCheck(), "Materialized views add up to the table.")
     insert_window: InsertWindowCheck = ours(InsertWindowCheck(), "The table remembers enough insert tokens.")

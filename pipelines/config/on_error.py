@@ -22,7 +22,7 @@ class OnError(Model):
     max_rejected_percent: Annotated[int, Field(ge=1, le=100), BeforeValidator(no_flag)] = ours(
         20,
         "The circuit breaker: of at least 1,000 records, more than so many rejected by one stage for one cause stop the leg before they "
-        "become dead letters. 100 never does; `tallyflow run FILE --accept` lets them pass for one start.",
+        "become dead letters. 100 never does; `tallyflow run FILE --accept` lets them pass.",
     )
     clickhouse: dict[str, ErrorClass] = ours({}, "ClickHouse's errors by name, or by code in quotes: `retryable`, `record` or `halt`.")
     nats: _Passing = ours({}, "NATS's errors by name, or by code in quotes: `retryable` or `halt`.")

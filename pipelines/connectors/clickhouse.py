@@ -29,6 +29,7 @@ RESPONSE_TIMEOUT_SECONDS = 60
 
 _PUSHING_TO_VIEW = "while pushing to view"
 """An insert that a view refuses has stored the block in the table all the same (measured, 26.9)."""
+_SERVER = re.compile(r"DB::\w*Exception: ")
 _TABLE_ID = re.compile(r" \([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\)")
 _AT_ROW = re.compile(r"is violated at row (\d+)")
 
@@ -114,7 +115,7 @@ def _may_pass(error: ClickHouseError, text: str) -> bool:
 
 def _first_line(text: str) -> str:
     """The server's own words where the driver has wrapped them."""
-    words = text.partition("DB::Exception: ")[2] or text
+    words = _SERVER.split(text, maxsplit=1)[-1]
     return words.strip().splitlines()[0][:500] if words.strip() else "no message"
 
 

@@ -4,8 +4,11 @@ from pipelines.error_classes.rows import ErrorRow, rows
 
 ONE_BLOCK = "Too many partitions for single INSERT block"
 """Has the code of too many parts, but waiting does not help: a smaller block does."""
+NO_ROOM = "No space left on device"
+"""Inodes that end, or room that goes after the server has looked for it (243): said with codes of other troubles (measured, 26.9)."""
 
 _LOGIN = "check `username` and `password` in the sink's connection_params, then start again"
+_DISK = "the same chunk is sent again with its token; if it lasts, make room on the disk, or look at the object store"
 _TABLE = "compare the table with the mapping (was it altered?), correct one of them and start again; the chunk waits, whole"
 _VALUES = (
     "nothing was dropped. If single rows hold such values, make it a `record` under `on_error.clickhouse`; "
@@ -78,12 +81,20 @@ ROWS: tuple[ErrorRow, ...] = (
     *rows(
         "clickhouse",
         "retryable",
-        "the same chunk is sent again with its token; if it lasts, make room on the disk, or look at the object store",
+        _DISK,
         (75, "CANNOT_WRITE_TO_FILE_DESCRIPTOR", "the disk refuses a write"),
         (204, "CANNOT_FSYNC", "the disk refuses a write"),
         (243, "NOT_ENOUGH_SPACE", "the disk is full"),
         (499, "S3_ERROR", "the object store refuses, or is away"),
         (500, "AZURE_BLOB_STORAGE_ERROR", "the object store refuses, or is away"),
+    ),
+    *rows(
+        "clickhouse",
+        "retryable",
+        _DISK,
+        (76, "CANNOT_OPEN_FILE", "the disk is full, or has no inode left"),
+        (1001, "STD_EXCEPTION", "the disk is full, or has no inode left"),
+        words=NO_ROOM,
     ),
     *rows(
         "clickhouse",
@@ -204,6 +215,7 @@ ROWS: tuple[ErrorRow, ...] = (
         (40, "CHECKSUM_DOESNT_MATCH", "what arrived, or lies on the disk, is damaged"),
         (48, "NOT_IMPLEMENTED", "the server, or the table's engine, cannot do this"),
         (49, "LOGICAL_ERROR", "a bug of the server"),
+        (76, "CANNOT_OPEN_FILE", "a file of the server cannot be opened"),
         (62, "SYNTAX_ERROR", "the server does not understand a statement of ours: it is too old, or this is a bug of ours"),
         (73, "UNKNOWN_FORMAT", "the server cannot read Arrow"),
         (115, "UNKNOWN_SETTING", "the server is too old for a setting that exactly-once needs"),

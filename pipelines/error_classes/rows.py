@@ -31,10 +31,10 @@ Fact = tuple[int | None, str, str]
 
 
 def rows(
-    system: System, error_class: ErrorClass, remedy: str, *facts: Fact, may_be_record: bool = False, is_fixed: bool = False
+    system: System, error_class: ErrorClass, remedy: str, *facts: Fact, may_be_record: bool = False, is_fixed: bool = False, words: str = ""
 ) -> tuple[ErrorRow, ...]:
     """Errors that have their class and their remedy in common."""
     return tuple(
-        ErrorRow(system, code, name, error_class, meaning, remedy, may_be_record or error_class == "record", is_fixed)
+        ErrorRow(system, code, name, error_class, meaning, remedy, may_be_record or error_class == "record", is_fixed, words)
         for code, name, meaning in facts
     )

@@ -18,7 +18,7 @@ from pipelines.append import Appender, Tail, append_rows, last_position
 from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN, TIME_COLUMN, Deduplicated, FrameTimes, dedup
 from pipelines.dlq import letters
 from pipelines.failpoints import reach
-from pipelines.legs.admission import admit
+from pipelines.legs.admission import LATE, admit
 from pipelines.legs.arrivals import read_again
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item
@@ -68,7 +68,7 @@ class Buckets:
             late = self._append_first_of_keys(bucket, rows, frames, counts)
             letters_of_late = self._late_letters(late) if late.num_rows else late
             seen = (rows.num_rows, str(bucket), int(self._item["to"]))
-            admit(self._connections, self._item, self._connections.late_breaker, seen, letters_of_late)
+            admit(self._connections, self._item, LATE, seen, letters_of_late)
             if late.num_rows:
                 refused.append(letters_of_late)
                 counts.update({"rows_rejected": late.num_rows, "rejected.dedup.late": late.num_rows})

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import duckdb
 
-from pipelines.breaker import Breaker
+from pipelines.breaker import PLANNED, PLANNED_BEFORE, Breaker
 from pipelines.config import PipelineConfig
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
@@ -33,9 +33,13 @@ class Connections:
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._stage_configs: dict[str, StageConfig] = {}
         self._dedup_stores: dict[int, KeyedStore] = {}
-        self.max_rejected_percent = 100 if run.accepts_rejections else self.config.on_error.max_rejected_percent
-        self.breaker, self.late_breaker = Breaker(self.max_rejected_percent), Breaker(self.max_rejected_percent)
-        """Of the stages, and of what dedup rejects as late: that is judged behind the exchange, where other processes see other records."""
+        self._breakers: dict[tuple[str, str], Breaker] = {}
+
+    def breaker(self, stage: str, version: str) -> Breaker:
+        """What judges the dead letters of a stage, of plans of one configuration. Any thread may ask."""
+        percent = 100 if version == self.run.accepted_config else self.config.on_error.max_rejected_percent
+        made = Breaker(percent, PLANNED if version == self.run.stage_config else PLANNED_BEFORE)
+        return self._breakers.setdefault((stage, version), made)
 
     @property
     def log(self) -> JetStream:

@@ -21,7 +21,7 @@ from pipelines.dedup import KEY_COLUMNS, NEVER, PAST_COLUMN, TIME_COLUMN, FrameT
 from pipelines.dlq import letters
 from pipelines.errors import RetryableError
 from pipelines.failpoints import reach
-from pipelines.legs.admission import admit
+from pipelines.legs.admission import STAGES, admit
 from pipelines.legs.arrivals import Arrived, records_of, steps
 from pipelines.legs.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.legs.connections import Connections
@@ -162,7 +162,7 @@ def _admitted(
     """As `stages`. Raises HaltError when the dead letters must not be written."""
     rows, rejected = stages(connections.engine, connections.stage_config(item["config"]), item["config"], step, counts)
     seen = (sum(frame.message.rows for frame in step if not is_redriven(frame.message.subject)), share, step[-1].message.sequence)
-    admit(connections, item, connections.breaker, seen, rejected)
+    admit(connections, item, STAGES, seen, rejected)
     return rows, rejected
 
 

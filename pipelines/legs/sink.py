@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pipelines.breaker import Cause, Sample, halt_for
+from pipelines.breaker import MEND, Cause, Sample, halt_for
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.errors import HaltError, InvariantError, RefusedError, RetryableError
@@ -52,6 +52,10 @@ class SinkLeg(Leg):
             config = self.connections.config
             self._clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
         return self._clickhouse
+
+    @property
+    def _max_rejected_percent(self) -> int:
+        return 100 if self.connections.run.accepted_config else self.connections.config.on_error.max_rejected_percent
 
     def close(self) -> None:
         super().close()
@@ -157,7 +161,7 @@ class SinkLeg(Leg):
         if self.connections.config.on_error.rejected == "halt":
             raise halt_for(reason, cause.example) from refusal
         self._refused_here = self._refused_here.plus(0, [cause])
-        self._with_chunk(chunk).judge(self.connections.max_rejected_percent)
+        self._with_chunk(chunk).judge(self._max_rejected_percent, MEND)
         if sum(each.records for each in self._refused_here.causes.values()) > MAX_REFUSED_ROWS:
             raise HaltError(
                 f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: more than {MAX_REFUSED_ROWS} of its rows are "

@@ -4,7 +4,8 @@ The ledger's `done` lists the live runs, oldest first; this store reads those an
 and tells what the next `done` should list. Nothing is deleted here: a run that no `done` lists does not exist.
 
 Cost of a key, added: FAN runs of one tier are merged into one, tiers are FAN times apart, so an entry is written again at most
-log_FAN(live keys / keys per batch) times. Cost of a look-up: the filters of (FAN - 1) * log_FAN(...) runs, a search behind one or two.
+log_FAN(live keys / keys per batch) times. Cost of a look-up: a few filters of the cover, whatever the number of runs; of a key that is
+there, or of a run that is not covered yet, also the filters of (FAN - 1) * log_FAN(...) runs, and a search behind one or two.
 """
 
 import zlib
@@ -15,15 +16,18 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.state.index import Words
+from pipelines.state.cover import Cover
+from pipelines.state.index import Sought, Words
 from pipelines.state.place import Place
-from pipelines.state.runs import Entries, Run, RunFacts, by_hash_of_sorted, join, write_run
+from pipelines.state.runs import Entries, Run, RunFacts, by_hash, write_run
 from pipelines.vectors import Mask
 
-FAN = 8
+FAN, SMALL_FAN = 16, 8
+"""Runs of one tier that are merged into one; of the smallest tier: below so many rows one run more costs more than writing it again."""
 _SMALLEST_TIER_ROWS = 16 * 1024
-"""Below this many rows, having one run more costs more than writing it again."""
 _PIECE_ROWS = 128 * 1024
+_WORTH_LEAVING_OUT = 16
+"""Hashes that were found are taken out of those that are sought once they are more than one in so many."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class KeyedStore:
         self.place = place
         self._open: dict[RunFacts, Run] = {}
         self._written: Run | None = None
+        self.cover = Cover()
         self.live: tuple[RunFacts, ...] = ()
         """The runs that are read, oldest first."""
 
@@ -51,6 +56,7 @@ class KeyedStore:
         known = self._open if self._written is None else {**self._open, self._written.facts: self._written}
         self._open = {facts: known.get(facts) or Run.open(self.place, facts) for facts in listed}
         self.live = tuple(listed)
+        self.cover.keep(listed)
 
     def checked(self) -> Iterator[Entries]:
         """The entries of each live run, oldest first, every block checked."""
@@ -62,12 +68,27 @@ class KeyedStore:
         found = Found(
             np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint32)
         )
-        for facts in self.live:
-            # Oldest first: a newer run's answer replaces an older one's.
-            at, rows = self._open[facts].find(hi, lo)
-            entries = self._open[facts].entries
+        everything = Sought.of(hi, lo)
+        self.cover.read([self._open[facts] for facts in self.live], count, self._rows())
+        possible = self.cover.may_hold(everything)
+        few = everything.take(possible)
+        # Newest first: what a newer run has said stands, and is not looked for in older ones.
+        for facts in reversed(self.live):
+            run, is_covered = self._open[facts], facts in self.cover
+            if is_covered and not len(possible):
+                continue
+            at, rows = run.find(few if is_covered else everything)
+            if not len(at):
+                continue
+            at = possible[at] if is_covered else at
+            is_new = ~found.is_found[at]
+            at, rows = at[is_new], rows[is_new]
+            entries = run.entries
             found.is_found[at] = True
             found.time[at], found.sequence[at], found.ordinal[at] = entries.time[rows], entries.sequence[rows], entries.ordinal[rows]
+            if _WORTH_LEAVING_OUT * len(at) > len(possible):
+                (open_,) = (~found.is_found[possible]).nonzero()
+                possible, few = possible[open_], few.take(open_)
         return found
 
     def add(self, entries: Entries, span: tuple[int, int], expired: int, has_turn: bool) -> list[RunFacts]:
@@ -84,8 +105,9 @@ class KeyedStore:
             return live
         taken = merged_runs([facts.rows for facts in live], len(entries), has_turn)
         rest, merged = live[: len(live) - taken], live[len(live) - taken :]
+        new = entries
         if merged:
-            entries = merge([*(self._open[facts].checked_entries() for facts in merged), entries], None if rest else expired)
+            entries = merge([*(self._open[facts].checked_entries() for facts in merged), new], None if rest else expired)
         if not len(entries):
             return rest
         start = min([span[0], *(int(facts.name.split("-", 1)[0]) for facts in merged)])
@@ -93,6 +115,7 @@ class KeyedStore:
         # A small run is soon merged again and is read from where it is until then; a large one is mapped, so that it can leave memory.
         is_small = len(entries) <= _SMALLEST_TIER_ROWS
         self._written = written if is_small else Run.open(self.place, written.facts, is_own=True)
+        self.cover.add(written.facts, new.hi, new.lo, merged, self._rows())
         return [*rest, written.facts]
 
     def compact(self, expired: int, made_for: int) -> list[RunFacts]:
@@ -105,6 +128,9 @@ class KeyedStore:
             return live
         spans = [facts.name.split(".", 1)[0].split("-") for facts in live]
         return [write_run(self.place, run_name((int(spans[0][0]), int(spans[-1][1])), made_for), together)]
+
+    def _rows(self) -> int:
+        return sum(facts.rows for facts in self.live)
 
     def _not_over(self, expired: int) -> list[RunFacts]:
         """The live runs without the oldest ones that have expired as a whole."""
@@ -130,9 +156,8 @@ def bucket_with_turn(to: int, buckets: int) -> int:
 def merged_runs(rows: Sequence[int], new_rows: int, has_turn: bool) -> int:
     """How many of the newest runs, of `rows` entries each, oldest first, new entries are merged with: up to the last tier that is full.
 
-    A tier is full with FAN runs where its bucket has the turn, with twice as many where not.
+    A tier is full with FAN runs (the smallest with SMALL_FAN) where its bucket has the turn, with twice as many where not.
     """
-    full = FAN if has_turn else 2 * FAN
     taken, end, total = 0, 0, new_rows
     while end < len(rows):
         tier = max(_tier(total), _tier(rows[-1 - end]))
@@ -141,7 +166,8 @@ def merged_runs(rows: Sequence[int], new_rows: int, has_turn: bool) -> int:
             end += 1
         members += end - start
         total += sum(rows[len(rows) - end : len(rows) - start])
-        if members >= full:
+        full = SMALL_FAN if tier == 0 else FAN
+        if members >= (full if has_turn else 2 * full):
             taken = end
     return taken
 
@@ -166,20 +192,23 @@ def merge(parts: Sequence[Entries], expired: int | None) -> Entries:
     merged = Entries.empty(rows)
     end = 0
     for piece in range(pieces):
-        found = _merge_piece([part.take(slice(cut[piece], cut[piece + 1])) for part, cut in zip(parts, cuts, strict=True)], expired)
-        for column, values in zip(merged.columns(), found.columns(), strict=True):
-            column[end : end + len(found)] = values
-        end += len(found)
+        slices = [part.take(slice(cut[piece], cut[piece + 1])) for part, cut in zip(parts, cuts, strict=True)]
+        end += _merge_piece(slices, expired, merged, end)
     return merged.take(slice(0, end))
 
 
-def _merge_piece(parts: list[Entries], expired: int | None) -> Entries:
-    together = join(parts)
-    together = together.take(by_hash_of_sorted(together.hi, together.lo))
-    is_replaced = np.append((together.hi[1:] == together.hi[:-1]) & (together.lo[1:] == together.lo[:-1]), False)
-    if is_replaced.any():
-        together = together.take(~is_replaced)
-    if expired is None:
-        return together
-    is_over = together.time <= expired
-    return together.take(~is_over) if is_over.any() else together
+def _merge_piece(parts: list[Entries], expired: int | None, into: Entries, at: int) -> int:
+    """How many entries were written into `into` from `at` on."""
+    hi, lo, time, *_ = together = [np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)]
+    order = by_hash(hi, lo)
+    is_last = np.ones(len(order), dtype=bool)
+    ordered = hi[order]
+    (equal,) = (ordered[1:] == ordered[:-1]).nonzero()
+    is_last[equal] = lo[order[equal]] != lo[order[equal + 1]]
+    if expired is not None:
+        is_last &= time[order] > expired
+    if not is_last.all():
+        order = order[is_last]
+    for column, values in zip(into.columns(), together, strict=True):
+        np.take(values, order, out=column[at : at + len(order)], mode="clip")
+    return len(order)

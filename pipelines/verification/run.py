@@ -32,7 +32,7 @@ from pipelines.verification.rows import RowSide
 from pipelines.verification.span import History, Span, load_configs, read_history, same_dedup_from, span_of, told_range
 from pipelines.verification.table import TableSide, examples_of, schema_faults
 
-ENGINE_MEMORY = "1GiB"
+ENGINE_MEMORY = "640MiB"
 """Of DuckDB alone; what does not fit spills to disk."""
 _POSITION_COLUMNS = {"_tf_sequence", "_tf_ordinal"}
 Tell = Callable[[str], None]

@@ -5,6 +5,7 @@ A connection costs 0.07 ms (measured), and SET on it dies with it: that is what 
 Kept: the data directory, locked by this process. An insert is acknowledged after fsync of file and part directory (2 ms, measured).
 """
 
+import errno
 import os
 import re
 import tempfile
@@ -18,10 +19,11 @@ import filelock
 
 NOT_IMPLEMENTED = 48
 UNKNOWN_SETTING = 115
+NOT_ENOUGH_SPACE = 243
 UNKNOWN_EXCEPTION = 1002
 
 _ERROR = re.compile(
-    r"(?:Code: (?P<code>\d+)\. DB::Exception: )+(?P<text>.*?)\.? \((?P<name>[A-Z0-9_]+)\)(?: \(version [^)]*\))?\s*$", re.DOTALL
+    r"(?:Code: (?P<code>\d+)\. DB::\w*Exception: )+(?P<text>.*?)\.? \((?P<name>[A-Z0-9_]+)\)(?: \(version [^)]*\))?\s*$", re.DOTALL
 )
 _NESTED_END = re.compile(r"\.? \([A-Z0-9_]+\) \(version [^)]*\)$")
 _CARRIER = re.compile(r": \(in file/uri [^)]*\)|(?:: While executing File)?: data for INSERT was parsed from file")
@@ -137,13 +139,19 @@ class Engine:
         The data goes through a file. `send_insert` of chdb 4.4.0 reports success when a constraint, a view or a partition limit fails
         while the last block is written (measured: 0 of 200 rows stored, no error), and data behind the statement ends at a semicolon.
         """
-        with tempfile.NamedTemporaryFile(dir=self.spool) as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            # Relative to the working directory, so that no character of the data directory's path is read as a pattern.
-            source = f"FROM INFILE '../{self.spool.name}/{Path(file.name).name}' COMPRESSION 'none'"
-            answer = self.run(f"{target} {source} {clauses} FORMAT {data_format}", "Null", options)
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.spool) as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                # Relative to the working directory, so that no character of the data directory's path is read as a pattern.
+                source = f"FROM INFILE '../{self.spool.name}/{Path(file.name).name}' COMPRESSION 'none'"
+                answer = self.run(f"{target} {source} {clauses} FORMAT {data_format}", "Null", options)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            text = f"Cannot write to {self.spool}: {error.strerror}"
+            raise server_error(NOT_ENOUGH_SPACE, text, "NOT_ENOUGH_SPACE", self.version) from error
         return replace(answer, read_rows=answer.written_rows, read_bytes=answer.written_bytes)
 
     def stream(self, sql: str, output: str, options: Options) -> "Stream":

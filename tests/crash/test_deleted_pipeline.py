@@ -9,8 +9,8 @@ pytestmark = pytest.mark.crash
 
 
 def _delete(case: PipelineCase, *arguments: str) -> None:
-    deleted = case.command("delete", str(case.file), "--yes", *arguments)
-    assert deleted.returncode == 0, deleted.stderr
+    deleted = case.invoke("delete", str(case.file), "--yes", *arguments)
+    assert deleted.exit_code == 0, deleted.stderr
     log = case.log()
     assert [log.state(case.names.stream(role)) for role in ROLES] == [None] * len(ROLES)
     log.close()

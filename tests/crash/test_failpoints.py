@@ -38,8 +38,7 @@ def test_a_kill_between_any_two_steps_is_repaired_by_the_next_run(case: Pipeline
     _send_several_frames(case)
     killed = case.run_plain(**{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
-    finished = case.run_plain()
-    assert finished.returncode == 0, finished.stderr
+    case.warm_run()
     case.check()
 
 
@@ -58,6 +57,9 @@ def test_a_kill_of_the_runner_and_its_jvm_is_repaired_by_the_next_run(case: Pipe
 )
 def test_a_kill_of_the_runner_from_a_task_is_repaired_by_the_next_run(case: PipelineCase, session: SparkSession, point: str) -> None:
     _send_several_frames(case)
+    if point.startswith("process."):
+        # All buckets in one batch, or each could fall to the same worker, or to another one, alone.
+        case.warm_run(legs=("ingest",))
     killed = case.run(*IN_TASKS, **{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
     case.warm_run(driver_offsets=0, driver_frames=0)

@@ -6,7 +6,7 @@ from refused_case import BAD, make_strict, mend, refused
 
 from pipelines.failpoints import VARIABLE
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("brief_inserts")]
 
 
 @pytest.mark.parametrize("point", ["sink.before-insert:3", "sink.after-insert:2", "sink.after-amend:1", "sink.after-amend:3"])

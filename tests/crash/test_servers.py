@@ -73,8 +73,8 @@ def test_a_runner_outlives_the_loss_of_all_three_servers(case: PipelineCase) -> 
     case.wait_count(1)
     for server in SYSTEMS:
         case.stack.server(server).kill()
-    asked = case.command("status", str(case.file))
-    assert asked.returncode == 0, asked.stderr
+    asked = case.invoke("status", str(case.file))
+    assert asked.exit_code == 0, asked.stderr
     wait_until(lambda: "waiting" in {leg["state"] for leg in (case.ask() or {"legs": {}})["legs"].values()}, "a leg that waits")
     shown = case.status()
     assert shown is not None

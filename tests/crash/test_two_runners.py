@@ -36,8 +36,8 @@ def test_a_second_runner_on_the_same_home_is_refused_and_the_first_goes_on(case:
     first = case.warm_runner(until_caught_up=False)
     thread = case.in_background(first)
     case.send_events(2000)
-    second = case.run()
-    assert second.returncode == 1
+    second = case.invoke("run", str(case.file))
+    assert second.exit_code == 1
     assert "a runner on this host already holds" in second.stderr
     assert "Traceback" not in second.stderr
     case.send_events(2000)
@@ -54,8 +54,8 @@ def test_a_paused_runner_is_replaced_after_its_lease_and_stops_when_it_wakes(cas
     case.wait_ready(first)
     case.send_events(3000, bad_every=100)
     other_home = tmp_path / "other-host"
-    refused = case.run(TALLYFLOW_HOME=str(other_home))
-    assert refused.returncode == 1
+    refused = case.invoke("run", str(case.file), TALLYFLOW_HOME=str(other_home))
+    assert refused.exit_code == 1
     assert "on another host holds leg" in refused.stderr
     with case.load():
         case.wait_count(case.count() + 1000)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from pipeline_case import PipelineCase
-from pyspark.sql import SparkSession
 
 from pipelines.records import MAX_RECORD_BYTES, OVERSIZE_HEAD_BYTES
 
@@ -62,16 +61,13 @@ BAD_VALUES: dict[str, tuple[bytes | None, tuple[str, str, str | None]]] = {
 }
 
 
-@pytest.mark.parametrize("driver_frames", [0, 16], ids=["in tasks", "in the driver"])
-def test_each_bad_record_is_a_dead_letter_with_its_reason_and_its_neighbours_arrive(
-    case: PipelineCase, session: SparkSession, driver_frames: int
-) -> None:
+def test_each_bad_record_is_a_dead_letter_with_its_reason_and_its_neighbours_arrive(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic(1)
     records: list[Record] = []
     for number, (value, _) in enumerate(BAD_VALUES.values()):
         records += [(b"k", good(number), []), (b"key %d" % number, value, [("source", b"test")])]
     produce(case, [*records, (b"k", good(99), [])])
-    case.warm_run(driver_offsets=driver_frames and 20_000, driver_frames=driver_frames)
+    case.warm_run(**way)
     letters = by_offset(case.letters())
     found = {name: letters[2 * number + 1] for number, name in enumerate(BAD_VALUES)}
     told = {name: (letter["stage"], letter["code"], letter["field"]) for name, letter in found.items()}
@@ -143,11 +139,10 @@ def test_the_size_limit_counts_key_value_and_headers_and_is_inclusive(case: Pipe
     case.check()
 
 
-@pytest.mark.parametrize("driver_frames", [0, 16], ids=["in tasks", "in the driver"])
-def test_a_batch_of_only_bad_records_leaves_an_empty_table(case: PipelineCase, session: SparkSession, driver_frames: int) -> None:
+def test_a_batch_of_only_bad_records_leaves_an_empty_table(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic()
     case.send([b"bad %d" % number for number in range(3000)])
-    case.warm_run(driver_offsets=driver_frames and 20_000, driver_frames=driver_frames, accept=True)
+    case.warm_run(accept=True, **way)
     assert case.count() == 0
     assert len(case.letters()) == 3000
     case.check()

@@ -184,7 +184,7 @@ def test_many_dead_letters_are_told(case: PipelineCase) -> None:
     case.send_events(60, bad_every=20)
     case.warm_run()
     assert red(case) == {"dead_letters"}
-    assert "3 of 60 records became dead letters (5.00 %)" in look(case, "dead_letters")["dead_letters"].said
+    assert "3 of 60 records are dead letters (5.00 %)" in look(case, "dead_letters")["dead_letters"].said
 
 
 def test_an_account_that_does_not_add_up_is_told(done: PipelineCase) -> None:

@@ -64,16 +64,16 @@ def test_run_delivers_status_shows_it_and_stop_ends_it(case: PipelineCase) -> No
     assert shown.returncode == 0
     assert case.pipeline in shown.stdout
     assert all(leg in shown.stdout for leg in LEGS)
-    second = case.run()
-    assert second.returncode == 1
+    second = case.invoke("run", str(case.file))
+    assert second.exit_code == 1
     assert "a runner on this host already holds" in second.stderr
     assert "Traceback" not in second.stderr
     stopped = case.command("stop", str(case.file))
     assert (stopped.returncode, stopped.stdout.strip()) == (0, "stopped")
     assert process.wait(PATIENCE_SECONDS) == 0
     assert "Traceback" not in process.communicate()[1]
-    again = case.command("stop", str(case.file))
-    assert (again.returncode, again.stdout.strip()) == (0, "no runner of this pipeline on this host")
+    again = case.invoke("stop", str(case.file))
+    assert (again.exit_code, again.stdout.strip()) == (0, "no runner of this pipeline on this host")
     case.check()
 
 
@@ -355,8 +355,9 @@ def rows_out(case: PipelineCase, leg: str) -> int:
 def test_a_backlog_is_inserted_in_chunks_of_one_block_each(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(250_000)
-    case.warm_run()
+    case.run_in_turn()
     plans = sink_plans(case)
+    assert len(plans) == 2
     assert sum(plans) == 250_000
     assert max(plans) <= 200_000
-    assert inserts(case) == len(plans) < 20
+    assert inserts(case) == 2

@@ -18,22 +18,20 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark]
 IN_TASKS = {"driver_offsets": 0, "driver_frames": 0}
 
 
-@pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
-def test_the_first_record_of_each_key_arrives_once(case: PipelineCase, session: SparkSession, options: dict[str, Any]) -> None:
+def test_the_first_record_of_each_key_arrives_once(case: PipelineCase, way: dict[str, Any]) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(3000))
-    case.warm_run(**options)
+    case.warm_run(**way)
     assert check_first_of_keys(case) == {"row": 701, "duplicate": 2269, "letter": 30}
 
 
-@pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
-def test_dropped_copies_may_be_kept_in_a_stream_of_their_own(case: PipelineCase, session: SparkSession, options: dict[str, Any]) -> None:
+def test_dropped_copies_may_be_kept_in_a_stream_of_their_own(case: PipelineCase, way: dict[str, Any]) -> None:
     case.write_file(keyed_by("id", keep_duplicates=True))
     case.create_topic()
     for first in (0, 1500):
         case.send(copies(1500, first=first))
-        case.warm_run(**options)
+        case.warm_run(**way)
     assert check_first_of_keys(case, keeps_duplicates=True) == {"row": 701, "duplicate": 2269, "letter": 30}
 
 
@@ -49,13 +47,12 @@ def timed(count: int, first: int) -> list[bytes | None]:
     return made
 
 
-@pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
-def test_a_window_may_be_measured_on_the_time_of_the_event(case: PipelineCase, session: SparkSession, options: dict[str, Any]) -> None:
+def test_a_window_may_be_measured_on_the_time_of_the_event(case: PipelineCase, way: dict[str, Any]) -> None:
     case.write_file(timed_by("at", "id", "15s", "5s"))
     case.create_topic()
     for first in (0, 700, 1400):
         case.send(timed(700, first))
-        case.warm_run(**options)
+        case.warm_run(**way)
     fate = check_event_times(case, 15, 5)
     assert min(fate[kind] for kind in ("row", "duplicate", "late", "letter")) > 20, fate
     assert {letter["code"] for letter in case.letters()} == {"late", "null_time", "invalid_json"}
@@ -77,6 +74,7 @@ def test_keys_are_remembered_from_run_to_run_and_from_driver_to_tasks(case: Pipe
     case.write_file(keyed_by("id"))
     case.create_topic()
     for number, options in enumerate([{}, IN_TASKS, {}, IN_TASKS]):
+        case.session = session if options else None
         case.send(copies(1000, first=1000 * number, keys=1499))
         case.warm_run(**options)
     assert check_first_of_keys(case)["row"] == 1499
@@ -118,15 +116,12 @@ def test_an_edit_of_the_key_is_refused_and_loses_nothing(case: PipelineCase) -> 
     check_first_of_keys(case)
 
 
-@pytest.mark.parametrize("options", [{}, IN_TASKS], ids=["in the driver", "in tasks"])
 @pytest.mark.parametrize("damage", ["missing", "flipped bit"])
-def test_a_damaged_store_halts_before_anything_is_written(
-    case: PipelineCase, session: SparkSession, options: dict[str, Any], damage: str
-) -> None:
+def test_a_damaged_store_halts_before_anything_is_written(case: PipelineCase, way: dict[str, Any], damage: str) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(1000))
-    case.warm_run(**options)
+    case.warm_run(**way)
     runs = {path: path.read_bytes() for path in (case.names.directory(case.home) / "state").rglob("*.arrow")}
     for path, content in runs.items():
         path.unlink()
@@ -136,10 +131,10 @@ def test_a_damaged_store_halts_before_anything_is_written(
     rows = case.count()
     case.send(copies(1000, first=1000))
     with pytest.raises(StateDamagedError, match="nothing was written; stop the pipeline and rebuild the store"):
-        case.warm_run(**options)
+        case.warm_run(**way)
     assert case.count() == rows
     for path, content in runs.items():
         path.unlink(missing_ok=True)
         path.write_bytes(content)
-    case.warm_run(**options)
+    case.warm_run(**way)
     check_first_of_keys(case)

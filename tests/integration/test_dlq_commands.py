@@ -26,6 +26,11 @@ def dlq(case: PipelineCase, command: str, *arguments: str) -> Any:
     return json.loads(ended.stdout)
 
 
+def unboxed(text: str) -> str:
+    """What a usage error says, without the box around it."""
+    return " ".join(text.replace("│", " ").split())
+
+
 @pytest.fixture
 def filled(case: PipelineCase) -> PipelineCase:
     """A pipeline that has rejected five of RECORDS, in two frames."""
@@ -77,7 +82,48 @@ def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
 def test_a_letter_that_is_not_there_and_a_position_that_is_none_are_told(filled: PipelineCase) -> None:
     missing = filled.invoke("dlq", "show", str(filled.file), "9999.0")
     assert (missing.exit_code, missing.stderr.strip()) == (1, "there is no dead letter at 9999.0")
-    assert filled.invoke("dlq", "show", str(filled.file), "nonsense").exit_code == 2
+    for position in ("nonsense", "17", "-1.0", "1.2.3", "99999999999999999999.0"):
+        refused = filled.invoke("dlq", "show", str(filled.file), "--", position)
+        assert (refused.exit_code, "is not a sequence and an ordinal" in unboxed(refused.stderr)) == (2, True), refused.output
+
+
+def test_a_selection_that_fits_nothing_says_so_and_one_that_contradicts_itself_is_refused(filled: PipelineCase) -> None:
+    nothing = "no dead letter fits; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show what there is"
+    for arguments in (["reprocess"], ["reprocess", "--dry-run"], ["discard", "--reason", "a test"]):
+        told = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--group", "0123456789ab")
+        assert (told.exit_code, told.stderr.strip()) == (0, nothing), told.output
+    missing = filled.invoke("dlq", "reprocess", str(filled.file), "--position", "9999.0", "--position", "9999.1")
+    assert missing.stderr.strip() == "2 of 2 positions hold no dead letter"
+    for arguments in (["reprocess", "--all"], ["discard", "--all", "--reason", "a test", "--yes"]):
+        refused = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--stage", "parse")
+        assert (refused.exit_code, "leave out one of them" in unboxed(refused.stderr)) == (2, True), refused.output
+    refused = filled.invoke("dlq", "list", str(filled.file), "--stage", "nosuch")
+    assert (refused.exit_code, "parse, dedup, transform, sink" in unboxed(refused.stderr)) == (2, True), refused.output
+    assert dlq(filled, "list")["selected"] == 5
+
+
+def test_instants_are_those_that_tally_takes(filled: PipelineCase) -> None:
+    assert dlq(filled, "list", "--since", "1d", "--until", "2999-01-01T00:00:00+02:00")["selected"] == 5
+    assert dlq(filled, "list", "--until", "1d")["selected"] == 0
+    bad = filled.invoke("dlq", "list", str(filled.file), "--since", "yesterday")
+    assert (bad.exit_code, "must be an instant such as" in unboxed(bad.stderr)) == (2, True), bad.output
+
+
+def test_an_export_writes_over_nothing_and_leaves_nothing_half_written(filled: PipelineCase) -> None:
+    target = filled.directory / "letters.jsonl"
+    target.write_text("mine")
+    cases = [(target, "it exists, and is left as it is"), (filled.directory / "none" / "letters.jsonl", "No such file or directory")]
+    for path, words in cases:
+        refused = filled.invoke("dlq", "export", str(filled.file), str(path))
+        assert (refused.exit_code, words in refused.stderr) == (2, True), refused.output
+    assert target.read_text() == "mine"
+    refused = filled.invoke("dlq", "export", str(filled.file), str(filled.directory))
+    assert (refused.exit_code, "is a directory" in unboxed(refused.stderr)) == (2, True), refused.output
+    new = filled.directory / "new.jsonl"
+    assert filled.invoke("dlq", "export", str(filled.file), str(new), "--state", "nosuch").exit_code == 2
+    assert not new.exists()
+    assert filled.invoke("dlq", "export", str(filled.file), str(new)).exit_code == 0
+    assert len(new.read_text().splitlines()) == 5
 
 
 def test_a_pipeline_that_never_ran_has_no_letters(case: PipelineCase) -> None:

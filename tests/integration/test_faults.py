@@ -100,8 +100,8 @@ def test_a_second_runner_is_refused(case: PipelineCase) -> None:
     case.create_topic()
     first = case.warm_runner(until_caught_up=False)
     thread = case.in_background(first)
-    second = case.run()
-    assert second.returncode == 1
+    second = case.invoke("run", str(case.file))
+    assert second.exit_code == 1
     assert "a runner on this host already holds" in second.stderr
     case.send_events(500)
     case.wait_count(500)
@@ -114,7 +114,7 @@ def test_a_deleted_pipeline_begins_anew_under_the_same_name(case: PipelineCase) 
     case.create_topic()
     case.send_events(1000)
     case.warm_run()
-    assert case.command("delete", str(case.file), "--yes", "--keep-table").returncode == 0
+    assert case.invoke("delete", str(case.file), "--yes", "--keep-table").exit_code == 0
     # Unlike TRUNCATE, this leaves the insert tokens that the table remembers.
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE 1 SETTINGS mutations_sync = 2")
     assert case.count() == 0

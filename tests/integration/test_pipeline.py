@@ -1,7 +1,7 @@
 """The main job on real servers, inside the test process on a warm session."""
 
 import pytest
-from pipeline_case import PipelineCase
+from pipeline_case import PATIENCE_SECONDS, PipelineCase
 from pyspark.sql import SparkSession
 
 from pipelines.errors import FencedError
@@ -50,7 +50,7 @@ def test_legs_may_run_in_runners_of_their_own_at_the_same_time(case: PipelineCas
     runners = {leg: case.warm_runner(legs=(leg,)) for leg in LEGS}
     threads = {leg: case.in_background(runners[leg]) for leg in reversed(LEGS)}
     for leg in LEGS:
-        threads[leg].join(60)
+        threads[leg].join(PATIENCE_SECONDS)
         assert not threads[leg].is_alive(), f"{leg} has not caught up"
     assert [runners[leg].legs[leg].status.totals["rows_in"] for leg in LEGS] == [2000, 2000, 1960]
     case.check()

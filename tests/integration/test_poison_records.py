@@ -2,6 +2,7 @@
 
 import json
 from random import Random
+from typing import Any
 
 import pytest
 from pipeline_case import PipelineCase
@@ -52,14 +53,13 @@ ROWS: dict[str, tuple[bytes, tuple[int, str, float | None]]] = {
 }
 
 
-@pytest.mark.parametrize("driver_frames", [0, 16], ids=["in tasks", "in the driver"])
-def test_poison_becomes_dead_letters_and_nothing_else_does(case: PipelineCase, session: SparkSession, driver_frames: int) -> None:
+def test_poison_becomes_dead_letters_and_nothing_else_does(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic(1, **{"max.message.bytes": str(8 * KIB * KIB)})
     values = [
         value for pair in zip((v for v, _ in [*LETTERS.values(), *ROWS.values()]), map(event, range(100)), strict=False) for value in pair
     ]
     case.send(values, partitions=1, **{"message.max.bytes": 8 * KIB * KIB})
-    runner = case.warm_run(driver_offsets=driver_frames and 20_000, driver_frames=driver_frames)
+    runner = case.warm_run(**way)
     assert [leg.status.retries for leg in runner.legs.values()] == [0, 0, 0]
     case.check()
     # By content: a producer that sends again under load may change the order.

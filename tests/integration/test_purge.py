@@ -87,7 +87,9 @@ def test_a_small_stream_without_its_sink_makes_ingest_wait_and_is_named(case: Pi
 
     def is_stuck() -> bool:
         now = case.ask()
-        return now is not None and now["streams"]["raw"]["is_full"] and now["legs"]["ingest"]["state"] == "waiting"
+        # Ready before the streams were looked at.
+        is_full = now is not None and "raw" in now["streams"] and now["streams"]["raw"]["is_full"]
+        return is_full and now["legs"]["ingest"]["state"] == "waiting"
 
     wait_until(is_stuck, "a full stream")
     now = case.ask()
@@ -96,7 +98,7 @@ def test_a_small_stream_without_its_sink_makes_ingest_wait_and_is_named(case: Pi
     assert f"raw stream {stream}, " in now["streams"]["raw"]["advice"]
     assert "of 6,000,000 bytes, is full: its writer waits, nothing is lost" in now["streams"]["raw"]["advice"]
     assert "the stream is full" in now["legs"]["ingest"]["message"]
-    told = case.command("status", str(case.file))
+    told = case.invoke("status", str(case.file))
     assert f"nats stream edit {stream} --max-bytes=" in " ".join(told.stdout.split())
     second = case.warm_runner(until_caught_up=False, legs=("sink",))
     case.in_background(second)
@@ -185,7 +187,7 @@ def test_a_lost_store_whose_records_were_purged_is_told_and_the_account_stays_ev
     state.close()
     assert history.accepted is not None
     assert history.counted_from == purged(case, "raw").since
-    assert "earlier records were purged" in case.command("why", str(case.file), "0").stdout
+    assert "earlier records were purged" in case.invoke("why", str(case.file), "0").stdout
     lose_state(case)
     with pytest.raises(DataLossError, match="no longer holds all records whose keys are remembered"):
         rebuild(key_state(case))

@@ -10,6 +10,8 @@ from dedup_case import keyed_by
 from pipeline_case import PipelineCase
 from refused_case import BAD, make_strict, mend, refused
 
+from pipelines.naming import REDRIVE
+
 pytestmark = [pytest.mark.integration]
 
 
@@ -104,6 +106,9 @@ def test_a_record_that_dedup_had_accepted_passes_it_and_its_copies_stay_dropped(
     case.send_events(400)
     case.warm_run()
     assert refused(case) == BAD
+    (group,) = dlq(case, "groups")
+    assert (group["letters"], group["copies_dropped"], group["copies_counted_from"]) == (4, 4, None)
+    assert dlq(case, "show", group["position"])["copies_dropped"] == 1
     mend(case)
     assert dlq(case, "reprocess", "--all", "--dry-run") == {
         "letters": 4,
@@ -121,9 +126,25 @@ def test_a_record_that_dedup_had_accepted_passes_it_and_its_copies_stay_dropped(
     assert (why["duplicates"], why["accepted"]["offset"]) == (1, 2), "a record that enters again is no copy, and starts no window"
 
 
+def test_who_discards_a_letter_that_dedup_had_accepted_is_told_of_its_copies(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id", window="1h"))
+    make_strict(case)
+    for _ in range(3):
+        case.sent = 0
+        case.send_events(120)
+        case.warm_run()
+    assert refused(case) == BAD[:2]
+    shown = case.invoke("dlq", "groups", str(case.file)).stdout
+    assert "  4 copies of these records were dropped by dedup in their favour" in shown.splitlines()
+    told = "4 copies of these records were dropped by dedup in their favour: with them these keys leave no row"
+    assert told in case.invoke("dlq", "discard", str(case.file), "--all", "--reason", "test data").stderr, "before it asks"
+    assert dlq(case, "discard", "--all", "--reason", "test data", "--yes") == {"taken": 2, "left": {}, "copies_dropped": 4}
+    assert dlq(case, "groups") == []
+
+
 def test_what_is_discarded_is_counted_and_stays_where_it_is(narrow: PipelineCase) -> None:
     outcome = dlq(narrow, "discard", "--stage", "parse", "--reason", "test data", "--yes")
-    assert outcome == {"taken": 3, "left": {}}
+    assert outcome == {"taken": 3, "left": {}, "copies_dropped": 0}
     widen(narrow)
     assert dlq(narrow, "reprocess", "--all") == {"taken": 172, "left": {"discarded": 3}}
     narrow.warm_run()
@@ -192,6 +213,16 @@ def test_a_selection_must_be_said_and_a_pipeline_must_have_run(case: PipelineCas
     assert (unsaid.exit_code, "say which letters" in unsaid.stderr) == (2, True)
     never = case.invoke("dlq", "discard", str(case.file), "--all", "--reason", "none", "--yes")
     assert (never.exit_code, "the pipeline was never started" in never.stderr) == (1, True)
+    rehearsed = case.invoke("dlq", "reprocess", str(case.file), "--all", "--dry-run")
+    assert (rehearsed.exit_code, rehearsed.stdout.splitlines()[0]) == (0, "0 letters would enter again; nothing was changed")
+
+
+def lease_entries(case: PipelineCase) -> int:
+    """Entries of the lease that the takers of letters hold."""
+    log = case.log()
+    found = log.subjects(case.names.stream("ledger"), case.names.lease(REDRIVE)).get(case.names.lease(REDRIVE), 0)
+    log.close()
+    return found
 
 
 def test_letters_beyond_their_retention_are_discarded_counted_and_deleted(case: PipelineCase) -> None:
@@ -202,5 +233,9 @@ def test_letters_beyond_their_retention_are_discarded_counted_and_deleted(case: 
         case.warm_run()
     assert account(case) == {"entered again": 0, "discarded": 10, "still dead letters": 0}
     assert len(case.letters()) == 5, "a subject keeps its last message"
+    before = lease_entries(case)
+    assert before in (1, 2), "folded by whoever takes it next"
+    case.warm_run()
+    assert lease_entries(case) == before, "nobody takes the lease where nothing is to be done"
     audited = json.loads(case.invoke("audit", str(case.file), "--json").stdout)
     assert audited["clean"], audited

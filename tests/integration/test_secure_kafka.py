@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from pipeline_case import PipelineCase
-from pyspark.sql import SparkSession
 
 from pipelines.errors import TallyflowError
 from resources.local import kafka
@@ -83,13 +82,12 @@ def connect(case: PipelineCase, broker: tuple[str, str, Path], **changes: Any) -
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-@pytest.mark.parametrize("in_tasks", [False, True], ids=["in the driver", "in tasks"])
 def test_every_record_arrives_over_tls_with_a_login(
-    secure_case: PipelineCase, session: SparkSession, broker: tuple[str, str, Path], mechanism: str, in_tasks: bool
+    secure_case: PipelineCase, way: dict[str, Any], broker: tuple[str, str, Path], mechanism: str
 ) -> None:
     connect(secure_case, broker, mechanism=mechanism)
     secure_case.send_events(2000, bad_every=100)
-    secure_case.warm_run(**({"driver_offsets": 0, "driver_frames": 0} if in_tasks else {}))
+    secure_case.warm_run(**way)
     secure_case.check()
 
 

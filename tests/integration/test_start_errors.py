@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import NewTopic
-from pipeline_case import PipelineCase, wait_until
+from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
 from pipelines.errors import ConfigurationError, DataLossError, HaltError, NotSupportedError, RetryableError, TallyflowError
 from pipelines.naming import ROLES
@@ -69,8 +69,8 @@ def test_a_bad_file_is_refused_with_all_its_faults(case: PipelineCase) -> None:
         del document["sink"]["table"]
 
     case.write_file(spoil)
-    ended = case.run()
-    assert (ended.returncode, ended.stdout) == (2, "")
+    ended = case.invoke("run", str(case.file))
+    assert (ended.exit_code, ended.stdout) == (2, "")
     assert ended.stderr.splitlines()[0] == f"{case.file}: 4 faults"
     for path in ("sources[0].schema_fields[0].type", "sink.max_delay_time", "sink.mapping[1].name", "sink.table"):
         assert f"\n  - {path}: " in ended.stderr
@@ -89,8 +89,8 @@ def test_a_server_that_stays_away_is_waited_for_and_then_named(case: PipelineCas
     }[server]
     case.create_topic()
     began = time.monotonic()
-    ended = case.run("--connect-timeout", "4", **variables)
-    assert ended.returncode == 1
+    ended = case.invoke("run", str(case.file), "--connect-timeout", "4", **variables)
+    assert ended.exit_code == 1
     assert time.monotonic() - began < 60
     *waits, last = ended.stderr.splitlines()
     assert waits and all(line.startswith("waiting: ") for line in waits)
@@ -103,8 +103,8 @@ def test_a_server_that_stays_away_is_waited_for_and_then_named(case: PipelineCas
 def test_a_table_that_does_not_fit_ends_the_command_as_a_bad_file_does(case: PipelineCase) -> None:
     case.create_topic()
     make_table(case, "id String, name String", more=WINDOW)
-    ended = case.run()
-    assert ended.returncode == 2
+    ended = case.invoke("run", str(case.file))
+    assert ended.exit_code == 2
     assert ended.stderr.splitlines() == [
         f"table default.{case.table} does not fit the mapping: 2 faults",
         "  - sink.mapping[0].column_type: column 'id' is String, the file says Int64",
@@ -184,7 +184,7 @@ def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase) -> None:
             server.start()
     finally:
         case.stack.up()
-    thread.join(120)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert all(line.startswith("waiting: ") for line in told[:seen])
     assert case.count() == 300

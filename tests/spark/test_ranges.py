@@ -20,6 +20,12 @@ Range = tuple[str, int, int]
 """part, start, stop."""
 
 
+@pytest.fixture(autouse=True)
+def plain_runs(case: PipelineCase) -> None:
+    """The streams that a case plans ranges of are made without Spark."""
+    case.session = None
+
+
 def run_file(case: PipelineCase) -> str:
     (path,) = case.names.directory(case.home).glob("*/run.json")
     return str(path)
@@ -154,6 +160,7 @@ def test_a_planner_that_cannot_reach_its_server_sees_nothing_new_and_recovers(
 
 def test_a_runner_plans_no_batch_twice(case: PipelineCase, session: SparkSession) -> None:
     case.create_topic()
+    case.session = session
     case.send_events(900)
     runner = case.warm_run()
     assert [runner.legs[leg].status.totals["rows_out"] for leg in LEGS] == [900, 900, 900]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.audit import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, decoded, encoded, judge
+from pipelines.audit_report import Audited
 from pipelines.records import position_keys
 
 Spot = tuple[int, int]
@@ -33,6 +34,14 @@ def account(confirmed_to: int = 9, **places: list[Spot]) -> Account:
     held["confirmed"].add(codes([spot for spot in places.get("out", []) if spot[0] <= confirmed_to]))
     table = held.pop("rows")
     return Account(raw, held["out"], held["confirmed"], held["letters"], held["duplicates"], held["refused"], held["entered"], table)
+
+
+def test_ranges_are_told_with_both_ends_and_an_empty_one_as_such() -> None:
+    found = Audited("orders", {"Kafka offsets in raw": {"t/0": [60, 99], "t/1": [5, 4]}, "raw sequences in out": [1, 7]})
+    assert [line for line in found.lines() if line.startswith("judged")] == [
+        "judged: Kafka offsets in raw: t/0 60..99, t/1 none",
+        "judged: raw sequences in out: 1..7",
+    ]
 
 
 ALL = Limits(floor=0, process_to=6, read_to=6, newest=6)

@@ -8,8 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.breaker import MIN_RECORDS, Breaker, Sample, causes_of, halt_at
+from pipelines.config_docs import EXAMPLE
 from pipelines.dlq import LETTER_SCHEMA
 from pipelines.errors import HaltError
+from pipelines.legs.admission import STAGES, admit
+from pipelines.legs.connections import Connections
+from pipelines.run_spec import RunSpec
 from pipelines.triage import fingerprint
 
 WRONG, NULL = ("wrong_type", "expected int, found a string"), ("null_in_non_nullable", "the field is null")
@@ -19,6 +23,7 @@ def letters(count: int, cause: tuple[str, str] = WRONG, first: int = 0) -> pa.Ta
     """Letters of one cause at offsets `first`, `first` + 1, ..."""
     code, message = cause
     row = {"_tf_topic": "orders", "_tf_partition": 3, "_tf_sequence": 9, "stage": "parse", "code": code, "field": "id", "message": message}
+    row["attempts"] = 1
     rows: list[dict[str, Any]] = [{**row, "_tf_offset": first + number, "_tf_ordinal": first + number} for number in range(count)]
     return pa.Table.from_pylist(rows, schema=LETTER_SCHEMA)
 
@@ -86,6 +91,40 @@ def test_the_message_names_cause_share_example_and_both_ways_on() -> None:
     assert "`tallyflow run FILE --accept`" in told
 
 
+def connections(**run: str) -> Connections:
+    """Of a start with the file's version `new`."""
+    spec = RunSpec(EXAMPLE, "pipeline", {}, {}, "", "new", 0, 0, "", **run)
+    return Connections(spec, keep_partitions=False)
+
+
+def is_admitted(of: Connections, version: str, records: int = 1000, to: int = 1) -> bool:
+    try:
+        admit(of, {"config": version}, STAGES, (records, "", to), letters(records))
+    except HaltError:
+        return False
+    return True
+
+
+def test_a_plan_of_another_configuration_is_stopped_as_well_and_the_message_says_which_records_pass() -> None:
+    with pytest.raises(HaltError, match=r"planned before the file was edited.*--accept` lets them, and only them,"):
+        admit(connections(), {"config": "old"}, STAGES, (1000, "", 1), letters(1000))
+
+
+@pytest.mark.parametrize(
+    ("accepted", "passes"), [("", set()), ("old", {"old"}), ("new", {"new"})], ids=["without accept", "an old plan is open", "none is"]
+)
+def test_accept_lets_the_open_plan_pass_and_what_an_edited_file_plans_is_judged(accepted: str, passes: set[str]) -> None:
+    of = connections(accepted_config=accepted)
+    assert {version for version in ("old", "new") if is_admitted(of, version)} == passes
+
+
+def test_records_of_two_configurations_are_never_in_one_sample() -> None:
+    of = connections()
+    assert is_admitted(of, "old", records=999)
+    assert is_admitted(of, "new", records=999, to=2)
+    assert not is_admitted(of, "new", records=1, to=3)
+
+
 def test_causes_are_counted_with_the_first_letter_of_each() -> None:
     found = causes_of(pa.concat_tables([letters(2, NULL, first=4), letters(3, first=6)]))
     assert sorted((cause.records, cause.example) for cause in found) == [
@@ -114,7 +153,7 @@ def test_each_record_is_judged_once_and_at_most_999_letters_pass_a_breaker_that_
         sample = sample.plus(records, causes_of(letters(rejected)))
         should = sample.records >= MIN_RECORDS and any(cause.records * 100 > percent * sample.records for cause in sample.causes.values())
         try:
-            sample.judge(percent)
+            sample.judge(percent, "")
         except HaltError:
             assert should
             assert sample.records - records < MIN_RECORDS, "what passed before it of the same sample"

@@ -1,6 +1,6 @@
 """The verdicts of the checks, from literal facts."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -9,6 +9,8 @@ from pipelines.checks import judge
 from pipelines.checks.facts import passes_every_row
 from pipelines.checks.judge import Behind, Confirmed, Positions, RepeatedKeys, Verified, ViewSum
 from pipelines.tally import LegTally, Tally
+
+FIRST, LATER = datetime(2026, 11, 22, 3, 59, tzinfo=UTC), datetime(2026, 11, 22, 5, 30, tzinfo=UTC)
 
 
 def account(written: int = 10, rejected: int = 0, lost: int = 0, sunk: int = 10) -> Tally:
@@ -89,6 +91,19 @@ def test_dead_letters_may_be_as_many_as_the_file_says(rejected: int, passed: boo
     assert (found.passed, found.facts["dead letters"]) == (passed, rejected)
 
 
+def test_dead_letters_that_entered_again_count_no_more() -> None:
+    legs = account(6, 4, sunk=6).legs
+    letters = LegTally("redrive", 4, {"entered again": 3, "discarded": 0, "still dead letters": 1}, 1, False)
+    found = judge.dead_letters(Tally(legs, letters), max_percent=10.0)
+    assert (found.passed, found.facts["dead letters"], found.facts["still there"]) == (True, 4, 1)
+
+
+def test_letters_of_an_earlier_time_are_no_share_of_this_one() -> None:
+    legs = account(10, 0, sunk=10).legs
+    letters = LegTally("redrive", 0, {"entered again": 0, "discarded": 0, "still dead letters": 0}, 7, False, 7)
+    assert judge.dead_letters(Tally(legs, letters), max_percent=0.0).passed
+
+
 def test_no_record_is_no_share_of_dead_letters() -> None:
     nothing = Tally(tuple(LegTally(leg, 0, {}, 0, False) for leg in ("ingest", "process", "sink")), LegTally("redrive", 0, {}, 0, False))
     assert judge.dead_letters(nothing, 0.0).passed
@@ -119,12 +134,20 @@ def test_a_short_insert_window_is_named() -> None:
     assert "d.view remembers 4" in found.said
 
 
-def test_hours_that_differ_are_named_and_no_verified_hour_is_mild() -> None:
-    found = judge.verification([Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", False, "1 row differs")])
+def test_hours_that_differ_are_named() -> None:
+    found = judge.verification([Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", False, "1 row differs")], FIRST, LATER)
     assert not found.passed
     assert found.examples == ({"hour": "2026-11-22-04:00", "found": "1 row differs"},)
-    assert judge.verification([Verified("2026-11-22-03:00", True, "")]).passed
-    assert judge.verification([]).is_mild
+    assert judge.verification([Verified("2026-11-22-03:00", True, "")], FIRST, LATER).passed
+
+
+@pytest.mark.parametrize(
+    ("first", "passed"),
+    [(None, True), (datetime(2026, 11, 22, 4, 0, 1, tzinfo=UTC), False), (datetime(2026, 11, 22, 5, 0, tzinfo=UTC), True)],
+)
+def test_an_hour_that_was_due_and_was_not_verified_is_a_mild_fault(first: datetime | None, passed: bool) -> None:
+    found = judge.verification([], first, LATER)
+    assert (found.passed, found.is_mild, bool(found.not_judged)) == (passed, not passed, passed)
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ def test_links_resolve(path: Path) -> None:
         assert not anchor or anchor in anchors(page.read_text(encoding="utf-8")), target
 
 
-def test_readme_has_exactly_two_set_up_commands() -> None:
+def test_readme_has_exactly_three_set_up_commands() -> None:
     blocks = re.findall(r"```\n(.*?)```", section(text("README.md"), "Set up"), re.DOTALL)
-    assert [block.split("\n") for block in blocks] == [["make demo", "make test", ""]]
+    assert [block.split("\n") for block in blocks] == [["make demo", "make test", "make dagster", ""]]
 
 
 def documented_commands(page: str) -> Iterator[tuple[str, set[str]]]:

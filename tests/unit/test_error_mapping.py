@@ -55,6 +55,24 @@ def test_an_overloaded_clickhouse_is_waited_for(code: int, name: str) -> None:
     assert str(found).startswith(f"inserting: ClickHouse error {code} ({name})")
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (76, "DB::ErrnoException: Cannot open file /d/tmp_insert_all_1_1_0/data.bin: , errno: 28, strerror: No space left on device"),
+        (
+            1001,
+            'DB::Exception: filesystem_error: filesystem error: in create_directories: No space left on device ["/d/tmp_insert_all_1_1_0"]',
+        ),
+    ],
+)
+def test_a_full_disk_is_waited_for_whatever_the_code_that_tells_it(code: int, words: str) -> None:
+    found = clickhouse.map_error("inserting", DatabaseError(f"Code: {code}. {words}. (NAME)", code=code))
+    assert type(found) is RetryableError
+    assert "DB::" not in str(found)
+    other = clickhouse.map_error("inserting", DatabaseError(f"Code: {code}. DB::Exception: errno: 13, Permission denied", code=code))
+    assert type(other) is HaltError
+
+
 @pytest.mark.parametrize(("code", "remedy"), CLICKHOUSE_HALTS.items())
 def test_any_other_code_of_clickhouse_is_a_halt_with_a_remedy(code: int, remedy: str) -> None:
     found = clickhouse.map_error("inserting", server_error(code))

@@ -1,5 +1,6 @@
 """Letters in a file: every byte comes back, what was edited is taken over, and every fault is told before anything is taken."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_every_byte_of_a_record_comes_back(key: bytes | None, value: bytes | Non
     line = line_of(letter(17, 3, key=key, value=value, headers=headers))
     assert "\n" not in line
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", lambda *_, **__: __import__("io").StringIO(line + "\n"))
+        patch.setattr(Path, "open", lambda *_, **__: io.BytesIO(f"{line}\n".encode()))
         edited = read_edited(Path("letters.jsonl"))
     assert edited.changes == {Position(17, 3): {"key": key, "value": value, "headers": headers}}
 
@@ -94,6 +95,23 @@ def test_every_fault_of_a_file_is_told_with_its_line(tmp_path: Path) -> None:
     assert "list of [name, value]" in told["line 6"]
     assert f"more than the limit of {MAX_RECORD_BYTES}" in told["line 7"]
     assert "there twice" in told["line 10"]
+
+
+def faults_of(path: Path) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        read_edited(path)
+    return [str(fault) for fault in caught.value.faults]
+
+
+def test_a_file_that_something_else_has_written_is_refused_in_a_few_lines(tmp_path: Path) -> None:
+    binary = tmp_path / "letters.bin"
+    binary.write_bytes(b"\x7fELF\xff\n" + b"\x80\n" * 5000)
+    told = faults_of(binary)
+    assert (told[0], told[-1], len(told)) == ("line 1: is not UTF-8 text", "and 4,981 more", 21)
+    assert faults_of(file_of(tmp_path, "id,name", "1,a"))[0].startswith("line 1: is not JSON")
+    assert faults_of(file_of(tmp_path, '{"id": 1}')) == ["line 1: must be an object with `position`, as `tallyflow dlq export` writes it"]
+    assert faults_of(file_of(tmp_path, "[" * 100_000)) == ["line 1: is nested too deeply"]
+    assert faults_of(file_of(tmp_path, "", "  ")) == ["it holds no letters; `tallyflow dlq export` writes such a file"]
 
 
 def test_a_letter_with_only_the_head_of_a_record_needs_the_whole_value() -> None:

@@ -12,8 +12,18 @@ from pipelines.dead_letters import read_letters
 from pipelines.dlq import LETTER_SCHEMA
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ledger import Chain, Entry, read_chain
-from pipelines.naming import Names
-from pipelines.purge import Purge, Purged, bytes_free_for_redrive, is_full, purge_letters, read_purged
+from pipelines.naming import REDRIVE, Names
+from pipelines.purge import (
+    Purge,
+    Purged,
+    bytes_free_for_redrive,
+    fold_redrive,
+    is_full,
+    purge_lease,
+    purge_letters,
+    read_purged,
+    redrive_entries_that_may_go,
+)
 from pipelines.records import MAX_FRAME_BYTES, encode_frame
 from pipelines.retention import StreamFacts
 from pipelines.testing import FIRST_INSTANT, MemoryLog
@@ -278,6 +288,54 @@ def test_letters_may_be_missing_where_they_were_purged_and_nowhere_else() -> Non
     made.log._streams[DLQ].pop(5)
     with pytest.raises(DataLossError, match=r"sequences \[5\]"):
         list(read_letters(made.log, NAMES))
+
+
+def take_letters(made: Pipeline, *frames: int) -> None:
+    """The first letter of these frames, by one plan, an hour after what was before."""
+    made.log.clock.advance(HOUR)
+    chain = Chain(made.log, LEDGER, NAMES.chain(REDRIVE), 1)
+    chain.open()
+    number = chain.state.to or 0
+    chain.plan(number, number + 1, action="discard", letters=[[frame, [[0, 0]]] for frame in frames])
+    chain.done({"discarded": len(frames)})
+
+
+def kinds(made: Pipeline) -> list[tuple[str, object]]:
+    """What the chain of redrive holds, but for who opened it: plans with their frames, and where a `done` ends."""
+    chain = (Entry.decode(message) for message in made.log.messages(LEDGER) if message.subject == NAMES.chain(REDRIVE))
+    told = {"plan": lambda entry: [frame for frame, _ in entry.body["letters"]], "done": lambda entry: entry.body["to"]}
+    return [(entry.kind, told[entry.kind](entry)) for entry in chain if entry.kind in told]
+
+
+def test_a_plan_of_letters_lives_as_long_as_one_of_them_and_the_last_for_ever() -> None:
+    made = Pipeline()
+    subject = NAMES.dead_letters("process", 0)
+    for _ in range(5):
+        made.append(subject, {}, encode_frame(LETTER_SCHEMA.empty_table()))
+    for frames in ([1], [2, 4], [3], [5]):
+        take_letters(made, *frames)
+    fold_redrive(made.log, NAMES, redrive_entries_that_may_go(made.log, NAMES, timedelta(0)))
+    assert len(kinds(made)) == 8, "every frame is there"
+    purge_letters(made.log, NAMES, {subject: 4})
+    assert redrive_entries_that_may_go(made.log, NAMES, 10 * HOUR) == 0, "younger than the retention of the streams"
+    fold_redrive(made.log, NAMES, redrive_entries_that_may_go(made.log, NAMES, 3 * HOUR))
+    assert kinds(made) == [("plan", [2, 4]), ("done", 2), ("plan", [3]), ("done", 3), ("plan", [5]), ("done", 4)]
+    purge_letters(made.log, NAMES, {subject: 5})
+    fold_redrive(made.log, NAMES, redrive_entries_that_may_go(made.log, NAMES, timedelta(0)))
+    assert kinds(made) == [("plan", [5]), ("done", 4)]
+    assert read_chain(made.log, LEDGER, NAMES.chain(REDRIVE)).done.body["totals"] == {"discarded": 5}
+    assert redrive_entries_that_may_go(made.log, NAMES, timedelta(0)) == 0
+
+
+def test_a_lease_that_commands_took_is_folded_to_its_last_word() -> None:
+    made = Pipeline()
+    for number in range(4):
+        made.append(NAMES.lease(REDRIVE), {}, b"%d" % number)
+        made.append(NAMES.lease("sink"), {}, b"%d" % number)
+    purge_lease(made.log, NAMES, REDRIVE)
+    purge_lease(made.log, NAMES, "ingest")
+    assert made.log.subjects(LEDGER, "tf.orders.ledger.lease.>") == {NAMES.lease(REDRIVE): 1, NAMES.lease("sink"): 4}
+    assert made.log.last(LEDGER, NAMES.lease(REDRIVE)).payload == b"3"
 
 
 def test_redrive_leaves_ingest_its_reserve() -> None:

@@ -1,0 +1,30 @@
+"""What the browser tests share: one Dagster per test session, and a window on it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser_page import CHROMIUM, DRIVER, MISSING, Page
+from dagster_deployment import Deployment
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", type=Path, help="directory that takes the pictures of the docs")
+
+
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip(MISSING)
+    made = Deployment(tmp_path_factory.mktemp("home"))
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def page(deployment: Deployment, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Page]:
+    """A window; what it shows at the end is printed, which pytest shows of a test that failed."""
+    window = Page(deployment.url, request.config.getoption("--screenshots") or tmp_path / "pictures")
+    yield window
+    print("the page showed:", window.text)
+    window.close()

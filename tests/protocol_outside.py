@@ -1,0 +1,303 @@
+"""What the modelled world is made of: actors that stop before each call, an in-memory log, a list as Kafka, a set of tokens as ClickHouse.
+
+Part of the model of tests/unit/test_protocol_model.py; protocol_world.py puts it together.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pipelines.breaker import Breaker
+from pipelines.config import OnError
+from pipelines.connectors.clickhouse import TableColumn
+from pipelines.connectors.kafka import Block
+from pipelines.errors import DataLossError, RefusedError, RetryableError
+from pipelines.legs import stage_config
+from pipelines.legs.stage_config import StageConfig
+from pipelines.naming import Names
+from pipelines.records import Message
+from pipelines.state.place import Header
+from pipelines.state.store import KeyedStore
+from pipelines.testing import Fault, ManualClock, MemoryLog, records, stream_of
+
+if TYPE_CHECKING:
+    from protocol_world import Command, Runner, World
+
+NAMES = Names("model")
+BUCKETS = 3
+TOKEN_WINDOW = 200
+
+
+class Killed(BaseException):
+    """kill -9: no `except` of the code under test may see it."""
+
+
+class Actor:
+    """One thread of the modelled world, which runs only while it has calls left to spend."""
+
+    def __init__(self, world: "World", name: str, script: Callable[[], None], runner: "Runner | Command") -> None:
+        self.world, self.name, self.runner = world, name, runner
+        self.is_killed = self.is_idle = self.is_over = False
+        self.error: Exception | None = None
+        self.was_overtaken = False
+        self._calls = 0
+        self._script = script
+        self._turn = threading.Lock()
+        self._turn.acquire()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._turn.acquire()
+        try:
+            if not self.is_killed:
+                self._script()
+        except Killed:
+            pass
+        except Exception as error:
+            self.error, self.was_overtaken = error, self.runner.is_overtaken
+        self.is_over = True
+        self.world.turn.release()
+
+    def step(self, calls: int) -> None:
+        """Runs until `calls` calls are made, or until it is idle or over."""
+        self.is_idle = False
+        self._calls = calls
+        self.world.current = self
+        self._turn.release()
+        self.world.turn.acquire()
+
+    def call(self) -> None:
+        """Stands before every call to the outside."""
+        if self._calls == 0:
+            self._pause()
+        if self.is_killed:
+            raise Killed
+        self._calls -= 1
+
+    def spend_all(self) -> None:
+        self._calls = 0
+
+    def idle(self) -> None:
+        self.is_idle = True
+        self._pause()
+        if self.is_killed:
+            raise Killed
+
+    def _pause(self) -> None:
+        self.world.turn.release()
+        self._turn.acquire()
+        self.world.current = self
+
+    def kill(self) -> None:
+        if not self.is_over:
+            self.is_killed = True
+            self.step(0)
+
+
+class ModelLog(MemoryLog):
+    """Stops its caller before each call."""
+
+    def __init__(self, world: "World", clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.world = world
+        self.stored: dict[str, list[Message]] = {}
+
+    def _reach(self, doing: str) -> None:
+        self.world.call()
+        super()._reach(doing)
+
+    def _store(self, request: object) -> int:
+        sequence = super()._store(request)
+        stream = stream_of(request.subject)
+        self.stored.setdefault(stream, []).append(self._streams[stream][sequence])
+        return sequence
+
+    def everything(self, stream: str) -> list[Message]:
+        """What was ever stored, in order, purged or not."""
+        return self.stored.get(stream, [])
+
+    def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
+        try:
+            return super().publish(subject, payload, headers, expected)
+        except RetryableError as error:
+            if self.world.is_mended_at_failure:
+                self.world.table.mend()
+            if "is full" in str(error):
+                # Its writer waits a while, and others look again, or there would never be room.
+                self.world.current.spend_all()
+                for actor in self.world.current.runner.actors:
+                    actor.is_idle = False
+            raise
+
+
+class Table:
+    """ClickHouse: a table that forgets all but the last TOKEN_WINDOW insert tokens, and may refuse rows by their value."""
+
+    def __init__(self, world: "World", window: int = TOKEN_WINDOW) -> None:
+        self.world, self.window = world, window
+        self.rows: list[tuple[int, int, bytes]] = []
+        self.tokens: list[str] = []
+        self.fault: Fault | None = None
+        self.refused: bytes | None = None
+        self._in_flight: list[tuple[str, bytes]] = []
+
+    def refuses(self, value: bytes) -> bool:
+        return self.refused is not None and value.startswith(self.refused)
+
+    def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
+        """None that the sink could compare: nobody alters this table."""
+        self.world.call()
+        return ()
+
+    def insert(self, table: str, columns: list[str], block: bytes, token: str, seconds: int) -> None:
+        self.world.call()
+        if self.world.is_mended_at_failure:
+            self.world.log.deliver()
+        fault, self.fault = self.fault, None
+        refused = [number for number, (_, _, value) in enumerate(self._rows(block)) if self.refuses(value)]
+        if fault is Fault.DELAYED:
+            self._in_flight.append((token, block))
+        elif fault is not Fault.DROPPED:
+            self._store(token, block)
+        if fault is not None:
+            raise RetryableError("inserting: no answer")
+        if refused:
+            raise RefusedError("violates a constraint", self.world.rng.choice([refused[0], None]))
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._in_flight)
+
+    def mend(self) -> None:
+        """Rows are refused no more. Never while an insert of an earlier runner may be at work: a runner waits that long (legs/sink.py)."""
+        self.refused = None
+
+    def deliver(self) -> None:
+        arrived, self._in_flight = self._in_flight, []
+        for token, block in arrived:
+            self._store(token, block)
+
+    def _store(self, token: str, block: bytes) -> None:
+        rows = self._rows(block)
+        if token in self.tokens[-self.window :] or any(self.refuses(value) for _, _, value in rows):
+            return
+        self.tokens.append(token)
+        self.rows.extend(rows)
+
+    @staticmethod
+    def _rows(block: bytes) -> list[tuple[int, int, bytes]]:
+        with pa.ipc.open_stream(block, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
+            rows = reader.read_all().select(["_tf_partition", "_tf_offset", "value"])
+        return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+class Topic:
+    """Kafka: per partition the records by offset, with gaps; also the reader of ranges."""
+
+    def __init__(self, world: "World", starts: dict[int, int]) -> None:
+        self.world = world
+        self.first = dict(starts)
+        self.end = dict(starts)
+        self.held: dict[int, list[tuple[int, bytes]]] = {p: [] for p in starts}
+
+    def produce(self, partition: int, value: bytes, gap: int) -> None:
+        self.held[partition].append((self.end[partition], value))
+        self.end[partition] += 1 + gap
+
+    def add_partition(self) -> None:
+        partition = len(self.held)
+        self.first[partition] = self.end[partition] = 0
+        self.held[partition] = []
+
+    def expire(self) -> None:
+        """Retention removes the older part of a partition."""
+        partition = self.world.rng.choice(list(self.held))
+        self.first[partition] = self.world.rng.randint(self.first[partition], self.end[partition])
+
+    def facts(self) -> SimpleNamespace:
+        self.world.call()
+        return SimpleNamespace(topic_id="T", partitions=tuple(self.held))
+
+    def starts(self, partitions: list[int] | None = None) -> dict[int, int]:
+        self.world.call()
+        return {p: self.first[p] for p in partitions or self.held}
+
+    def ends(self) -> dict[int, int]:
+        self.world.call()
+        return dict(self.end)
+
+    def read(self, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
+        left = {p: r for p, r in ranges.items() if r[0] < r[1]}
+        while left:
+            self.world.call()
+            partition = self.world.rng.choice(sorted(left))
+            start, end = left[partition]
+            if start < self.first[partition]:
+                raise DataLossError(f"offset {start} of partition {partition} has expired")
+            stop = min(end, start + self.world.rng.randint(1, 12))
+            found = [(o, v) for o, v in self.held[partition] if start <= o < stop]
+            yield Block(partition, records(partition, [v for _, v in found], offsets=[o for o, _ in found]), stop)
+            if stop == end:
+                del left[partition]
+            else:
+                left[partition] = (stop, end)
+
+
+class Outside:
+    """What a leg's work sees as `legs.connections.Connections`."""
+
+    def __init__(self, world: "World", epoch: int, version: str) -> None:
+        self.names, self.log, self.topic, self.reader, self.engine = NAMES, world.log, world.topic, world.topic, None
+        source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
+        stages = world.config
+        sink = SimpleNamespace(connection_params=SimpleNamespace(database=stages.database), table=stages.table)
+        self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError())
+        limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
+        self._world, self._stores = world, {}
+        versions = {"stage_config": version, "accepted_config": version}
+        self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
+
+    def breaker(self, stage: str, version: str) -> Breaker:
+        return Breaker(100)
+
+    def stage_config(self, version: str) -> StageConfig:
+        return stage_config.load(self.log, self.names, version)
+
+    def dedup_store(self, bucket: int) -> KeyedStore:
+        if bucket not in self._stores:
+            self._stores[bucket] = KeyedStore(self._world.places.setdefault(bucket, MemoryPlace(self._world)))
+        return self._stores[bucket]
+
+    def discard_reader(self) -> None:
+        """The next read starts anew anyway."""
+
+
+class MemoryPlace:
+    """A directory of the key store, which outlives every process; each access is a call at which its caller may die."""
+
+    path = "memory"
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._held: dict[str, tuple[pa.RecordBatch, Header]] = {}
+
+    def write(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
+        self._world.call()
+        assert name not in self._held
+        self._held[name] = (batch, header)
+
+    def read(self, name: str) -> tuple[pa.RecordBatch, Header]:
+        if name not in self._held:
+            raise FileNotFoundError(name)
+        return self._held[name]
+
+    def names(self) -> list[str]:
+        return sorted(self._held)
+
+    def delete(self, name: str) -> None:
+        self._world.call()
+        self._held.pop(name, None)

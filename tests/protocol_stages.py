@@ -1,0 +1,72 @@
+"""The stages of the protocol's model: they refuse one value and write its name behind the others; and its frames."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from protocol_outside import BUCKETS
+
+from pipelines.dedup import KEY_COLUMNS
+from pipelines.legs.stage_config import StageConfig
+from pipelines.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
+
+
+def configuration(refused: str, window_us: int) -> StageConfig:
+    """Stages that refuse records with the value `refused`, write its name behind the others, and drop copies within a window, if any."""
+    mapping = (("v", "value", "String", False),)
+    key = ("v",) if window_us else ()
+    return StageConfig(1, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
+
+
+def apply(value: bytes, config: StageConfig) -> bytes | None:
+    """What the modelled stages make of a value: None is refused."""
+    refused = config.fields[0][0].encode()
+    return None if value == refused else value + b" not " + refused
+
+
+def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[str] = ()) -> StageOutput:
+    refused = fields[0].name.encode()
+    for name in keep:
+        table = table.append_column(f"_tf_{name}", table[name])
+    fits = pc.not_equal(table["value"], pa.scalar(refused, pa.binary()))
+    bad = table.filter(pc.invert(fits))
+    fixed = [pa.array([text] * bad.num_rows, pa.string()) for text in ("parse", "invalid_json", None, "refused")]
+    rejected = pa.table([bad["_tf_sequence"], bad["_tf_ordinal"], *fixed], schema=REJECTED_SCHEMA)
+    kept = table.filter(fits)
+    value = pc.binary_join_element_wise(kept["value"], pa.scalar(refused, pa.binary()), pa.scalar(b" not ", pa.binary()))
+    return StageOutput(kept.set_column(kept.schema.get_field_index("value"), "value", value), rejected)
+
+
+def model_keys(_: None, table: pa.Table, fields: list[str]) -> StageOutput:
+    """The key is the value that was produced, whatever the configuration made of it."""
+    hashes = [hashlib.md5(produced(value)).digest() for value in table["value"].to_pylist()]
+    for name, half in zip(KEY_COLUMNS, (slice(8), slice(8, 16)), strict=True):
+        table = table.append_column(name, pa.array([int.from_bytes(digest[half], "big") for digest in hashes], pa.uint64()))
+    return StageOutput(table, REJECTED_SCHEMA.empty_table())
+
+
+def produced(value: bytes) -> bytes:
+    return value.split(b" not ")[0]
+
+
+def model_map(_: None, table: pa.Table, targets: list[object], keep: Sequence[str] = ()) -> StageOutput:
+    emit = pa.nulls(table.num_rows, EMIT_FIELD.type).fill_null(0)
+    columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
+    columns += [table[name] for name in keep]
+    return StageOutput(pa.table([table["value"], *columns], names=["value", *POSITION_COLUMNS, *keep]), REJECTED_SCHEMA.empty_table())
+
+
+def uncompressed(table: pa.Table) -> bytes:
+    """A frame without lz4, which Arrow runs on a thread pool: most of the time of a history of small frames."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+@lru_cache(maxsize=500)
+def stored_rows(payload: bytes) -> pa.Table:
+    return decode_frame(payload)
