@@ -60,7 +60,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
     def keep_running(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
         tick = _Tick(context, files, alerts)
         busy = _busy(context)
-        for pipeline, state in tick.look(lambda pipeline: streaming_jobs.look(pipeline.config.pipeline_id)):
+        for pipeline, state in tick.look(lambda pipeline: _state(pipeline, streaming_jobs)):
             streaming_jobs.bound_logs(pipeline.config.pipeline_id)
             if pipeline.config.pipeline_id in busy:
                 tick.keep(pipeline, "a run is at work on it")
@@ -78,7 +78,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
     )
     def watch_lag(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
         tick = _Tick(context, files, alerts)
-        for pipeline, state in tick.look(lambda pipeline: streaming_jobs.look(pipeline.config.pipeline_id)):
+        for pipeline, state in tick.look(lambda pipeline: _state(pipeline, streaming_jobs)):
             decision, memory = decisions.lag(state.lag, LagMemory.of(tick.memory(pipeline)), tick.now)
             tick.decided(pipeline, decision, memory.memory() if memory else None, RAW, {"lag_offsets": state.lag or 0})
         return tick.result()
@@ -271,4 +271,8 @@ def _files_now(files: PipelineFiles, jobs: StreamingJobs) -> tuple[dict[str, Fil
 
 
 def _is_restarted(pipeline: Pipeline, jobs: StreamingJobs) -> bool:
-    return jobs.restart_on_change and jobs.look(pipeline.config.pipeline_id).is_alive
+    return jobs.restart_on_change and _state(pipeline, jobs).is_alive
+
+
+def _state(pipeline: Pipeline, jobs: StreamingJobs) -> JobState:
+    return jobs.look(pipeline.config.pipeline_id, pipeline.config.sink.max_delay_time)

@@ -42,8 +42,10 @@ class JobState:
         return self.state != "stopped"
 
 
-def judge(snapshot: Mapping[str, Any], now: datetime, stuck_after: timedelta) -> tuple[State, str]:
-    """(state, message) of runners that answer. `stuck_after` is how long a leg may have work and end no batch."""
+def judge(snapshot: Mapping[str, Any], now: datetime, stuck_after: timedelta, sink_delay: timedelta = timedelta()) -> tuple[State, str]:
+    """(state, message) of runners that answer. `stuck_after` is how long a leg may have work and end no batch; the sink, which lets its
+    batches fill for `sink_delay`, so much longer.
+    """
     legs = snapshot["legs"]
     for state in ("halted", "waiting"):
         said = [f"{name}: {leg['message']}" for name, leg in legs.items() if leg["state"] == state]
@@ -53,7 +55,8 @@ def judge(snapshot: Mapping[str, Any], now: datetime, stuck_after: timedelta) ->
         return "starting", "the legs are being started"
     if not snapshot["healthy"]:
         return "halted", "not healthy: a lease was lost to another runner"
-    stuck = [name for name in legs if _waiting_rows(snapshot, name) > 0 and _idle(snapshot, name, now) > stuck_after]
+    patience = {name: stuck_after + (sink_delay if name == "sink" else timedelta()) for name in legs}
+    stuck = [name for name in legs if _waiting_rows(snapshot, name) > 0 and _idle(snapshot, name, now) > patience[name]]
     if stuck:
         minutes = max(_idle(snapshot, name, now) for name in stuck) / timedelta(minutes=1)
         return "stuck", f"{', '.join(stuck)}: there is work, and no batch has ended for {minutes:,.0f} minutes"

@@ -91,10 +91,14 @@ class StreamingJobs(dg.ConfigurableResource[None]):
 
     def inspect(self, path: Path) -> JobState:
         """The state of the pipeline of a file, within about a second. Raises ConfigurationError for the file only."""
-        return self.look(self.config(path).pipeline_id)
+        config = self.config(path)
+        return self.look(config.pipeline_id, config.sink.max_delay_time)
 
-    def look(self, pipeline_id: str) -> JobState:
-        """The state of a pipeline on this host, by its id. Never raises for a runner that is dead, paused or does not answer."""
+    def look(self, pipeline_id: str, sink_delay: timedelta = timedelta()) -> JobState:
+        """The state of a pipeline on this host, by its id. Never raises for a runner that is dead, paused or does not answer.
+
+        `sink_delay`: `max_delay_time` of the sink, which is no sign of being stuck.
+        """
         directory = self.directory(pipeline_id)
         desired, launched, runners = read_desired(directory), read_launched(directory), find_runners(directory)
         wanted = desired.state if desired else None
@@ -116,7 +120,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             message = "a system that is away delays the account of the runner"
             return JobState(pipeline_id, "waiting", message, missing=missing, pid=pid, config_version=version, desired=wanted)
         snapshot = together(told)
-        state, message = judge(snapshot, datetime.now(UTC), timedelta(seconds=self.stuck_after_seconds))
+        state, message = judge(snapshot, datetime.now(UTC), timedelta(seconds=self.stuck_after_seconds), sink_delay)
         return JobState(
             pipeline_id,
             state,

@@ -21,7 +21,7 @@ from pipelines.runners import find_runners
 
 pytestmark = pytest.mark.crash
 ROOT = Path(__file__).resolve().parents[2]
-CODE_SERVER, DAEMON, RUN_WORKER = "api grpc", "_daemon", "execute_run"
+CODE_SERVER, DAEMON, RUN_WORKER = "api grpc", "_daemon", "spawn_main"
 
 
 class Dagster:
