@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import latency, rival, stage, throughput
+from bench import latency, rival, stage, throughput, verification
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.naming import LEGS
@@ -46,8 +46,9 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, stage, rival or sensors.")] = "",
+    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, verification, stage, rival or sensors.")] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
+    verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, whose rows are verified.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
 ) -> None:
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
@@ -88,6 +89,8 @@ def main(
                 f"latency at 1,000 events/s: p50 {found.p50_ms:.0f} ms, p95 {found.p95_ms:.0f} ms, p99 {found.p99_ms:.0f} ms; "
                 f"{found.busy_cores:.2f} cores; idle {found.idle_cores:.3f} cores"
             )
+        if only in ("", "verification"):
+            results["verification"] = asdict(_verification(stack, verified_events))
     finally:
         (home / "results.json").write_text(json.dumps(results, indent=2))
         stack.down()
@@ -109,6 +112,18 @@ def _print_sensors(home: Path) -> None:
         table.add_row(one.sensor, str(one.count), f"{one.median:.2f}", f"{one.p99:.2f}", f"{one.longest:.2f}")
     console.print(table)
     console.print_json(data=[asdict(one) for one in found])
+
+
+def _verification(stack: LocalStack, events: int) -> verification.Verified:
+    topic = f"bench-verification-{uuid4().hex[:6]}"
+    made = produce(stack.addresses().kafka_bootstrap, topic, events, None, 200, 0.1, 0.0, 1, 4)
+    found = verification.measure(stack, topic, events, made.duplicates)
+    cpu = ", ".join(f"{'tallyflow verify' if group == 'driver' else group} {spent:.1f}" for group, spent in found.cpu_seconds.items())
+    console.print(
+        f"verification of {found.records:,} records, {found.rows:,} rows: {found.seconds:.1f} s, CPU seconds: {cpu}; "
+        f"peak memory {found.peak_pss_bytes / 1e6:,.0f} MB (PSS)"
+    )
+    return found
 
 
 def _print_stage(home: Path, live_keys: Sequence[int]) -> None:

@@ -85,6 +85,13 @@ class MeasuredPipeline:
                 raise TimeoutError(f"{self.pipeline}: waited {seconds:.0f} s; status {json.dumps(self.status())[:1000]}")
             time.sleep(0.1)
 
+    def stop(self) -> None:
+        """Ends the runner, if it has not ended yet."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait(60)
+
     def __enter__(self) -> "MeasuredPipeline":
         return self
 
@@ -92,8 +99,7 @@ class MeasuredPipeline:
         """Stops the runner and deletes the pipeline with its table."""
         if self._process is None:
             return
-        self._process.terminate()
-        self._process.wait(60)
+        self.stop()
         subprocess.run(
             [sys.executable, "-m", "pipelines.cli", "delete", str(self.file), "--yes"],
             env=self.environment,

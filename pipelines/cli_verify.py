@@ -35,6 +35,7 @@ def verify(
     hour: Annotated[
         datetime | None, typer.Option(parser=hour_instant, help="Records that arrived in this hour, such as 2026-01-31T12.", metavar="HOUR")
     ] = None,
+    kafka: Annotated[bool, typer.Option("--kafka", help="Compare the bytes of the raw records with Kafka's as well.")] = False,
     examples: Examples = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +54,7 @@ def verify(
         directory = Names(config.pipeline_id).directory(default_home())
         log = JetStream(config.nats).connect()
         try:
-            found = run(config, log, Request(directory, since, until, examples), lambda doing: line.update(escape(doing)))
+            found = run(config, log, Request(directory, since, until, examples, kafka), lambda doing: line.update(escape(doing)))
         finally:
             log.close()
     if as_json:

@@ -35,8 +35,8 @@ from pipelines.produce import ProduceSummary, produce
 from pipelines.report import tally_table
 from pipelines.runners import find_runners
 from pipelines.tally import tally
-from pipelines.verify import POSITION_SCHEMA, duplicates_by_key, read_dead_letters, read_table, read_topic, verify_positions
-from pipelines.verify_contents import verify_contents
+from pipelines.verification.run import Request, verify
+from pipelines.verify import duplicates_by_key, read_dead_letters, read_table, read_topic, verify_positions
 from resources.local.errors import LocalServerError
 from resources.local.stack import Addresses, LocalStack, default_home
 
@@ -49,8 +49,6 @@ _SAMPLE_ROWS = 5
 _SAMPLE_COLUMNS = ("order_id", "customer_id", "city", "restaurant", "dish", "quantity", "price", "tags", "note")
 _LOG_TAIL_LINES = 20
 _PLAIN_WIDTH = 120
-_CONTENT_BYTES = 512 * 1024 * 1024
-"""Contents are compared up to this many bytes of values; they are held in memory. Positions always are."""
 
 
 def demo(recipe: Recipe, count: int, keep: bool = True) -> int:
@@ -159,7 +157,9 @@ class _Arrivals:
         if state is not None and state.last_sequence > self._seen:
             self._dead_letters += sum(message.rows for message in self._log.scan(self._stream, self._seen, state.last_sequence))
             self._seen = state.last_sequence
-        done = read_chain(self._log, self._names.stream("ledger"), self._names.chain("process")).done if state is not None else None
+        # The ledger is the last stream that a start makes.
+        ledger = self._names.stream("ledger")
+        done = read_chain(self._log, ledger, self._names.chain("process")).done if self._log.state(ledger) is not None else None
         duplicates = done.body["totals"].get("duplicates", 0) if done else 0
         return self._dead_letters + int(duplicates) + int(found[0][0] or 0 if found else 0)
 
@@ -327,29 +327,23 @@ class _Stage:
         self._console.print(table)
 
     def _verify(self, produced: ProduceSummary) -> bool:
-        """Compares what Kafka holds with the table and the dead letters, position by position and value by value; no ledger is asked."""
+        """Compares what Kafka holds with the table and the dead letters, position by position; then the values, by `tallyflow verify`."""
         _headline(self._console, 6, "Checking Kafka's positions against the table and the dead letters")
-        compares_contents = produced.bytes <= _CONTENT_BYTES
-        columns = ["key", "value"] if compares_contents else ["key"]
-        records = read_topic(client_settings(self._config.sources[0]), produced.topic, columns)
+        records = read_topic(client_settings(self._config.sources[0]), produced.topic, ["key"])
         duplicates = duplicates_by_key(records)
-        rows = read_table(self._config.sink, [mapping.column_name for mapping in self._config.sink.mapping] if compares_contents else ())
+        rows = read_table(self._config.sink)
         log = JetStream(self._config.nats).connect()
         try:
             letters = read_dead_letters(log, self._names)
+            contents = verify(self._config, log, Request(self._directory, with_kafka=True))
         finally:
             log.close()
         positions = verify_positions(records, rows, letters, produced.bad, duplicates)
         lines = positions.lines()
         is_exact = positions.is_exact and (positions.records, positions.duplicates) == (produced.produced, produced.duplicates)
         lines.append(f"records produced: {produced.produced:,}, found in Kafka: {positions.records:,}")
-        if compares_contents:
-            first_ones = records.join(duplicates, POSITION_SCHEMA.names, join_type="left anti")
-            contents = verify_contents(first_ones, rows, self._config)
-            is_exact = is_exact and contents.is_exact
-            lines += contents.lines()
-        else:
-            lines.append(f"contents not compared: more than {_CONTENT_BYTES / 2**20:.0f} MiB of values")
+        is_exact = is_exact and contents.is_match
+        lines += contents.lines()
         lines.append(f"dead letters by reason: {_reasons(letters)}")
         for line in lines:
             self._console.print(f"   {line}", markup=False, highlight=False, soft_wrap=True)

@@ -170,10 +170,18 @@ def read_topic(settings: Mapping[str, str | bool | int], topic: str, columns: Se
     return pa.concat_tables([_topic_schema(columns).empty_table(), *topic_batches(settings, topic, columns)])
 
 
-def topic_batches(settings: Mapping[str, str | bool | int], topic: str, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """As `read_topic`, batch by batch, so that memory holds one."""
+def topic_batches(
+    settings: Mapping[str, str | bool | int], topic: str, columns: Sequence[str] = (), within: Mapping[int, tuple[int, int]] | None = None
+) -> Iterator[pa.Table]:
+    """As `read_topic`, batch by batch, so that memory holds one.
+
+    `within`: only these partitions, from one offset to another, both inclusive, as far as they are there.
+    """
     with _consumer(f"verifying topic {topic}", settings) as consumer:
         ends, starts = _bounds(consumer, topic)
+        if within is not None:
+            ends = {partition: min(ends[partition], last + 1) for partition, (_, last) in within.items() if partition in ends}
+            starts = {partition: max(starts[partition], within[partition][0]) for partition in ends}
         consumer.assign([TopicPartition(topic, partition, starts[partition]) for partition, end in ends.items() if starts[partition] < end])
         for messages in _messages(consumer, topic, starts, ends):
             yield _records(topic, messages, _topic_schema(columns))

@@ -85,12 +85,13 @@ def compared_columns(config: StageConfig) -> list[Column]:
 
 class Reference:
     """One computation over one range; use it once. `columns`: those whose values are kept, of all configurations that are loaded.
+    `with_bytes`: a hash of each record's bytes is kept as well, but of records of which only the head is there.
 
     The engine must spill to disk. Raises duckdb.Error for what no record can cause: a full disk.
     """
 
-    def __init__(self, engine: duckdb.DuckDBPyConnection, columns: Sequence[Column]) -> None:
-        self._engine, self._columns = engine, columns
+    def __init__(self, engine: duckdb.DuckDBPyConnection, columns: Sequence[Column], with_bytes: bool = False) -> None:
+        self._engine, self._columns, self._with_bytes = engine, columns, with_bytes
         for macro in MACROS:
             engine.execute(statement(f"reference/{macro}"))
         declared = "".join(f", {column.label} {duckdb_type(column.type)}" for column in columns)
@@ -108,7 +109,7 @@ class Reference:
             return
         known = self._known_shapes(first, config)
         reader = pa.RecordBatchReader.from_batches(FRAME_SCHEMA, chain([first], batches))
-        self._with_rows("frames", reader, parse_statement(config, self._columns, known))
+        self._with_rows("frames", reader, parse_statement(config, self._columns, known, self._with_bytes))
 
     def _known_shapes(self, records: pa.RecordBatch, config: StageConfig) -> "Shapes":
         """Hashes of lists of keys without a key twice, as a sample has them: a list costs 1 us to look through, and a stream has few."""
@@ -183,7 +184,7 @@ class _Field:
         return is_sound(self.source, self.kind, self.text)
 
 
-def parse_statement(config: StageConfig, columns: Iterable[Column], known: Shapes | None = None) -> str:
+def parse_statement(config: StageConfig, columns: Iterable[Column], known: Shapes | None = None, with_bytes: bool = False) -> str:
     """`parse.sql` for the fields and the mapping of `config`, with the values of those of its columns that are among `columns`."""
     fields = [_Field(place, name, source, _paths(name)) for place, (name, source) in enumerate(config.fields)]
     by_name = {field.name: field for field in fields}
@@ -196,6 +197,7 @@ def parse_statement(config: StageConfig, columns: Iterable[Column], known: Shape
     return filled(
         "reference/parse",
         wide_bytes=_MAY_BE_TOO_WIDE,
+        bytes="CASE WHEN NOT is_oversize THEN hash(value) END" if with_bytes else "NULL",
         paths=", ".join(literal(_json_path(path)) for path in paths),
         keys_are_distinct=" AND ".join(_keys_are_distinct(parent, (known or {}).get(parent, [])) for parent in _parents(paths)),
         kinds_and_texts=", ".join(_kinds_and_texts(fields)),

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.connectors.jetstream import JetStream
 from pipelines.dedup import NEVER
-from pipelines.ledger import Entry, read_chain
+from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs import stage_config
 from pipelines.legs.arrivals import microseconds
 from pipelines.legs.stage_config import StageConfig
@@ -22,6 +22,8 @@ from pipelines.records import instant
 from pipelines.verification.reference import Bounds
 
 _ORDINAL_BITS = 20
+_CLOCKS_APART_US = 60_000_000
+"""How far the times of a stream may step back."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,11 @@ class Span:
         return Bounds(first, (self.last + 1 << _ORDINAL_BITS) - 1, judged if self.is_seeded else 0, self.newest_us)
 
 
-def read_history(log: JetStream, names: Names) -> History:
-    """Raises HaltError for a pipeline that was never started, RetryableError while NATS is away."""
+def read_history(log: JetStream, names: Names, since: datetime | None) -> History:
+    """Of all that the ledger tells, or, by arrival, of what arrived from one window before `since` on, and one range before that.
+
+    Raises HaltError for a pipeline that was never started, RetryableError while NATS is away.
+    """
     ledger = names.stream("ledger")
     # The sink first: what it has confirmed was processed before.
     confirmed = read_chain(log, ledger, names.chain("sink")).to or 0
@@ -113,7 +118,8 @@ def read_history(log: JetStream, names: Names) -> History:
     plans: dict[int, Plan] = {}
     arrivals: dict[int, int] = {}
     confirmed_to = 0
-    for entry in map(Entry.decode, log.fetch(ledger, names.chain("process"), 0, chain.sequence)):
+    after = _entries_after(log, names, chain, since)
+    for entry in map(Entry.decode, log.fetch(ledger, names.chain("process"), after, chain.sequence)):
         if entry.kind != "done":
             continue
         body = entry.body
@@ -125,6 +131,20 @@ def read_history(log: JetStream, names: Names) -> History:
     known = sorted(arrivals.items())
     is_whole = bool(known) and known[0][0] == 1
     return History(sorted(plans.values(), key=lambda plan: plan.to), [s for s, _ in known], [at for _, at in known], confirmed_to, is_whole)
+
+
+def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datetime | None) -> int:
+    """The ledger sequence behind which the entries are needed. An entry is written after its frames have arrived."""
+    if since is None or chain.done is None:
+        return 0
+    config = stage_config.load(log, names, chain.done.body["config"])
+    if config.dedup_time_field:
+        return 0
+    needed_from = instant(max(0, microseconds(since) - config.dedup_window_us - _CLOCKS_APART_US))
+    first = log.first_since(names.stream("ledger"), names.chain("process"), needed_from)
+    # The range before reaches back to where nothing is needed any more, so that its frames do not look like what a purge has left.
+    before = Entry.decode(first).previous_done if first else chain.done.sequence
+    return max(0, before - 1)
 
 
 def _out_end(names: Names, body: Any) -> int:

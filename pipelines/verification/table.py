@@ -79,10 +79,15 @@ class TableSide:
         return {names[label]: count for label, count in counts}
 
     def faults(self, examples: int, topic: str) -> Iterator[Finding]:
-        """The rows of the buckets that differ, one by one."""
+        """What differs in the rows of the buckets that differ, one by one."""
         ranges = self._mismatching_ranges()
         if not ranges:
             return
+        found = list(self._row_faults(ranges, examples, topic))
+        told = {"expected": "at both looks the same rows", "found": "no row that differs: the table was changed meanwhile, verify again"}
+        yield from found or [Finding("rows", "different", len(ranges), None, [told])]
+
+    def _row_faults(self, ranges: Sequence[tuple[int, int]], examples: int, topic: str) -> Iterator[Finding]:
         self._engine.execute("CREATE TABLE wanted AS FROM expected SEMI JOIN mismatching USING (bucket)")
         differing = " OR ".join(f"_tf_sequence BETWEEN {low} AND {high}" for low, high in ranges)
         self._with_rows(f"{self._range} AND ({differing})", f"CREATE TABLE found AS {self._plain()}")

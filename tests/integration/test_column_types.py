@@ -14,9 +14,12 @@ from pipelines.audit_rows import CONFIRMED, FOUND, Rows
 from pipelines.columns import arrow_type, parse_type
 from pipelines.connectors.duckdb import open_engine
 from pipelines.fields import ParsedField
+from pipelines.legs.stage_config import RELEASE, StageConfig
 from pipelines.parse import parse
 from pipelines.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
 from pipelines.transform import TargetColumn, check_mapping, map_columns
+from pipelines.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
+from pipelines.verification.values import duckdb_type, found, is_compared
 
 chdb = pytest.importorskip("chdb", reason="the extra `local` is not installed")
 pytestmark = pytest.mark.integration
@@ -215,6 +218,41 @@ def test_an_audit_finds_a_row_as_it_was_sent(
         assert rows.faults().count(MISSING) == 2
         rows.add(pa.ipc.open_stream(answer).read_all(), FOUND)
         assert rows.faults().table.num_rows == 0
+
+
+@pytest.mark.parametrize(("column", "source", "value", "stored"), CASES, ids=lambda value: str(value)[:40])
+def test_a_verification_calls_for_the_value_that_is_stored(
+    clickhouse: Any, engine: duckdb.DuckDBPyConnection, column: str, source: str, value: Any, stored: str
+) -> None:
+    """Both sides in their plain form: what the reference makes of the JSON, and what ClickHouse says of the row that the stages made."""
+    kind = parse_type(column)
+    if not is_compared(kind):
+        assert column == "JSON"
+        return
+    target = TargetColumn("c", "c", kind, has_default=False)
+    text = json.dumps({"c": value}).encode()
+    parsed = parse(engine, raw_records([text]), [ParsedField("c", source)])
+    store(clickhouse, map_columns(engine, parsed.accepted, [target]).accepted, f"c {kind}")
+    settings = "output_format_arrow_low_cardinality_as_dictionary = 0, output_format_arrow_string_as_string = 0"
+    answer = clickhouse.query(f"SELECT {found(kind, 'c')} AS c FROM t SETTINGS {settings}", "ArrowStream").bytes()
+    config = StageConfig(RELEASE, "s", "t", 8, (("c", source),), (("c", "c", column, False),), "default", "t", ())
+    with open_engine() as own:
+        reference = Reference(own, compared_columns(config))
+        frame = {
+            "position": [1],
+            "partition": [0],
+            "offset": [0],
+            "arrival_us": [0],
+            "value": [text],
+            "is_oversize": [False],
+            "is_past": [False],
+        }
+        reference.load(iter(pa.table(frame, schema=FRAME_SCHEMA).to_batches()), config)
+        reference.judge(config, Bounds(0, 2))
+        own.register("stored", pa.ipc.open_stream(answer).read_all())
+        plain = f"c::{duckdb_type(kind)}"
+        same = own.execute(f"SELECT v0 IS NOT DISTINCT FROM {plain}, hash(v0) = hash({plain}) FROM expected, stored").fetchall()
+    assert same == [(True, True)]
 
 
 @pytest.mark.parametrize(("column", "source", "default", "stored"), DEFAULTS, ids=lambda value: str(value)[:40])

@@ -227,6 +227,20 @@ def test_a_missing_letter_is_named(case: PipelineCase) -> None:
     assert found["dead letters", "missing", None]["examples"][0]["expected"] == "a dead letter of parse"
 
 
+def test_raw_records_that_are_not_what_kafka_holds_are_named(case: PipelineCase) -> None:
+    """The topic is made again, with other values at the same offsets."""
+    prepared(case, partitions=1)
+    assert assert_match(case, "--kafka")["counts"]["in Kafka"] == 600
+    case.admin.delete_topics([case.topic])[case.topic].result(30)
+    wait_until(lambda: case.topic not in case.admin.list_topics(timeout=10).topics, "a topic that is gone")
+    case.create_topic(1)
+    case.send([b"other", json.dumps({"id": 1, "name": "event 1", "amount": 0.25}).encode()], partitions=1)
+    assert_match(case)
+    found = findings(case, "--kafka")
+    assert {*found} == {("streams", "different", "value")}
+    assert where(found["streams", "different", "value"]) == [(case.topic, 0, 0)]
+
+
 def test_only_so_many_faults_are_named_and_all_are_counted(case: PipelineCase) -> None:
     prepared(case)
     case.client().command(f"TRUNCATE TABLE {case.table}")
@@ -258,6 +272,21 @@ def test_ranges_side_by_side_find_what_the_whole_finds(case: PipelineCase) -> No
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 51 SETTINGS mutations_sync = 1")
     assert_match(case, "--to", border)
     assert where(findings(case, "--from", border)["rows", "different", "name"]) == [(case.topic, 0, 152)]
+
+
+def test_ranges_side_by_side_find_what_the_whole_finds_by_the_time_of_the_event(case: PipelineCase) -> None:
+    case.write_file(timed_by("at", "id", "10s", "5s"))
+    case.create_topic(partitions=1)
+    for first in range(0, 90, 30):
+        case.send(
+            [json.dumps({"id": n % 7, "name": "x", "at": 1_780_000_000 + n - n % 3 * 6}).encode() for n in range(first, first + 30)], 1
+        )
+        case.warm_run()
+    whole = assert_match(case)["counts"]
+    assert min(whole["copies"], whole["rejected"]) > 0
+    for border in (one.isoformat() for one in arrivals(case)[1:]):
+        parts = [assert_match(case, "--to", border)["counts"], assert_match(case, "--from", border)["counts"]]
+        assert whole == {name: sum(part[name] for part in parts) for name in whole}
 
 
 def test_an_hour_is_a_range(case: PipelineCase) -> None:

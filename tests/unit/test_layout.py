@@ -78,9 +78,6 @@ SPARK_EXCEPTIONS = {
     "pipelines.runner": "type of the session that it has built",
 }
 
-CONNECT_EXCEPTIONS = {
-    "pipelines.verify_contents": "an in-memory engine that compares whole topics and tables; it may spill, the stages' may not",
-}
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_CALLS = {"yaml.load", "yaml.full_load", "yaml.unsafe_load", "os.system", "os.popen"}
@@ -214,7 +211,7 @@ def test_only_the_spark_connector_builds_a_session(module: str) -> None:
 @pytest.mark.parametrize("module", modules("pipelines", "dagster_project"))
 def test_only_the_duckdb_connector_opens_an_engine(module: str) -> None:
     opens = any(name == "duckdb.connect" for _, name in calls(module))
-    assert opens == (module == "pipelines.connectors.duckdb" or module in CONNECT_EXCEPTIONS)
+    assert opens == (module == "pipelines.connectors.duckdb")
 
 
 @pytest.mark.parametrize("module", list(MODULES))
@@ -252,7 +249,7 @@ def test_the_forbidden_builtins_exist() -> None:
 
 
 def test_the_exceptions_are_still_needed() -> None:
-    listed = {*SPARK_EXCEPTIONS, *CONNECT_EXCEPTIONS, *(module for module, _ in DRIVER_EXCEPTIONS), *COMPOSITION_ROOTS}
+    listed = {*SPARK_EXCEPTIONS, *(module for module, _ in DRIVER_EXCEPTIONS), *COMPOSITION_ROOTS}
     assert listed <= set(MODULES)
 
 
