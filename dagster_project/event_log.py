@@ -50,7 +50,6 @@ class Pruned:
 def prune(instance: dg.DagsterInstance, before: datetime, max_runs: int, max_events: int) -> Pruned:
     """Deletes what ended, or was reported, before the instant (exclusive; aware). Raises Failure for a storage that is no SQL database."""
     storage = instance.event_log_storage
-    storage = getattr(storage, "_event_log_storage", storage) if not isinstance(storage, SqlEventLogStorage) else storage
     if not isinstance(storage, SqlEventLogStorage):
         raise dg.Failure(f"pruning the event log: {type(storage).__name__} is no SQL storage; prune it with its own means")
     with storage.index_connection() as connection:

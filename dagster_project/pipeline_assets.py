@@ -6,6 +6,7 @@ Kafka holds is in ClickHouse, and nothing runs afterwards: for backfills, tests 
 
 from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -16,8 +17,8 @@ from dagster_project.numbers import numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.seam_names import TABLE
 from dagster_project.seams import asset_key, seams, specs, topic_specs
-from pipelines.job_state import JobState
-from resources.streaming_jobs import StreamingJobs
+from pipelines.runners import find_runners
+from resources.streaming_jobs import Started, StreamingJobs
 
 
 class Mode(Enum):
@@ -53,30 +54,41 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     )
     def run(context: dg.AssetExecutionContext, config: RunPipeline, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
         with errors_as_failures():
-            state = _run(pipeline, config, streaming_jobs)
-            account = read_account(streaming_jobs.config(pipeline.path), state.lag)
+            started = _run(pipeline, config, streaming_jobs)
+            account = read_account(streaming_jobs.config(pipeline.path), started.state.lag)
+            about_job = _about_job(started, streaming_jobs.directory(started.pipeline))
         for seam in seams(pipeline):
             key = asset_key(pipeline, seam.name)
             if key in context.selected_asset_keys:
-                yield dg.MaterializeResult(asset_key=key, metadata={**numbers(account, seam.name), **_about_job(state, seam.name)})
+                told = about_job if seam.name == TABLE else {}
+                yield dg.MaterializeResult(asset_key=key, metadata={**numbers(account, seam.name), **told})
+                    asset_key=key, metadata={**numbers(account, seam.name), **(about_job if seam.name == TABLE else {})}
+                )
 
     return run
 
 
-def _run(pipeline: Pipeline, config: RunPipeline, jobs: StreamingJobs) -> JobState:
+def _run(pipeline: Pipeline, config: RunPipeline, jobs: StreamingJobs) -> Started:
     if config.mode is Mode.UNTIL_CAUGHT_UP:
         # A runner without end would keep the leases of this one.
         jobs.stop(pipeline.path)
-        return jobs.start(pipeline.path, accept=config.accept, until_caught_up=True).state
+        return jobs.start(pipeline.path, accept=config.accept, until_caught_up=True)
     start = jobs.restart if config.restart else jobs.start
-    return start(pipeline.path, accept=config.accept).state
+    return start(pipeline.path, accept=config.accept)
 
 
-def _about_job(state: JobState, seam: str) -> dict[str, Any]:
-    """What is worth knowing of the job beside its numbers; on the table's page only."""
-    if seam != TABLE:
-        return {}
-    told: dict[str, Any] = {"state": state.state, "config version": state.config_version or "unknown"}
-    if state.message:
-        told["message"] = state.message
+def _about_job(started: Started, directory: Path) -> dict[str, Any]:
+    """What is worth knowing of the job beside its numbers, on the table's page: where it tells more of itself."""
+    told: dict[str, Any] = {
+        "state": started.state.state,
+        "config version": started.state.config_version or "unknown",
+        # Logs of the runner and of Spark, and Spark's checkpoints with its progress.
+        "directory": dg.MetadataValue.path(str(directory)),
+    }
+    if started.log:
+        told["log"] = dg.MetadataValue.path(str(started.log))
+    for runner in find_runners(directory):
+        told[f"status of {', '.join(runner['legs'])}"] = dg.MetadataValue.url(f"http://127.0.0.1:{runner['port']}/status")
+    if started.state.message:
+        told["message"] = started.state.message
     return told

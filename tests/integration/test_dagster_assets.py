@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
+import httpx
 import pytest
 from dagster._core.test_utils import freeze_time
 from dagster_case import DagsterCase, dagster_case, failure, metadata
@@ -39,7 +40,7 @@ def test_a_bounded_materialization_ends_with_everything_in_the_table_and_its_num
     assert result.success, failure(result)
     assert case.count() == case.good == 297
     found = metadata(result)
-    assert {name: {*numbers} - {"state", "config version", "message"} for name, numbers in found.items()} == {
+    assert {name: {*numbers} - {"state", "config version", "directory", "log"} for name, numbers in found.items()} == {
         seam: {*PLOTTED[seam]} - {"lag_offsets"} for seam in SEAMS
     }
     assert found["clickhouse_table"]["dagster/row_count"] == 297
@@ -58,7 +59,9 @@ def test_a_selection_starts_the_job_that_goes_on_when_the_run_has_ended_and_a_se
     case.send_events(90)
     case.wait_count(180)
     again = pipeline.materialize("clickhouse_table")
-    assert metadata(again)["clickhouse_table"]["state"] == "running"
+    told = metadata(again)["clickhouse_table"]
+    assert told["state"] == "running"
+    assert httpx.get(told["status of ingest, process, sink"], timeout=60, trust_env=False).json()["pipeline"] == case.pipeline
     assert find_runners(case.names.directory(case.home))[0]["pid"] == first
     restarted = pipeline.materialize("clickhouse_table", restart=True)
     assert restarted.success, failure(restarted)

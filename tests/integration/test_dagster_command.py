@@ -1,0 +1,82 @@
+"""`tallyflow dagster`: the page with the pipelines comes up on loopback, and nothing is left when it is told to end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import httpx
+import psutil
+import pytest
+import yaml
+from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTANCE = ROOT / "dagster_project" / "dagster.yaml"
+QUERY = "{repositoriesOrError {... on RepositoryConnection {nodes {jobs {name} sensors {name sensorState {status}}}}}}"
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def command(case: PipelineCase) -> Iterator["subprocess.Popen[str]"]:
+    environment = case.environment(TALLYFLOW_PIPELINES=str(case.directory))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.cli", "dagster", "--own-servers"],
+        env=environment,
+        stdout=(case.directory / "said.txt").open("w"),
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    yield process
+    if process.poll() is None:
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
+
+
+def test_it_shows_the_pipelines_on_loopback_and_leaves_nothing_behind(case: PipelineCase, command: "subprocess.Popen[str]") -> None:
+    said = case.directory / "said.txt"
+
+    def url() -> str | None:
+        assert command.poll() is None, said.read_text()
+        found = re.search(r"^Dagster: (http://127\.0\.0\.1:\d+)$", said.read_text(), re.MULTILINE)
+        return found[1] if found else None
+
+    address = wait_until(url, "Dagster's address")
+    answer = httpx.post(f"{address}/graphql", json={"query": QUERY}, timeout=60).json()["data"]["repositoriesOrError"]["nodes"][0]
+    assert f"publish_{case.pipeline.replace('-', '_')}" in [job["name"] for job in answer["jobs"]]
+    states = {one["name"]: one["sensorState"]["status"] for one in answer["sensors"]}
+    assert states["observe_pipelines"] == "RUNNING"
+    family = psutil.Process(command.pid).children(recursive=True)
+    listening = {c.laddr.ip for one in family for c in one.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}
+    home = case.home / "dagster"
+    assert yaml.safe_load((home / "dagster.yaml").read_text())["telemetry"] == {"enabled": False}
+    os.kill(command.pid, signal.SIGINT)
+    assert command.wait(PATIENCE_SECONDS) == 0, said.read_text()
+    assert [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    assert json.loads((home / "ports.json").read_text())["webserver"] == int(address.rpartition(":")[2])
+
+
+def test_missing_addresses_of_own_servers_are_named(case: PipelineCase) -> None:
+    environment = {name: value for name, value in case.environment().items() if name not in ("NATS_URL", "CLICKHOUSE_PORT")}
+    found = subprocess.run(
+        [sys.executable, "-m", "pipelines.cli", "dagster", "--own-servers"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1
+    assert "set NATS_URL, CLICKHOUSE_PORT" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_the_instance_is_one_that_dagster_takes_without_telemetry(tmp_path: Path) -> None:
+    (tmp_path / "dagster.yaml").write_text(INSTANCE.read_text())
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert not instance.telemetry_enabled
+        assert instance.run_monitoring_enabled
+        assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
