@@ -62,8 +62,6 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             if key in context.selected_asset_keys:
                 told = about_job if seam.name == TABLE else {}
                 yield dg.MaterializeResult(asset_key=key, metadata={**numbers(account, seam.name), **told})
-                    asset_key=key, metadata={**numbers(account, seam.name), **(about_job if seam.name == TABLE else {})}
-                )
 
     return run
 
