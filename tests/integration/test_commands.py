@@ -23,7 +23,8 @@ from pipelines.errors import FencedError
 from pipelines.ledger import Entry
 from pipelines.naming import LEGS, ROLES
 from pipelines.runner import Runner
-from pipelines.status import StatusServer, find_runners
+from pipelines.runners import find_runners
+from pipelines.status import StatusServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
