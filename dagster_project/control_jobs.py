@@ -3,7 +3,6 @@
 Each takes the pipeline's id and does one thing; each may be repeated, and be killed at any time.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -215,8 +214,6 @@ def _reprocessing(jobs: StreamingJobs, pipeline: Pipeline) -> Iterator[Reprocess
 
 @contextmanager
 def _keys(jobs: StreamingJobs, pipeline: Pipeline, needs_dedup: bool = True) -> Iterator[KeyState]:
-    # The stages resolve the file again, from the environment of the process: this one belongs to the run.
-    os.environ.update(jobs.environment())
     keys = KeyState(jobs.config(pipeline.path), pipeline.path.read_text(), jobs.home_directory(), needs_dedup)
     try:
         yield keys

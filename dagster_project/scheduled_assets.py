@@ -3,6 +3,7 @@
 Each may run beside the live pipeline, may be killed at any time, and may be repeated.
 """
 
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -15,11 +16,12 @@ from dagster_project.schedule_status import schedule_status
 from dagster_project.seam_names import COMPACTION, DEAD_LETTERS, DEDUP, REPROCESSED
 from dagster_project.seams import op_name, spec_behind
 from dagster_project.table_checks import RETRY
-from pipelines.compaction import Compacted, compact
+from pipelines.compaction import Compacted, compact, in_tasks
 from pipelines.config import PipelineConfig
 from pipelines.key_state import KeyState
 from pipelines.reprocess import Reprocessing
 from pipelines.triage import Selection
+from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
 
 
@@ -82,17 +84,25 @@ def _part(
     return dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule])
 
 
+class Compaction(dg.Config):
+    """Where the work is done."""
+
+    with_spark: bool = Field(
+        default=False,
+        description="The buckets side by side, as Spark tasks: for stores whose compaction takes much longer than a JVM's start.",
+    )
+
+
 def _compaction(pipeline: Pipeline) -> dg.AssetsDefinition:
     text = "One run per bucket, expired keys dropped. Proof: every live key is looked up in the new runs. May run beside the pipeline."
 
     @dg.multi_asset(specs=[spec_behind(pipeline, COMPACTION, DEDUP, text)], name=op_name(pipeline, COMPACTION), retry_policy=RETRY)
-    def compaction(streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
+    def compaction(config: Compaction, streaming_jobs: StreamingJobs, pyspark: SparkResource) -> dg.MaterializeResult[Any]:
         with errors_as_failures():
-            config = streaming_jobs.config(pipeline.path)
-            home = streaming_jobs.directory(config.pipeline_id).parents[1]
-            state = KeyState(config, pipeline.path.read_text(), home)
+            state = KeyState(streaming_jobs.config(pipeline.path), pipeline.path.read_text(), streaming_jobs.home_directory())
             try:
-                found = compact(state)
+                with in_tasks(state, pyspark.spark_session) if config.with_spark else nullcontext() as share:
+                    found = compact(state, share=share)
             finally:
                 state.close()
         return dg.MaterializeResult(metadata=compaction_numbers(found))

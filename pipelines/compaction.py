@@ -1,5 +1,7 @@
 """Compaction of the dedup store: all live runs of each bucket become one, without the keys whose window is over.
 
+No bucket needs another: their work is done here, one after the other, or as Spark tasks.
+
 Beside a running process leg the new runs are offered on the ledger, and the leg lists them with its next batch if their inputs are still
 listed. Without one, compaction takes the leg's lease and lists them itself. A compaction that is killed leaves files that nobody lists.
 """
@@ -7,24 +9,34 @@ listed. Without one, compaction takes the leg's lease and lists them itself. A c
 import json
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from pyspark.sql import SparkSession
 
 from pipelines.errors import FencedError, InvariantError
 from pipelines.failpoints import RUNNER_PID_VARIABLE, reach
 from pipelines.key_state import KeyState
 from pipelines.lease import Lease
 from pipelines.ledger import Chain, ChainState
-from pipelines.legs.buckets import listed
+from pipelines.legs.buckets import listed, live_runs
+from pipelines.legs.connections import Connections
+from pipelines.legs.execute import Item, Report, Work, run_here, run_in_tasks
 from pipelines.records import instant
 from pipelines.state.runs import BLOCK_ROWS, Run, RunFacts
 from pipelines.state.store import KeyedStore
 
 ADOPTION_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
+Share = Callable[[Work, Sequence[Item]], list[Report]]
+"""Does the work of all buckets: `execute.run_here` or `run_in_tasks`, given all but these two arguments."""
 
 
 @dataclass(frozen=True)
@@ -59,29 +71,39 @@ class _Merged:
     report: Compacted
 
 
-def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS) -> list[Compacted]:
-    """Compacts every bucket; one report per bucket. Safe to kill, and to repeat.
+def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS, share: Share | None = None) -> list[Compacted]:
+    """Compacts every bucket; one report per bucket. Safe to kill, and to repeat. Without `share` it is done here.
 
     Raises HaltError before the first record, StateDamagedError for a damaged run, InvariantError when a live key is not in the new run
     (then nothing was listed).
     """
     os.environ.setdefault(RUNNER_PID_VARIABLE, str(os.getpid()))
+    share = share or partial(run_here, state.connections)
     lease = Lease(state.connections.log, state.names, state.directory, "process")
     try:
         epoch = lease.acquire()
     except FencedError:
-        return _offered(state, adoption_seconds)
+        return _offered(state, adoption_seconds, share)
     try:
-        return _listed(state, epoch)
+        return _listed(state, epoch, share)
     finally:
         lease.release()
 
 
-def _listed(state: KeyState, epoch: int) -> list[Compacted]:
+@contextmanager
+def in_tasks(state: KeyState, session: SparkSession) -> Iterator[Share]:
+    """A task per bucket, for as long as the context lasts. A JVM takes seconds to start: for stores whose compaction takes much longer."""
+    with TemporaryDirectory(prefix="tallyflow-compaction-") as directory:
+        path = Path(directory) / "run.json"
+        state.connections.run.save(path)
+        yield partial(run_in_tasks, session, str(path))
+
+
+def _listed(state: KeyState, epoch: int, share: Share) -> list[Compacted]:
     """No leg runs, we hold its lease: our `done` lists the new runs, and the old ones go."""
     chain = Chain(state.connections.log, state.names.stream("ledger"), state.names.chain("process"), epoch)
     found = chain.open()
-    merged = _merge_all(state, found)
+    merged = _merge_all(state, found, share)
     reach("compact.after-runs")
     changed = [one for one in merged if one.report.outcome != "unchanged"]
     if changed:
@@ -93,9 +115,9 @@ def _listed(state: KeyState, epoch: int) -> list[Compacted]:
     return [one.report for one in merged]
 
 
-def _offered(state: KeyState, adoption_seconds: float) -> list[Compacted]:
+def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Compacted]:
     """A leg runs: it lists the new runs, if what they were made of is still listed when its next batch ends."""
-    merged = state.settled(lambda found: _merge_all(state, found))
+    merged = state.settled(lambda found: _merge_all(state, found, share))
     reach("compact.after-runs")
     offers = {str(one.report.bucket): [[f.name for f in one.inputs], listed(one.output)] for one in merged if one.output != one.inputs}
     if not offers:
@@ -137,19 +159,35 @@ def _delete(state: KeyState, bucket: int, runs: tuple[RunFacts, ...], kept: tupl
             state.connections.dedup_store(bucket).place.delete(facts.name)
 
 
-def _merge_all(state: KeyState, found: ChainState) -> list[_Merged]:
+def _merge_all(state: KeyState, found: ChainState, share: Share) -> list[_Merged]:
     config = state.stage_config(found)
     assert found.done is not None
-    expired = config.dedup_expired_us(found.done.body)
-    return [_merge(state.store(found, bucket), bucket, expired, found.done.body["to"]) for bucket in range(config.buckets)]
+    facts = {"expired": config.dedup_expired_us(found.done.body), "to": found.done.body["to"]}
+    runs = {str(bucket): found.done.body["runs"].get(str(bucket), []) for bucket in range(config.buckets)}
+    return [*map(_merged, share(_merge, [{"bucket": int(bucket), "runs": {bucket: listing}, **facts} for bucket, listing in runs.items()]))]
 
 
-def _merge(store: KeyedStore, bucket: int, expired: int, to: int) -> _Merged:
+def _merge(connections: Connections, item: Item) -> Report:
+    """One bucket's new run, with the proof that no live key went; what `_merged` reads."""
+    store = connections.dedup_store(item["bucket"])
+    store.open(live_runs(item, item["bucket"]))
     before = tuple(store.live)
-    after = tuple(store.compact(expired, to))
-    live_keys = _prove(store, after, expired)
-    outcome = "unchanged" if after == before else "listed"
-    return _Merged(before, after, Compacted(bucket, _extent(store, before), _extent(store, after), live_keys, outcome))
+    after = tuple(store.compact(item["expired"], item["to"]))
+    return {
+        "bucket": item["bucket"],
+        "inputs": listed(before),
+        "output": listed(after),
+        "before": _extent(store, before),
+        "after": _extent(store, after),
+        "live_keys": _prove(store, after, item["expired"]),
+    }
+
+
+def _merged(report: Report) -> _Merged:
+    inputs, output = (tuple(RunFacts(*facts) for facts in report[side]) for side in ("inputs", "output"))
+    before, after = _extent_of(report["before"]), _extent_of(report["after"])
+    outcome = "unchanged" if output == inputs else "listed"
+    return _Merged(inputs, output, Compacted(report["bucket"], before, after, report["live_keys"], outcome))
 
 
 def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
@@ -169,8 +207,12 @@ def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
     return sum(int((entries.time > expired).sum()) for entries in new.checked())
 
 
-def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> Extent:
-    if not runs:
-        return Extent(0, 0, 0, None)
-    oldest = min(int(Run.open(store.place, facts).entries.time.min()) for facts in runs)
-    return Extent(sum(facts.rows for facts in runs), sum(store.place.size(facts.name) for facts in runs), len(runs), instant(oldest))
+def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> list[int | None]:
+    """The fields of an `Extent`, the oldest time in microseconds since 1970."""
+    oldest = min((int(Run.open(store.place, facts).entries.time.min()) for facts in runs), default=None)
+    return [sum(facts.rows for facts in runs), sum(store.place.size(facts.name) for facts in runs), len(runs), oldest]
+
+
+def _extent_of(told: list[Any]) -> Extent:
+    entries, size_bytes, runs, oldest = told
+    return Extent(entries, size_bytes, runs, instant(oldest) if oldest is not None else None)

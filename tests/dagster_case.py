@@ -16,6 +16,7 @@ from resources.alerts import AlertsResource
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
 from resources.nats import NatsResource
+from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
 
 PLAIN = [sys.executable, str(Path(__file__).with_name("plain_runner.py"))]
@@ -42,7 +43,7 @@ class DagsterCase:
             **fields,
         )
         self.alerts = AlertsResource(webhook_urls=webhook)
-        self.defs = build_definitions(files, {"streaming_jobs": self.jobs, "alerts": self.alerts})
+        self.defs = build_definitions(files, {"streaming_jobs": self.jobs, "alerts": self.alerts, "pyspark": SparkResource()})
 
     def key(self, name: str) -> dg.AssetKey:
         return dg.AssetKey([self.pipeline.key, name])

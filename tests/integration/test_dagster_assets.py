@@ -11,6 +11,7 @@ import pytest
 from dagster._core.test_utils import freeze_time
 from dagster_case import DagsterCase, dagster_case, failure, metadata
 from pipeline_case import PipelineCase, wait_until
+from pyspark.sql import SparkSession
 
 from dagster_project.numbers import PLOTTED
 from pipelines.runners import find_runners
@@ -121,6 +122,19 @@ def test_compaction_reports_before_and_after_and_its_proof(pipeline: DagsterCase
     assert (found["keys_before"], found["keys_after"], found["live_keys_found"]) == (300, 300, 300)
     assert found["runs_after"] <= 8 < found["runs_before"]
     assert "| listed |" in found["buckets"]
+
+
+@pytest.mark.spark
+def test_compaction_may_be_done_in_tasks_of_the_spark_resource(pipeline: DagsterCase, session: SparkSession) -> None:
+    for _ in range(2):
+        pipeline.case.send_events(100)
+        assert pipeline.materialize("dedup_store", **CAUGHT_UP).success
+    result = pipeline.materialize("dedup_compaction", with_spark=True)
+    assert result.success, failure(result)
+    found = metadata(result)["dedup_compaction"]
+    assert (found["keys_after"], found["live_keys_found"]) == (200, 200)
+    assert found["runs_after"] <= 8 < found["runs_before"]
+    assert session.range(3).count() == 3, "a session that was there is left running"
 
 
 def test_dead_letters_enter_again_when_somebody_has_said_which(pipeline: DagsterCase) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from dedup_case import check_first_of_keys, copies, event, key_state, keyed_by
 from pipeline_case import PipelineCase, wait_until
+from pyspark.sql import SparkSession
 
 import pipelines.rebucket
+from pipelines.compaction import compact, in_tasks
 from pipelines.errors import ConfigurationError, DataLossError, FencedError, HaltError, StateDamagedError
 from pipelines.failpoints import VARIABLE
 from pipelines.key_state import listing
@@ -106,6 +108,41 @@ def test_compaction_leaves_one_run_per_bucket_and_forgets_no_key(case: PipelineC
     assert {one["outcome"] for one in answer(case, "compact")} == {"unchanged"}
     batches(case, 2, first=5)
     check_first_of_keys(case)
+
+
+@pytest.mark.spark
+def test_compaction_in_tasks_leaves_what_it_leaves_here(case: PipelineCase, session: SparkSession) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case)
+    before = answer(case, "state")
+    state = key_state(case)
+    with in_tasks(state, session) as share:
+        report = compact(state, share=share)
+    state.close()
+    assert [one.before.entries for one in report] == [bucket["entries"] for bucket in before["buckets"]]
+    assert sum(one.live_keys for one in report) == case.count()
+    assert all(one.after.oldest and one.before.oldest and one.after.oldest >= one.before.oldest for one in report)
+    assert run_files(case) == listed_files(case)
+    assert {one["outcome"] for one in answer(case, "compact")} == {"unchanged"}
+    batches(case, 2, first=5)
+    check_first_of_keys(case)
+
+
+@pytest.mark.spark
+def test_a_damaged_run_ends_a_compaction_in_tasks_and_nothing_is_listed(case: PipelineCase, session: SparkSession) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case)
+    path = min((case.names.directory(case.home) / "state").rglob("*.arrow"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    listed, state = listed_files(case), key_state(case)
+    with in_tasks(state, session) as share, pytest.raises(StateDamagedError, match=path.name):
+        compact(state, share=share)
+    state.close()
+    assert listed_files(case) == listed
 
 
 def test_compaction_drops_keys_whose_window_is_over(case: PipelineCase) -> None:

@@ -74,6 +74,7 @@ SPARK_EXCEPTIONS = {
     "pipelines.legs.process": "type of the session that it is given",
     "pipelines.legs.sink": "type of the session that it is given",
     "pipelines.legs.execute": "starts tasks on the session that it is given, maps Spark's errors",
+    "pipelines.compaction": "hands on the session that it is given",
     "pipelines.queries": "starts the legs' queries on the session that it is given",
     "pipelines.runner": "type of the session that it has built",
 }
