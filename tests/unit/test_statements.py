@@ -14,14 +14,14 @@ FILES = sorted(path.relative_to(ROOT / "sql").with_suffix("").as_posix() for pat
 @pytest.mark.parametrize("name", FILES)
 def test_every_statement_is_used(name: str) -> None:
     sources = "\n".join(path.read_text() for package in ("pipelines", "dagster_project") for path in (ROOT / package).rglob("*.py"))
-    assert f'"{name}"' in sources
+    assert f'"{name}"' in sources or f'"{Path(name).name}"' in sources
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_holds_one_statement_and_says_what_it_is_for(name: str) -> None:
     text = statement(name)
     assert text.startswith("-- ")
-    assert ";" not in text
+    assert ";" not in "\n".join(line for line in text.splitlines() if not line.startswith("--"))
 
 
 def test_names_with_a_dollar_are_replaced() -> None:
