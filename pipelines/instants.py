@@ -55,7 +55,9 @@ def parse_instants(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: C
 def seconds_to_instants(numbers: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask]:
     """(timestamps, rows out of range) of unix seconds; a float is taken to the nearest microsecond."""
     low, high = _bounds(target)
-    seconds: npt.NDArray[Any] = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
+    # A float32 holds no microseconds of today: its seconds are multiplied as float64.
+    exact = numbers.cast(pa.float64()) if pa.types.is_floating(numbers.type) else numbers
+    seconds: npt.NDArray[Any] = pc.fill_null(exact, 0).to_numpy(zero_copy_only=False)
     inside = (seconds >= np.ceil(low.timestamp())) & (seconds <= np.floor(high.timestamp()))
     kept = np.where(inside, seconds, 0)
     micros = np.rint(kept * float(_PER_SECOND)).astype(np.int64) if kept.dtype.kind == "f" else kept.astype(np.int64) * _PER_SECOND

@@ -23,7 +23,7 @@ from pipelines.transform import TargetColumn, check_mapping, map_columns, reject
 _ENGINE = open_engine()
 _ARROW = {
     "string": pa.string(), "array": pa.string(), "object": pa.string(), "bytes": pa.binary(), "bool": pa.bool_(), "int64": pa.int64(),
-    "uint64": pa.uint64(), "float64": pa.float64(), "instant": INSTANT,
+    "uint64": pa.uint64(), "float32": pa.float32(), "float64": pa.float64(), "instant": INSTANT,
 }  # fmt: skip
 UUID = "c0ffee00-1234-5678-9abc-def012345678"
 
@@ -89,6 +89,12 @@ def utc(*parts: int) -> datetime:
         ("string", "DateTime64(6)", "2026-01-31 00:00:00.123456789", utc(2026, 1, 31, 0, 0, 0, 123_456)),
         ("int64", "DateTime", 2**32 - 1, utc(2106, 2, 7, 6, 28, 15)),
         ("float64", "DateTime64(3)", 0.0015, utc(1970, 1, 1, 0, 0, 0, 1000)),
+        ("float32", "DateTime", 123_456_792.0, utc(1973, 11, 29, 21, 33, 12)),
+        ("float32", "DateTime64(6)", 123_456_792.0, utc(1973, 11, 29, 21, 33, 12)),
+        ("float32", "DateTime64(3)", -0.5, utc(1969, 12, 31, 23, 59, 59, 500_000)),
+        ("float32", "DateTime", 4_294_967_040.0, utc(2106, 2, 7, 6, 24)),
+        ("float32", "DateTime64(6)", -2_208_988_672.0, utc(1900, 1, 1, 0, 2, 8)),
+        ("float32", "DateTime64(6)", 10_413_791_232.0, utc(2299, 12, 31, 23, 47, 12)),
         ("instant", "DateTime64(6)", utc(2026, 1, 31, 0, 0, 0, 5), utc(2026, 1, 31, 0, 0, 0, 5)),
         ("string", "Decimal(5, 2)", "-999.9900", Decimal("-999.99")),
         ("string", "Decimal(5, 2)", "000001", Decimal("1.00")),
@@ -153,6 +159,8 @@ def test_value_is_mapped(source: str, column: str, value: Any, mapped: Any) -> N
         ("int64", "DateTime", 2**32, "out_of_range"),
         ("int64", "DateTime64(3)", 2**63 - 1, "out_of_range"),
         ("float64", "DateTime64(3)", 1e300, "out_of_range"),
+        ("float32", "DateTime", 4_294_967_296.0, "out_of_range"),
+        ("float32", "DateTime64(6)", 10_413_792_256.0, "out_of_range"),
         ("string", "Decimal(5, 2)", "1000", "out_of_range"),
         ("string", "Decimal(5, 2)", "1.001", "out_of_range"),
         ("string", "Decimal(5, 2)", "1e2", "invalid_value"),
