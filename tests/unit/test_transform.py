@@ -86,6 +86,14 @@ def utc(*parts: int) -> datetime:
         ("string", "DateTime", "2026-01-31T23:59:59+02", utc(2026, 1, 31, 21, 59, 59)),
         ("string", "DateTime", "2106-02-07T06:28:15.9Z", utc(2106, 2, 7, 6, 28, 15)),
         ("string", "DateTime64(3)", "1969-12-31T23:59:59.9999Z", utc(1969, 12, 31, 23, 59, 59, 999_000)),
+        ("string", "DateTime64(0)", "1969-12-31T23:59:58.5Z", utc(1969, 12, 31, 23, 59, 58)),
+        ("string", "DateTime64(1)", "1969-12-31T23:59:58.123Z", utc(1969, 12, 31, 23, 59, 58, 100_000)),
+        ("string", "DateTime64(1)", "2026-01-31T23:59:59.987654321Z", utc(2026, 1, 31, 23, 59, 59, 900_000)),
+        ("string", "DateTime64(5)", "1969-12-31T23:59:58.123456Z", utc(1969, 12, 31, 23, 59, 58, 123_450)),
+        ("int64", "DateTime64(2)", -2, utc(1969, 12, 31, 23, 59, 58)),
+        ("float64", "DateTime64(2)", -1.877, utc(1969, 12, 31, 23, 59, 58, 120_000)),
+        ("instant", "DateTime64(4)", utc(1969, 12, 31, 23, 59, 58, 123_456), utc(1969, 12, 31, 23, 59, 58, 123_400)),
+        ("array", "Array(DateTime64(1))", '["1969-12-31T23:59:58.123Z"]', [utc(1969, 12, 31, 23, 59, 58, 100_000)]),
         ("string", "DateTime64(6)", "2026-01-31 00:00:00.123456789", utc(2026, 1, 31, 0, 0, 0, 123_456)),
         ("int64", "DateTime", 2**32 - 1, utc(2106, 2, 7, 6, 28, 15)),
         ("float64", "DateTime64(3)", 0.0015, utc(1970, 1, 1, 0, 0, 0, 1000)),
@@ -117,6 +125,14 @@ def test_value_is_mapped(source: str, column: str, value: Any, mapped: Any) -> N
     assert one(value, source, column) == mapped
     if source not in ("bytes",):
         assert run([value], source, column).accepted["c"].type == arrow_type(parse_type(column))
+
+
+@pytest.mark.parametrize(
+    ("column", "nanoseconds"), [("DateTime64(7)", -1_876_543_300), ("DateTime64(8)", -1_876_543_220), ("DateTime64(9)", -1_876_543_211)]
+)
+def test_nanoseconds_before_1970_are_cut_towards_the_past(column: str, nanoseconds: int) -> None:
+    found = run(["1969-12-31T23:59:58.123456789Z", None], "string", f"Nullable({column})").accepted["c"]
+    assert found.cast(pa.int64()).to_pylist() == [nanoseconds, None]
 
 
 @pytest.mark.parametrize(
