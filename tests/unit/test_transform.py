@@ -4,9 +4,11 @@ What arrives in ClickHouse is tested in tests/integration/test_column_types.py.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
@@ -108,6 +110,11 @@ def utc(*parts: int) -> datetime:
         ("string", "Decimal(5, 2)", "000001", Decimal("1.00")),
         ("string", "Decimal(2, 2)", "0.25", Decimal("0.25")),
         ("float64", "Decimal(5, 2)", 999.994, Decimal("999.99")),
+        ("float64", "Decimal(9, 2)", 9999999.995, Decimal("9999999.99")),
+        ("float64", "Decimal(9, 2)", -9999999.995, Decimal("-9999999.99")),
+        ("float64", "Decimal(23, 0)", 1e23, Decimal(99999999999999991611392)),
+        ("float64", "Decimal(1, 0)", 9.499999999999998, Decimal(9)),
+        ("float64", "Decimal(2, 2)", 0.995 - 2**-53, Decimal("0.99")),
         ("int64", "Decimal(76, 50)", 7, Decimal(7)),
         ("bool", "Bool", True, True),
         ("string", "JSON", ' {"a":1}', ' {"a":1}'),
@@ -183,6 +190,10 @@ def test_nanoseconds_before_1970_are_cut_towards_the_past(column: str, nanosecon
         ("string", "Decimal(5, 2)", "", "invalid_value"),
         ("float64", "Decimal(5, 2)", 999.996, "out_of_range"),
         ("float64", "Decimal(5, 2)", -1000.0, "out_of_range"),
+        ("float64", "Decimal(9, 2)", 9999999.996, "out_of_range"),
+        ("float64", "Decimal(9, 2)", math.nextafter(9999999.995, math.inf), "out_of_range"),
+        ("float64", "Decimal(1, 0)", 9.5, "out_of_range"),
+        ("float64", "Decimal(22, 0)", 1e22, "out_of_range"),
         ("int64", "Decimal(3, 2)", 10, "out_of_range"),
         ("string", "JSON", "[1]", "invalid_value"),
         ("string", "JSON", "{", "invalid_value"),
@@ -318,6 +329,20 @@ def test_integers_agree_with_plain_python(values: list[int | None], bits: int, u
 def test_decimals_agree_with_plain_python(values: list[Decimal]) -> None:
     found = run([f"{value:f}" for value in values], "string", "Decimal(5, 2)").accepted["c"].to_pylist()
     assert found == [value for value in values if abs(value) < 1000 and value == round(value, 2)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(precision=st.integers(1, 76), digits=st.integers(0, 76), steps=st.integers(-3, 3), sign=st.sampled_from([1, -1]))
+def test_floats_at_the_edge_of_a_decimal_agree_with_plain_python(precision: int, digits: int, steps: int, sign: int) -> None:
+    scale = min(digits, precision)
+    value = float(Fraction(10**precision * 2 - 1, 2 * 10**scale))
+    for _ in range(abs(steps)):
+        value = math.nextafter(value, math.copysign(math.inf, steps))
+    value *= sign
+    with localcontext(prec=1200):
+        nearest = Decimal(value).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_EVEN)
+    found = run([value], "float64", f"Decimal({precision}, {scale})").accepted["c"].to_pylist()
+    assert found == ([nearest] if len(nearest.as_tuple().digits) <= precision else [])
 
 
 @settings(max_examples=100, deadline=None)
