@@ -7,7 +7,10 @@ finer than the column's precision.
 """
 
 import ipaddress
+import math
 from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import duckdb
@@ -106,11 +109,18 @@ def _integer_to_decimal(engine: duckdb.DuckDBPyConnection, column: pa.Array, tar
 
 
 def _float_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
-    precision, scale = target.number(0), target.number(1)
     numbers = column.cast(pa.float64())
-    limit = 10.0 ** (precision - scale) - 0.5 * 10.0**-scale
-    beyond = to_mask(pc.invert(pc.less(pc.abs(numbers), limit)))
+    greatest = _greatest_float(target.number(0), target.number(1))
+    beyond = to_mask(pc.invert(pc.less_equal(pc.abs(numbers), greatest)))
     return without(numbers, beyond).cast(arrow_type(target)), _fault(beyond, "out_of_range", f"the number does not fit {target}")
+
+
+@lru_cache(maxsize=64)
+def _greatest_float(precision: int, scale: int) -> float:
+    """The greatest float whose nearest decimal of `scale` digits has no more than `precision`. A tie is even, so at the edge it is out."""
+    edge = Fraction(10**precision * 2 - 1, 2 * 10**scale)
+    nearest = float(edge)
+    return nearest if Fraction(nearest) < edge else math.nextafter(nearest, 0.0)
 
 
 def _string_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:

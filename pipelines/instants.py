@@ -26,6 +26,8 @@ _SECONDS = (_EPOCH, datetime(2106, 2, 7, 6, 28, 15, 999999, tzinfo=UTC))
 _TICKS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2299, 12, 31, 23, 59, 59, 999999, tzinfo=UTC))
 _NANOSECONDS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2262, 4, 11, 23, 47, 15, 999999, tzinfo=UTC))
 _PER_SECOND = 1_000_000
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+"""Decimal places of an Arrow timestamp's unit."""
 
 
 def parse_dates(engine: duckdb.DuckDBPyConnection, texts: pa.Array, kind: str) -> tuple[pa.Array, Mask, Mask]:
@@ -48,14 +50,16 @@ def parse_instants(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: C
     micros, impossible = _cast(engine, _shortened(zoned), _MICROS)
     result, beyond = truncate_instants(micros, target)
     if arrow_type(target).unit == "ns":
-        result = without(zoned, beyond | impossible).cast(arrow_type(target))
+        result = cut_instants(without(zoned, beyond | impossible).cast(arrow_type(target)), target)
     return result, malformed | impossible, beyond
 
 
 def seconds_to_instants(numbers: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask]:
     """(timestamps, rows out of range) of unix seconds; a float is taken to the nearest microsecond."""
     low, high = _bounds(target)
-    seconds: npt.NDArray[Any] = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
+    # A float32 holds no microseconds of today: its seconds are multiplied as float64.
+    exact = numbers.cast(pa.float64()) if pa.types.is_floating(numbers.type) else numbers
+    seconds: npt.NDArray[Any] = pc.fill_null(exact, 0).to_numpy(zero_copy_only=False)
     inside = (seconds >= np.ceil(low.timestamp())) & (seconds <= np.floor(high.timestamp()))
     kept = np.where(inside, seconds, 0)
     micros = np.rint(kept * float(_PER_SECOND)).astype(np.int64) if kept.dtype.kind == "f" else kept.astype(np.int64) * _PER_SECOND
@@ -67,13 +71,20 @@ def truncate_instants(micros: pa.Array, target: ColumnType) -> tuple[pa.Array, M
     """(timestamps of the target's unit, rows out of range) of microsecond timestamps; what is finer is cut towards the past."""
     low, high = (pa.scalar(bound, _MICROS) for bound in _bounds(target))
     beyond = to_mask(pc.or_(pc.less(micros, low), pc.greater(micros, high)))
-    wire = arrow_type(target)
-    kept = without(micros, beyond)
-    if wire.unit in ("us", "ns"):
-        return kept.cast(wire), beyond
-    divisor = {"s": _PER_SECOND, "ms": 1000}[wire.unit]
-    ticks = pc.fill_null(kept.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) // divisor
-    return pa.array(ticks, pa.int64(), mask=to_mask(pc.is_null(kept)) if kept.null_count else None).cast(wire), beyond
+    return cut_instants(without(micros, beyond), target), beyond
+
+
+def cut_instants(instants: pa.Array, target: ColumnType) -> pa.Array:
+    """Timestamps of the target's unit; what is finer than its precision (a DateTime: seconds) is cut towards the past.
+
+    ClickHouse is sent no finer value than it stores: it would cut one before 1970 towards 1970 (measured, 26.9).
+    """
+    precision = target.number(0) if target.name == "DateTime64" else 0
+    step = 10 ** max(0, _DIGITS[instants.type.unit] - precision)
+    if step > 1:
+        ticks = pc.fill_null(instants.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) // step * step
+        instants = pa.array(ticks, pa.int64(), mask=to_mask(pc.is_null(instants)) if instants.null_count else None).cast(instants.type)
+    return instants.cast(arrow_type(target))
 
 
 def _bounds(target: ColumnType) -> tuple[datetime, datetime]:

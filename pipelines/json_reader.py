@@ -9,6 +9,7 @@ surprise; then `json_transform` alone is right. What a record becomes does not d
 """
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +28,8 @@ from pipelines.vectors import Mask, ask, to_mask
 _KIND_NAMES = {"VARCHAR": "string", "UBIGINT": "integer", "BIGINT": "integer", "DOUBLE": "number", "BOOLEAN": "boolean"}
 _NULLS = frozenset({"NULL", "'NULL'"})
 """Absent, and the kind of a JSON null, as the engine prints them in a list."""
-_NOT_FINITE = r"(?i)[:,\[]-?(?:nan|inf)"
+_NOT_FINITE = r"(?i)[:,\[]-?(nan|inf|[0-9.]+e\+?[0-9]{3,}|[0-9]{200}[0-9.]*(?:e[-+]?[0-9]+)?)"
+"""A number of minified JSON that may be no finite float: with fewer than 200 digits an exponent of two is not enough for that."""
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 _MAX_MEMO = 10_000
 _MAX_MEMO_TEXT = 1_000
@@ -206,10 +208,11 @@ _INSIDE = "a number inside is not finite"
 
 
 def _not_finite_inside(column: pa.Array) -> Mask:
-    """NaN and infinity, which the reader lets pass, in JSON text (outside of its strings)."""
+    """NaN, infinity and what becomes it (`1e400`), which the reader lets pass, in JSON text (outside of its strings)."""
     suspect = to_mask(pc.match_substring_regex(column, _NOT_FINITE))
     for row in np.flatnonzero(suspect):
-        suspect[row] = re.search(_NOT_FINITE, _STRINGS.sub("", column[int(row)].as_py())) is not None
+        numbers = re.findall(_NOT_FINITE, _STRINGS.sub("", column[int(row)].as_py()))
+        suspect[row] = not all(math.isfinite(float(number)) for number in numbers)
     return suspect
 
 

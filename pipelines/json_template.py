@@ -26,10 +26,20 @@ _WS = r"[ \t\r\n]*"
 _HEX = "[0-9a-fA-F]"
 _STRING = rf'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?:[0-9a-cA-CefEF]{_HEX}|[dD][0-7]){_HEX}{{2}})*"'
 _ANY_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
-_SCALAR = rf"(?:{_STRING}|{_ANY_NUMBER}|true|false|null)"
-_FLAT_ARRAY = rf"\[{_WS}(?:{_SCALAR}{_WS}(?:,{_WS}{_SCALAR}{_WS})*)?\]"
-_FLAT_MEMBER = rf"{_STRING}{_WS}:{_WS}{_SCALAR}{_WS}"
-_FLAT_OBJECT = rf"\{{{_WS}(?:{_FLAT_MEMBER}(?:,{_WS}{_FLAT_MEMBER})*)?\}}"
+_FINITE_NUMBER = r"-?(?:0|[1-9][0-9]{0,19})(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?"
+
+
+def _scalar(number: str) -> str:
+    return rf"(?:{_STRING}|{number}|true|false|null)"
+
+
+def _flat_array(number: str) -> str:
+    return rf"\[{_WS}(?:{_scalar(number)}{_WS}(?:,{_WS}{_scalar(number)}{_WS})*)?\]"
+
+
+def _flat_object(number: str) -> str:
+    member = rf"{_STRING}{_WS}:{_WS}{_scalar(number)}{_WS}"
+    return rf"\{{{_WS}(?:{member}(?:,{_WS}{member})*)?\}}"
 
 
 def _integer(digits: int, sign: str) -> str:
@@ -48,12 +58,13 @@ _VALUES = {
     "UINTEGER": _integer(9, ""),
     "UBIGINT": _integer(19, ""),
     "FLOAT": r"-?(?:0|[1-9][0-9]{0,19})(?:\.[0-9]+)?",
-    "DOUBLE": r"-?(?:0|[1-9][0-9]{0,19})(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?",
-    "ARRAY": _FLAT_ARRAY,
-    "OBJECT": _FLAT_OBJECT,
+    "DOUBLE": _FINITE_NUMBER,
+    "ARRAY": _flat_array(_FINITE_NUMBER),
+    "OBJECT": _flat_object(_FINITE_NUMBER),
 }
 """What a value of the engine's type (for JSON text: of its kind) looks like when it surely fits: integers one digit short of the limit,
-floats far from it."""
+floats far from it, also inside."""
+_UNREAD = rf"(?:{_scalar(_ANY_NUMBER)}|{_flat_array(_ANY_NUMBER)}|{_flat_object(_ANY_NUMBER)})"
 
 
 class TemplateMemo:
@@ -117,7 +128,7 @@ def _value(wanted: "SourceType | Tree | None", sample: Any) -> str:
     if isinstance(wanted, SourceType):
         return rf"(?:{_VALUES[next(iter(wanted.kinds)) if wanted.is_json_text else wanted.engine]}|null)"
     if wanted is None:
-        return rf"(?:{_SCALAR}|{_FLAT_ARRAY}|{_FLAT_OBJECT})"
+        return _UNREAD
     members = dict(sample) if isinstance(sample, _Members) else {}
     if not members or len(members) < len(sample) or not all(map(_is_plain, members)):
         return "null"

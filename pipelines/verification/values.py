@@ -232,8 +232,9 @@ def _instant(source: str, kind: ColumnType, text: str) -> str:
         micros, fits = f"tf_instant_us({text})", f"tf_instant_us({text}) BETWEEN {low} AND {high}"
         rest = f"tf_instant_ns_rest({text})"
     elif source in _FLOATS:
-        number = _number(source, text)
-        micros = f"round_even({number}::DOUBLE * 1e6, 0)::BIGINT"
+        # As a DOUBLE, because the bounds of a FLOAT comparison would be rounded to FLOATs.
+        number = f"{_number(source, text)}::DOUBLE"
+        micros = f"round_even({number} * 1e6, 0)::BIGINT"
         fits = f"{number} BETWEEN {-(-low // 1_000_000)} AND {high // 1_000_000}"
     else:
         number = f"try_cast({text} AS HUGEINT)"

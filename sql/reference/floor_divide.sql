@@ -1,2 +1,2 @@
--- n / d towards the past, as ClickHouse cuts instants.
+-- n / d towards the past, as instants are cut.
 CREATE MACRO tf_floor_divide(n, d) AS (n - ((n % d) + d) % d) // d

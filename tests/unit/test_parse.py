@@ -93,6 +93,8 @@ def one(text: str | bytes, kind: str, name: str = "a") -> Any:
         ("bool", "false", False),
         ("array", '[1, {"b": "é"}, null]', '[1,{"b":"é"},null]'),
         ("array", '["nan", ":inf"]', '["nan",":inf"]'),
+        ("array", '[1e308,1e-400,"1e400",":1e400"]', '[1e308,0.0,"1e400",":1e400"]'),
+        ("array", f"[{'9' * 300}e-0400]", "[1e-100]"),
         ("object", '{"z": 1, "a": [ ]}', '{"z":1,"a":[]}'),
         ("map", "{}", "{}"),
     ],
@@ -161,6 +163,12 @@ def test_other_json_type_is_rejected(kind: str, text: str, found: str) -> None:
         ("int64", "NaN"),
         ("array", "[1,NaN]"),
         ("object", '{"x":-Infinity}'),
+        ("array", "[1e400]"),
+        ("array", '["1e5",[-1.5E+0400]]'),
+        ("array", f"[{'9' * 400}]"),
+        ("array", f"[{'9' * 250}e99]"),
+        ("object", '{"x":{"y":1e309}}'),
+        ("map", '{"x":1e400}'),
     ],
 )
 def test_number_that_does_not_fit_is_rejected(kind: str, text: str) -> None:
@@ -333,6 +341,7 @@ def test_template_way_and_close_reading_agree_on_a_mixed_batch(monkeypatch: pyte
         b'{"user":{"id":1,"id":1}}', b'{"user":null}', b'{"user":{"x":1,"id":2}}', b'{"user.id":7,"user":{"id":8}}', b'{"meta":{"k":NaN}}',
         b'{"noise":NaN,"id":1}', b'{"noise":1,"noise":1}', b'{"small":1,"id":2}', b'{"id":123456789012345678901234567890}', b'{"ok":null}',
         b'{"id":1}}', b'{"id":1} {"id":2}', b'{"id":1,"small":2', b'{"id":9223372036854775807}', b'{"name":"\x01"}', b'{"tags":{}}',
+        b'{"tags":[1e400]}', b'{"meta":{"k":-1e400}}', b'{"noise":[1e400],"id":1}', b'{"tags":["1e400"]}',
     ]  # fmt: skip
     values = [odd[i // 20 % len(odd)] if i % 20 == 7 else json.dumps(order(i)).encode() for i in range(20 * len(odd))]
     records = raw_records(values)
@@ -340,7 +349,19 @@ def test_template_way_and_close_reading_agree_on_a_mixed_batch(monkeypatch: pyte
     slow = close_reading(monkeypatch, records, ORDER_FIELDS)
     assert fast.accepted.equals(slow.accepted)
     assert fast.rejected.equals(slow.rejected)
-    assert 10 < fast.rejected.num_rows < 31
+    assert 10 < fast.rejected.num_rows < 35
+
+
+def test_a_number_that_is_not_finite_is_seen_in_a_large_batch_too() -> None:
+    values = [json.dumps(order(i)).encode() for i in range(2000)]
+    values[7] = json.dumps(order(7, tags=[1])).encode().replace(b"[1]", b"[1e400]")
+    values[8] = json.dumps(order(8, meta={"k": 1})).encode().replace(b'{"k": 1}', b'{"k": 1e400}')
+    values[9] = json.dumps(order(9, noise=[1])).encode().replace(b"[1]", b"[1e400]")
+    rejected = parse(_ENGINE, raw_records(values), ORDER_FIELDS).rejected
+    assert rejected.select(["_tf_ordinal", "code", "field"]).to_pylist() == [
+        {"_tf_ordinal": 7, "code": "out_of_range", "field": "tags"},
+        {"_tf_ordinal": 8, "code": "out_of_range", "field": "meta"},
+    ]
 
 
 def test_template_proves_clean_batches(monkeypatch: pytest.MonkeyPatch) -> None:

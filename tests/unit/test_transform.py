@@ -4,9 +4,11 @@ What arrives in ClickHouse is tested in tests/integration/test_column_types.py.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +25,7 @@ from pipelines.transform import TargetColumn, check_mapping, map_columns, reject
 _ENGINE = open_engine()
 _ARROW = {
     "string": pa.string(), "array": pa.string(), "object": pa.string(), "bytes": pa.binary(), "bool": pa.bool_(), "int64": pa.int64(),
-    "uint64": pa.uint64(), "float64": pa.float64(), "instant": INSTANT,
+    "uint64": pa.uint64(), "float32": pa.float32(), "float64": pa.float64(), "instant": INSTANT,
 }  # fmt: skip
 UUID = "c0ffee00-1234-5678-9abc-def012345678"
 
@@ -86,14 +88,33 @@ def utc(*parts: int) -> datetime:
         ("string", "DateTime", "2026-01-31T23:59:59+02", utc(2026, 1, 31, 21, 59, 59)),
         ("string", "DateTime", "2106-02-07T06:28:15.9Z", utc(2106, 2, 7, 6, 28, 15)),
         ("string", "DateTime64(3)", "1969-12-31T23:59:59.9999Z", utc(1969, 12, 31, 23, 59, 59, 999_000)),
+        ("string", "DateTime64(0)", "1969-12-31T23:59:58.5Z", utc(1969, 12, 31, 23, 59, 58)),
+        ("string", "DateTime64(1)", "1969-12-31T23:59:58.123Z", utc(1969, 12, 31, 23, 59, 58, 100_000)),
+        ("string", "DateTime64(1)", "2026-01-31T23:59:59.987654321Z", utc(2026, 1, 31, 23, 59, 59, 900_000)),
+        ("string", "DateTime64(5)", "1969-12-31T23:59:58.123456Z", utc(1969, 12, 31, 23, 59, 58, 123_450)),
+        ("int64", "DateTime64(2)", -2, utc(1969, 12, 31, 23, 59, 58)),
+        ("float64", "DateTime64(2)", -1.877, utc(1969, 12, 31, 23, 59, 58, 120_000)),
+        ("instant", "DateTime64(4)", utc(1969, 12, 31, 23, 59, 58, 123_456), utc(1969, 12, 31, 23, 59, 58, 123_400)),
+        ("array", "Array(DateTime64(1))", '["1969-12-31T23:59:58.123Z"]', [utc(1969, 12, 31, 23, 59, 58, 100_000)]),
         ("string", "DateTime64(6)", "2026-01-31 00:00:00.123456789", utc(2026, 1, 31, 0, 0, 0, 123_456)),
         ("int64", "DateTime", 2**32 - 1, utc(2106, 2, 7, 6, 28, 15)),
         ("float64", "DateTime64(3)", 0.0015, utc(1970, 1, 1, 0, 0, 0, 1000)),
+        ("float32", "DateTime", 123_456_792.0, utc(1973, 11, 29, 21, 33, 12)),
+        ("float32", "DateTime64(6)", 123_456_792.0, utc(1973, 11, 29, 21, 33, 12)),
+        ("float32", "DateTime64(3)", -0.5, utc(1969, 12, 31, 23, 59, 59, 500_000)),
+        ("float32", "DateTime", 4_294_967_040.0, utc(2106, 2, 7, 6, 24)),
+        ("float32", "DateTime64(6)", -2_208_988_672.0, utc(1900, 1, 1, 0, 2, 8)),
+        ("float32", "DateTime64(6)", 10_413_791_232.0, utc(2299, 12, 31, 23, 47, 12)),
         ("instant", "DateTime64(6)", utc(2026, 1, 31, 0, 0, 0, 5), utc(2026, 1, 31, 0, 0, 0, 5)),
         ("string", "Decimal(5, 2)", "-999.9900", Decimal("-999.99")),
         ("string", "Decimal(5, 2)", "000001", Decimal("1.00")),
         ("string", "Decimal(2, 2)", "0.25", Decimal("0.25")),
         ("float64", "Decimal(5, 2)", 999.994, Decimal("999.99")),
+        ("float64", "Decimal(9, 2)", 9999999.995, Decimal("9999999.99")),
+        ("float64", "Decimal(9, 2)", -9999999.995, Decimal("-9999999.99")),
+        ("float64", "Decimal(23, 0)", 1e23, Decimal(99999999999999991611392)),
+        ("float64", "Decimal(1, 0)", 9.499999999999998, Decimal(9)),
+        ("float64", "Decimal(2, 2)", 0.995 - 2**-53, Decimal("0.99")),
         ("int64", "Decimal(76, 50)", 7, Decimal(7)),
         ("bool", "Bool", True, True),
         ("string", "JSON", ' {"a":1}', ' {"a":1}'),
@@ -111,6 +132,14 @@ def test_value_is_mapped(source: str, column: str, value: Any, mapped: Any) -> N
     assert one(value, source, column) == mapped
     if source not in ("bytes",):
         assert run([value], source, column).accepted["c"].type == arrow_type(parse_type(column))
+
+
+@pytest.mark.parametrize(
+    ("column", "nanoseconds"), [("DateTime64(7)", -1_876_543_300), ("DateTime64(8)", -1_876_543_220), ("DateTime64(9)", -1_876_543_211)]
+)
+def test_nanoseconds_before_1970_are_cut_towards_the_past(column: str, nanoseconds: int) -> None:
+    found = run(["1969-12-31T23:59:58.123456789Z", None], "string", f"Nullable({column})").accepted["c"]
+    assert found.cast(pa.int64()).to_pylist() == [nanoseconds, None]
 
 
 @pytest.mark.parametrize(
@@ -153,12 +182,18 @@ def test_value_is_mapped(source: str, column: str, value: Any, mapped: Any) -> N
         ("int64", "DateTime", 2**32, "out_of_range"),
         ("int64", "DateTime64(3)", 2**63 - 1, "out_of_range"),
         ("float64", "DateTime64(3)", 1e300, "out_of_range"),
+        ("float32", "DateTime", 4_294_967_296.0, "out_of_range"),
+        ("float32", "DateTime64(6)", 10_413_792_256.0, "out_of_range"),
         ("string", "Decimal(5, 2)", "1000", "out_of_range"),
         ("string", "Decimal(5, 2)", "1.001", "out_of_range"),
         ("string", "Decimal(5, 2)", "1e2", "invalid_value"),
         ("string", "Decimal(5, 2)", "", "invalid_value"),
         ("float64", "Decimal(5, 2)", 999.996, "out_of_range"),
         ("float64", "Decimal(5, 2)", -1000.0, "out_of_range"),
+        ("float64", "Decimal(9, 2)", 9999999.996, "out_of_range"),
+        ("float64", "Decimal(9, 2)", math.nextafter(9999999.995, math.inf), "out_of_range"),
+        ("float64", "Decimal(1, 0)", 9.5, "out_of_range"),
+        ("float64", "Decimal(22, 0)", 1e22, "out_of_range"),
         ("int64", "Decimal(3, 2)", 10, "out_of_range"),
         ("string", "JSON", "[1]", "invalid_value"),
         ("string", "JSON", "{", "invalid_value"),
@@ -294,6 +329,20 @@ def test_integers_agree_with_plain_python(values: list[int | None], bits: int, u
 def test_decimals_agree_with_plain_python(values: list[Decimal]) -> None:
     found = run([f"{value:f}" for value in values], "string", "Decimal(5, 2)").accepted["c"].to_pylist()
     assert found == [value for value in values if abs(value) < 1000 and value == round(value, 2)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(precision=st.integers(1, 76), digits=st.integers(0, 76), steps=st.integers(-3, 3), sign=st.sampled_from([1, -1]))
+def test_floats_at_the_edge_of_a_decimal_agree_with_plain_python(precision: int, digits: int, steps: int, sign: int) -> None:
+    scale = min(digits, precision)
+    value = float(Fraction(10**precision * 2 - 1, 2 * 10**scale))
+    for _ in range(abs(steps)):
+        value = math.nextafter(value, math.copysign(math.inf, steps))
+    value *= sign
+    with localcontext(prec=1200):
+        nearest = Decimal(value).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_EVEN)
+    found = run([value], "float64", f"Decimal({precision}, {scale})").accepted["c"].to_pylist()
+    assert found == ([nearest] if len(nearest.as_tuple().digits) <= precision else [])
 
 
 @settings(max_examples=100, deadline=None)

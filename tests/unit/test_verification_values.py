@@ -78,7 +78,14 @@ def value_of(engine: duckdb.DuckDBPyConnection, source: str, column: str, text: 
         ("int", "DateTime", "4294967295", 4_294_967_295),
         ("int", "DateTime", "4294967296", REJECTED),
         ("float", "DateTime64(3)", "1.5", 1_500),
+        ("float32", "DateTime64(3)", "123456792", 123_456_792_000),
+        ("float32", "DateTime", "4294967040", 4_294_967_040),
+        ("float32", "DateTime", "4294967296", REJECTED),
+        ("float32", "DateTime64(6)", "10413792256", REJECTED),
         ("string", "DateTime64(0)", '"1969-12-31T23:59:59.5Z"', -1),
+        ("float", "DateTime64(2)", "-1.877", -188),
+        ("string", "DateTime64(5)", '"1969-12-31T23:59:58.123456Z"', -187_655),
+        ("string", "DateTime64(8)", '"1969-12-31T23:59:58.123456789Z"', -187_654_322),
         ("string", "DateTime64(9)", '"1970-01-01T00:00:00.123456789Z"', 123_456_789),
         ("string", "DateTime64(9)", '"2262-04-11T23:47:16Z"', REJECTED),
         ("string", "DateTime64(3)", '"1970-01-01T24:00:00Z"', REJECTED),
@@ -111,6 +118,13 @@ def test_a_value_has_its_plain_form_or_no_place(
     ("number", "wanted"), [("1.115", "1.11"), ("2.675", "2.67"), ("0.125", "0.12"), ("12.345", "12.35"), ("-7", "-7.00")]
 )
 def test_a_float_becomes_the_nearest_decimal_of_the_exact_number(engine: duckdb.DuckDBPyConnection, number: str, wanted: str) -> None:
+    assert str(value_of(engine, "float", "Decimal(9, 2)", number)) == wanted
+
+
+@pytest.mark.parametrize(("number", "wanted"), [("9999999.995", "9999999.99"), ("-9999999.995", "-9999999.99"), ("9999999.996", REJECTED)])
+def test_a_float_at_the_edge_of_a_decimal_has_a_place_if_the_nearest_decimal_has(
+    engine: duckdb.DuckDBPyConnection, number: str, wanted: str
+) -> None:
     assert str(value_of(engine, "float", "Decimal(9, 2)", number)) == wanted
 
 
