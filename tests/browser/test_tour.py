@@ -15,6 +15,8 @@ def launch(page: Page, job: str, config: str) -> None:
     """Starts a job from its launchpad and waits for its run's end."""
     page.open("locations", LOCATION, "jobs", job, "playground")
     page.write_config(f"ops:\n  {job}_op:\n    config:\n      pipeline: orders-demo\n{config}")
+    page.wait_for("No errors")
+    page.picture(job)
     page.click("Launch Run")
     page.wait(lambda: "/runs/" in page.driver.current_url and "Success" in page.text, f"a run of {job} that succeeds")
 
@@ -45,7 +47,6 @@ def test_a_first_day(deployment: Deployment, page: Page) -> None:
     page.picture("graph")
 
     launch(page, "start_pipeline", "")
-    page.picture("start")
     wait_until(lambda: is_caught_up(deployment), "a table that holds what Kafka holds")
     rows = int(deployment.ask("SELECT count() FROM orders"))
     assert rows > 15_000
@@ -62,7 +63,6 @@ def test_a_first_day(deployment: Deployment, page: Page) -> None:
 
     deployment.ask("ALTER TABLE orders DROP CONSTRAINT no_snacks")
     launch(page, "reprocess_dead_letters", "      everything: true\n")
-    page.picture("reprocess")
     wait_until(lambda: is_caught_up(deployment), "letters that entered again")
     judge(page, "records are dead letters (0.")
     assert "Failed" not in page.text
