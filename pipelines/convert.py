@@ -34,6 +34,8 @@ class Fault(NamedTuple):
 
 Converted = tuple[pa.Array, list[Fault]]
 _UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+_EXACT_SCALE = 22
+"""A float's 53 bits times ten to this scale fit into the 128 bits with which pyarrow counts; beyond, its last digit may be off by one."""
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"^(?P<a>{_OCTET})\.(?P<b>{_OCTET})\.(?P<c>{_OCTET})\.(?P<d>{_OCTET})$"
 
@@ -110,9 +112,12 @@ def _integer_to_decimal(engine: duckdb.DuckDBPyConnection, column: pa.Array, tar
 
 def _float_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
     numbers = column.cast(pa.float64())
-    greatest = _greatest_float(target.number(0), target.number(1))
-    beyond = to_mask(pc.invert(pc.less_equal(pc.abs(numbers), greatest)))
-    return without(numbers, beyond).cast(arrow_type(target)), _fault(beyond, "out_of_range", f"the number does not fit {target}")
+    precision, scale = target.number(0), target.number(1)
+    beyond = to_mask(pc.invert(pc.less_equal(pc.abs(numbers), _greatest_float(precision, scale))))
+    fitting = without(numbers, beyond)
+    if scale > _EXACT_SCALE:
+        fitting = fitting.cast(pa.decimal256(precision, scale))
+    return fitting.cast(arrow_type(target)), _fault(beyond, "out_of_range", f"the number does not fit {target}")
 
 
 @lru_cache(maxsize=64)

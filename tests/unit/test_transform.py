@@ -113,6 +113,7 @@ def utc(*parts: int) -> datetime:
         ("float64", "Decimal(9, 2)", 9999999.995, Decimal("9999999.99")),
         ("float64", "Decimal(9, 2)", -9999999.995, Decimal("-9999999.99")),
         ("float64", "Decimal(23, 0)", 1e23, Decimal(99999999999999991611392)),
+        ("float64", "Decimal(30, 30)", 1 - 2**-53, Decimal("0.999999999999999888977697537484")),
         ("float64", "Decimal(1, 0)", 9.499999999999998, Decimal(9)),
         ("float64", "Decimal(2, 2)", 0.995 - 2**-53, Decimal("0.99")),
         ("int64", "Decimal(76, 50)", 7, Decimal(7)),
