@@ -21,8 +21,8 @@ from typing import Protocol
 
 from pipelines.errors import ConflictError
 from pipelines.failpoints import reach
-from pipelines.ledger import Entry, Log, read_chain
-from pipelines.naming import REDRIVE, Names
+from pipelines.ledger import ChainState, Entry, Log, read_chain
+from pipelines.naming import REDRIVE, Names, is_redriven
 from pipelines.records import HEADER_FIRST, MAX_FRAME_BYTES, Message, Position, instant
 
 READS = {"process": "raw", "sink": "out"}
@@ -38,9 +38,6 @@ class Extent(Protocol):
 
     @property
     def last_sequence(self) -> int: ...
-
-    @property
-    def messages(self) -> int: ...
 
     @property
     def bytes(self) -> int: ...
@@ -78,7 +75,8 @@ def is_full(stream: Extent) -> bool:
 
 @dataclass(frozen=True)
 class Purged:
-    """How far a stream was purged: of what lies below `below` only the last messages of quiet subjects are left.
+    """How far a stream was purged: of what lies below `below` only the last messages of quiet subjects are left, and, until ingest has
+    confirmed them, raw frames of its open plan.
 
     `since`: how far the rest reaches back, by the clock of the leg that reads it. `is_early`: before the retention, to make room.
     """
@@ -196,13 +194,16 @@ class Purge:
 
     def for_room(self) -> None:
         """Lets go the oldest of what was passed on while the stream is nearly full; does nothing while there is room."""
-        extent = self._log.state(self._names.stream(self._role)) if self._role else None
+        if self._role is None:
+            return
+        extent = self._log.state(self._names.stream(self._role))
         if extent is None or extent.max_bytes <= 0:
             return
         wanted = bytes_before_purge(extent.max_bytes)
         if extent.bytes > wanted:
-            # By the mean size; what that misses goes at the next look.
-            self._advance(extent.last_sequence - extent.messages * wanted * 3 // (extent.bytes * 4))
+            # By the mean size of what was not purged yet, beside which quiet subjects have few; what that misses goes at the next look.
+            held = extent.last_sequence - max(0, read_purged(self._log, self._names, self._role).below - 1)
+            self._advance(extent.last_sequence - held * wanted * 3 // (extent.bytes * 4))
 
     def _advance(self, crowded_out: int) -> None:
         """Moves the floor as far as it may go. `crowded_out`: frames up to there go whatever their age."""
@@ -257,7 +258,9 @@ class Purge:
         """The last sequence that nobody needs but for its age: at the end of a range, and anywhere. `to`: the end of the last range.
 
         Out rows of a range stand behind those of the ranges before, those of its buckets in any order: all that is not confirmed comes
-        from the range of the first row that is not, or a later one. And frames that ingest has not confirmed stand behind all that it has.
+        from the range of the first row that is not, or a later one. Frames that ingest has not confirmed stand behind all that it has, so
+        ranges end there. Dead letters that entered again behind that may fill the stream, and then ingest cannot go on: anywhere is up to
+        the end of what process has done, and `_purge_frames` spares ingest's own.
         """
         if self._leg != "process":
             return to, to
@@ -267,7 +270,7 @@ class Purge:
         stream, confirmed = self._names.stream("out"), sink.to or 0
         out = self._log.state(stream)
         if out is None or out.last_sequence <= confirmed:
-            return covered, covered
+            return covered, to
         waiting = self._log.get(stream, confirmed + 1)
         # Not there: the sink has confirmed and purged it since.
         return (min(covered, Position.parse(waiting.headers[HEADER_FIRST]).sequence - 1) if waiting else 0), 0
@@ -276,9 +279,12 @@ class Purge:
         if below <= self._purged_below:
             return
         stream = self._names.stream(role)
+        # Read after the decision, whose frames were there by then: without an open plan of ingest all of them are confirmed.
+        ingest = read_chain(self._log, self._ledger, self._names.chain("ingest")) if role == "raw" else None
         for subject in self._log.subjects(stream, self._names.subjects(role)):
-            self._purge_subject(stream, subject, below)
-        self._purged_below = below
+            self._purge_subject(stream, subject, min(below, _needed_by_ingest(ingest, subject)) if ingest else below)
+        if ingest is None or ingest.plan is None:
+            self._purged_below = below
 
     def _purge_duplicates(self, floor: Entry) -> None:
         """Copies that were kept of the ranges up to the floor; nobody of ours reads them."""
@@ -296,6 +302,14 @@ class Purge:
                 return
             self._last_seen[subject] = last.sequence
         self._log.purge(stream, subject, min(below, self._last_seen[subject]))
+
+
+def _needed_by_ingest(ingest: ChainState, raw_subject: str) -> int:
+    """The sequence from which on ingest may still read a raw subject; of dead letters that entered again it reads nothing."""
+    if is_redriven(raw_subject):
+        return sys.maxsize
+    tail = ingest.done.body["tails"].get(raw_subject.rpartition(".")[2]) if ingest.done else None
+    return int(tail[0]) if tail else 1
 
 
 def _clock(done: Entry, message: Message) -> datetime:

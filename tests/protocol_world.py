@@ -352,11 +352,9 @@ class World:
         self.table.fault, self.is_frozen = None, False
         clean = self.start()
         self.drain(clean)
-        # Whatever a command has left open is finished by the next one, which takes what it likes.
-        if isinstance(self._finish_letters(clean).error, RetryableError):
-            # Raw is full of what entered before, which stays until ingest goes on: somebody gives the stream room.
-            self.log.max_bytes = {}
-            self._finish_letters(clean)
+        # Whatever a command has left open is finished by the next one, which takes what it likes; where raw is full, once there is room.
+        while isinstance(self._finish_letters(clean).error, RetryableError):
+            pass
         self.check(clean)
         self.current = None
         self.log.deliver()

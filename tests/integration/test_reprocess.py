@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dedup_case import keyed_by
-from pipeline_case import PipelineCase
+from pipeline_case import PipelineCase, wait_until
 from refused_case import BAD, make_strict, mend, refused
 
 from pipelines.naming import REDRIVE
@@ -71,6 +71,39 @@ def test_letters_of_a_mended_cause_enter_again_once(narrow: PipelineCase) -> Non
     assert account(narrow) == {"entered again": 172, "discarded": 0, "still dead letters": 3}
     assert [group["letters"] for group in dlq(narrow, "groups", "--state", "redriven")] == [172]
     assert sum(group["letters"] for group in dlq(narrow, "groups")) == 3
+
+
+def test_letters_that_do_not_fit_into_raw_enter_as_room_is_made_while_kafka_has_no_new_records(case: PipelineCase) -> None:
+    def with_little_room(id_type: str) -> None:
+        def change(document: dict[str, Any]) -> None:
+            with_id_type(id_type)(document)
+            document["resources"] = {"nats": {"stream": {"max_bytes": "6MB"}}}
+            document["on_error"] = {"max_rejected_percent": 100}
+
+        case.write_file(change)
+
+    with_little_room("Int8")
+    case.create_topic()
+    case.send_events(8000, name_bytes=1000)
+    case.warm_run()
+    assert case.count() == 128
+    case.client().command(f"ALTER TABLE {case.table} MODIFY COLUMN id Int64")
+    with_little_room("Int64")
+
+    def reprocess() -> Any:
+        return case.invoke("dlq", "reprocess", str(case.file), "--all", "--json")
+
+    assert reprocess().exit_code == 1, "8 MB of letters, and nobody makes room"
+    runner = case.warm_runner(until_caught_up=False)
+    thread = case.in_background(runner)
+    wait_until(lambda: reprocess().exit_code == 0, "the end of the letters")
+    case.wait_count(8000)
+    runner.request_stop()
+    thread.join()
+    assert sorted(row[1] for row in case.rows()) == list(range(8000))
+    assert account(case) == {"entered again": 7872, "discarded": 0, "still dead letters": 0}
+    audited = case.invoke("audit", str(case.file), "--json")
+    assert json.loads(audited.stdout)["clean"], audited.stdout
 
 
 def test_two_commands_at_once_beside_live_traffic_take_each_letter_once(narrow: PipelineCase) -> None:

@@ -25,6 +25,8 @@ from pipelines.purge import Purge
 from pipelines.redrive import DISCARD, ENTER
 from pipelines.testing import Fault
 
+PURGE_LIMITS = Purge._limits
+
 
 def chaos(world: World, steps: int) -> None:
     """A seed's history: legs go on in turns of a few calls, and now and then something happens."""
@@ -244,6 +246,26 @@ def takes_what_the_sink_has_not_read(self: Purge, role: str, below: int) -> None
 
 def takes_records_of_rows_that_are_not_confirmed(self: Purge, to: int) -> tuple[int, int]:
     return to, to
+
+
+def fill_raw(world: World) -> None:
+    """More letters than raw has room for."""
+    for _ in range(30):
+        world.topic.produce(0, b"bad", 0)
+    world.drain(world.runners[0])
+    world.log.max_bytes = {NAMES.stream("raw"): 12_000}
+
+
+def keeps_letters_that_entered_again_behind_ingest(self: Purge, to: int) -> tuple[int, int]:
+    limit, anywhere = PURGE_LIMITS(self, to)
+    return limit, min(limit, anywhere)
+
+
+def test_letters_that_entered_again_and_fill_raw_make_room_for_the_others_and_for_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_history(fill_raw, max_age=timedelta(days=1), command=ENTER)
+    monkeypatch.setattr(Purge, "_limits", keeps_letters_that_entered_again_behind_ingest)
+    with pytest.raises(AssertionError, match="does not come to an end"):
+        short_history(fill_raw, max_age=timedelta(days=1), command=ENTER)
 
 
 @pytest.mark.parametrize(

@@ -175,18 +175,70 @@ def test_a_range_that_holds_frames_of_an_open_plan_of_ingest_does_not_keep_the_o
         made.append(NAMES.raw("events", 0), {}, bytes(MAX_FRAME_BYTES))
     made.log.max_bytes[RAW] = 5 * MAX_FRAME_BYTES
     made.chains["ingest"].done({}, tails={"0": [4, 4]})
+    made.chains["ingest"].plan({}, {"0": 20})
     made.log.clock.advance(HOUR)
     made.process(6)
     made.confirm(6)
     made.purge("process", 1000 * HOUR).for_room()
     assert made.held(RAW) == [4, 5, 6]
     purged = read_purged(made.log, NAMES, "raw")
-    assert purged == Purged(4, FIRST_INSTANT + 2 * HOUR, is_early=True)
+    assert purged == Purged(6, FIRST_INSTANT + 2 * HOUR, is_early=True)
     advice = StreamFacts("raw", RAW, 7, 100_000_000, False, purged).advice
     assert (
         advice
         == "raw stream tf-orders-raw, 7 of 100,000,000 bytes, was purged before its retention to make room, up to 2026-01-01 02:00:00 UTC"
     )
+
+
+def enter_again(made: Pipeline, count: int) -> int:
+    """So many frames of dead letters that entered again, of the largest size; the last one's sequence."""
+    return [made.append(NAMES.redriven("events", 0), {}, bytes(MAX_FRAME_BYTES)) for _ in range(count)][-1]
+
+
+def test_dead_letters_that_entered_again_make_room_while_ingest_has_nothing_to_write() -> None:
+    made = Pipeline()
+    made.hours(2)
+    made.log.max_bytes[RAW] = 5 * MAX_FRAME_BYTES
+    last = enter_again(made, 4)
+    purge = made.purge("process", 1000 * HOUR)
+    purge.for_room()
+    assert made.held(RAW) == [2, 3, 4, 5, 6], "process has not done them"
+    made.process(last)
+    purge.for_room()
+    assert made.held(RAW) == [2, 3, 4, 5, 6], "the sink has not confirmed them"
+    made.confirm(last)
+    purge.for_room()
+    assert made.held(RAW) == [2, 6], "the last of each subject stays"
+    assert bytes_free_for_redrive(made.log.state(RAW)) == 0
+    last = enter_again(made, 3)
+    made.process(last)
+    made.confirm(last)
+    purge.for_room()
+    assert made.held(RAW) == [2, 9]
+    assert made.ingest() == 10
+
+
+def test_dead_letters_around_frames_that_ingest_has_not_confirmed_make_room_for_the_rest_of_its_plan() -> None:
+    made = Pipeline()
+    made.hours(2)
+    made.log.max_bytes[RAW] = 5 * MAX_FRAME_BYTES
+    made.chains["ingest"].plan({}, {"0": 9, "1": 9})
+    enter_again(made, 1)
+    of_known, of_new = (made.append(NAMES.raw("events", partition), {}) for partition in (0, 1))
+    last = enter_again(made, 3)
+    for partition in (0, 1):
+        with pytest.raises(RetryableError, match="is full"):
+            made.append(NAMES.raw("events", partition), {}, bytes(MAX_FRAME_BYTES))
+    made.process(last)
+    made.confirm(last)
+    purge = made.purge("process", 1000 * HOUR)
+    for _ in range(2):
+        purge.for_room()
+    assert made.held(RAW) == [2, of_known, of_new, last]
+    ends = [made.append(NAMES.raw("events", partition), {}, bytes(MAX_FRAME_BYTES)) for partition in (0, 1)]
+    made.chains["ingest"].done({}, tails={str(partition): [end, 9] for partition, end in enumerate(ends)})
+    purge.for_room()
+    assert made.held(RAW) == [last, *ends], "confirmed by now, and below what was decided"
 
 
 def test_a_chain_that_was_never_folded_is_gone_through_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +251,20 @@ def test_a_chain_that_was_never_folded_is_gone_through_in_several_calls(monkeypa
     for _ in range(4):
         purge.by_age()
     assert made.held(RAW) == [9, 10]
+
+
+def test_small_last_frames_of_many_quiet_subjects_do_not_keep_large_frames_from_making_room() -> None:
+    made = Pipeline()
+    for partition in range(20):
+        made.ingest(partition)
+    made.log.max_bytes[RAW] = 5 * MAX_FRAME_BYTES
+    purge = made.purge("process", 1000 * HOUR)
+    last = enter_again(made, 4)
+    made.process(last)
+    made.confirm(last)
+    for _ in range(3):
+        purge.for_room()
+    assert made.held(RAW) == [*range(1, 21), last]
 
 
 def test_a_stream_with_room_or_without_a_limit_is_not_purged_for_room() -> None:
