@@ -8,12 +8,16 @@ import sys
 from pathlib import Path
 
 import clickhouse_connect
+import httpx
 import psutil
 from pipeline_case import PATIENCE_SECONDS, survivors, wait_until
 
 from resources.local.stack import Addresses, LocalStack
 
 ROOT = Path(__file__).resolve().parents[1]
+_FAILED_RUNS = """{ runsOrError(filter: {statuses: [FAILURE]}) { ... on Runs { results { jobName eventConnection { events {
+  ... on ExecutionStepFailureEvent { message error { message stack } } ... on RunFailureEvent { message error { message } }
+} } } } } }"""
 
 
 class Deployment:
@@ -56,6 +60,16 @@ class Deployment:
         command = [sys.executable, "-m", "pipelines.cli", *arguments]
         environment = {**self.environment, **self.addresses.environment()}
         return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+
+    def failures(self) -> list[str]:
+        """What failed runs say of themselves."""
+        answer = httpx.post(f"{self.url}/graphql", json={"query": _FAILED_RUNS}, timeout=60).json()
+        return [
+            f"{run['jobName']}: {event}"
+            for run in answer["data"]["runsOrError"]["results"]
+            for event in run["eventConnection"]["events"]
+            if event
+        ]
 
     def end(self) -> None:
         """Ctrl-C, and nothing that it started is left."""
