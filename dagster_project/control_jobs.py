@@ -1,34 +1,31 @@
-"""Jobs for the launchpad: start, stop, drain and restart a pipeline; reprocess and discard its dead letters; compact and rebuild its keys.
+"""Jobs for the launchpad: start, stop, drain and restart a pipeline; reprocess and discard its dead letters. Batch work: `batch_jobs`.
 
 Each takes the pipeline's id and does one thing; each may be repeated, and be killed at any time.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
-from dagster_project.failures import errors_as_failures
+from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from dagster_project.scheduled_assets import Letters
-from pipelines.compaction import compact
-from pipelines.dead_letters import DeadLetters
-from pipelines.key_state import KeyState
+from dagster_project.repairs import Letters, check_same_pipeline, key_state, reprocessing
+from pipelines.letters.rehearsal import rehearse
+from pipelines.letters.reprocess import Outcome
+from pipelines.letters.stream import DeadLetters
+from pipelines.letters.triage import Selection
 from pipelines.naming import LEGS
-from pipelines.rebuild import rebuild
 from pipelines.records import Position
 from pipelines.redrive import OPEN, WAITING
-from pipelines.rehearsal import rehearse
-from pipelines.reprocess import Outcome, Reprocessing
-from pipelines.triage import Selection
 from resources.streaming_jobs import Started, StreamingJobs
 
-RETRY = dg.RetryPolicy(max_retries=3, delay=5, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
 PIPELINE_TAG = "tallyflow/pipeline"
+_LEFT_ALONE: dict[str, Any] = {"state": "meant to be stopped, left alone"}
 Work = Callable[[StreamingJobs, Pipeline, Any], dict[str, Any]]
 
 
@@ -38,7 +35,13 @@ class OfPipeline(dg.Config):
     pipeline: str = Field(description="Id of the pipeline, as its file says it.")
 
 
-class Start(OfPipeline):
+class Starting(OfPipeline):
+    """What starts a pipeline."""
+
+    if_wanted: bool = Field(default=False, description="Not if the pipeline is meant to be stopped when the run begins; sensors say so.")
+
+
+class Start(Starting):
     """Starts what does not run; a runner that runs already is adopted."""
 
     accept: bool = Field(default=False, description="Let rejected records become dead letters, however many, for this start.")
@@ -53,7 +56,7 @@ class Stop(OfPipeline):
     )
 
 
-class Restart(OfPipeline):
+class Restart(Starting):
     """Stops the pipeline and starts it as it was meant to run."""
 
     accept: bool = Field(default=False, description="As for start_pipeline.")
@@ -102,22 +105,32 @@ def control_jobs(files: PipelineFiles) -> dict[str, dg.JobDefinition]:
         ("restart_pipeline", Restart, _restart, "Stop a pipeline and start it again."),
         ("reprocess_dead_letters", Reprocess, _reprocess, "Let dead letters enter the pipeline again."),
         ("discard_dead_letters", Discard, _discard, "Give dead letters up for good."),
-        ("compact_keys", OfPipeline, _compact, "Merge the runs of the dedup store and drop expired keys."),
-        ("rebuild_state", OfPipeline, _rebuild_state, "Rebuild the keys of a stopped pipeline from the raw stream."),
     ]
     return {one[0]: _job(files, *one) for one in work}
 
 
 def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: Work, description: str) -> dg.JobDefinition:
-    """A job of one op of the same name; what it has done is the metadata of its output."""
-
     def run(context: dg.OpExecutionContext, config: Any, streaming_jobs: StreamingJobs) -> dg.Output[None]:
-        pipeline = known(files, config.pipeline)
-        with errors_as_failures():
-            metadata = work(streaming_jobs, pipeline, config)
-        context.log.info(f"{name} {pipeline.config.pipeline_id}: " + ", ".join(f"{key} {value}" for key, value in metadata.items()))
-        return dg.Output(None, metadata=metadata)
+        def checked(pipeline: Pipeline) -> dict[str, Any]:
+            if work is not _stop:
+                check_same_pipeline(streaming_jobs, pipeline)
+            return work(streaming_jobs, pipeline, config)
 
+        return done(context, name, known(files, config.pipeline), checked)
+
+    return job_of(name, config_class, run, description)
+
+
+def done(context: dg.OpExecutionContext, name: str, pipeline: Pipeline, work: Callable[[Pipeline], dict[str, Any]]) -> dg.Output[None]:
+    """What the job's op gives back when `work` has done its one thing, and told of it."""
+    with errors_as_failures():
+        metadata = work(pipeline)
+    context.log.info(f"{name} {pipeline.config.pipeline_id}: " + ", ".join(f"{key} {value}" for key, value in metadata.items()))
+    return dg.Output(None, metadata=metadata)
+
+
+def job_of(name: str, config_class: type[dg.Config], run: Callable[..., dg.Output[None]], description: str) -> dg.JobDefinition:
+    """A job of one op; what it has done is the metadata of its output."""
     run.__annotations__["config"] = config_class
     made = dg.op(name=f"{name}_op", description=description, retry_policy=RETRY)(run)
 
@@ -138,15 +151,23 @@ def known(files: PipelineFiles, pipeline_id: str) -> Pipeline:
     raise dg.Failure(f"no pipeline {pipeline_id!r} in {files.directory}: there are {ids}{told}", allow_retries=False)
 
 
+def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline, config: Starting) -> bool:
+    """Somebody has stopped it while this run was in the queue."""
+    return config.if_wanted and jobs.look(pipeline.path, pipeline.config).desired == "stopped"
+
+
 def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start) -> dict[str, Any]:
     unknown = [leg for leg in config.legs if leg not in LEGS]
     if unknown or not config.legs:
         raise dg.Failure(f"legs: {', '.join(unknown) or 'none'}; there are {', '.join(LEGS)}", allow_retries=False)
+    if _is_unwanted(jobs, pipeline, config):
+        return _LEFT_ALONE
     return _told(jobs.start(pipeline.path, accept=config.accept, legs=tuple(leg for leg in LEGS if leg in config.legs)))
 
 
 def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop) -> dict[str, Any]:
-    return {"stopped a runner": jobs.stop(pipeline.path, kill_after=_limit(config.kill_after_seconds))}
+    # By its id: a pipeline whose file is faulty now is stopped all the same.
+    return {"stopped a runner": jobs.stop_pipeline(pipeline.config.pipeline_id, kill_after=_limit(config.kill_after_seconds))}
 
 
 def _drain(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline) -> dict[str, Any]:
@@ -154,6 +175,8 @@ def _drain(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline) -> dict[str, 
 
 
 def _restart(jobs: StreamingJobs, pipeline: Pipeline, config: Restart) -> dict[str, Any]:
+    if _is_unwanted(jobs, pipeline, config):
+        return _LEFT_ALONE
     return _told(jobs.restart(pipeline.path, accept=config.accept, kill_after=_limit(config.kill_after_seconds)))
 
 
@@ -161,18 +184,14 @@ def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess) -> di
     chosen = replace(config.selection(), not_rejected_by=config.not_rejected_by)
     if config.dry_run:
         return _rehearsed(jobs, pipeline, chosen)
-    with _reprocessing(jobs, pipeline) as work:
+    with reprocessing(jobs, pipeline) as work:
         return _taken("entered again", work.enter(chosen))
 
 
 def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> dict[str, Any]:
-    letters = DeadLetters(jobs.config(pipeline.path))
-    try:
-        with _keys(jobs, pipeline, needs_dedup=False) as keys:
-            states = WAITING if chosen.positions else frozenset({OPEN})
-            found = rehearse(jobs.config(pipeline.path), keys, letters.frames(replace(chosen, states=states)))
-    finally:
-        letters.close()
+    with closing(DeadLetters(jobs.config(pipeline.path))) as letters, key_state(jobs, pipeline, needs_dedup=False) as keys:
+        states = WAITING if chosen.positions else frozenset({OPEN})
+        found = rehearse(jobs.config(pipeline.path), keys, letters.frames(replace(chosen, states=states)))
     again = {f"rejected again: {one.stage} {one.code} ({one.fingerprint})": one.letters for one in found.rejected}
     counts = {"letters": found.letters, "would pass": found.passed, "duplicates": found.duplicates, "late": found.late}
     return {"nothing was changed": True, **counts, "only an insert can tell": found.refused, **again}
@@ -182,43 +201,8 @@ def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard) -> dict[s
     chosen = config.selection()
     if not config.reason.strip():
         raise dg.Failure("reason: say why, it is kept in the ledger", allow_retries=False)
-    with _reprocessing(jobs, pipeline) as work:
+    with reprocessing(jobs, pipeline) as work:
         return _taken("discarded", work.discard(chosen, config.reason))
-
-
-def _compact(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline) -> dict[str, Any]:
-    with _keys(jobs, pipeline) as keys:
-        found = compact(keys)
-    names = ("entries", "bytes", "runs")
-    return {
-        **{f"{name} before": sum(getattr(one.before, name) for one in found) for name in names},
-        **{f"{name} after": sum(getattr(one.after, name) for one in found) for name in names},
-        "live keys, all found": sum(one.live_keys for one in found),
-    }
-
-
-def _rebuild_state(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline) -> dict[str, Any]:
-    with _keys(jobs, pipeline) as keys:
-        return asdict(rebuild(keys))
-
-
-@contextmanager
-def _reprocessing(jobs: StreamingJobs, pipeline: Pipeline) -> Iterator[Reprocessing]:
-    config = jobs.config(pipeline.path)
-    work = Reprocessing(config, jobs.directory(config.pipeline_id))
-    try:
-        yield work
-    finally:
-        work.close()
-
-
-@contextmanager
-def _keys(jobs: StreamingJobs, pipeline: Pipeline, needs_dedup: bool = True) -> Iterator[KeyState]:
-    keys = KeyState(jobs.config(pipeline.path), pipeline.path.read_text(), jobs.home_directory(), needs_dedup)
-    try:
-        yield keys
-    finally:
-        keys.close()
 
 
 def _told(started: Started) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import dagster as dg
@@ -19,7 +20,7 @@ from dagster_project.pipeline_files import Pipeline, PipelineFiles, read_pipelin
 from dagster_project.schedule_status import is_running
 from dagster_project.seam_names import DEAD_LETTERS, RAW
 from dagster_project.seams import asset_key
-from pipelines.config import PipelineConfig
+from pipelines.config import PipelineConfig, run_digest
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import TallyflowError
 from pipelines.job_state import JobState
@@ -33,6 +34,8 @@ T = TypeVar("T")
 WITHIN = timedelta(seconds=3)
 """What a tick has for looking at all pipelines, side by side; one that is not seen in time is seen by the next tick."""
 KILL_AFTER_SECONDS = 30.0
+LONGEST_CONTROL = timedelta(minutes=30)
+"""A start with all its retries, and some minutes in the queue. A drain may take longer; it does not want the pipeline to run."""
 _UNFINISHED = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -40,6 +43,7 @@ _UNFINISHED = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+_CONTROLS = ("start_pipeline", "stop_pipeline", "drain_pipeline", "restart_pipeline")
 _WATCHED = ("start_pipeline", "drain_pipeline", "restart_pipeline", "reprocess_dead_letters")
 
 
@@ -65,7 +69,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
             if pipeline.config.pipeline_id in busy:
                 tick.keep(pipeline, "a run is at work on it")
                 continue
-            decision, trouble = decisions.health(state, Trouble.of(tick.memory(pipeline)), tick.now)
+            decision, trouble = decisions.health(state, tick.memory(pipeline, Trouble), tick.now, pipeline.config.alerts)
             requests = [_restart(pipeline, state, decision, trouble)] if decision.action in ("start", "restart") and trouble else []
             tick.decided(pipeline, decision, trouble.memory() if trouble else None, requests=requests)
         return tick.result()
@@ -79,7 +83,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
     def watch_lag(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
         tick = _Tick(context, files, alerts)
         for pipeline, state in tick.look(lambda pipeline: _state(pipeline, streaming_jobs)):
-            decision, memory = decisions.lag(state.lag, LagMemory.of(tick.memory(pipeline)), tick.now)
+            decision, memory = decisions.lag(state.lag, tick.memory(pipeline, LagMemory), tick.now, pipeline.config.alerts)
             tick.decided(pipeline, decision, memory.memory() if memory else None, RAW, {"lag_offsets": state.lag or 0})
         return tick.result()
 
@@ -93,8 +97,8 @@ def build(files: PipelineFiles) -> dg.Definitions:
     def watch_letters(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
         tick = _Tick(context, files, alerts)
         for pipeline, letters in tick.look(lambda pipeline: look_at_letters(pipeline, streaming_jobs, tick.now)):
-            before = LettersMemory(**(tick.memory(pipeline) or {}))
-            decision, memory = decisions.dead_letters(letters, before, tick.now)
+            before = tick.memory(pipeline, LettersMemory) or LettersMemory()
+            decision, memory = decisions.dead_letters(letters, before, tick.now, pipeline.config.alerts)
             requests = [_reprocess(pipeline, letters)] if decision.action == "reprocess" else []
             tick.decided(pipeline, decision, memory.memory(), DEAD_LETTERS, {"still_there": letters.waiting}, requests)
         return tick.result()
@@ -107,20 +111,22 @@ def build(files: PipelineFiles) -> dg.Definitions:
         description="Calls people for new, changed and faulty files; restarts a changed pipeline where `restart_on_change` is set.",
     )
     def watch_files(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
-        before: dict[str, str] | None = json.loads(context.cursor) if context.cursor else None
-        seen, by_path = _files_now(files, streaming_jobs)
+        before = decisions.recalled(dict[str, str], decisions.read_cursor(context.cursor))
+        seen, by_path = _files_now(files, streaming_jobs, before or {})
         changes = decisions.changed_files(seen, before)
         requests = []
         for path, change in changes.items():
             pipeline = by_path.get(path)
             name = pipeline.config.pipeline_id if pipeline else path
             if pipeline and change == "changed" and _is_restarted(pipeline, streaming_jobs):
-                requests.append(_request("restart_pipeline", pipeline, {}, f"changed:{pipeline.key}:{seen[path].digest}"))
+                # A file may be given an earlier content again.
+                key = f"changed:{pipeline.key}:{seen[path].digest}:{pipeline.path.stat().st_mtime_ns}"
+                requests.append(_request("restart_pipeline", pipeline, {"if_wanted": True}, key))
             faults = f": {seen[path].faults}" if change == "faulty" else ""
             alerts.send(Alert(name, f"pipeline file {path} is {change}{faults}", _FILE_REMEDIES[change]))
         told = "; ".join(f"{path} is {change}" for path, change in changes.items())
         skip = None if requests else dg.SkipReason(told or f"{len(seen)} files, as before")
-        return dg.SensorResult(requests, skip_reason=skip, cursor=json.dumps({path: one.digest for path, one in seen.items()}))
+        return dg.SensorResult(requests, skip_reason=skip, cursor=json.dumps({path: one.mark for path, one in seen.items()}))
 
     @dg.run_failure_sensor(
         name="alert_failed_runs",
@@ -143,7 +149,7 @@ class _Tick:
 
     def __init__(self, context: dg.SensorEvaluationContext, files: PipelineFiles, alerts: AlertsResource) -> None:
         self._files, self._alerts, self._log = files, alerts, context.log
-        self._before: dict[str, Any] = json.loads(context.cursor or "{}")
+        self._before = decisions.read_cursor(context.cursor) or {}
         self._memory: dict[str, Any] = {}
         self._words: list[str] = []
         self._requests: list[dg.RunRequest] = []
@@ -168,8 +174,8 @@ class _Tick:
                 self.keep(pipeline, str(error))
         return found
 
-    def memory(self, pipeline: Pipeline) -> Mapping[str, Any] | None:
-        return self._before.get(pipeline.key)
+    def memory(self, pipeline: Pipeline, kind: type[T]) -> T | None:
+        return decisions.recalled(kind, self._before.get(pipeline.key))
 
     def keep(self, pipeline: Pipeline, why: str) -> None:
         """Nothing is decided about this pipeline now."""
@@ -207,6 +213,7 @@ class _Tick:
 _FILE_REMEDIES = {
     "new": "reload the code location in Dagster, then launch start_pipeline",
     "changed": "reload the code location, then launch restart_pipeline: a running pipeline goes on with what it was started with",
+    decisions.CHANGED_BESIDE: "reload the code location; a running pipeline needs no restart",
     "faulty": "correct the file; `tallyflow validate` lists its faults",
     "gone": "reload the code location; if the pipeline runs, stop it with tallyflow stop, or put the file back",
 }
@@ -232,9 +239,13 @@ def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Lett
 
 
 def _busy(context: dg.SensorEvaluationContext) -> set[str]:
-    """Ids of the pipelines that an unfinished run of ours starts or stops."""
-    runs = context.instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED), limit=200)
-    return {pipeline_id for run in runs if run.job_name.endswith("_pipeline") for pipeline_id in _pipelines_of(run)}
+    """Ids of the pipelines that an unfinished run of ours starts or stops. One that is much older than such work takes is waited for no
+    more: its worker was killed, or nothing takes it out of the queue.
+    """
+    since = datetime.now(UTC) - LONGEST_CONTROL
+    unfinished = (dg.RunsFilter(job_name=name, statuses=_UNFINISHED, created_after=since) for name in _CONTROLS)
+    runs = (run for one in unfinished for run in context.instance.get_runs(one))
+    return {pipeline_id for run in runs for pipeline_id in _pipelines_of(run)}
 
 
 def _pipelines_of(run: dg.DagsterRun) -> list[str]:
@@ -246,8 +257,8 @@ def _pipelines_of(run: dg.DagsterRun) -> list[str]:
 def _restart(pipeline: Pipeline, state: JobState, decision: Decision, trouble: Trouble) -> dg.RunRequest:
     key = f"{decision.action}:{pipeline.key}:{trouble.since:.0f}:{decision.number}"
     if decision.action == "start":
-        return _request("start_pipeline", pipeline, {"legs": [*state.missing]}, key)
-    return _request("restart_pipeline", pipeline, {"kill_after_seconds": KILL_AFTER_SECONDS}, key)
+        return _request("start_pipeline", pipeline, {"legs": [*state.missing], "if_wanted": True}, key)
+    return _request("restart_pipeline", pipeline, {"kill_after_seconds": KILL_AFTER_SECONDS, "if_wanted": True}, key)
 
 
 def _reprocess(pipeline: Pipeline, letters: Letters) -> dg.RunRequest:
@@ -261,13 +272,22 @@ def _request(job: str, pipeline: Pipeline, config: dict[str, Any], key: str) -> 
     return dg.RunRequest(run_key=key, job_name=job, run_config=run_config, tags={PIPELINE_TAG: pipeline_id})
 
 
-def _files_now(files: PipelineFiles, jobs: StreamingJobs) -> tuple[dict[str, FileSeen], dict[str, Pipeline]]:
-    """Every file with its digest and faults, and the sound ones' pipelines by path."""
+def _files_now(files: PipelineFiles, jobs: StreamingJobs, before: Mapping[str, str]) -> tuple[dict[str, FileSeen], dict[str, Pipeline]]:
+    """Every file with its digests and faults, and the sound ones' pipelines by path. `before`: the marks of the last look."""
     now = read_pipeline_files(files.directory, jobs.environment())
     faults = {str(one.path): one.message for one in now.faulty}
     paths = [path for path in (*(one.path for one in now.pipelines), *(one.path for one in now.faulty)) if path.is_file()]
-    seen = {str(path): FileSeen(hashlib.sha256(path.read_bytes()).hexdigest()[:16], faults.get(str(path), "")) for path in paths}
+    seen = {str(path): _seen(path, faults.get(str(path), ""), before.get(str(path), "")) for path in paths}
     return seen, {str(pipeline.path): pipeline for pipeline in now.pipelines}
+
+
+def _seen(path: Path, faults: str, mark: str) -> FileSeen:
+    text = path.read_bytes()
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    if faults:
+        return FileSeen(digest, faults)
+    run, _, known = mark.partition("/")
+    return FileSeen(digest, run=run if run and known == digest else run_digest(text.decode()))
 
 
 def _is_restarted(pipeline: Pipeline, jobs: StreamingJobs) -> bool:
@@ -275,4 +295,4 @@ def _is_restarted(pipeline: Pipeline, jobs: StreamingJobs) -> bool:
 
 
 def _state(pipeline: Pipeline, jobs: StreamingJobs) -> JobState:
-    return jobs.look(pipeline.config.pipeline_id, pipeline.config.sink.max_delay_time)
+    return jobs.look(pipeline.path, pipeline.config)

@@ -3,14 +3,45 @@
 Memory is a flat mapping that fits into a cursor. `now` and what is remembered are seconds since 1970.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Any, Literal, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
+from pipelines.config import Alerts
 from pipelines.job_state import JobState
 
 Action = Literal["none", "start", "restart", "reprocess", "alert"]
+T = TypeVar("T")
+
+
+def read_cursor(text: str | None) -> dict[str, Any] | None:
+    """A sensor's memory; None at its first tick, and where another release, or a hand, has left something else."""
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def recalled(kind: type[T], memory: object) -> T | None:
+    """The memory of that kind; None where there is none, or another release has left one that says something else."""
+    try:
+        return TypeAdapter(kind).validate_python(memory)
+    except ValidationError:
+        return None
+
+
+FIRST_PAUSE = timedelta(seconds=30)
+"""Between the first restart and the second; each further one is twice as long, up to `LONGEST_PAUSE`."""
+LONGEST_PAUSE = timedelta(minutes=15)
+PATIENCE = timedelta(seconds=60)
+"""How long a runner may not answer, or be stuck, until it is replaced."""
+CALM = timedelta(minutes=10)
+"""How long a pipeline must have been well until its restarts are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -25,78 +56,77 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of restarts. The n-th waits for `backoff` * 2^(n-1), at most `longest_backoff`, after the one before.
-
-    `patience`: how long a runner may not answer, or be stuck, until it is replaced. `calm`: how long a pipeline must have been well until
-    its restarts are forgotten.
-    """
-
-    attempts: int = 5
-    backoff: timedelta = timedelta(seconds=30)
-    longest_backoff: timedelta = timedelta(minutes=15)
-    patience: timedelta = timedelta(seconds=60)
-    calm: timedelta = timedelta(minutes=10)
-
-
-@dataclass(frozen=True)
 class Trouble:
-    """What is remembered of a pipeline that is, or was not long ago, not well. `told` is the state that people were alerted to."""
+    """What is remembered of a pipeline that is, or was not long ago, not well.
+
+    `silent_since`: since when the runner does not answer or is stuck; None where it is not. `told`: the halt that people were called for.
+    `given_up`: people were called because it does not stay up.
+    """
 
     since: float
     attempts: int = 0
     last_attempt: float = 0.0
+    silent_since: float | None = None
     told: str = ""
+    given_up: bool = False
     well_since: float = 0.0
-
-    @classmethod
-    def of(cls, memory: Mapping[str, Any] | None) -> Self | None:
-        return cls(**memory) if memory else None
 
     def memory(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def health(state: JobState, trouble: Trouble | None, now: float, limits: Limits = Limits()) -> tuple[Decision, Trouble | None]:
+def health(state: JobState, before: Trouble | None, now: float, alerts: Alerts) -> tuple[Decision, Trouble | None]:
     """Whether to start a dead job again, to replace one that does not work, or to call people; and what to remember.
 
-    A job that nobody wants to run is left alone. A halted leg is never restarted: its reason does not pass, and its message has the remedy.
+    A job that nobody wants to run is left alone. A halted leg is never restarted, whether its runner lives or has ended: its reason does
+    not pass, and its message has the remedy. Legs that died beside it are.
     """
     if state.desired != "running":
         return Decision("none", "is not meant to run"), None
     if state.state in ("running", "waiting", "starting") and not state.missing:
-        return Decision("none", _words(state)), _calmer(trouble, now, limits)
-    trouble = replace(trouble, well_since=0.0) if trouble else Trouble(now)
-    if trouble.told == state.state:
-        return Decision("none", f"{_words(state)}; people were told"), trouble
-    told = replace(trouble, told=state.state)
+        return Decision("none", _words(state)), _calmer(before, now)
+    trouble = replace(before, well_since=0.0) if before else Trouble(now)
+    silent_since = (now if trouble.silent_since is None else trouble.silent_since) if state.state in ("unreachable", "stuck") else None
+    trouble = replace(trouble, silent_since=silent_since)
     if state.state == "halted":
-        remedy = "mend what the message names, then launch restart_pipeline"
-        return Decision("alert", _words(state), f"halted: {state.message}", remedy), told
-    is_replaced = state.state in ("unreachable", "stuck")
-    if state.state == "starting" or (is_replaced and now - trouble.since < limits.patience.total_seconds()):
+        halt = f"halted: {state.halt}"
+        if trouble.told != halt:
+            remedy = "mend what the message names, then launch restart_pipeline"
+            return Decision("alert", _words(state), f"halted: {state.message}", remedy), replace(trouble, told=halt)
+        if not state.missing:
+            return Decision("none", f"{_words(state)}; people were told"), trouble
+    if state.state == "starting" or (silent_since is not None and now - silent_since < PATIENCE.total_seconds()):
         return Decision("none", f"{_words(state)}; waited for"), trouble
-    if trouble.attempts >= limits.attempts:
+    return _again(state, trouble, now, alerts.max_restarts)
+
+
+def _again(state: JobState, trouble: Trouble, now: float, max_restarts: int) -> tuple[Decision, Trouble]:
+    """The next restart once its pause is over; people instead when there were enough."""
+    if trouble.attempts >= max_restarts:
         what = f"given up after {trouble.attempts} restarts: {_words(state)}"
-        return Decision("alert", what, what, "read the runner's log, mend the cause, then launch start_pipeline"), told
-    wait = trouble.last_attempt + _backoff(trouble.attempts, limits) - now
+        if trouble.given_up:
+            return Decision("none", f"{what}; people were told"), trouble
+        remedy = "read the runner's log, mend the cause, then launch start_pipeline"
+        return Decision("alert", what, what, remedy), replace(trouble, given_up=True)
+    wait = trouble.last_attempt + _pause(trouble.attempts) - now
     if trouble.attempts and wait > 0:
-        return Decision("none", f"{_words(state)}; restart {trouble.attempts + 1} of {limits.attempts} in {wait:,.0f} s"), trouble
-    again = replace(trouble, attempts=trouble.attempts + 1, last_attempt=now)
-    action: Action = "restart" if is_replaced else "start"
-    return Decision(action, f"{_words(state)}; restart {again.attempts} of {limits.attempts}", number=again.attempts), again
+        return Decision("none", f"{_words(state)}; restart {trouble.attempts + 1} of {max_restarts} in {wait:,.0f} s"), trouble
+    again = replace(trouble, attempts=trouble.attempts + 1, last_attempt=now, given_up=False)
+    action: Action = "start" if trouble.silent_since is None else "restart"
+    return Decision(action, f"{_words(state)}; restart {again.attempts} of {max_restarts}", number=again.attempts), again
 
 
-def _calmer(trouble: Trouble | None, now: float, limits: Limits) -> Trouble | None:
+def _calmer(trouble: Trouble | None, now: float) -> Trouble | None:
     """A pipeline that is well again keeps its count for a while, or one that dies every minute would be started for ever."""
     if trouble is None:
         return None
-    trouble = replace(trouble, well_since=trouble.well_since or now, told="")
-    return trouble if now - trouble.well_since < limits.calm.total_seconds() else None
+    trouble = replace(trouble, well_since=trouble.well_since or now, silent_since=None, given_up=False)
+    return trouble if now - trouble.well_since < CALM.total_seconds() else None
 
 
-def _backoff(attempts: int, limits: Limits) -> float:
-    return float(min(limits.backoff.total_seconds() * 2 ** max(0, attempts - 1), limits.longest_backoff.total_seconds()))
+def _pause(attempts: int) -> float:
+    """Seconds between the last of so many restarts and the next."""
+    return float(min(FIRST_PAUSE.total_seconds() * 2 ** min(attempts - 1, 16), LONGEST_PAUSE.total_seconds()))
 
 
 def _words(state: JobState) -> str:
@@ -112,35 +142,23 @@ class LagMemory:
     first: int
     told: float = 0.0
 
-    @classmethod
-    def of(cls, memory: Mapping[str, Any] | None) -> Self | None:
-        return cls(**memory) if memory else None
-
     def memory(self) -> dict[str, Any]:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class LagLimits:
-    """People are told when the lag is at least `offsets`, has been so for `lasting`, and is not less than it was; then every `again`."""
-
-    offsets: int = 100_000
-    lasting: timedelta = timedelta(minutes=2)
-    again: timedelta = timedelta(hours=1)
-
-
-def lag(offsets: int | None, before: LagMemory | None, now: float, limits: LagLimits = LagLimits()) -> tuple[Decision, LagMemory | None]:
-    """Whether a pipeline falls behind."""
+def lag(offsets: int | None, before: LagMemory | None, now: float, alerts: Alerts) -> tuple[Decision, LagMemory | None]:
+    """Whether a pipeline falls behind: people are told when the lag has been too large for long enough and is not less than it was."""
+    limit = alerts.lag
     if offsets is None:
         return Decision("none", "the lag is not known"), before
-    if offsets < limits.offsets:
-        return Decision("none", f"lag {offsets:,} < {limits.offsets:,}"), None
+    if offsets < limit.offsets:
+        return Decision("none", f"lag {offsets:,} < {limit.offsets:,}"), None
     before = before or LagMemory(now, offsets)
     minutes = (now - before.since) / 60
-    words = f"lag {offsets:,} offsets, at least {limits.offsets:,} for {minutes:,.0f} minutes, {before.first:,} then"
-    if now - before.since < limits.lasting.total_seconds() or offsets < before.first:
+    words = f"lag {offsets:,} offsets, at least {limit.offsets:,} for {minutes:,.0f} minutes, {before.first:,} then"
+    if now - before.since < limit.lasting.total_seconds() or offsets < before.first:
         return Decision("none", words), before
-    if before.told and now - before.told < limits.again.total_seconds():
+    if before.told and now - before.told < alerts.repeat_after.total_seconds():
         return Decision("none", f"{words}; people were told"), before
     remedy = "look at the slowest leg in `tallyflow status`; more cores or larger batches raise the rate, docs/tuning.md"
     return Decision("alert", words, f"falls behind: {words}", remedy), replace(before, told=now)
@@ -169,18 +187,7 @@ class LettersMemory:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class LettersLimits:
-    """People are told of at least `count` waiting letters, or of any once they are `age` old; of new ones not before `again`."""
-
-    count: int = 100
-    age: timedelta = timedelta(hours=1)
-    again: timedelta = timedelta(hours=1)
-
-
-def dead_letters(
-    letters: Letters, before: LettersMemory, now: float, limits: LettersLimits = LettersLimits()
-) -> tuple[Decision, LettersMemory]:
+def dead_letters(letters: Letters, before: LettersMemory, now: float, alerts: Alerts) -> tuple[Decision, LettersMemory]:
     """Whether letters enter again by themselves: once, when the job runs with a configuration (the file's and the table's) that it has not
     been tried with; those that this very configuration has rejected stay. Otherwise people are told.
 
@@ -188,16 +195,16 @@ def dead_letters(
     """
     if letters.waiting == 0:
         return Decision("none", "no letters wait"), replace(before, version=letters.config_version or before.version)
-    age_seconds = letters.oldest.total_seconds()
+    limit, age_seconds = alerts.dead_letters, letters.oldest.total_seconds()
     words = f"{letters.waiting:,} letters wait, the oldest is {age_seconds:,.0f} s old"
     if letters.config_version and letters.config_version != before.version:
         changed = f"{words}; the configuration is another one since: {letters.config_version}"
         return Decision("reprocess", changed), replace(before, version=letters.config_version)
-    if letters.waiting < limits.count and letters.oldest < limits.age:
-        return Decision("none", f"{words}: fewer than {limits.count:,}, younger than {limits.age.total_seconds():,.0f} s"), before
+    if letters.waiting < limit.count and letters.oldest < limit.age:
+        return Decision("none", f"{words}: fewer than {limit.count:,}, younger than {limit.age.total_seconds():,.0f} s"), before
     if letters.last_sequence <= before.told:
         return Decision("none", f"{words}; people were told, no new ones"), before
-    if before.told and now - before.told_at < limits.again.total_seconds():
+    if before.told and now - before.told_at < alerts.repeat_after.total_seconds():
         return Decision("none", f"{words}; people were told not long ago"), before
     remedy = "`tallyflow dlq groups` names the causes and their fixes; mend them and restart, or launch discard_dead_letters"
     return Decision("alert", words, words, remedy), replace(before, told=letters.last_sequence, told_at=now)
@@ -205,20 +212,35 @@ def dead_letters(
 
 @dataclass(frozen=True)
 class FileSeen:
-    """A pipeline file: the digest of its bytes, and its faults (empty: sound)."""
+    """A pipeline file: the digest of its bytes, its faults (empty: sound), and the digest of what its runner acts on."""
 
     digest: str
     faults: str = ""
+    run: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What is remembered of the file."""
+        return f"{self.run}/{self.digest}"
+
+
+CHANGED_BESIDE = "changed, not for its runner"
 
 
 def changed_files(seen: Mapping[str, FileSeen], before: Mapping[str, str] | None) -> dict[str, str]:
-    """By path, what has become of it since the digests of `before`: new, changed, faulty or gone. Nothing at the first look but faults."""
+    """By path, what has become of it since the marks of `before`: new, changed (for its runner or not), faulty or gone.
+
+    Nothing at the first look but faults.
+    """
     found = {}
     for path, one in seen.items():
-        if before is not None and before.get(path) == one.digest:
+        mark = before.get(path) if before is not None else None
+        if mark == one.mark:
             continue
         if one.faults:
             found[path] = "faulty"
+        elif mark is not None:
+            found[path] = CHANGED_BESIDE if one.run and mark.startswith(f"{one.run}/") else "changed"
         elif before is not None:
-            found[path] = "changed" if path in before else "new"
+            found[path] = "new"
     return {**found, **{path: "gone" for path in before or {} if path not in seen}}

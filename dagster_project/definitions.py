@@ -1,11 +1,13 @@
 """What Dagster loads: one `Definitions`, made from the pipeline files as they are when the code location is loaded."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
 from dagster_project import (
+    batch_jobs,
     control_sensors,
     event_log,
     observation,
@@ -13,6 +15,7 @@ from dagster_project import (
     scheduled_assets,
     table_checks,
     verification,
+    verification_hours,
 )
 from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
 from resources.alerts import AlertsResource
@@ -22,6 +25,8 @@ from resources.kafka import KafkaResource
 from resources.nats import NatsResource
 from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
+
+_LOG = logging.getLogger(__name__)
 
 # Empty fields stand for the environment variables of their names, as in pipeline files: no secret lies in the definitions.
 _KAFKA, _NATS, _CLICKHOUSE = KafkaResource(), NatsResource(), ClickHouseResource()
@@ -37,16 +42,20 @@ RESOURCES: Mapping[str, Any] = {
 
 
 def build_definitions(files: PipelineFiles, resources: Mapping[str, Any] = RESOURCES) -> dg.Definitions:
-    """Everything of every sound file. Starts nothing and connects to nothing."""
+    """Everything of every sound file; a faulty one is told in the log. Starts nothing and connects to nothing."""
+    for one in files.faulty:
+        _LOG.warning("pipeline file that is not used: %s", one.message)
     return dg.Definitions.merge(
         dg.Definitions(resources=resources, metadata=_about(files)),
         pipeline_assets.build(files),
         table_checks.build(files),
         scheduled_assets.build(files),
         verification.build(files),
+        verification_hours.build(files),
         observation.build(files),
         event_log.build(files),
         control_sensors.build(files),
+        batch_jobs.build(files),
     )
 
 
@@ -56,4 +65,7 @@ def _about(files: PipelineFiles) -> dict[str, str]:
     return {"pipelines": ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none", **faulty}
 
 
-defs = build_definitions(read_pipeline_files(pipelines_directory()))
+@dg.definitions
+def defs() -> dg.Definitions:
+    """What the code location shows. Read when Dagster loads it, not when a component imports this module."""
+    return build_definitions(read_pipeline_files(pipelines_directory()))

@@ -1,6 +1,7 @@
 """Retention of Dagster's own event log, which Dagster keeps for ever: a job that takes a bounded amount of what is old, every night.
 
 Goes: finished runs with their events, and events without a run (observations, materializations and check results that sensors report).
+And hours of verification that are older than these and the pipeline's retention.
 Stays, however old: for every asset its newest materialization and observation, for every check its newest result, with the runs of those.
 Works for SQLite and PostgreSQL. Safe to kill and to repeat.
 """
@@ -19,6 +20,7 @@ from sqlalchemy.engine import Connection
 
 from dagster_project.pipeline_files import PipelineFiles
 from dagster_project.schedule_status import schedule_status
+from dagster_project.verification_hours import forget_hours
 
 NO_RUN = ""
 """`run_id` of events without a run (dagster._core.instance.RUNLESS_RUN_ID)."""
@@ -128,14 +130,16 @@ def _naive(instant: datetime) -> datetime:
     return instant.astimezone(UTC).replace(tzinfo=None)
 
 
-def build(_files: PipelineFiles) -> dg.Definitions:
+def build(files: PipelineFiles) -> dg.Definitions:
     @dg.op(name="prune_event_log_op")
     def prune_op(context: dg.OpExecutionContext, config: Retention) -> None:
-        before = datetime.now(UTC) - timedelta(days=config.keep_days)
+        now = datetime.now(UTC)
+        before = now - timedelta(days=config.keep_days)
         found = prune(context.instance, before, config.max_runs, config.max_events)
+        hours = forget_hours(context.instance, files.pipelines, before, now)
         context.log.info(
             f"deleted what is older than {before:%Y-%m-%d %H:%M} UTC: {found.runs:,} runs, {found.events:,} events and "
-            f"{found.check_results:,} results of checks that sensors had reported"
+            f"{found.check_results:,} results of checks that sensors had reported, {hours:,} hours of verification"
         )
 
     @dg.job(name="prune_event_log", description="Deletes old runs and events of Dagster itself; the newest event of every asset stays.")

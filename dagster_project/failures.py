@@ -7,6 +7,9 @@ import dagster as dg
 
 from pipelines.errors import RetryableError, TallyflowError
 
+RETRY = dg.RetryPolicy(max_retries=3, delay=5, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
+"""Of every step that talks to the systems; `errors_as_failures` says which failures are tried again."""
+
 
 @contextmanager
 def errors_as_failures() -> Iterator[None]:

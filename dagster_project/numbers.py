@@ -10,7 +10,7 @@ from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from pipelines.config import PipelineConfig
 from pipelines.connectors.jetstream import JetStream
 from pipelines.ledger import read_chain
-from pipelines.naming import Names
+from pipelines.naming import STREAM_ID_KEY, Names
 from pipelines.tally import Tally, tally
 
 _STREAMS = {RAW: "raw", OUT: "out", DEAD_LETTERS: "dlq"}
@@ -29,7 +29,7 @@ class Account:
     """A pipeline at one moment. `stream_bytes` by seam; `keys` and `runs` of the dedup store, 0 without one.
 
     `confirmed_to`: the last sequence of out that ClickHouse has confirmed. `lag`: offsets in Kafka that ingest has not confirmed, None
-    where nobody tells.
+    where nobody tells. `stream_id` is that of the raw stream: another one once the pipeline was deleted and made anew.
     """
 
     tally: Tally
@@ -37,6 +37,7 @@ class Account:
     keys: int
     runs: int
     confirmed_to: int
+    stream_id: str
     lag: int | None = None
 
 
@@ -53,7 +54,10 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
         log.close()
     listed = done.body.get("runs", {}) if done else {}
     rows = [facts[1] for runs in listed.values() for facts in runs]
-    return Account(account, {seam: state.bytes for seam, state in states.items() if state}, sum(rows), len(rows), confirmed_to, lag)
+    stream_bytes = {seam: state.bytes for seam, state in states.items() if state}
+    raw = states[RAW]
+    stream_id = raw.metadata.get(STREAM_ID_KEY, "") if raw else ""
+    return Account(account, stream_bytes, sum(rows), len(rows), confirmed_to, stream_id, lag)
 
 
 def numbers(account: Account, seam: str) -> dict[str, int | float]:

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.data_version import CODE_VERSION_TAG
 from pydantic import Field
 
 from dagster_project.failures import errors_as_failures
 from dagster_project.numbers import numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.repairs import check_same_pipeline
 from dagster_project.seam_names import TABLE
 from dagster_project.seams import asset_key, seams, specs, topic_specs
-from pipelines.runners import find_runners
+from pipelines.runners import file_version, find_runners
 from resources.streaming_jobs import Started, StreamingJobs
 
 
@@ -54,14 +56,22 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     )
     def run(context: dg.AssetExecutionContext, config: RunPipeline, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
         with errors_as_failures():
+            check_same_pipeline(streaming_jobs, pipeline)
             started = _run(pipeline, config, streaming_jobs)
             account = read_account(streaming_jobs.config(pipeline.path), started.state.lag)
-            about_job = _about_job(started, streaming_jobs.directory(started.pipeline))
+            directory = streaming_jobs.directory(started.pipeline)
+            about_job, version = _about_job(started, directory), file_version(find_runners(directory))
         for seam in seams(pipeline):
             key = asset_key(pipeline, seam.name)
             if key in context.selected_asset_keys:
                 told = about_job if seam.name == TABLE else {}
-                yield dg.MaterializeResult(asset_key=key, metadata={**numbers(account, seam.name), **told})
+                yield dg.MaterializeResult(
+                    asset_key=key,
+                    metadata={**numbers(account, seam.name), **told},
+                    data_version=dg.DataVersion(account.stream_id),
+                    # Of an adopted runner it may be an older one than that of the file.
+                    tags={CODE_VERSION_TAG: version} if version else None,
+                )
 
     return run
 

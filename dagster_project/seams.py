@@ -17,7 +17,7 @@ from dagster import TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
-from pipelines.config import KafkaSource
+from pipelines.config import KafkaSource, version_of
 from pipelines.preflight import POSITION_COLUMN_TYPES
 
 REPORTED_EVERY = timedelta(minutes=5)
@@ -136,6 +136,7 @@ def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:
             kinds=set(seam.kinds),
             freshness_policy=seam.freshness,
             skippable=True,
+            code_version=version_of(pipeline.config),
             **about(pipeline),
         )
         for seam in seams(pipeline)

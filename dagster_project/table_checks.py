@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 from dagster import AssetCheckSeverity
 
-from dagster_project.failures import errors_as_failures
+from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.numbers import numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import schedule_status
@@ -24,7 +24,6 @@ from resources.streaming_jobs import StreamingJobs
 
 _SEVERITIES = {"warn": AssetCheckSeverity.WARN, "error": AssetCheckSeverity.ERROR}
 _VERIFICATIONS_READ = 500
-RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL)
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
@@ -124,7 +123,8 @@ def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> list[Verified
         event = record.asset_materialization
         if event is not None and event.partition is not None:
             facts = {name: value.value for name, value in event.metadata.items()}
-            newest.setdefault(event.partition, Verified(event.partition, bool(facts.get("is_match")), str(facts.get("said", ""))))
+            told = (bool(facts.get("is_match")), str(facts.get("said", "")), bool(facts.get("is_whole", True)))
+            newest.setdefault(event.partition, Verified(event.partition, *told))
     return sorted(newest.values(), key=lambda one: one.hour)
 
 

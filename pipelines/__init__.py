@@ -12,4 +12,5 @@
 
 records.py (frames, positions), append.py (the position rule), ledger.py (the chain: plan, done) and lease.py (one writer) carry the
 guarantee; legs/ runs the stages as three Spark queries (queries.py); runner.py is one running pipeline; connectors/ hold the only sockets.
+From outside the stream: cli/ (the command), audit/ and verification/ (proofs), letters/ (dead letters), key_store/ (the dedup store).
 """

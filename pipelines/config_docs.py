@@ -134,6 +134,9 @@ _TITLES = {
     "ViewsCheck": "checks.views",
     "ViewTotal": "checks.views.totals[]",
     "InsertWindowCheck": "checks.insert_window",
+    "Alerts": "alerts",
+    "LagAlert": "alerts.lag",
+    "DeadLettersAlert": "alerts.dead_letters",
 }
 """Heading of each model, in the order of the page: a model that is missing here is a KeyError in `render`."""
 

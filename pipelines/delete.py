@@ -6,6 +6,7 @@ from pathlib import Path
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
+from pipelines.existence import never_started
 from pipelines.lease import acquire_all
 from pipelines.naming import LEGS, REDRIVE, ROLES, Names
 from pipelines.state.place import Place
@@ -21,13 +22,15 @@ class Deletion:
         self._drops_table = config.sink.create_table and not keep_table
 
     def lines(self) -> list[str]:
-        """One line per thing that goes."""
+        """One line per thing that goes. Raises HaltError for a pipeline that was never started and whose table is not there."""
         log = JetStream(self._config.nats).connect()
         try:
             states = {role: log.state(self._names.stream(role)) for role in ROLES}
         finally:
             log.close()
         found = {self._names.stream(role): state for role, state in states.items() if state}
+        if not found and not self._directory.exists() and not (self._drops_table and self._has_table()):
+            raise never_started(self._config.pipeline_id)
         lines = [f"stream {name} ({state.messages:,} messages, {state.bytes:,} bytes)" for name, state in found.items()]
         lines.append(f"directory {self._directory}")
         if self._config.state_uri:
@@ -35,6 +38,15 @@ class Deletion:
         if self._drops_table:
             lines.append(f"table {self._config.sink.connection_params.database}.{self._config.sink.table} with all its rows")
         return lines
+
+    def _has_table(self) -> bool:
+        """It may have been kept when the pipeline was deleted."""
+        sink = self._config.sink
+        clickhouse = ClickHouse(sink)
+        try:
+            return clickhouse.inspect(sink.connection_params.database, sink.table) is not None
+        finally:
+            clickhouse.close()
 
     def run(self) -> None:
         """Deletes, holding all leases, so that no runner is at work. Raises FencedError when one is. Safe to repeat."""

@@ -1,6 +1,6 @@
 """The demo: real servers, restaurant orders, the real command over them, and a check of every position against the table.
 
-A composition root like cli.py: it may know the local servers. It does what a user would do: the pipeline runs as `tallyflow run
+A composition root like cli/: it may know the local servers. It does what a user would do: the pipeline runs as `tallyflow run
 examples/orders/pipeline.yaml --until-caught-up --accept` in a process of its own. Every run has a topic, a pipeline and a table of its own.
 """
 

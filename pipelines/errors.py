@@ -7,6 +7,7 @@
     ├── RefusedError           ClickHouse refuses a block for rows in it: find them, they are dead letters
     └── HaltError              stop the leg; the message says what to do next
         ├── FencedError        another runner holds the pipeline
+        ├── ProcessLostError   a process that the runner rests on has ended: start again
         ├── DataLossError      positions that were promised are gone or have other content
         ├── StateDamagedError  a file of the key store is missing or has other content
         ├── NotSupportedError  the file asks for a stage this release does not run
@@ -54,6 +55,10 @@ class HaltError(TallyflowError):
 
 class FencedError(HaltError):
     """Another runner with a higher epoch writes this pipeline; this one must write nothing more."""
+
+
+class ProcessLostError(HaltError):
+    """A process that the runner rests on has ended, killed or out of memory; the next start goes on where it stood."""
 
 
 class DataLossError(HaltError):

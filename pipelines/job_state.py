@@ -17,12 +17,14 @@ class JobState:
     """A pipeline on this host.
 
     `state`: `stopped` no runner lives; `starting` one is on its way; `running`; `waiting` for a system that is away, goes on by itself;
-    `halted` at least one leg has, for a reason that does not pass; `stuck` no batch ends although there is work; `unreachable` a runner
-    lives and does not answer. `message` is the reason, in the runner's own words where it has said any.
+    `halted` at least one leg has, for a reason that does not pass, and its runner lives or has ended at that; `stuck` no batch ends
+    although there is work; `unreachable` a runner lives and does not answer. `message` is the reason, in the runner's own words where it
+    has said any.
 
-    `legs` says the state of each leg that runs here, `missing` which ones should and do not. `lag`: offsets that ingest has not
-    confirmed; None where nobody tells. `config_version`: of the stage configuration that new plans use. `snapshot`: all that `/status`
-    says. `desired`: what was last wanted, None where nobody has said.
+    `legs` says the state of each leg that runs here. Of those that should and do not, `halted` are the ones whose runner has ended at
+    their halt, `missing` the others. `halt` names a halt: that of another start has another name. `lag`: offsets that ingest has not
+    confirmed; None where nobody tells. `pid`: None where no runner lives. `config_version`: of the stage configuration that new plans use.
+    `snapshot`: all that `/status` says. `desired`: what was last wanted, None where nobody has said.
     """
 
     pipeline: str
@@ -30,6 +32,8 @@ class JobState:
     message: str = ""
     legs: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    halted: tuple[str, ...] = ()
+    halt: str = ""
     lag: int | None = None
     pid: int | None = None
     uptime: timedelta | None = None
@@ -39,7 +43,7 @@ class JobState:
 
     @property
     def is_alive(self) -> bool:
-        return self.state != "stopped"
+        return self.pid is not None
 
 
 def judge(snapshot: Mapping[str, Any], now: datetime, stuck_after: timedelta, sink_delay: timedelta = timedelta()) -> tuple[State, str]:

@@ -47,6 +47,11 @@ class Holder:
         return cls(record["epoch"], record["place"], record["runner"], record["released"])
 
 
+def leg_lock(directory: Path, leg: str) -> FileLock:
+    """The lock that the runner of a leg holds on this host; the kernel drops that of a dead process."""
+    return FileLock(directory / f"lock-{leg}", thread_local=False)
+
+
 class Lease:
     """One leg's lease, held from `acquire` to `release`; renewed by a thread of its own every 2 s."""
 
@@ -62,7 +67,7 @@ class Lease:
         self._log, self._stream, self._subject = log, names.stream("ledger"), names.lease(leg)
         self._directory, self._leg = directory, leg
         self._clock, self._wait = clock, wait
-        self._lock = FileLock(directory / f"lock-{leg}", thread_local=False)
+        self._lock = leg_lock(directory, leg)
         self._sequence = 0
         self._beat = 0
         self._expires = 0.0

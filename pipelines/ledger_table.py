@@ -5,7 +5,6 @@ compaction are left out. Where a block ends is a function of the entries and of 
 the same blocks with the same tokens, but for the last one, which holds what there is.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 from pipelines.ledger import Entry
 from pipelines.naming import Names, insert_token
-from pipelines.records import INSTANT, Message
+from pipelines.records import INSTANT, Message, payloads_digest
 
 LEDGER_SCHEMA = pa.schema(
     [
@@ -53,10 +52,7 @@ class Block:
         return self.messages[-1].sequence
 
     def token(self, pipeline: str, stream_id: str, table: str) -> str:
-        state = hashlib.blake2b(digest_size=8)
-        for message in self.messages:
-            state.update(message.payload)
-        return insert_token(pipeline, stream_id, table, self.first, self.last, state.hexdigest())
+        return insert_token(pipeline, stream_id, table, self.first, self.last, payloads_digest(self.messages))
 
     def rows(self, pipeline: str, stream_id: str) -> pa.Table:
         return pa.Table.from_pylist([_row(message, pipeline, stream_id) for message in self.messages], schema=LEDGER_SCHEMA)

@@ -12,9 +12,10 @@ from uuid import uuid4
 from pipelines.columns import parse_type
 from pipelines.config import PipelineConfig, shape_of, unsupported
 from pipelines.connectors.clickhouse import ClickHouse, Table, TableColumn
-from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.jetstream import JetStream, StreamState
 from pipelines.connectors.kafka import KafkaTopic, TopicFacts
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
+from pipelines.existence import check_started
 from pipelines.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
 from pipelines.parse import ParsedField
 from pipelines.purge import READS
@@ -64,6 +65,8 @@ def check_types(config: PipelineConfig) -> None:
 def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhouse: ClickHouse) -> Prepared:
     """All checks, in the order of the data. Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest."""
     facts = topic.facts(CONTACT_SECONDS)
+    # Partitions of a topic that was made a moment ago may have no leader yet.
+    topic.ends(facts.partitions, CONTACT_SECONDS)
     log.connect()
     if config.state_uri:
         Place.at(config.state_uri).names()
@@ -88,19 +91,33 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
         metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
         size = config.dead_letters.max_bytes if role == "dlq" else limits.max_bytes if role in READS.values() else 0
         state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1)
-        if state.metadata.get(SHAPE_KEY) != shape:
-            raise HaltError(_shape_difference(config.pipeline_id, state.metadata.get(SHAPE_KEY, "{}"), shape))
+        _check_same_shape(config, state)
         ids[role] = state.metadata[STREAM_ID_KEY]
     return ids
 
 
+def check_shape(config: PipelineConfig, log: JetStream) -> None:
+    """Raises HaltError when streams that are there belong to a file of another shape. Changes nothing."""
+    for role in ROLES:
+        state = log.state(Names(config.pipeline_id).stream(role))
+        if state is not None:
+            _check_same_shape(config, state)
+
+
+def _check_same_shape(config: PipelineConfig, state: StreamState) -> None:
+    before, now = state.metadata.get(SHAPE_KEY, "{}"), _shape_text(config)
+    if before != now:
+        raise HaltError(_shape_difference(config.pipeline_id, before, now))
+
+
 def check_other_shape(config: PipelineConfig, log: JetStream) -> None:
-    """Raises HaltError when the file differs from the pipeline's shape in more than the number of buckets, or there is no pipeline."""
+    """Raises HaltError for a file that differs from the pipeline's shape in more than the number of buckets, and without a pipeline."""
+    check_started(log, Names(config.pipeline_id))
     for role in ROLES:
         stream = Names(config.pipeline_id).stream(role)
         state = log.state(stream)
         if state is None:
-            raise HaltError(f"rebucketing {config.pipeline_id}: the stream does not exist: {stream}; there is nothing to rebucket")
+            raise HaltError(f"rebucketing {config.pipeline_id}: the stream {stream} is gone; restore all streams from one moment")
         before = json.loads(state.metadata.get(SHAPE_KEY, "{}"))
         expected = json.dumps({**before, "buckets": config.buckets}, sort_keys=True, separators=(",", ":"))
         if expected != _shape_text(config):

@@ -135,6 +135,12 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], directory: Pat
     return ProcessIdentity(child.pid, start_mark(child.pid, zombie=True) or "ended at once")
 
 
+def host_mark() -> str:
+    """Changes with every start of the host, or of the container that this process is in."""
+    # Where the first process is hidden from other users (hidepid), the boot alone.
+    return start_mark(1) or (start_mark(os.getpid()) or "").partition("/")[0]
+
+
 def start_mark(pid: int, *, zombie: bool = False) -> str | None:
     """When the kernel started `pid`, in a form that changes neither with the wall clock nor repeats after a boot."""
     try:

@@ -23,12 +23,11 @@ from pipelines.errors import ConflictError
 from pipelines.failpoints import reach
 from pipelines.ledger import ChainState, Entry, Log, read_chain
 from pipelines.naming import REDRIVE, Names, is_redriven
-from pipelines.records import HEADER_FIRST, MAX_FRAME_BYTES, Message, Position, instant
+from pipelines.records import HEADER_FIRST, Message, Position, instant
+from pipelines.stream_limits import MAX_FRAME_BYTES, ROOM_BYTES
 
 READS = {"process": "raw", "sink": "out"}
 """The stream that a leg reads, and purges."""
-ROOM_BYTES = 4 * MAX_FRAME_BYTES
-"""A limited stream is purged before the retention when less than this is free, or less than a fifth of its limit."""
 ENTRIES_PER_CALL = 20_000
 """Of a chain: some seconds of reading at the most, of one that was never folded, so that a stop need not wait long."""
 

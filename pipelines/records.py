@@ -6,7 +6,7 @@ positions it covers, so that a writer can resume, and a reader can plan, without
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-MAX_FRAME_BYTES = 512 * 1024
-"""Upper bound of an encoded frame; half of NATS's default `max_payload`, so headers and a foreign server's limit have room."""
+from pipelines.stream_limits import MAX_FRAME_BYTES
+
 MAX_RECORD_BYTES = 448 * 1024
 """A record whose key, value and headers are larger together travels as head and digest only, and is dead-lettered by parse."""
 MAX_ROW_BYTES = MAX_FRAME_BYTES - 16 * 1024
@@ -197,6 +197,14 @@ def _first_guess(table: pa.Table) -> int:
 def digest(payload: bytes) -> str:
     """Digest that names a frame's content in the ledger: 128 bits of BLAKE2b, hex."""
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
+
+
+def payloads_digest(messages: Iterable[Message]) -> str:
+    """64 bits over the bytes of stored messages, hex: what is stored does not change, so it names their content in an insert token."""
+    state = hashlib.blake2b(digest_size=8)
+    for message in messages:
+        state.update(message.payload)
+    return state.hexdigest()
 
 
 def with_positions(frame: pa.Table, sequence: int, topic: str, arrival_us: int) -> pa.Table:

@@ -22,6 +22,7 @@ class RunSpec:
     Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are done in the driver, larger ones in tasks.
     `state_place` is the directory or URI of the key stores.
     `accepted_config`: the version whose plans the circuit breaker lets pass, empty for none.
+    `file_version`: that of the file's configuration (`config.version_of`), for those who ask whether the file was changed since.
     """
 
     config_text: str
@@ -34,12 +35,22 @@ class RunSpec:
     driver_frames: int
     state_place: str
     accepted_config: str = ""
+    file_version: str = ""
+
+    @classmethod
+    def beside(cls, config_text: str, pipeline_id: str, state_place: str = "") -> "RunSpec":
+        """For work beside the stream, which plans nothing."""
+        return cls(config_text, f"pipeline {pipeline_id}", {}, {}, "", "", 0, 0, state_place)
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".partial")
         partial.touch(mode=0o600)
-        partial.write_text(json.dumps(asdict(self), indent=1))
+        partial.write_text(self.text())
         partial.replace(path)
+
+    def text(self) -> str:
+        """What `read_run` reads."""
+        return json.dumps(asdict(self), indent=1)
 
     @property
     def config(self) -> PipelineConfig:
@@ -53,4 +64,9 @@ class RunSpec:
 @lru_cache(maxsize=8)
 def load_run(path: str) -> RunSpec:
     """Reads the file once per process; a new start writes a new path."""
-    return RunSpec(**json.loads(Path(path).read_text()))
+    return read_run(Path(path).read_text())
+
+
+def read_run(text: str) -> RunSpec:
+    """Inverse of `RunSpec.text`."""
+    return RunSpec(**json.loads(text))

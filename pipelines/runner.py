@@ -9,12 +9,14 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from filelock import Timeout
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from tenacity import (
@@ -27,15 +29,15 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
-from pipelines.config import PipelineConfig
+from pipelines.config import PipelineConfig, run_digest, version_of
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic
 from pipelines.connectors.ranges import offset_text
 from pipelines.connectors.spark import build_session, is_jvm_alive
-from pipelines.errors import HaltError, RetryableError
+from pipelines.errors import ConfigurationError, FencedError, HaltError, ProcessLostError, RetryableError, TallyflowError
 from pipelines.failpoints import RUNNER_PID_VARIABLE
-from pipelines.lease import Lease, acquire_all
+from pipelines.lease import Lease, acquire_all, leg_lock
 from pipelines.ledger import Chain, read_chain
 from pipelines.ledger_copier import LedgerCopier
 from pipelines.legs import stage_config
@@ -44,12 +46,13 @@ from pipelines.legs.ingest import DRIVER_OFFSETS, IngestLeg
 from pipelines.legs.leg import Leg
 from pipelines.legs.process import DRIVER_FRAMES, ProcessLeg
 from pipelines.legs.sink import SinkLeg
+from pipelines.letters.reprocess import expire_letters
 from pipelines.naming import LEGS, Names
 from pipelines.preflight import Prepared, check_supported, check_types, prepare
 from pipelines.queries import Queries
-from pipelines.reprocess import expire_letters
 from pipelines.retention import LetterRetention, Retention
 from pipelines.run_spec import RunSpec
+from pipelines.runners import forget_halts, note_halt
 
 CAUGHT_UP_SINK_DELAY_MS = 50
 JVM_END_SECONDS = 5.0
@@ -101,6 +104,9 @@ class Runner:
         self.copier: LedgerCopier | None = None
         self.retention: Retention | None = None
         self.is_ready = False
+        self.waits_for = ""
+        """What the start waits for before any leg is built: why a system does not answer, and what to do; else empty."""
+        self._waiting_service: Service | None = None
         self.on_start: Callable[[Runner], Service] | None = None
         self.shared_session: SparkSession | None = None
         """A session to run on and leave running, instead of one of our own: several runners in one process (tests, bench)."""
@@ -110,37 +116,41 @@ class Runner:
 
     def run(self) -> None:
         """Runs to the end. Raises HaltError, ConfigurationError or RetryableError (a system stayed away at the start)."""
-        check_supported(self.config)
-        check_types(self.config)
-        self.stop_on_signals()
-        self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
-        self.topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
-        prepared = self._wait_for_systems()
+        forget_halts(self.directory, self.options.legs)
+        with self._halts_noted():
+            check_supported(self.config)
+            check_types(self.config)
+            self.stop_on_signals()
+            self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
+            self.topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
+            prepared = self._wait_for_systems()
         if prepared is None:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
+        forget_halts(self.directory, self.options.legs)
         self._make_own_directory()
         session: SparkSession | None = None
         queries: Queries | None = None
         service = self.on_start(self) if self.on_start else None
         try:
-            if service:
-                service.start()
-            run_path = self._write_run(prepared)
-            self._build_legs(prepared, run_path)
-            self._copy_ledger(prepared)
-            if self.options.until_caught_up:
-                self._targets = self.topic.ends(prepared.topic.partitions)
-            os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
-            name = f"tallyflow-{self.config.pipeline_id}"
-            session = self.shared_session or build_session(name, self.own_directory, self.options.master)
-            self.stop_on_signals()
-            queries = self.queries_class(session, run_path, self.legs, self._sources(), self._tell)
-            queries.start()
-            self._keep_retention()
-            self.is_ready = True
-            self._watch(session, queries)
+            with self._halts_noted():
+                if service:
+                    service.start()
+                run_path = self._write_run(prepared)
+                self._build_legs(prepared, run_path)
+                self._copy_ledger(prepared)
+                if self.options.until_caught_up:
+                    self._targets = self.topic.ends(prepared.topic.partitions)
+                os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
+                name = f"tallyflow-{self.config.pipeline_id}"
+                session = self.shared_session or build_session(name, self.own_directory, self.options.master)
+                self.stop_on_signals()
+                queries = self.queries_class(session, run_path, self.legs, self._sources(), self._tell)
+                queries.start()
+                self._keep_retention()
+                self.is_ready = True
+                self._watch(session, queries)
         except (Py4JError, OSError) as error:
             if session is None or is_jvm_alive(session, JVM_END_SECONDS):
                 raise
@@ -158,7 +168,7 @@ class Runner:
             wait=wait_exponential_jitter(multiplier=0.5, max=5),
             stop=stop_any(stop_after_delay(self.options.connect_seconds), stop_when_event_set(self.stop_requested)),
             sleep=sleep_using_event(self.stop_requested),
-            before_sleep=lambda state: self._tell(f"waiting: {state.outcome.exception() if state.outcome else ''}"),
+            before_sleep=lambda state: self._wait_for(state.outcome.exception() if state.outcome else None),
             reraise=True,
         )
         try:
@@ -169,6 +179,31 @@ class Runner:
             raise
         finally:
             clickhouse.close()
+            self._end_waiting()
+
+    def _wait_for(self, error: BaseException | None) -> None:
+        """Says what the start waits for: in words each time, and from the first time on at `/status`."""
+        self._tell(f"waiting: {error}")
+        self.waits_for = (
+            f"{error}; the start waits for it, at most {self.options.connect_seconds:.0f} s: start the server, or correct its address in "
+            "the pipeline file"
+        )
+        if self._waiting_service is None and self.on_start is not None:
+            # No lease is held yet: another start may wait beside this one.
+            self.own_directory = self.directory / f"{'-'.join(self.options.legs)}-waiting-{os.getpid()}"
+            self.own_directory.mkdir(parents=True, exist_ok=True)
+            self._waiting_service = self.on_start(self)
+            self._waiting_service.start()
+
+    def _end_waiting(self) -> None:
+        """Leaves nothing of the wait: a start that fails has made nothing."""
+        self.waits_for = ""
+        if self._waiting_service is not None:
+            self._waiting_service.close()
+            shutil.rmtree(self.own_directory, ignore_errors=True)
+            self.own_directory = self.directory
+            with suppress(OSError):
+                self.directory.rmdir()
 
     def _make_own_directory(self) -> None:
         """Makes a directory for this start, under a name never used before, and deletes those of earlier starts with a leg of ours.
@@ -196,6 +231,7 @@ class Runner:
             self.options.driver_frames,
             self.names.state_place(self.directory, self.config.state_uri),
             self._planned_config() or version if self.options.accept else "",
+            version_of(self.config),
         )
         path = self.own_directory / "run.json"
         run.save(path)
@@ -260,8 +296,35 @@ class Runner:
             if self._targets is not None and self.is_caught_up():
                 return
 
-    def _jvm_ended(self) -> HaltError:
-        return HaltError(
+    @contextmanager
+    def _halts_noted(self) -> Iterator[None]:
+        """Notes for those who would start the legs again that they have halted, or could not start, for a reason that does not pass."""
+        try:
+            yield
+        except (FencedError, ProcessLostError):
+            raise
+        except (HaltError, ConfigurationError) as error:
+            halted: dict[str, TallyflowError] = {name: leg.failure for name, leg in self.legs.items() if leg.failure is not None}
+            for name, failure in (halted or dict.fromkeys(self.options.legs, error)).items():
+                if not isinstance(failure, FencedError):
+                    self._note_halt(name, str(failure))
+            raise
+
+    def _note_halt(self, leg: str, message: str) -> None:
+        """Written under the leg's lock only, and forgotten by who takes it: a note never outlives a later runner of the leg.
+
+        A pipeline that was never here has no directory, and a refused start makes none: nobody would start that one again.
+        """
+        if leg in self.leases:
+            note_halt(self.directory, leg, message, run_digest(self._text))
+            return
+        if not self.directory.is_dir():
+            return
+        with suppress(Timeout), leg_lock(self.directory, leg).acquire(timeout=0):
+            note_halt(self.directory, leg, message, run_digest(self._text))
+
+    def _jvm_ended(self) -> ProcessLostError:
+        return ProcessLostError(
             f"running pipeline {self.config.pipeline_id}: Spark's JVM has ended, killed from outside or out of memory (its last words are "
             f"in {self.own_directory / 'spark.log'}); start the pipeline again, it goes on where it stood"
         )

@@ -7,14 +7,13 @@ same rows with the same token. Rejected: `refused`, rows that ClickHouse refuses
 confirmed is in the ledger.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from pipelines.records import Message, decode_frame
+from pipelines.records import Message, decode_frame, payloads_digest
 
 MAX_CHUNK_ROWS = 200_000
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
@@ -40,11 +39,8 @@ class Chunk:
 
     @property
     def digest(self) -> str:
-        """64 bits over the frames' bytes, hex: what is stored does not change, so it names the chunk's rows."""
-        state = hashlib.blake2b(digest_size=8)
-        for message in self.messages:
-            state.update(message.payload)
-        return state.hexdigest()
+        """Names the chunk's rows."""
+        return payloads_digest(self.messages)
 
 
 def chunks(messages: Iterable[Message], max_rows: int = MAX_CHUNK_ROWS, max_bytes: int = MAX_CHUNK_BYTES) -> Iterator[Chunk]:

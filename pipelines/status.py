@@ -39,8 +39,8 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
     file asks for it, how far the ledger is copied to its table.
     """
     lag, kafka_away = _lag(runner)
-    legs = {name: _leg(leg) for name, leg in runner.legs.items()}
-    if kafka_away and legs["ingest"]["state"] == "running":
+    legs = {name: _leg(runner.legs[name]) if name in runner.legs else _leg_to_come(runner, name) for name in runner.options.legs}
+    if kafka_away and legs["ingest"]["state"] in ("starting", "running"):
         # Its planner sees no new records, so no batch is there to wait in; that is worth the same word.
         legs["ingest"] |= {"state": "waiting", "message": kafka_away}
     return {
@@ -88,6 +88,14 @@ def _leg(leg: "Leg") -> dict[str, Any]:
         "last_batch": leg.status.last_batch,
         "totals": leg.status.totals,
     }
+
+
+def _leg_to_come(runner: "Runner", name: str) -> dict[str, Any]:
+    """A leg before it is built. The first one says what the start waits for."""
+    message = runner.waits_for if name == runner.options.legs[0] else ""
+    state = "waiting" if message else "starting"
+    nothing = {"epoch": 0, "retries": 0, "batches": 0, "seconds_busy": 0.0, "last_batch": {}, "totals": {}}
+    return {"pid": os.getpid(), "state": state, "message": message, **nothing}
 
 
 def is_healthy(runner: "Runner") -> bool:

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from pipelines.errors import HaltError, RetryableError
+from pipelines.existence import Streams, check_started
 from pipelines.ledger import ChainState, Entry, Log, read_chain
 from pipelines.naming import LEGS, REDRIVE, Names
 from pipelines.records import Message
@@ -26,8 +27,8 @@ from pipelines.redrive import DISCARDED, REDRIVEN
 Totals = Mapping[str, int]
 
 
-class TimedLog(Log, Protocol):
-    """A log that finds messages by their server time."""
+class TimedLog(Log, Streams, Protocol):
+    """A log that finds messages by their server time, and tells whether a stream is there."""
 
     def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None: ...
 
@@ -110,6 +111,7 @@ def tally(log: TimedLog, names: Names, since: datetime | None = None) -> Tally:
     An open plan is not counted: what it covers is in the range that waits. While the pipeline runs, legs are read one after the other,
     downstream first, so a leg never seems to have read what the one before it has not written.
     """
+    check_started(log, names)
     stream = names.stream("ledger")
     chains: dict[str, ChainState] = {}
     before: dict[str, Totals] = {}

@@ -24,8 +24,8 @@ from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse import map_error as map_clickhouse_error
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import map_error as map_kafka_error
-from pipelines.dead_letters import read_letters
 from pipelines.errors import RetryableError
+from pipelines.letters.stream import read_letters
 from pipelines.naming import Names
 
 POSITION_SCHEMA = pa.schema([("_tf_topic", pa.string()), ("_tf_partition", pa.int32()), ("_tf_offset", pa.int64())])

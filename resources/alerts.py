@@ -7,13 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.message import EmailMessage
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import httpx
 from pydantic import Field
 
+from pipelines.errors import ConfigurationError, Fault, TallyflowError
 from resources.connection import ConnectionResource
 
+_PORTS = {"starttls": "587", "tls": "465", "none": "25"}
+"""Usual ports of a mail server, by how the connection is secured."""
 SEND_TIMEOUT_SECONDS = 2.0
 # The address of a webhook is a secret, and httpx logs the address of each request.
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -43,6 +46,9 @@ class AlertsResource(ConnectionResource):
     variables: ClassVar[dict[str, str]] = {
         "webhook_urls": "TALLYFLOW_ALERT_WEBHOOKS",
         "smtp_host": "TALLYFLOW_ALERT_SMTP_HOST",
+        "smtp_port": "TALLYFLOW_ALERT_SMTP_PORT",
+        "smtp_security": "TALLYFLOW_ALERT_SMTP_SECURITY",
+        "smtp_ca_file": "TALLYFLOW_ALERT_SMTP_CA_FILE",
         "smtp_user": "TALLYFLOW_ALERT_SMTP_USER",
         "smtp_password": "TALLYFLOW_ALERT_SMTP_PASSWORD",
         "sender": "TALLYFLOW_ALERT_SENDER",
@@ -51,8 +57,11 @@ class AlertsResource(ConnectionResource):
 
     webhook_urls: str = Field(default="", repr=False, description="Slack-compatible webhooks, separated by spaces; they are secrets.")
     smtp_host: str = Field(default="", description="Mail server.")
-    smtp_port: int = Field(default=587, description="Its port: 587 for STARTTLS, 465 for TLS.")
-    smtp_security: Literal["starttls", "tls", "none"] = Field(default="starttls", description="`none` sends everything in the clear.")
+    smtp_port: str = Field(default="", description="Its port. Default: 587 with `starttls`, 465 with `tls`, 25 with `none`.")
+    smtp_security: str = Field(
+        default="", description="`starttls` (default; a server that does not offer it gets nothing), `tls`, or `none`: all in the clear."
+    )
+    smtp_ca_file: str = Field(default="", description="PEM file with the certificates to trust. Default: the system's.")
     smtp_user: str = Field(default="", description="User, where the server wants a login.")
     smtp_password: str = Field(default="", repr=False, description="Password of the user, as `dg.EnvVar`.")
     sender: str = Field(default="", description="Address that mails come from.")
@@ -71,7 +80,7 @@ class AlertsResource(ConnectionResource):
             return []
         with ThreadPoolExecutor(len(ways), "alert") as pool:
             sent = [(name, pool.submit(way)) for name, way in ways]
-            failed = [f"{name}: {type(error).__name__}" for name, one in sent if (error := one.exception()) is not None]
+            failed = [f"{name}: {_shown(error)}" for name, one in sent if (error := one.exception()) is not None]
         for one in failed:
             _LOG.error("an alert of pipeline %s was not sent: %s", alert.pipeline, one)
         return failed
@@ -84,15 +93,24 @@ class AlertsResource(ConnectionResource):
         message["Subject"], message["From"] = alert.subject, self.value("sender")
         message["To"] = ", ".join(self.value("receivers").split())
         message.set_content(alert.text)
-        host, context = self.value("smtp_host"), ssl.create_default_context()
+        security = self.value("smtp_security") or "starttls"
+        if security not in _PORTS:
+            raise ConfigurationError("alerts", [Fault("smtp_security", f"must be one of {', '.join(_PORTS)}")])
+        host, port = self.value("smtp_host"), int(self.value("smtp_port") or _PORTS[security])
+        context = ssl.create_default_context(cafile=self.value("smtp_ca_file") or None)
         connection = (
-            smtplib.SMTP_SSL(host, self.smtp_port, timeout=SEND_TIMEOUT_SECONDS, context=context)
-            if self.smtp_security == "tls"
-            else smtplib.SMTP(host, self.smtp_port, timeout=SEND_TIMEOUT_SECONDS)
+            smtplib.SMTP_SSL(host, port, timeout=SEND_TIMEOUT_SECONDS, context=context)
+            if security == "tls"
+            else smtplib.SMTP(host, port, timeout=SEND_TIMEOUT_SECONDS)
         )
         with connection:
-            if self.smtp_security == "starttls":
+            if security == "starttls":
                 connection.starttls(context=context)
             if self.value("smtp_user"):
                 connection.login(self.value("smtp_user"), self.value("smtp_password"))
             connection.send_message(message)
+
+
+def _shown(error: BaseException) -> str:
+    """What is told of a failure: a driver's own words may hold addresses that are secrets, ours hold none."""
+    return str(error) if isinstance(error, TallyflowError) else type(error).__name__

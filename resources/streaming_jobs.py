@@ -4,30 +4,41 @@ A runner is a detached process of its own: it outlives the Dagster run that star
 leg: the leases see to it, whoever starts how many. One that somebody started by hand is adopted.
 """
 
+import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import dagster as dg
 from pydantic import Field
 
-from pipelines.config import PipelineConfig, load
-from pipelines.errors import HaltError, RetryableError
+from pipelines.config import PipelineConfig, load, run_digest
+from pipelines.connectors.jetstream import JetStream
+from pipelines.errors import ConfigurationError, HaltError, RetryableError
 from pipelines.failpoints import RUNNER_PID_VARIABLE
 from pipelines.job_state import JobState, judge
 from pipelines.naming import LEGS, Names
+from pipelines.preflight import check_shape, check_supported, check_types
 from pipelines.processes import ProcessIdentity, spawn
 from pipelines.runners import (
     Desired,
+    Halt,
     Launched,
     ask_patiently,
+    by_halt,
+    controlled,
     find_runners,
+    forget_halts,
     note_stop,
     read_desired,
+    read_halts,
     read_launched,
     stage_config_version,
     stop_runners,
@@ -44,6 +55,7 @@ from resources.runner_log import bound_log, last_words, new_log
 ANSWER_WITHIN = timedelta(seconds=1)
 _ADOPT_WITHIN = timedelta(seconds=3)
 _POLL_SECONDS = 0.1
+_LOG = logging.getLogger("tallyflow.streaming_jobs")
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,15 @@ class Started:
 
 
 class StreamingJobs(dg.ConfigurableResource[None]):
-    """The streaming jobs of this host. Safe to use from several processes at once."""
+    """The streaming jobs of this host. Safe to use from several processes at once.
+
+    What is executed is no field: whoever may launch a run may give fields other values in its configuration. A subclass may say it.
+    """
+
+    run_options: ClassVar[Sequence[str]] = ()
+    """More options of `tallyflow run`, such as --master."""
+    command: ClassVar[Sequence[str]] = (sys.executable, "-m", "pipelines.cli")
+    """`tallyflow`, or what takes the same arguments."""
 
     kafka: KafkaResource
     nats: NatsResource
@@ -71,10 +91,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
     stop_timeout_seconds: float = Field(default=60.0, description="How long a stop may take: batches in work are finished.")
     drain_timeout_seconds: float = Field(default=3600.0, description="How long a drain may take until nothing waits.")
     connect_timeout_seconds: float = Field(default=60.0, description="How long a runner waits at its start for a system that is away.")
-    stuck_after_seconds: float = Field(default=600.0, description="A leg that has work and ends no batch for so long is stuck.")
     restart_on_change: bool = Field(default=False, description="Restart a running pipeline when its file has changed.")
-    run_options: list[str] = Field(default_factory=list, description="More options of `tallyflow run`, such as --master.")
-    command: list[str] = Field(default_factory=list, description="In place of `tallyflow`, with the same arguments.")
 
     def environment(self) -> dict[str, str]:
         """What `${NAME}` in pipeline files is resolved with: this process's environment, and over it what the resources say."""
@@ -91,21 +108,24 @@ class StreamingJobs(dg.ConfigurableResource[None]):
 
     def inspect(self, path: Path) -> JobState:
         """The state of the pipeline of a file, within about a second. Raises ConfigurationError for the file only."""
-        config = self.config(path)
-        return self.look(config.pipeline_id, config.sink.max_delay_time)
+        return self.look(path, self.config(path))
 
-    def look(self, pipeline_id: str, sink_delay: timedelta = timedelta()) -> JobState:
-        """The state of a pipeline on this host, by its id. Never raises for a runner that is dead, paused or does not answer.
-
-        `sink_delay`: `max_delay_time` of the sink, which is no sign of being stuck.
+    def look(self, path: Path, config: PipelineConfig) -> JobState:
+        """The state on this host of the pipeline that was read from `path`. Never raises for a runner that is dead, paused or silent;
+        HaltError where this user may not read what the runner has written.
         """
+        pipeline_id = config.pipeline_id
         directory = self.directory(pipeline_id)
         desired, launched, runners = read_desired(directory), read_launched(directory), find_runners(directory)
         wanted = desired.state if desired else None
-        missing = _missing(desired, [leg for runner in runners for leg in runner["legs"]])
+        absent = _absent(desired, [leg for runner in runners for leg in runner["legs"]])
+        halts = self._halts(directory, absent, path)
+        missing = tuple(leg for leg in absent if leg not in halts)
         if not runners:
             if launched and launched.process.is_running():
                 return JobState(pipeline_id, "starting", last_words(Path(launched.log)), pid=launched.pid, desired=wanted)
+            if halts:
+                return _halted(JobState(pipeline_id, "halted", missing=missing, desired=wanted), halts)
             words = last_words(Path(launched.log)) if launched and wanted == "running" else ""
             return JobState(pipeline_id, "stopped", words, missing=missing, desired=wanted)
         with ThreadPoolExecutor(len(runners), "ask") as pool:
@@ -120,13 +140,14 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             message = "a system that is away delays the account of the runner"
             return JobState(pipeline_id, "waiting", message, missing=missing, pid=pid, config_version=version, desired=wanted)
         snapshot = together(told)
-        state, message = judge(snapshot, datetime.now(UTC), timedelta(seconds=self.stuck_after_seconds), sink_delay)
-        return JobState(
+        state, message = judge(snapshot, datetime.now(UTC), config.alerts.stuck_after, config.sink.max_delay_time)
+        judged = JobState(
             pipeline_id,
             state,
             message,
             legs={name: leg["state"] for name, leg in snapshot["legs"].items()},
             missing=missing,
+            halt=runners[0]["mark"],
             lag=sum(snapshot["lag"].values()) if snapshot["lag"] else None,
             pid=pid,
             uptime=timedelta(seconds=snapshot["uptime_seconds"]),
@@ -134,56 +155,103 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             snapshot=snapshot,
             desired=wanted,
         )
+        return _halted(judged, halts) if halts else judged
+
+    def _halts(self, directory: Path, legs: tuple[str, ...], path: Path) -> dict[str, Halt]:
+        """The halts that runners of these legs have ended at, with the file as it is now. A faulty file mends nothing."""
+        halts = {leg: halt for leg, halt in read_halts(directory).items() if leg in legs}
+        if not halts:
+            return {}
+        try:
+            self.config(path)
+            now = run_digest(path.read_text(encoding="utf-8"))
+        except ConfigurationError:
+            return halts
+        return {leg: halt for leg, halt in halts.items() if halt.file == now}
 
     def start(self, path: Path, *, accept: bool = False, legs: tuple[str, ...] = LEGS, until_caught_up: bool = False) -> Started:
         """Starts what does not run of `legs` and waits until they all do; with `until_caught_up`, until the runner has ended.
 
-        From then on the pipeline is meant to run. Raises ConfigurationError for the file, HaltError with the runner's own last words when
-        it ends or a leg halts, RetryableError when it is still on its way after the time for a start: it goes on, look again.
+        From then on the pipeline is meant to run, also if this process is killed meanwhile. Raises ConfigurationError for the file, and
+        HaltError with the runner's own last words when it ends or a leg halts, then what was wanted before holds; RetryableError when it is
+        still on its way after the time for a start: it goes on, look again.
         """
         begun = time.monotonic()
-        pipeline_id = self.config(path).pipeline_id
+        config = self.config(path)
+        pipeline_id = config.pipeline_id
         directory = self.directory(pipeline_id)
-        directory.mkdir(parents=True, exist_ok=True)
-        left = self._not_running(directory, legs)
-        launched = self._launch(path, directory, left, accept, until_caught_up) if left else None
+        with controlled(directory):
+            left = self._not_running(directory, legs)
+            launched = self._launch(path, directory, left, accept, until_caught_up) if left else None
+            before = read_desired(directory)
+            wanted = _with_legs(before, legs)
+            if not until_caught_up:
+                write_desired(directory, wanted)
         if until_caught_up:
             self._wait_for_the_end(pipeline_id, launched)
         else:
-            launched = self._wait_until_ready(pipeline_id, legs, launched)
-            before = read_desired(directory)
-            kept = before.legs if before and before.state == "running" else ()
-            write_desired(directory, Desired("running", tuple(leg for leg in LEGS if leg in {*legs, *kept})))
+            try:
+                launched = self._wait_until_ready(path, config, legs, launched)
+            except HaltError:
+                _take_back(directory, wanted, before)
+                raise
         took = timedelta(seconds=time.monotonic() - begun)
-        return Started(pipeline_id, launched is None, self.look(pipeline_id), Path(launched.log) if launched else None, took)
+        return Started(pipeline_id, launched is None, self.look(path, config), Path(launched.log) if launched else None, took)
 
     def stop(self, path: Path, *, kill_after: timedelta | None = None) -> bool:
+        """As `stop_pipeline`, for the pipeline of a file. Raises ConfigurationError for the file, too."""
+        return self.stop_pipeline(self.config(path).pipeline_id, kill_after=kill_after)
+
+    def stop_pipeline(self, pipeline_id: str, *, kill_after: timedelta | None = None) -> bool:
         """Stops all runners of the pipeline on this host: batches in work are finished. True if one ran.
 
         From then on the pipeline is meant to be stopped. A runner that has not ended after `kill_after` is killed: its state is safe.
         Without it, raises HaltError after the time for a stop.
         """
-        directory = self.directory(self.config(path).pipeline_id)
+        directory = self.directory(pipeline_id)
         note_stop(directory, LEGS)
         return self._end(directory, LEGS, kill_after)
 
     def drain(self, path: Path) -> Started:
         """Stops the pipeline and runs it until all that Kafka holds at that moment is in ClickHouse. Raises as `start` and `stop` do."""
+        self._check_startable(path)
         self.stop(path)
         return self.start(path, until_caught_up=True)
 
     def restart(self, path: Path, *, accept: bool = False, kill_after: timedelta | None = None) -> Started:
-        """Stops the pipeline's runners and starts the legs that were meant to run here, or all. Raises as `start` and `stop` do."""
+        """Stops the pipeline's runners and starts the legs that were meant to run here, or all. Raises as `start` and `stop` do, and
+        HaltError when the pipeline was stopped meanwhile. With a file that cannot be started, what runs goes on.
+        """
         directory = self.directory(self.config(path).pipeline_id)
         desired = read_desired(directory)
+        self._check_startable(path)
         self._end(directory, LEGS, kill_after)
-        return self.start(path, accept=accept, legs=desired.legs if desired and desired.state == "running" else LEGS)
+        if desired is None or desired.state == "stopped":
+            return self.start(path, accept=accept)
+        if read_desired(directory) == Desired("stopped"):
+            raise HaltError(f"restarting {directory.name}: it was stopped meanwhile and stays so; start it if it is to run")
+        return self.start(path, accept=accept, legs=desired.legs)
+
+    def _check_startable(self, path: Path) -> None:
+        """Before what runs is stopped: raises ConfigurationError or HaltError for a file that no start would take."""
+        config = self.config(path)
+        check_supported(config)
+        check_types(config)
+        log = JetStream(config.nats)
+        # A restart may be what an outage calls for: then the start looks again.
+        with suppress(RetryableError), closing(log):
+            check_shape(config, log.connect())
 
     def bound_logs(self, pipeline_id: str) -> None:
-        """Keeps the log of a detached runner within its size."""
+        """Keeps the log of a detached runner within its size; where that cannot be done, it is logged."""
         launched = read_launched(self.directory(pipeline_id))
-        if launched:
+        if launched is None:
+            return
+        try:
             bound_log(Path(launched.log))
+        except OSError as error:
+            # Nothing hangs on it; the next look tries again.
+            _LOG.warning("the log %s cannot be cut: %s", launched.log, error.strerror)
 
     def home_directory(self) -> Path:
         """TALLYFLOW_HOME of the pipelines."""
@@ -202,9 +270,9 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         words += ["--connect-timeout", str(self.connect_timeout_seconds), *self.run_options]
         words += ["--accept"] if accept else []
         words += ["--until-caught-up"] if until_caught_up else []
-        command = self.command or [sys.executable, "-m", "pipelines.cli"]
         log = new_log(directory)
-        process = spawn([*command, *words], self._runner_environment(), Path.cwd(), log)
+        forget_halts(directory, legs)
+        process = spawn([*self.command, *words], self._runner_environment(), Path.cwd(), log)
         launched = Launched(process.pid, process.start, legs, str(log))
         write_launched(directory, launched)
         return launched
@@ -214,17 +282,19 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         left_out = (RUNNER_PID_VARIABLE,)
         return {name: value for name, value in self.environment().items() if not name.startswith("DAGSTER_") and name not in left_out}
 
-    def _wait_until_ready(self, pipeline_id: str, legs: tuple[str, ...], launched: Launched | None) -> Launched | None:
+    def _wait_until_ready(self, path: Path, config: PipelineConfig, legs: tuple[str, ...], launched: Launched | None) -> Launched | None:
         """Until all of `legs` run here; gives back None when a runner of somebody else's has them."""
+        pipeline_id = config.pipeline_id
         deadline = time.monotonic() + self.start_timeout_seconds
         while True:
             if launched and not launched.process.is_running():
                 self._check_adopted(pipeline_id, legs, launched)
                 launched = None
-            state = self.look(pipeline_id)
-            if {*legs} <= {*state.legs} and state.state != "starting":
+            state = self.look(path, config)
+            is_settled = "halted" in state.legs.values() or (state.snapshot is not None and state.snapshot["ready"])
+            if {*legs} <= {*state.legs} and is_settled:
                 break
-            if launched is None and state.state == "stopped":
+            if launched is None and not state.is_alive:
                 raise HaltError(f"starting {pipeline_id}: the runner that was there has ended; start again. {state.message}")
             if time.monotonic() > deadline:
                 raise RetryableError(
@@ -232,7 +302,8 @@ class StreamingJobs(dg.ConfigurableResource[None]):
                     f"it goes on, look again. {state.message}"
                 )
             time.sleep(_POLL_SECONDS)
-        if state.state == "halted":
+        halted = {*state.halted, *(leg for leg, word in state.legs.items() if word == "halted")}
+        if state.state == "halted" and (not halted or halted & {*legs}):
             raise HaltError(f"starting {pipeline_id}: {state.message}")
         return launched
 
@@ -270,7 +341,29 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return count > 0
 
 
-def _missing(desired: Desired | None, running: list[str]) -> tuple[str, ...]:
+def _with_legs(before: Desired | None, legs: tuple[str, ...]) -> Desired:
+    """That these legs are meant to run, and those that already were."""
+    kept = before.legs if before and before.state == "running" else ()
+    return Desired("running", tuple(leg for leg in LEGS if leg in {*legs, *kept}))
+
+
+def _take_back(directory: Path, wanted: Desired, before: Desired | None) -> None:
+    """What a start that has failed had noted, unless somebody has noted something else since."""
+    with controlled(directory):
+        if read_desired(directory) == wanted:
+            write_desired(directory, before)
+
+
+def _halted(state: JobState, halts: dict[str, Halt]) -> JobState:
+    """The state with legs whose runners have ended at their halts."""
+    said = [state.message] if state.state == "halted" and state.message else []
+    said += [f"{legs}: {halt.message}" for halt, legs in by_halt(halts).items()]
+    halt = state.halt or next(iter(halts.values())).mark
+    return replace(state, state="halted", message="; ".join(said), halted=(*halts,), halt=halt)
+
+
+def _absent(desired: Desired | None, running: list[str]) -> tuple[str, ...]:
+    """The legs that are meant to run here and do not."""
     return tuple(leg for leg in desired.legs if leg not in running) if desired and desired.state == "running" else ()
 
 

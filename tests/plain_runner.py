@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from pipelines import cli, runner
-from pipelines.cli import app
+from pipelines import runner
+from pipelines.cli.app import app
 from pipelines.connectors import ranges
 from pipelines.connectors.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges, offset_text
 from pipelines.errors import HaltError
@@ -96,7 +96,7 @@ def make_plain(made: Runner) -> None:
 def plain_run() -> Iterator[None]:
     """`tallyflow run` inside this process goes without Spark until the block ends, and its end is not the end of the process."""
     session = patch.object(runner, "build_session", lambda *_: PlainSession())
-    with session, patch.object(runner, "Queries", PlainQueries), patch.object(cli, "_leave", sys.exit):
+    with session, patch.object(runner, "Queries", PlainQueries), patch("pipelines.cli.app._leave", sys.exit):
         yield
 
 

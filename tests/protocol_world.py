@@ -30,10 +30,9 @@ import pipelines.legs.leg
 import pipelines.legs.process
 import pipelines.legs.redrive
 import pipelines.legs.sink
-import pipelines.letters_file
+import pipelines.letters.file
 import pipelines.redrive
 from pipelines.connectors.ranges import admit
-from pipelines.dead_letters import frames_that_may_go, read_frames, with_states
 from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError, StateDamagedError
 from pipelines.ledger import Chain
 from pipelines.legs import stage_config
@@ -42,7 +41,8 @@ from pipelines.legs.leg import StoppedError
 from pipelines.legs.process import ProcessLeg
 from pipelines.legs.redrive import Redrive, taken
 from pipelines.legs.sink import SinkLeg
-from pipelines.letters_file import Edited, edited_frames
+from pipelines.letters.file import Edited, edited_frames
+from pipelines.letters.stream import frames_that_may_go, read_frames, with_states
 from pipelines.naming import LEGS, REDRIVE
 from pipelines.purge import Purge, fold_redrive, purge_letters, redrive_entries_that_may_go
 from pipelines.records import Position
@@ -228,7 +228,7 @@ class World:
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         """Small limits, so that a short history has many frames, plans and chunks; and the outside of the legs."""
-        for module in (pipelines.append, pipelines.ingest, pipelines.legs.redrive, pipelines.letters_file):
+        for module in (pipelines.append, pipelines.ingest, pipelines.legs.redrive, pipelines.letters.file):
             patch.setattr(module, "cut_frames", self._cut)
         for module in (pipelines.legs.ingest, pipelines.legs.frames):
             patch.setattr(module, "ThreadPoolExecutor", Inline)

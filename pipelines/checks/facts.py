@@ -4,7 +4,7 @@ Values go to the server as parameters, names as `Identifier` parameters or as ch
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -96,13 +96,16 @@ class TableFacts:
             yield table
             yield from self._clickhouse.view_targets(self._database, self._name)
 
-    def view_sums(self) -> Iterator[ViewSum]:
-        """Of the views on the table itself."""
+    def view_sums(self, inserting: Callable[[], int]) -> Iterator[ViewSum]:
+        """Of the views on the table itself. `inserting`: how many rows the sink may be inserting now, which a view may have earlier or
+        later than the table.
+        """
         counted = {total.table: total.count_column for total in self._config.checks.views.totals}
         for view in self._clickhouse.views_on(self._database, self._name):
-            before = self.rows()
+            before, inserted_first = self.rows(), inserting()
             total, reason = self._view_total(view, counted.get(view.target.name))
-            yield ViewSum(view.target.full_name, total, before, self.rows(), reason)
+            inserted_last = inserting()
+            yield ViewSum(view.target.full_name, total, before, self.rows(), reason, max(inserted_first, inserted_last))
 
     def _view_total(self, view: View, count_column: str | None) -> tuple[int | None, str]:
         target = view.target
@@ -177,6 +180,9 @@ def behind(
         if message is not None:
             oldest = max(oldest, now - message.time)
     reached_offsets = {int(partition): offset for partition, offset in (chains["ingest"].to or {}).items()}
+    # Partitions that were added since: they are read from their beginning.
+    added = [partition for partition in topic.facts().partitions if partition not in reached_offsets]
+    reached_offsets |= topic.starts(added) if added else {}
     partitions = sorted(reached_offsets)
     ends = topic.ends(partitions)
     past = [_waiting(reached_offsets, topic.first_since(partitions, now - after), ends) for after in (warn_after, fail_after)]

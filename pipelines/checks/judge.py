@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from pipelines.audit_report import Finding
+from pipelines.audit.report import Finding
 from pipelines.tally import Tally
 
 NAMES = (
@@ -171,7 +171,7 @@ def schema_drift(faults: Sequence[str], additional: Sequence[str], missing_posit
 
 @dataclass(frozen=True)
 class ViewSum:
-    """What a view's target adds up to, and the rows of the table before and after it was added up.
+    """What a view's target adds up to, the rows of the table before and after it was added up, and how many rows were being inserted.
 
     `total` is None where it cannot be compared, `reason` says why.
     """
@@ -181,9 +181,15 @@ class ViewSum:
     rows_before: int
     rows_after: int
     reason: str = ""
+    inserting: int = 0
 
     @property
     def is_even(self) -> bool:
+        return self.total is None or self.rows_before - self.inserting <= self.total <= self.rows_after + self.inserting
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is even without what was being inserted."""
         return self.total is None or self.rows_before <= self.total <= self.rows_after
 
 
@@ -194,7 +200,8 @@ def views(sums: Sequence[ViewSum]) -> Verdict:
     uneven = [one for one in sums if not one.is_even]
     said = "; ".join(f"{one.table} adds up to {one.total:,}, the table has {one.rows_before:,} rows" for one in uneven)
     compared = sum(one.total is not None for one in sums)
-    not_judged = "; ".join(f"{one.table}: {one.reason}" for one in sums if one.total is None)
+    unclear = [f"{one.table}: it differs by no more rows than are being inserted" for one in sums if one.is_even and not one.is_clear]
+    not_judged = "; ".join([*(f"{one.table}: {one.reason}" for one in sums if one.total is None), *unclear])
     return Verdict("views", not uneven, said or f"{compared} of {len(sums)} views compared, all even", facts, not_judged=not_judged)
 
 
@@ -207,11 +214,12 @@ def insert_window(tokens: Sequence[tuple[str, int]], min_tokens: int) -> Verdict
 
 @dataclass(frozen=True)
 class Verified:
-    """The newest verification of one hour: whether it found no difference, and what it said."""
+    """The newest verification of one hour: whether it found no difference, what it said, and whether the sink had confirmed the hour."""
 
     hour: str
     is_match: bool
     said: str
+    is_whole: bool = True
 
 
 def _hour(instant: datetime) -> datetime:
@@ -219,12 +227,18 @@ def _hour(instant: datetime) -> datetime:
 
 
 def verification(newest: Sequence[Verified], first_arrival: datetime | None, now: datetime) -> Verdict:
-    """`newest`: one per hour that was verified in the period to judge. `first_arrival`: of the records that could still be verified."""
+    """`newest`: one per hour that was verified in the period to judge. `first_arrival`: of the records of that period."""
     facts: dict[str, int | float | str] = {"hours verified": len(newest), "hours that differ": sum(not one.is_match for one in newest)}
     differing = [one for one in newest if not one.is_match]
     if differing:
         said = f"{len(differing)} of {len(newest)} verified hours differ: {', '.join(one.hour for one in differing)}"
         return Verdict("verification", False, said, facts, tuple({"hour": one.hour, "found": one.said} for one in differing))
+    partly = [one.hour for one in newest if not one.is_whole]
+    if partly:
+        said = (
+            f"{len(partly)} of {len(newest)} hours were verified before the sink had confirmed them: {', '.join(partly)}; verify them again"
+        )
+        return Verdict("verification", False, said, facts, is_mild=True)
     if not newest and (first_arrival is None or now < _hour(first_arrival) + VERIFIED_AFTER):
         return Verdict("verification", True, "no hour with records was due to be verified yet", facts, not_judged="the first hour")
     if not newest:

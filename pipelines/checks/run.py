@@ -5,7 +5,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 
-from pipelines.audit_run import Audit
+from pipelines.audit.run import Audit
 from pipelines.checks import judge
 from pipelines.checks.facts import TableFacts, behind, confirmed_rows
 from pipelines.checks.judge import Confirmed, Positions, Verdict
@@ -54,7 +54,7 @@ class Look:
             "freshness": self._freshness,
             "dead_letters": self._dead_letters,
             "schema_drift": self._schema_drift,
-            "views": lambda: judge.views(list(self._table.view_sums())),
+            "views": lambda: judge.views(list(self._table.view_sums(self._inserting))),
             "insert_window": self._insert_window,
         }
         return checks[check]()
@@ -69,11 +69,12 @@ class Look:
         return Confirmed(before, confirmed_rows(self._log, self._names)[1]), found
 
     def _first_arrival(self) -> datetime | None:
-        """Of the raw stream's first frame; a stream that was purged begins later."""
+        """Of the raw stream's first frame within the period that is judged: hours without records are not verified."""
         stream = self._names.stream("raw")
         if self._log.state(stream) is None:
             return None
-        first = self._log.first_since(stream, self._names.subjects("raw"), datetime.fromtimestamp(0, UTC))
+        since = datetime.now(UTC) - self._config.checks.verification.over
+        first = self._log.first_since(stream, self._names.subjects("raw"), since)
         return first.time if first else None
 
     def _duplicates(self) -> Verdict:
@@ -131,6 +132,10 @@ class Look:
             [name for name in there if name not in filled],
             [name for name in positions if name not in there],
         )
+
+    def _inserting(self) -> int:
+        confirmed, with_open_chunk = confirmed_rows(self._log, self._names)
+        return with_open_chunk - confirmed
 
     def _insert_window(self) -> Verdict:
         tokens = [(table.full_name, table.dedup_window) for table in self._table.tables()]

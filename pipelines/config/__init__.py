@@ -4,17 +4,18 @@ The single source of truth for defaults, bounds and the rules between fields; do
 
     text.py         YAML or JSON to a tree             interpolate.py  ${NAME} and {file: PATH} in the tree
     base.py         what the models share              durations.py    "1h30m" and "512MiB"
-    sources.py transforms.py sink.py on_error.py checks.py pipeline.py  the models, in the order of the file
+    sources.py transforms.py sink.py on_error.py checks.py alerts.py pipeline.py  the models, in the order of the file
     rules.py        rules between sections             partial.py      judging what is sound of a faulty file
     faults.py       pydantic's errors in plain words   load.py         all of that, from text to PipelineConfig
     judge.py        notes, version, shape, what this release cannot run
     schema.py       JSON Schema of the file
 """
 
+from pipelines.config.alerts import Alerts
 from pipelines.config.base import Duration, LiteralSecret, Secret, Size
 from pipelines.config.checks import Check, Checks
 from pipelines.config.durations import format_duration, parse_duration, parse_size
-from pipelines.config.judge import document_of, notes, shape_of, unsupported, version_of
+from pipelines.config.judge import document_of, notes, run_digest, shape_of, unsupported, version_of
 from pipelines.config.load import load, parse
 from pipelines.config.on_error import OnError
 from pipelines.config.pipeline import Metadata, NatsConnection, NatsTls, PipelineConfig, Resources, StreamResources
@@ -37,6 +38,7 @@ from pipelines.config.transforms import (
 )
 
 __all__ = [
+    "Alerts",
     "Check",
     "Checks",
     "ClickHouseConnection",
@@ -77,6 +79,7 @@ __all__ = [
     "parse",
     "parse_duration",
     "parse_size",
+    "run_digest",
     "shape_of",
     "unsupported",
     "version_of",

@@ -9,14 +9,21 @@ from pipelines.config import rules
 from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
 from pipelines.config.pipeline import PipelineConfig
-from pipelines.config.text import path_text
+from pipelines.config.text import path_text, read_tree
+from pipelines.stream_limits import bytes_kept_of_out
 
+BESIDE_THE_RUN = frozenset({"checks", "alerts"})
+"""Fields of the root that no runner looks at."""
 _NATIVE_PORTS = (9000, 9440)
 
 
 def notes(config: PipelineConfig) -> list[str]:
     """What `validate` tells about a sound file: ignored fields, literal secrets, settings that weaken a guarantee. One sentence each."""
-    return [f"{path_text(at)}: {message}" for rule in (_secrets, _ignored, _retention, _connections, _sink) for at, message in rule(config)]
+    return [
+        f"{path_text(at)}: {message}"
+        for rule in (_secrets, _ignored, _retention, _limits, _connections, _sink)
+        for at, message in rule(config)
+    ]
 
 
 _Notes = Iterator[tuple[Location, str]]
@@ -71,6 +78,16 @@ def _retention(config: PipelineConfig) -> _Notes:
             )
 
 
+def _limits(config: PipelineConfig) -> _Notes:
+    limit, kept = config.resources.nats.stream.max_bytes, bytes_kept_of_out(config.buckets)
+    if 0 < limit < kept:
+        yield (
+            ("resources", "nats", "stream", "max_bytes"),
+            f"the last frames of {config.buckets} buckets, which stay in out whatever is purged, and one more may take {kept} bytes: with "
+            "large rows the pipeline could come to wait for ever for room",
+        )
+
+
 def _connections(config: PipelineConfig) -> _Notes:
     for index, source in enumerate(config.sources):
         connection = source.connection_params
@@ -114,8 +131,8 @@ def unsupported(config: PipelineConfig) -> list[str]:
 def document_of(config: PipelineConfig) -> dict[str, Any]:
     """The config as JSON values in the vocabulary of the file, without what is default and without how to reach and enter the systems.
 
-    Left out: every `connection_params` but the sink's database, `nats`, `state_uri` and `checks`. So it holds no secret, and what it
-    says is what becomes of each record: the same before and after a change of a password or a broker's address.
+    Left out: every `connection_params` but the sink's database, `nats`, `state_uri`, `checks` and `alerts`. So it holds no secret,
+    and what it says is what becomes of each record: the same before and after a change of a password or a broker's address.
     """
     sink_connection = set(type(config.sink.connection_params).model_fields) - {"database"}
     document: dict[str, Any] = config.model_dump(
@@ -125,7 +142,7 @@ def document_of(config: PipelineConfig) -> dict[str, Any]:
         exclude={
             "nats": True,
             "state_uri": True,
-            "checks": True,
+            **dict.fromkeys(BESIDE_THE_RUN, True),
             "sources": {"__all__": {"connection_params"}},
             "sink": {"connection_params": sink_connection},
         },
@@ -140,6 +157,16 @@ def version_of(config: PipelineConfig) -> str:
     """
     canonical = json.dumps(document_of(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def run_digest(text: str) -> str:
+    """16 hex digits that tell whether a runner would act otherwise: of all that the text of a sound file says but `checks` and `alerts`.
+
+    Unlike the version it depends on how to reach the systems, as the file says it: `${NAME}` is not replaced.
+    """
+    tree, _ = read_tree(text, "the pipeline file")
+    acted_on = {name: value for name, value in tree.items() if name not in BESIDE_THE_RUN}
+    return hashlib.sha256(json.dumps(acted_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def shape_of(config: PipelineConfig) -> dict[str, Any]:

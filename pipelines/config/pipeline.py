@@ -7,12 +7,14 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pipelines.config import rules
+from pipelines.config.alerts import Alerts
 from pipelines.config.base import Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report
 from pipelines.config.checks import Checks
 from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sink import ClickHouseSink
 from pipelines.config.sources import KafkaSource
 from pipelines.config.transforms import Join, Transform
+from pipelines.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
 
 PIPELINE_ID = r"^[a-z0-9][a-z0-9-]{3,38}[a-z0-9]$"
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
@@ -48,9 +50,19 @@ class StreamResources(Model):
     )
     max_bytes: Size = Field(
         default=0,
-        description="Largest size of raw and of out, 0 is unlimited; near it what was passed on goes sooner, a full one delays its writer.",
+        description="Largest size of raw and of out, 0 is unlimited, else at least 3.5 MiB; near it what was passed on goes sooner, "
+        "a full one delays its writer.",
     )
     max_messages: Whole | None = Field(default=None, alias="maxMsgs", description="Accepted and ignored: one message carries many records.")
+
+    def faults(self) -> Faults:
+        if 0 < self.max_bytes < LEAST_LIMIT_BYTES:
+            yield (
+                ("max_bytes",),
+                f"must be 0, or at least {LEAST_LIMIT_BYTES} bytes for a topic of one partition: {ROOM_BYTES} are left to ingest, the "
+                f"partition's last frame and that of its dead letters stay ({MAX_FRAME_BYTES} each), and the next one needs room; with "
+                "less no dead letter might ever enter again",
+            )
 
 
 class NatsResources(Model):
@@ -197,6 +209,7 @@ class PipelineConfig(Model):
 
     dead_letters: DeadLetterLimits = ours(DeadLetterLimits(), "Limits of dead letters.")
     checks: Checks = ours(Checks(), "What is compared when the table is judged, and what holds its publication back.")
+    alerts: Alerts = ours(Alerts(), "When the sensors of Dagster act on the pipeline and call people for it.")
 
     unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
     """As in a URL, there may be credentials in it, if only by mistake."""

@@ -21,9 +21,9 @@ def open_engine(threads: int = 1) -> duckdb.DuckDBPyConnection:
     return engine
 
 
-def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT) -> duckdb.DuckDBPyConnection:
+def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT, threads: int = 2) -> duckdb.DuckDBPyConnection:
     """An engine for what no memory holds: its tables, and what spills, lie in `directory`, and it opens nothing else. Order is not kept."""
-    settings: dict[str, str | int] = {"threads": 2, "temp_directory": str(directory / "spilled"), "memory_limit": memory_limit}
+    settings: dict[str, str | int] = {"threads": threads, "temp_directory": str(directory / "spilled"), "memory_limit": memory_limit}
     engine = open_database(str(directory / "engine.duckdb"), settings)
     engine.execute("SET preserve_insertion_order = false")
     engine.execute("SET enable_external_access = false")

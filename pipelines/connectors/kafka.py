@@ -120,7 +120,8 @@ class KafkaTopic:
             mapped = RetryableError(f"{doing}: no answer") if isinstance(error, TimeoutError) else map_error(doing, error, self._classes)
             reasons = [e.str() for e in self._errors if e.code() != KafkaError._ALL_BROKERS_DOWN]
             if isinstance(mapped, RetryableError) and reasons:
-                raise RetryableError(f"{doing}: Kafka did not answer: {reasons[-1]}") from error
+                text = f"{doing}: Kafka did not answer: {reasons[-1]}; it is tried again, see whether the brokers run"
+                raise RetryableError(text) from error
             raise mapped from error
 
     def _refresh(self) -> None:

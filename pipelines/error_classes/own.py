@@ -24,6 +24,7 @@ ROWS: tuple[ErrorRow, ...] = (
         "see What each halt means in operations.md",
         (None, "HaltError", "going on could lose or double an event, or can never succeed"),
         (None, "FencedError", "another runner holds the pipeline"),
+        (None, "ProcessLostError", "Spark's JVM has ended, killed or out of memory; the next start goes on where it stood"),
         (None, "DataLossError", "positions that were promised are gone or have other content"),
         (None, "StateDamagedError", "a file of the key store is missing or damaged"),
         (None, "NotSupportedError", "the file asks for what this release does not run"),

@@ -1,18 +1,19 @@
 """The connections of one process (driver or worker), opened at first use and kept, because opening costs more than a small batch."""
 
+import os
 from functools import lru_cache
 
 import duckdb
 
 from pipelines.breaker import PLANNED, PLANNED_BEFORE, Breaker
-from pipelines.config import PipelineConfig
+from pipelines.config import PipelineConfig, parse
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic, RangeReader
 from pipelines.legs import stage_config
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, dedup_place
-from pipelines.run_spec import RunSpec, load_run
+from pipelines.run_spec import RunSpec, load_run, read_run
 from pipelines.state.place import Place
 from pipelines.state.store import KeyedStore
 
@@ -96,3 +97,11 @@ class Connections:
 def worker_connections(run_path: str) -> Connections:
     """A worker's connections for one run; a worker process outlives its tasks."""
     return Connections(load_run(run_path), keep_partitions=False)
+
+
+@lru_cache(maxsize=1)
+def batch_connections(run_text: str, variables: tuple[tuple[str, str], ...]) -> Connections:
+    """As `worker_connections`, for work beside the stream: `variables` go over the worker's environment."""
+    run = read_run(run_text)
+    config = parse(run.config_text, name=run.config_name, environment={**os.environ, **dict(variables)})
+    return Connections(run, keep_partitions=False, config=config)

@@ -4,7 +4,8 @@ Items and reports are small JSON values; record data never passes here.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ from pyspark.sql import SparkSession
 
 from pipelines import errors
 from pipelines.errors import HaltError, InvariantError, TallyflowError
-from pipelines.legs.connections import Connections, worker_connections
+from pipelines.legs.connections import Connections, batch_connections, worker_connections
+from pipelines.run_spec import RunSpec
 
 Item = dict[str, Any]
 Report = dict[str, Any]
@@ -23,6 +25,7 @@ Parcel = tuple[int, str, bytes]
 """What crosses the exchange: the bucket it goes to, its kind, its content."""
 FirstWork = Callable[[Connections, Item], Iterator[Parcel]]
 SecondWork = Callable[[Connections, Item, int, list[tuple[str, bytes]]], Report]
+Connect = Callable[[], Connections]
 _FAILED = "failed"
 """Kind of the parcel that tells every bucket of an error of ours in a first task."""
 _PARCELS = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
@@ -38,12 +41,16 @@ def run_in_tasks(session: SparkSession, run_path: str, work: Work, items: Sequen
 
     An error of ours in a task is raised here as itself; any other error is a halt, with the task's last words.
     """
+    return _in_tasks(session, partial(worker_connections, run_path), work, items)
+
+
+def _in_tasks(session: SparkSession, connect: Connect, work: Work, items: Sequence[Item]) -> list[Report]:
     texts = [json.dumps(item) for item in items]
 
     def tasks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pydict({"item": [index], "report": [_attempt(run_path, work, texts[index])]})
+                yield pa.RecordBatch.from_pydict({"item": [index], "report": [_attempt(connect, work, texts[index])]})
 
     try:
         rows = session.range(0, len(texts), 1, len(texts)).mapInArrow(tasks, "item long, report string").collect()
@@ -66,12 +73,19 @@ def run_with_exchange(
     An error in a first task reaches every bucket, or fails the whole job, so no bucket works on a part of the range. Errors as in
     `run_in_tasks`.
     """
+    return _exchanged(session, partial(worker_connections, run_path), (first, items), (second, shared), buckets)
+
+
+def _exchanged(
+    session: SparkSession, connect: Connect, sending: tuple[FirstWork, Sequence[Item]], receiving: tuple[SecondWork, Item], buckets: int
+) -> list[Report]:
+    (first, items), (second, shared) = sending, receiving
     texts, shared_text = [json.dumps(item) for item in items], json.dumps(shared)
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                for bucket, kind, payload in _sent(first, run_path, texts[index], buckets):
+                for bucket, kind, payload in _sent(first, connect, texts[index], buckets):
                     yield pa.RecordBatch.from_pydict({"bucket": [bucket], "kind": [kind], "payload": [payload]}, schema=_PARCELS)
 
     def receive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,7 +105,7 @@ def run_with_exchange(
         def work(connections: Connections, item: Item) -> Report:
             return second(connections, item, bucket, list(zip(kinds, payloads, strict=True)))
 
-        yield pa.RecordBatch.from_pydict({"report": [_attempt(run_path, work, shared_text)]})
+        yield pa.RecordBatch.from_pydict({"report": [_attempt(connect, work, shared_text)]})
 
     sent = session.range(0, len(texts), 1, len(texts)).mapInArrow(send, "bucket int, kind string, payload binary")
     try:
@@ -105,18 +119,40 @@ def run_with_exchange(
     return reports
 
 
-def _sent(first: FirstWork, run_path: str, text: str, buckets: int) -> Iterator[Parcel]:
+class Tasks:
+    """Batch work beside the stream, as Spark tasks on a session that is given. Errors as in `run_in_tasks`.
+
+    The tasks may run on other machines: what a worker must know of the run goes with them, and no file. `variables`: those of the pipeline
+    file that have another value here than in the environment of a worker.
+    """
+
+    def __init__(self, session: SparkSession, run: RunSpec, variables: Mapping[str, str]) -> None:
+        self._session = session
+        self._connect = partial(batch_connections, run.text(), tuple(sorted(variables.items())))
+        self.slots: int = session.sparkContext.defaultParallelism
+        """How many tasks run side by side."""
+
+    def run(self, work: Work, items: Sequence[Item]) -> list[Report]:
+        """As `run_in_tasks`."""
+        return _in_tasks(self._session, self._connect, work, items)
+
+    def exchange(self, first: FirstWork, items: Sequence[Item], second: SecondWork, shared: Item, buckets: int) -> list[Report]:
+        """As `run_with_exchange`."""
+        return _exchanged(self._session, self._connect, (first, items), (second, shared), buckets)
+
+
+def _sent(first: FirstWork, connect: Connect, text: str, buckets: int) -> Iterator[Parcel]:
     """An item's parcels; after an error of ours, which another attempt would only repeat, one more to each bucket."""
     try:
-        yield from first(worker_connections(run_path), json.loads(text))
+        yield from first(connect(), json.loads(text))
     except TallyflowError as error:
         yield from ((bucket, _FAILED, _failure(error).encode()) for bucket in range(buckets))
 
 
-def _attempt(run_path: str, work: Work, text: str) -> str:
+def _attempt(connect: Connect, work: Work, text: str) -> str:
     """An item's report, or the error of ours it ended with; anything else fails the task, and Spark tries again."""
     try:
-        return json.dumps(work(worker_connections(run_path), json.loads(text)))
+        return json.dumps(work(connect(), json.loads(text)))
     except TallyflowError as error:
         return _failure(error)
 

@@ -41,7 +41,7 @@ def process(connections: Connections, item: Item) -> Report:
     """One item in a task: its buckets one after the other, each with the frames that it fetches itself."""
     config = connections.stage_config(item["config"])
     return {
-        bucket: process_frames(connections, config, item, _fetched(connections, item, share), bucket)
+        bucket: process_frames(connections, config, item, fetched(connections, item, share), bucket)
         for bucket, share in item["buckets"].items()
     }
 
@@ -54,17 +54,32 @@ def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
     config = connections.stage_config(item["config"])
     counts = new_counts()
     for name, share in item["buckets"].items():
-        for step in steps(_fetched(connections, item, share)):
+        for step in steps(fetched(connections, item, share)):
             rows, rejected = _admitted(connections, item, name, step, counts)
             for bucket, part in shares(rows, key_owners(rows, config.buckets)):
                 yield bucket, ROWS, encode_frame(part)
             for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
                 yield bucket, LETTERS, encode_frame(part)
             if config.dedup_time_field:
-                found = FrameTimes.of(rows, NEVER)
-                times = json.dumps([found.sequences.tolist(), found.newest.tolist()]).encode()
-                yield from ((bucket, TIMES, times) for bucket in range(config.buckets))
+                yield from times_to_all(rows, config.buckets)
     yield 0, COUNTS, json.dumps(counts).encode()
+
+
+def times_to_all(rows: pa.Table, buckets: int) -> Iterator[Parcel]:
+    """The frames' times of `rows`, to each bucket."""
+    found = FrameTimes.of(rows, NEVER)
+    times = json.dumps([found.sequences.tolist(), found.newest.tolist()]).encode()
+    yield from ((bucket, TIMES, times) for bucket in range(buckets))
+
+
+def times_of(parcels: Iterable[tuple[str, bytes]], before: int) -> FrameTimes:
+    """What `times_to_all` has sent of all frames of a range; `before` as in `FrameTimes`."""
+    frames = FrameTimes.of_none(before)
+    for kind, payload in parcels:
+        if kind == TIMES:
+            sequences, newest = json.loads(payload)
+            frames = frames.together(FrameTimes(np.array(sequences, dtype=np.uint64), np.array(newest, dtype=np.int64), NEVER))
+    return frames
 
 
 def after_exchange(connections: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
@@ -72,15 +87,12 @@ def after_exchange(connections: Connections, item: Item, bucket: int, parcels: l
     config = connections.stage_config(item["config"])
     buckets = Buckets(connections, config, item)
     counts: Counter[str] = Counter()
-    frames = FrameTimes.of_none(item["newest_us"]) if config.dedup_time_field else None
+    frames = times_of(parcels, item["newest_us"]) if config.dedup_time_field else None
     for kind, payload in parcels:
         if kind == COUNTS:
             counts.update(json.loads(payload))
-        elif kind == TIMES and frames is not None:
-            sequences, newest = json.loads(payload)
-            frames = frames.together(FrameTimes(np.array(sequences, dtype=np.uint64), np.array(newest, dtype=np.int64), NEVER))
     rows, rejected = ([decode_frame(payload) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, LETTERS))
-    counts.update(buckets.append_bucket(bucket, _together(rows) if rows else None, _together(rejected) if rejected else None, frames))
+    counts.update(buckets.append_bucket(bucket, together(rows) if rows else None, together(rejected) if rejected else None, frames))
     reach("process.after-publish")
     return _report(buckets, counts, frames)
 
@@ -90,7 +102,7 @@ def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -
     return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs, "newest_us": newest}
 
 
-def _together(tables: list[pa.Table]) -> pa.Table:
+def together(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
 
 
@@ -98,7 +110,7 @@ def new_counts() -> dict[str, int]:
     return {"rows_in": 0, "rows_out": 0, "rows_rejected": 0, "frames": 0}
 
 
-def _fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Iterator[Arrived]:
+def fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Iterator[Arrived]:
     """The bucket's frames, exactly those that the driver's scan named: a gap must stop the task before it writes beyond it."""
     stream = connections.names.stream("raw")
     subjects = (connections.log.fetch(stream, subject, item["from"], item["to"]) for subject in share["subjects"])
@@ -144,7 +156,7 @@ def _append_by_key(
     buckets: Buckets, config: StageConfig, item: Item, passed: Iterable[tuple[pa.Table, pa.Table]], counts: Counter[str]
 ) -> FrameTimes | None:
     """Buckets side by side: each mostly waits for the disk."""
-    rows, rejected = (_together(list(tables)) for tables in zip(*passed, strict=True))
+    rows, rejected = (together(list(tables)) for tables in zip(*passed, strict=True))
     times = FrameTimes.of(rows, item["newest_us"]) if config.dedup_time_field else None
     keyed = dict(shares(rows, key_owners(rows, config.buckets)))
     refused = dict(shares(rejected, partition_owners(rejected, config.buckets)))
@@ -172,7 +184,7 @@ def stages(
     """(out rows, dead letters) of some frames; adds to `counts`. With dedup, rows have KEY_COLUMNS and are not counted as out yet;
     with the window on a field, TIME_COLUMN as well; PAST_COLUMN where a frame holds records that were dead letters.
     """
-    records = _together([records_of(frame.message, frame.arrival_us) for frame in step])
+    records = together([records_of(frame.message, frame.arrival_us) for frame in step])
     has_history = bool(config.dedup_key) and "past_dedup" in records.column_names
     parsed = parse(engine, records, config.parsed_fields, ["past_dedup"] if has_history else [])
     refused = [parsed.rejected]

@@ -25,10 +25,10 @@ from pipelines.records import (
     HEADER_SKIPPED,
     HEADER_TOPIC,
     HEADER_TOPIC_ID,
-    MAX_FRAME_BYTES,
     RAW_SCHEMA,
     encode_frame,
 )
+from pipelines.stream_limits import MAX_FRAME_BYTES
 
 FLUSH_BYTES = 4 * 1024 * 1024
 DRIVER_OFFSETS = 20_000

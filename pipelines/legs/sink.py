@@ -23,11 +23,11 @@ from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.ledger import Entry
 from pipelines.legs.leg import Leg, check_input, input_mark
 from pipelines.legs.refused import Refused, append_refused, place_of_row
+from pipelines.letters.triage import fingerprint
 from pipelines.naming import insert_token
 from pipelines.preflight import column_faults
 from pipelines.records import Message
 from pipelines.sink import Chunk, Pieces, chunk_rows, chunks, insert_block
-from pipelines.triage import fingerprint
 
 MAX_REFUSED_ROWS = 1000
 """Of one chunk, by one start, with or without the circuit breaker: each costs inserts, and a ledger entry that names all before it."""

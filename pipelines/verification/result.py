@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 Place = Literal["schema", "rows", "dead letters", "streams"]
+UNCONFIRMED = "raw frames of the range whose rows the sink has not confirmed yet: verify again"
 Kind = Literal["missing", "extra", "doubled", "different"]
 
 
@@ -64,6 +65,11 @@ class Verification:
     def is_match(self) -> bool:
         """True iff nothing that was compared differs. What could not be proved is no difference: see `not_proven`."""
         return not self.findings
+
+    @property
+    def is_whole(self) -> bool:
+        """False where the sink had not confirmed all of the range yet, or nothing: the same verification later compares more."""
+        return all(gap.what != UNCONFIRMED for gap in self.not_proven)
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""

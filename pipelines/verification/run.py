@@ -5,7 +5,7 @@ May run beside the pipeline: it goes as far as the sink has confirmed. What lies
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import duckdb
 import pyarrow as pa
 
-from pipelines.audit_streams import Subjects, read_frames
+from pipelines.audit.streams import Subjects, read_frames
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.duckdb import open_spilling_engine
@@ -29,11 +29,11 @@ from pipelines.records import decode_columns, instant, position_keys
 from pipelines.statements import filled
 from pipelines.verification.frames import read_batches
 from pipelines.verification.reference import Column, Reference, compared_columns
-from pipelines.verification.result import Checksum, Finding, Gap, Verification
+from pipelines.verification.result import UNCONFIRMED, Checksum, Finding, Gap, Verification
 from pipelines.verification.rows import RowSide
 from pipelines.verification.span import History, Span, load_configs, read_history, same_dedup_from, span_of, told_range
 from pipelines.verification.table import TableSide, examples_of, schema_faults
-from pipelines.verify import topic_batches
+from pipelines.verify import count_rows, topic_batches
 
 ENGINE_MEMORY = "640MiB"
 """Of DuckDB alone; what does not fit spills to disk."""
@@ -60,45 +60,87 @@ def verify(config: PipelineConfig, log: JetStream, request: Request, tell: Tell 
     """Compares. Raises HaltError for a pipeline that was never started and for what cannot be compared at all, RetryableError while a
     system is away; then nothing was changed, and the same call may be repeated.
     """
-    return _Verifier(config, log, request, tell).run()
+    verifier = Verifier(config, log, request, tell)
+    subject = verifier.subject()
+    return verifier.verification(subject, verifier.compare(subject) if subject else None)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the ledger tells, the configurations of its ranges, the last of them, and the columns whose values are compared."""
+
+    history: History
+    configs: dict[str, StageConfig]
+    config: StageConfig
+    columns: list[Column]
+
+    @property
+    def has_positions(self) -> bool:
+        return {*self.config.position_columns} >= _POSITION_COLUMNS
+
+    def span(self, since: datetime | None, until: datetime | None) -> Span | None:
+        """As `span_of`."""
+        return span_of(self.history, since, until, self.config, same_dedup_from(self.history, self.configs, self.config))
 
 
 @dataclass
-class _Found:
+class Found:
+    """What was found so far. `last_fault`: the last position that is missing in the table or extra there; 0 for none."""
+
     findings: list[Finding] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     checksums: list[Checksum] = field(default_factory=list)
+    last_fault: int = 0
 
     def cannot_prove(self, what: str, count: int | None = None) -> None:
         if count != 0:
             self.gaps.append(Gap(what, count))
 
 
-class _Verifier:
-    def __init__(self, config: PipelineConfig, log: JetStream, request: Request, tell: Tell) -> None:
-        self._config, self._log, self._request, self._tell = config, log, request, tell
+class Verifier:
+    """One verification, or one slice of one; use it once. `follows`: the frames before the range are those of another slice, which tells
+    what is wrong with them.
+    """
+
+    def __init__(
+        self, config: PipelineConfig, log: JetStream, request: Request, tell: Tell = lambda doing: None, follows: bool = False
+    ) -> None:
+        self._config, self._log, self._request, self._tell, self._follows = config, log, request, tell, follows
         self._names, self._sink = Names(config.pipeline_id), config.sink
         self._table = f"{config.sink.connection_params.database}.{config.sink.table}"
-        self._found = _Found()
         self._redriven: list[int] = []
+        self.found = Found()
 
-    def run(self) -> Verification:
+    def subject(self) -> Subject | None:
+        """Notes what is wrong with the table's columns; None before the first range."""
         self._tell("reading the ledger")
         history = read_history(self._log, self._names, self._request.since)
         configs = load_configs(self._log, self._names, history)
+        self.found.cannot_prove(UNCONFIRMED, self._unconfirmed(history.confirmed_to))
         if not history.plans:
-            return Verification(self._config.pipeline_id, self._table)
+            return None
         config = configs[history.plans[-1].version]
-        columns = self._columns(config, list(configs.values()))
-        run = self._verify_range if {*config.position_columns} >= _POSITION_COLUMNS else self._verify_all
-        place = TemporaryDirectory(prefix="verification-", dir=self._directory())
-        with place as directory, open_spilling_engine(Path(directory), ENGINE_MEMORY) as engine:
-            span = run(engine, history, configs, config, columns)
-        found = self._found
-        if span is None:
+        return Subject(history, configs, config, self._columns(config, list(configs.values())))
+
+    def compare(self, subject: Subject, threads: int = 2) -> Span | None:
+        """Notes what differs; what was compared, None where there is nothing. `threads`: of DuckDB."""
+        run = self._verify_range if subject.has_positions else self._verify_all
+        with (
+            TemporaryDirectory(prefix="verification-", dir=self._directory()) as directory,
+            open_spilling_engine(Path(directory), ENGINE_MEMORY, threads) as engine,
+        ):
+            span = run(engine, subject)
+        if span is not None and subject.has_positions:
+            self.find_strangers()
+        return span
+
+    def verification(self, subject: Subject | None, span: Span | None) -> Verification:
+        """All that was found."""
+        found = self.found
+        if subject is None or span is None:
             return Verification(self._config.pipeline_id, self._table, findings=found.findings, not_proven=found.gaps)
-        arrivals, sequences = told_range(history, span), (span.first, span.last)
+        arrivals, sequences = told_range(subject.history, span), (span.first, span.last)
         return Verification(
             self._config.pipeline_id, self._table, arrivals, sequences, found.counts, found.checksums, found.findings, found.gaps
         )
@@ -120,38 +162,31 @@ class _Verifier:
                 f"verifying table {self._table}: it does not exist; start the pipeline to create it, or correct the sink of the file"
             )
         altered = list(schema_faults(config.mapping, actual))
-        self._found.findings += altered
+        self.found.findings += altered
         columns = compared_columns(config)
         rewritten = {name for _, name, _, _ in config.mapping} - {column.name for column in columns}
         for name in sorted(rewritten):
-            self._found.cannot_prove(f"the values of column {name}: ClickHouse may write JSON in another way than it was given")
+            self.found.cannot_prove(f"the values of column {name}: ClickHouse may write JSON in another way than it was given")
         types = {column.name: (column.type, column.has_default) for column in columns}
         for name in sorted(types):
             others = [{one.name: (one.type, one.has_default) for one in compared_columns(other)}.get(name) for other in configs]
             if any(other != types[name] for other in others):
-                self._found.cannot_prove(f"the values of column {name}: it was not mapped in the same way all the time")
+                self.found.cannot_prove(f"the values of column {name}: it was not mapped in the same way all the time")
                 columns = [column for column in columns if column.name != name]
         gone = {one.column for one in altered}
         return [column for column in columns if column.name not in gone]
 
     # -- a table with positions ---------------------------------------------------------------------------------------------------------
 
-    def _verify_range(
-        self,
-        engine: duckdb.DuckDBPyConnection,
-        history: History,
-        configs: dict[str, StageConfig],
-        config: StageConfig,
-        columns: list[Column],
-    ) -> Span | None:
-        request = self._request
-        self._tell_purged(history)
-        span = span_of(history, request.since, request.until, config, same_dedup_from(history, configs, config))
+    def _verify_range(self, engine: duckdb.DuckDBPyConnection, subject: Subject) -> Span | None:
+        request, config, columns = self._request, subject.config, subject.columns
+        self._tell_purged(subject.history)
+        span = subject.span(request.since, request.until)
         if span is None:
             return None
         table = TableSide(engine, self._sink, columns, config.position_columns)
         reference = Reference(engine, columns, request.with_kafka)
-        self._read(reference, history, configs, span)
+        self._read(reference, subject, span)
         if span.is_seeded:
             self._tell("reading which earlier records were accepted")
             for positions in table.positions(span.read_from, span.first_judged - 1):
@@ -160,20 +195,21 @@ class _Verifier:
         self._tell("looking for copies")
         reference.judge(config, span.bounds)
         self._tell("reading the table")
-        self._found.checksums = table.sum_up(span.first, span.last)
-        self._found.counts = _counts(engine, span) | {"found": table.counts()["found"]}
+        self.found.checksums = table.sum_up(span.first, span.last)
+        self.found.counts = _counts(engine, span) | {"found": table.counts()["found"]}
         for name, count in table.defaults().items():
-            self._found.cannot_prove(f"values of column {name} that the table's DEFAULT gave", count)
+            self.found.cannot_prove(f"values of column {name} that the table's DEFAULT gave", count)
         self._tell("comparing rows")
-        self._found.findings += table.faults(request.examples, config.topic)
+        self.found.findings += table.faults(request.examples, config.topic)
+        self.found.last_fault = table.last_fault
         self._find_letters(engine, span, config.topic)
         self._find_other_bytes(engine, span, config.topic)
-        self._find_strangers(table)
         unsure = engine.execute("SELECT count(*) FROM dropped WHERE why = 'unsure'").fetchall()[0][0]
-        self._found.cannot_prove("records without a row: they may be copies of records whose raw frames are purged", unsure)
+        self.found.cannot_prove("records without a row: they may be copies of records whose raw frames are purged", unsure)
         return span
 
-    def _read(self, reference: Reference, history: History, configs: dict[str, StageConfig], span: Span) -> None:
+    def _read(self, reference: Reference, subject: Subject, span: Span) -> None:
+        history = subject.history
         self._tell("reading dead letters")
         for letters in self._letters(span):
             reference.add_letters(letters)
@@ -182,8 +218,8 @@ class _Verifier:
             self._tell(f"reading raw {first}..{last}")
             seen: dict[int, int] = {}
             frames = read_batches(self._log, self._names, first, last, clock_us, partial(self._see, seen))
-            reference.load(frames, configs[version])
-            self._check_frames(history, first, last, seen)
+            reference.load(frames, subject.configs[version])
+            self._check_frames(history, max(first, span.first) if self._follows else first, last, seen)
             clock_us = max([clock_us, *seen.values()])
 
     def _see(self, seen: dict[int, int], frame: Arrived) -> None:
@@ -197,13 +233,13 @@ class _Verifier:
         known = {sequence: history.arrival_us(sequence) for sequence in history.frames(first, last)}
         gone = sorted(known.keys() - seen.keys())
         if gone:
-            self._found.findings.append(
+            self.found.findings.append(
                 Finding("streams", "missing", len(gone), None, [_frame(one) for one in gone[: self._request.examples]])
             )
-        other = [sequence for sequence, arrival_us in seen.items() if known.get(sequence, arrival_us) != arrival_us]
+        other = [sequence for sequence, arrival_us in known.items() if seen.get(sequence, arrival_us) != arrival_us]
         if other:
             examples = [_frame(one) for one in other[: self._request.examples]]
-            self._found.findings.append(Finding("streams", "different", len(other), "arrival", examples))
+            self.found.findings.append(Finding("streams", "different", len(other), "arrival", examples))
 
     def _letters(self, span: Span) -> "list[pa.Table]":
         """Of the records that are read: `position`, `stage`, `code`."""
@@ -220,71 +256,79 @@ class _Verifier:
         is_purged = read_purged(self._log, self._names, "dlq").below > 0
         for kind, count in engine.execute(f"SELECT kind, count(*) FROM ({faults}) GROUP BY kind ORDER BY kind").fetchall():  # noqa: S608
             if kind == "missing" and is_purged:
-                self._found.cannot_prove("records that must be dead letters: the oldest dead letters are discarded and gone", count)
+                self.found.cannot_prove("records that must be dead letters: the oldest dead letters are discarded and gone", count)
                 continue
             told = (
                 "SELECT position, coalesce('a dead letter of ' || wanted, 'no dead letter') AS wanted, "  # noqa: S608
                 f"coalesce('one of ' || found, 'none') AS found FROM ({faults}) WHERE kind = '{kind}'"
             )
-            self._found.findings.append(
-                Finding("dead letters", kind, count, None, examples_of(engine, told, self._request.examples, topic))
-            )
+            self.found.findings.append(Finding("dead letters", kind, count, None, examples_of(engine, told, self._request.examples, topic)))
         wide = engine.execute(
             "SELECT count(*) FROM letters WHERE code = 'row_too_large' AND position >= ?", [span.bounds.first]
         ).fetchall()[0][0]
-        self._found.cannot_prove("dead letters of rows that are too large for a frame: their size is not computed again", wide)
+        self.found.cannot_prove("dead letters of rows that are too large for a frame: their size is not computed again", wide)
 
     def _find_other_bytes(self, engine: duckdb.DuckDBPyConnection, span: Span, topic: str) -> None:
         if not self._request.with_kafka:
             return
         self._tell("reading Kafka")
         bounds = {"first": span.bounds.first, "last": span.bounds.last}
+        engine.execute("CREATE TABLE redriven AS SELECT unnest($sequences::UBIGINT[]) AS sequence", {"sequences": self._redriven})
         of_partitions = (
-            'SELECT "partition", min("offset"), max("offset") FROM parsed WHERE position BETWEEN $first AND $last GROUP BY "partition"'
+            'SELECT "partition", min("offset"), max("offset") FROM parsed '
+            'WHERE position BETWEEN $first AND $last AND position >> 20 NOT IN (SELECT sequence FROM redriven) GROUP BY "partition"'
         )
         offsets = engine.execute(of_partitions, bounds).fetchall()
         within = {partition: (first, last) for partition, first, last in offsets}
-        engine.execute("CREATE TABLE redriven AS SELECT unnest($sequences::UBIGINT[]) AS sequence", {"sequences": self._redriven})
         engine.execute('CREATE TABLE kafka ("partition" INTEGER, "offset" BIGINT, bytes UBIGINT)')
         for batch in topic_batches(client_settings(self._config.sources[0]), topic, ["value"], within):
             engine.register("batch", batch)
             engine.execute("INSERT INTO kafka SELECT _tf_partition, _tf_offset, hash(value) FROM batch")
             engine.unregister("batch")
-        self._found.counts["in Kafka"] = int(engine.execute("SELECT count(*) FROM kafka").fetchall()[0][0])
+        self.found.counts["in Kafka"] = int(engine.execute("SELECT count(*) FROM kafka").fetchall()[0][0])
         faults = filled("reference/other_bytes", **bounds)
         count = engine.execute(f"SELECT count(*) FROM ({faults})").fetchall()[0][0]  # noqa: S608
         if count:
             examples = examples_of(engine, faults, self._request.examples, topic)
-            self._found.findings.append(Finding("streams", "different", count, "value", examples))
+            self.found.findings.append(Finding("streams", "different", count, "value", examples))
 
-    def _find_strangers(self, table: TableSide) -> None:
+    def find_strangers(self) -> None:
         """Rows at positions that raw never had, where the range has no end: no hour would ever have them."""
         if self._request.since or self._request.until:
             return
         state = self._log.state(self._names.stream("raw"))
-        count = table.count(f"_tf_sequence = 0 OR _tf_sequence > {state.last_sequence if state else 0}")
+        count = count_rows(self._sink, f"_tf_sequence = 0 OR _tf_sequence > {state.last_sequence if state else 0}")
         if count:
             example = {"expected": "no row", "found": "rows whose _tf_sequence the raw stream never had"}
-            self._found.findings.append(Finding("rows", "extra", count, None, [example]))
+            self.found.findings.append(Finding("rows", "extra", count, None, [example]))
 
     def _tell_purged(self, history: History) -> None:
         since = self._request.since
         if not history.is_whole and history.sequences:
             oldest = instant(history.arrivals_us[0])
             if since is None or since < oldest:
-                self._found.cannot_prove(f"records that arrived before {oldest:%Y-%m-%d %H:%M:%S.%f} UTC: their raw frames are purged")
+                self.found.cannot_prove(f"records that arrived before {oldest:%Y-%m-%d %H:%M:%S.%f} UTC: their raw frames are purged")
+
+    def _unconfirmed(self, confirmed_to: int) -> int:
+        """Raw frames of a range that has an end. Without one it ends where the sink has confirmed."""
+        since, until = self._request.since, self._request.until
+        state = self._log.state(self._names.stream("raw"))
+        if until is None or state is None:
+            return 0
+        first, behind = (self._first_since(instant) for instant in (since or datetime.fromtimestamp(0, UTC), until))
+        last = behind - 1 if behind else state.last_sequence
+        return max(0, last - max(confirmed_to, first - 1)) if first else 0
+
+    def _first_since(self, instant: datetime) -> int:
+        """The sequence of the first raw frame that came then or later; 0 if none did."""
+        found = self._log.first_since(self._names.stream("raw"), self._names.subjects("raw"), instant)
+        return found.sequence if found else 0
 
     # -- a table without positions ------------------------------------------------------------------------------------------------------
 
-    def _verify_all(
-        self,
-        engine: duckdb.DuckDBPyConnection,
-        history: History,
-        configs: dict[str, StageConfig],
-        config: StageConfig,
-        columns: list[Column],
-    ) -> Span | None:
+    def _verify_all(self, engine: duckdb.DuckDBPyConnection, subject: Subject) -> Span | None:
         """As multisets: everything that was ever written, or nothing can be said."""
+        history, config, columns = subject.history, subject.config, subject.columns
         if self._request.since or self._request.until or not history.is_whole:
             raise HaltError(
                 f"verifying table {self._table}: it has no position columns, so only all of its rows can be compared, and only while no "
@@ -292,7 +336,7 @@ class _Verifier:
             )
         for column in columns:
             if column.has_default:
-                self._found.cannot_prove(f"the values of column {column.name}: which rows its DEFAULT was applied to cannot be told")
+                self.found.cannot_prove(f"the values of column {column.name}: which rows its DEFAULT was applied to cannot be told")
         columns = [column for column in columns if not column.has_default]
         if not columns:
             raise HaltError(f"verifying table {self._table}: it has neither position columns nor a column whose values can be compared")
@@ -302,16 +346,16 @@ class _Verifier:
         is_quiet = is_quiet and self._is_quiet(history)
         reference = Reference(engine, columns, self._request.with_kafka)
         span = Span(1, history.last, 1, 1, NEVER)
-        self._read(reference, history, configs, span)
+        self._read(reference, subject, span)
         reference.judge(config, span.bounds)
         confirmed = (history.confirmed_to + 1 << 20) - 1
-        self._found.counts = _counts(engine, span) | {"found": found}
-        self._found.cannot_prove("which of several equal rows is meant: the table has no position columns")
+        self.found.counts = _counts(engine, span) | {"found": found}
+        self.found.cannot_prove("which of several equal rows is meant: the table has no position columns")
         for fault in rows.faults(confirmed, self._request.examples, config.topic):
             if fault.kind != "missing" and not is_quiet:
-                self._found.cannot_prove("rows that no confirmed record explains: the pipeline is writing", fault.count)
+                self.found.cannot_prove("rows that no confirmed record explains: the pipeline is writing", fault.count)
             else:
-                self._found.findings.append(fault)
+                self.found.findings.append(fault)
         self._find_letters(engine, span, config.topic)
         self._find_other_bytes(engine, span, config.topic)
         return span

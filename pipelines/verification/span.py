@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines.connectors.jetstream import JetStream
 from pipelines.dedup import NEVER
+from pipelines.existence import check_started
 from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs import stage_config
 from pipelines.legs.arrivals import microseconds
@@ -109,6 +110,7 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
 
     Raises HaltError for a pipeline that was never started, RetryableError while NATS is away.
     """
+    check_started(log, names)
     ledger = names.stream("ledger")
     # The sink first: what it has confirmed was processed before.
     confirmed = read_chain(log, ledger, names.chain("sink")).to or 0

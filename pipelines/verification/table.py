@@ -44,13 +44,12 @@ class TableSide:
         self.columns = [*mapped, *coordinates]
         self._defaulted: set[str] = set()
         self._range = "false"
+        self.last_fault = 0
+        """The last position that is missing or extra; 0 for none."""
 
     def positions(self, first: int, last: int) -> Iterator[pa.Table]:
         """`position` of the rows of these raw sequences."""
         yield from self._stream([f"{_POSITION} AS position"], f"_tf_sequence BETWEEN {first} AND {last}")
-
-    def count(self, where: str) -> int:
-        return int(next(self._stream(["count() AS rows"], where)).column("rows")[0].as_py())
 
     def sum_up(self, first: int, last: int) -> list[Checksum]:
         """Fills `sums` and `mismatching` for the rows of these raw sequences; the sums of all buckets together, by column."""
@@ -101,8 +100,10 @@ class TableSide:
 
     def _finding(self, kind: Any, faults: str, examples: int, topic: str, column: str | None = None) -> Iterator[Finding]:
         """`faults`: a SELECT of position, wanted and found."""
-        count = self._engine.execute(f"SELECT count(*) FROM ({faults})").fetchall()[0][0]  # noqa: S608
+        count, last = self._engine.execute(f"SELECT count(*), max(position) FROM ({faults})").fetchall()[0]  # noqa: S608
         if count:
+            if kind in ("missing", "extra"):
+                self.last_fault = max(self.last_fault, last)
             yield Finding("rows", kind, count, column, examples_of(self._engine, faults, examples, topic))
 
     # -- reading --------------------------------------------------------------------------------------------------------------------

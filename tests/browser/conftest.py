@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser_page import CHROMIUM, DRIVER, MISSING, Page
+from browser_page import Page, browser
 from dagster_deployment import Deployment
 
 
@@ -14,8 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip(MISSING)
+    browser()
     made = Deployment(tmp_path_factory.mktemp("home"))
     yield made
     made.end()

@@ -66,6 +66,7 @@ def test_a_first_day(deployment: Deployment, page: Page) -> None:
     wait_until(lambda: is_caught_up(deployment), "letters that entered again")
     judge(page, "records are dead letters (0.")
     assert "Failed" not in page.text
+    assert "Unsynced" not in page.text
     page.picture("healed")
     assert int(deployment.ask("SELECT count() FROM orders")) == rows + 3000
     assert deployment.tallyflow("audit", ORDERS).returncode == 0

@@ -11,6 +11,7 @@ import pytest
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until
 
 from pipelines.naming import LEGS
+from pipelines.runners import read_halts
 
 pytestmark = pytest.mark.crash
 
@@ -77,6 +78,8 @@ def test_a_runner_whose_jvm_was_killed_ends_with_an_error_soon(case: PipelineCas
     assert process.returncode == 1, words
     # PySpark's own threads may have printed a traceback before.
     assert "Spark's JVM has ended" in words.strip().splitlines()[-1], words
+    # A crash and no halt: Dagster starts it again.
+    assert read_halts(case.names.directory(case.home)) == {}
     case.warm_run()
     case.check()
 

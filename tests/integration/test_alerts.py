@@ -1,106 +1,108 @@
-"""Alerts over real sockets: a web server and a mail server of this process."""
+"""Alerts over real sockets: a web server and mail servers of this process, with certificates and logins."""
 
-import json
-import socketserver
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
+from alert_servers import PASSWORD, USER, MailServer, Webhook, mail_server, webhook
 
 from resources.alerts import Alert, AlertsResource
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    # The test's mail server, where TLS is there from the first byte and it need not ask for it.
+    pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS:UserWarning"),
+]
 ALERT = Alert("orders", "halted: sink: the table is missing", "create the table, then launch restart_pipeline")
 
 
-@contextmanager
-def served(server: socketserver.BaseServer) -> Iterator[int]:
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1]  # type: ignore[index]
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.fixture
-def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    got: list[dict[str, str]] = []
-
-    class Receive(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200 if self.path == "/services/secret" else 500)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with served(HTTPServer(("127.0.0.1", 0), Receive)) as port:
-        yield f"http://127.0.0.1:{port}", got
+def hook() -> Iterator[Webhook]:
+    with webhook() as made:
+        yield made
 
 
-class MailServer(socketserver.StreamRequestHandler):
-    """As much of RFC 5321 as a client needs that does not log in."""
-
-    got: list[str]
-
-    def handle(self) -> None:
-        self.wfile.write(b"220 local\r\n")
-        while line := self.rfile.readline():
-            word = line.split()[0].upper() if line.split() else b""
-            if word == b"DATA":
-                self.wfile.write(b"354 go on\r\n")
-                text = b"".join(iter(self.rfile.readline, b".\r\n"))
-                self.got.append(text.decode())
-            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
-            if word == b"QUIT":
-                return
+def mail(server: MailServer, security: str, **fields: str) -> AlertsResource:
+    """To a server that wants a login over TLS with a certificate of its own."""
+    place = {"smtp_host": "127.0.0.1", "smtp_port": server.port, "smtp_security": security, "smtp_ca_file": server.ca_file}
+    people = {"sender": "tallyflow@example.org", "receivers": "one@example.org two@example.org"}
+    return AlertsResource(**{**place, **people, "smtp_user": USER, "smtp_password": PASSWORD, **fields})
 
 
-@pytest.fixture
-def mail() -> Iterator[tuple[int, list[str]]]:
-    MailServer.got = []
-    with served(socketserver.ThreadingTCPServer(("127.0.0.1", 0), MailServer)) as port:
-        yield port, MailServer.got
-
-
-def test_every_receiver_gets_the_pipeline_what_is_wrong_and_the_remedy(
-    webhook: tuple[str, list[dict[str, str]]], mail: tuple[int, list[str]]
-) -> None:
-    url, posted = webhook
-    port, mails = mail
-    alerts = AlertsResource(
-        webhook_urls=f"{url}/services/secret {url}/services/secret",
-        smtp_host="127.0.0.1",
-        smtp_port=port,
-        smtp_security="none",
-        sender="tallyflow@example.org",
-        receivers="one@example.org two@example.org",
-    )
-    assert alerts.send(ALERT) == []
+def test_every_receiver_gets_the_pipeline_what_is_wrong_and_the_remedy(hook: Webhook, tmp_path: Path) -> None:
+    with mail_server("none", tmp_path) as server:
+        alerts = mail(server, "none", smtp_user="", webhook_urls=f"{hook.url} {hook.url}")
+        assert alerts.send(ALERT) == []
     text = "pipeline orders: halted: sink: the table is missing\nwhat to do: create the table, then launch restart_pipeline"
-    assert posted == [{"text": text}] * 2
-    assert len(mails) == 1
-    assert "To: one@example.org, two@example.org" in mails[0]
-    assert "Subject: Tallyflow: pipeline orders: halted: sink: the table is missing" in mails[0]
+    assert hook.got == [text, text]
+    ((login, is_encrypted, sent),) = server.box.got
+    assert (login, is_encrypted) == (None, False)
+    assert "To: one@example.org, two@example.org" in sent
+    assert "Subject: Tallyflow: pipeline orders: halted: sink: the table is missing" in sent
+    assert "what to do: create the table" in sent
 
 
 def test_a_receiver_that_fails_is_told_without_its_address_and_the_others_get_the_alert(
-    webhook: tuple[str, list[dict[str, str]]], caplog: pytest.LogCaptureFixture
+    hook: Webhook, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url, posted = webhook
-    alerts = AlertsResource(webhook_urls=f"{url}/wrong/secret {url}/services/secret http://127.0.0.1:1/secret")
+    alerts = AlertsResource(webhook_urls=f"{hook.server}/wrong/secret {hook.url} http://127.0.0.1:1/secret")
     assert alerts.send(ALERT) == ["webhook 1: HTTPStatusError", "webhook 3: ConnectError"]
-    assert len(posted) == 2
+    assert len(hook.got) == 2
     assert "secret" not in caplog.text
     assert "secret" not in repr(alerts)
 
 
-def test_a_mail_server_that_offers_no_tls_gets_nothing(mail: tuple[int, list[str]]) -> None:
-    port, mails = mail
-    alerts = AlertsResource(smtp_host="127.0.0.1", smtp_port=port, sender="a@example.org", receivers="b@example.org", smtp_password="x")
-    assert alerts.send(ALERT) == ["mail: SMTPNotSupportedError"]
-    assert mails == []
+@pytest.mark.parametrize("security", ["starttls", "tls"])
+def test_a_mail_goes_over_tls_after_a_login(security: str, tmp_path: Path) -> None:
+    with mail_server(security, tmp_path) as server:
+        assert mail(server, security).send(ALERT) == []
+    ((login, is_encrypted, sent),) = server.box.got
+    assert (login, is_encrypted) == (USER, True)
+    assert "what to do: create the table" in sent
+
+
+@pytest.mark.parametrize("security", ["starttls", "tls"])
+def test_a_wrong_password_is_logged_without_it(security: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with mail_server(security, tmp_path) as server:
+        alerts = mail(server, security, smtp_password="not-the-password")
+        assert alerts.send(ALERT) == ["mail: SMTPAuthenticationError"]
+    assert server.box.got == []
+    assert "an alert of pipeline orders was not sent: mail: SMTPAuthenticationError" in caplog.text
+    assert "not-the-password" not in caplog.text + repr(alerts)
+
+
+@pytest.mark.parametrize("security", ["starttls", "tls"])
+def test_a_certificate_that_is_not_trusted_gets_neither_the_login_nor_the_mail(security: str, tmp_path: Path) -> None:
+    with mail_server(security, tmp_path) as server:
+        assert mail(server, security, smtp_ca_file="").send(ALERT) == ["mail: SSLCertVerificationError"]
+    assert server.box.got == []
+
+
+def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
+    with mail_server("starttls", tmp_path) as server:
+        assert mail(server, "starttls", smtp_host="localhost").send(ALERT) == ["mail: SSLCertVerificationError"]
+    assert server.box.got == []
+
+
+def test_a_mail_server_that_offers_no_tls_gets_nothing(tmp_path: Path) -> None:
+    with mail_server("none", tmp_path) as server:
+        assert mail(server, "", smtp_user="").send(ALERT) == ["mail: SMTPNotSupportedError"]
+    assert server.box.got == []
+
+
+def test_the_environment_says_how_to_reach_the_mail_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mail_server("tls", tmp_path) as server:
+        for name, value in (("PORT", server.port), ("SECURITY", "tls"), ("CA_FILE", server.ca_file), ("PASSWORD", PASSWORD)):
+            monkeypatch.setenv(f"TALLYFLOW_ALERT_SMTP_{name}", value)
+        assert mail(server, "", smtp_port="", smtp_ca_file="", smtp_password="").send(ALERT) == []
+    assert len(server.box.got) == 1
+
+
+def test_an_unknown_security_is_named_and_nothing_goes_in_the_clear(tmp_path: Path) -> None:
+    with mail_server("none", tmp_path) as server:
+        (failed,) = mail(server, "ssl").send(ALERT)
+    assert "smtp_security: must be one of starttls, tls, none" in failed
+    assert server.box.got == []
 
 
 def test_without_receivers_an_alert_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from pipeline_case import PipelineCase, wait_until
 from refused_case import make_strict
 from typer.testing import CliRunner
 
-from pipelines.cli import app
+from pipelines.cli.app import app
 from pipelines.purge import Purged
 from pipelines.records import decode_frame
 
@@ -334,4 +334,4 @@ def test_a_pipeline_that_never_ran_has_nothing_to_audit(case: PipelineCase) -> N
     case.create_topic()
     found = CliRunner().invoke(app, ["audit", str(case.file)], env=case.environment())
     assert (found.exit_code, found.stdout) == (1, "")
-    assert "the stream does not exist: start the pipeline once to create it" in found.stderr
+    assert "was never started" in found.stderr

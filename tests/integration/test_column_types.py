@@ -9,8 +9,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from pipelines.audit import MISSING
-from pipelines.audit_rows import CONFIRMED, FOUND, Rows
+from pipelines.audit.account import MISSING
+from pipelines.audit.rows import CONFIRMED, FOUND, Rows
 from pipelines.columns import arrow_type, parse_type
 from pipelines.connectors.duckdb import open_engine
 from pipelines.fields import ParsedField

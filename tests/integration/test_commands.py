@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
-from pipelines.cli import app
+from pipelines.cli.app import app
 from pipelines.config import json_schema
 from pipelines.errors import FencedError
 from pipelines.ledger import Entry
@@ -85,6 +85,15 @@ def test_a_signal_while_the_start_waits_ends_it(case: PipelineCase) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_SECONDS) == 0
     assert "Traceback" not in process.communicate()[1]
+
+
+def test_a_start_that_waits_is_stopped_as_a_runner_is_and_leaves_nothing(case: PipelineCase) -> None:
+    process = case.start("--connect-timeout", "300", KAFKA_BOOTSTRAP="127.0.0.1:1")
+    wait_until(lambda: "waiting" in case.invoke("status", str(case.file)).stdout, "a start that waits")
+    stopped = case.invoke("stop", str(case.file))
+    assert (stopped.exit_code, stopped.stdout) == (0, "stopped\n")
+    assert process.wait(PATIENCE_SECONDS) == 0
+    assert sorted(path.name for path in case.names.directory(case.home).iterdir()) == ["control.lock", "desired.json"]
 
 
 # -- status -----------------------------------------------------------------------------------------------------------------------
@@ -156,7 +165,7 @@ def test_tally_accounts_for_every_record(case: PipelineCase) -> None:
     case.create_topic()
     never_ran = tallyflow(case, "tally", str(case.file), "--json")
     assert (never_ran.exit_code, never_ran.stdout) == (1, "")
-    assert "the stream does not exist: start the pipeline once to create it" in never_ran.stderr
+    assert f"pipeline {case.pipeline} was never started" in never_ran.stderr
     case.send_events(600, bad_every=100)
     case.warm_run()
     found = tallyflow(case, "tally", str(case.file), "--json")

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 import httpx
 import pytest
-from dagster._core.test_utils import freeze_time
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
+from dagster._core.loader import LoadingContextForTest
 from dagster_case import DagsterCase, dagster_case, failure, metadata
 from pipeline_case import PipelineCase, wait_until
 from pyspark.sql import SparkSession
@@ -25,11 +26,15 @@ def with_dedup(document: dict[str, Any]) -> None:
     document["transforms"] = [{"type": "dedup", "config": {"key": "id", "time_window": "1h"}}]
 
 
+IN_BOTH_STORAGES = pytest.mark.parametrize("pipeline", ["in memory", "in PostgreSQL"], indirect=True)
+
+
 @pytest.fixture
-def pipeline(case: PipelineCase) -> Iterator[DagsterCase]:
+def pipeline(case: PipelineCase, request: pytest.FixtureRequest) -> Iterator[DagsterCase]:
     case.write_file(with_dedup)
     case.create_topic()
-    with dagster_case(case) as made:
+    postgres = request.getfixturevalue("postgres") if getattr(request, "param", "") == "in PostgreSQL" else None
+    with dagster_case(case, postgres=postgres) as made:
         yield made
 
 
@@ -87,6 +92,7 @@ def test_what_was_checked_is_published(pipeline: DagsterCase) -> None:
     assert verdicts["verification"].metadata["not judged"].value == "the first hour"
 
 
+@IN_BOTH_STORAGES
 def test_a_failed_blocking_check_holds_the_publication_back_and_names_the_row(pipeline: DagsterCase) -> None:
     case = pipeline.case
     case.send_events(60)
@@ -150,6 +156,7 @@ def test_dead_letters_enter_again_when_somebody_has_said_which(pipeline: Dagster
     case.check()
 
 
+@IN_BOTH_STORAGES
 def test_the_sensor_reports_a_running_pipeline_and_says_why_it_is_quiet_about_others(pipeline: DagsterCase) -> None:
     case = pipeline.case
     quiet = pipeline.sensor("observe_pipelines")
@@ -160,18 +167,98 @@ def test_the_sensor_reports_a_running_pipeline_and_says_why_it_is_quiet_about_ot
 
     def nothing_waits() -> Any:
         found = pipeline.sensor("observe_pipelines")
-        return found if any(isinstance(event, dg.AssetMaterialization) for event in found.asset_events) else None
+        return found if table_of(found).description == "nothing waits" else None
 
     reported = wait_until(nothing_waits, "a report that nothing waits")
-    event = reported.asset_events[0]
+    event = table_of(reported)
     numbers = {name: value.value for name, value in event.metadata.items()}
     assert (numbers["dagster/row_count"], numbers["lag_offsets"], numbers["state"]) == (60, 0, "running")
     plotted = [name for name, value in numbers.items() if isinstance(value, int | float)]
     assert len(plotted) <= 12
     # Five minutes have not passed since: the next tick observes only.
+    report(pipeline, reported)
     observed = pipeline.sensor("observe_pipelines", reported.cursor)
     assert [type(one) for one in observed.asset_events] == [dg.AssetObservation]
     assert json.loads(observed.cursor) == json.loads(reported.cursor)
+
+
+def table_of(tick: Any) -> Any:
+    """The event of the table, the last of a tick."""
+    assert tick.asset_events[-1].asset_key.path[-1] == "clickhouse_table"
+    return tick.asset_events[-1]
+
+
+def report(pipeline: DagsterCase, tick: Any) -> None:
+    """As the daemon does after a tick."""
+    for event in tick.asset_events:
+        pipeline.instance.report_runless_asset_event(event)
+
+
+def shown(pipeline: DagsterCase) -> dict[str, str]:
+    """By asset, what the pages call it: MISSING is "Never materialized", STALE is "Unsynced", with the reasons."""
+    loading = LoadingContextForTest(pipeline.instance)
+    resolver = CachingStaleStatusResolver(pipeline.instance, pipeline.defs.resolve_asset_graph(), loading)
+    names = {name: pipeline.key(name) for name in (*SEAMS, "published")}
+    return {
+        name: ": ".join([resolver.get_status(key).value, *(cause.reason for cause in resolver.get_stale_causes(key))])
+        for name, key in names.items()
+    }
+
+
+FRESH = dict.fromkeys(SEAMS, "FRESH")
+
+
+def test_a_running_pipeline_is_in_step_however_it_was_started_and_new_records_change_nothing(pipeline: DagsterCase) -> None:
+    case = pipeline.case
+    case.send_events(60)
+    pipeline.jobs.start(case.file)
+    assert shown(pipeline) == {**dict.fromkeys(SEAMS, "MISSING"), "published": "MISSING"}
+    case.wait_count(60)
+    first = pipeline.sensor("observe_pipelines")
+    assert [event.asset_key.path[-1] for event in first.asset_events] == [*SEAMS[:3], "dead_letters", "clickhouse_table"]
+    report(pipeline, first)
+    assert pipeline.job("publish").success
+    assert shown(pipeline) == {**FRESH, "published": "FRESH"}
+    case.send_events(60)
+    case.wait_count(120)
+    # Only one seam is materialized by hand: the others are not behind for that, nor is what is behind it.
+    assert pipeline.materialize("raw_stream").success
+    report(pipeline, pipeline.sensor("observe_pipelines"))
+    assert shown(pipeline) == {**FRESH, "published": "FRESH"}
+    assert len(pipeline.sensor("observe_pipelines").asset_events) == 1
+
+
+def test_a_changed_file_is_a_new_code_version_until_the_pipeline_was_restarted(pipeline: DagsterCase) -> None:
+    case = pipeline.case
+    assert pipeline.materialize(*SEAMS).success
+    assert {name: shown(pipeline)[name] for name in SEAMS} == FRESH
+
+    def with_larger_batches(document: dict[str, Any]) -> None:
+        with_dedup(document)
+        document["sink"]["max_batch_size"] = 4000
+
+    case.write_file(with_larger_batches)
+    changed = DagsterCase(case, pipeline.instance)
+    behind = dict.fromkeys(SEAMS, "STALE: has a new code version")
+    assert {name: shown(changed)[name] for name in SEAMS} == behind
+    # A run that adopts the runner, and the sensor, say what runs and not what the file says.
+    assert changed.materialize(*SEAMS).success
+    assert {name: shown(changed)[name] for name in SEAMS} == behind
+    report(changed, changed.sensor("observe_pipelines"))
+    assert {name: shown(changed)[name] for name in SEAMS} == behind
+    assert changed.materialize(*SEAMS, restart=True).success
+    assert {name: shown(changed)[name] for name in SEAMS} == FRESH
+
+
+def test_a_pipeline_that_was_made_anew_leaves_what_was_made_of_the_old_one_behind(pipeline: DagsterCase) -> None:
+    case = pipeline.case
+    case.send_events(60)
+    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    assert pipeline.job("publish").success
+    assert shown(pipeline) == {**FRESH, "published": "FRESH"}
+    assert case.invoke("delete", str(case.file), "--yes").exit_code == 0
+    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    assert shown(pipeline) == {**FRESH, "published": "STALE: has a new dependency data version"}
 
 
 def hour_now() -> str:
@@ -180,12 +267,13 @@ def hour_now() -> str:
 
 
 def verify_now(pipeline: DagsterCase, hours: set[str]) -> list[dg.ExecuteInProcessResult]:
-    """As Dagster does it in an hour: before that the hour has not ended, and there is no such partition."""
+    """As Dagster does it in an hour, when it has ended."""
     wanted = sorted({*hours, hour_now()})
-    with freeze_time(datetime.now(UTC) + timedelta(hours=1)):
-        return [pipeline.materialize("verification", partition=hour) for hour in wanted]
+    pipeline.instance.add_dynamic_partitions(f"{pipeline.pipeline.key}_verification_hours", wanted)
+    return [pipeline.materialize("verification", partition=hour) for hour in wanted]
 
 
+@IN_BOTH_STORAGES
 def test_a_verified_hour_is_reported_and_the_table_passes_by_it(pipeline: DagsterCase) -> None:
     before = hour_now()
     pipeline.case.send_events(90, bad_every=30)
@@ -216,4 +304,19 @@ def test_a_wrong_value_is_found_by_verification_and_holds_the_publication_back(p
     # Mended and verified again: the newest verdict of the hour counts.
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'event 17' WHERE id = 17 SETTINGS mutations_sync = 2")
     assert all(result.success for result in verify_now(pipeline, {before}))
+    assert pipeline.job("publish").success
+
+
+def test_an_hour_that_the_sink_has_not_confirmed_yet_is_no_match_until_it_has(pipeline: DagsterCase) -> None:
+    case, before = pipeline.case, hour_now()
+    case.send_events(60)
+    case.run_in_turn("ingest", "process")
+    early = verify_now(pipeline, {before})
+    evaluations = [one for result in early for one in result.get_asset_check_evaluations()]
+    waiting = [(one.severity, one.description) for one in evaluations if not one.passed]
+    assert waiting == [(dg.AssetCheckSeverity.WARN, "the sink has not confirmed all of this hour yet; verify it again")]
+    verdict = next(one for one in pipeline.job("publish").get_asset_check_evaluations() if one.check_name == "verification")
+    assert (verdict.passed, verdict.severity) == (False, dg.AssetCheckSeverity.WARN)
+    case.warm_run()
+    assert all(one.passed for result in verify_now(pipeline, {before}) for one in result.get_asset_check_evaluations())
     assert pipeline.job("publish").success

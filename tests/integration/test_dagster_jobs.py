@@ -1,12 +1,16 @@
 """The jobs of the launchpad, on real servers and real runners, in this process."""
 
+import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
 import pytest
 from dagster_case import DagsterCase, dagster_case, failure
+from dedup_case import copies, keyed_by, live_entries
 from pipeline_case import PipelineCase
+from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.integration
 
@@ -68,8 +72,57 @@ def test_dead_letters_are_rehearsed_reprocessed_and_discarded(dagster: DagsterCa
         ("reprocess_dead_letters", {}, "say which dead letters"),
         ("discard_dead_letters", {"everything": True, "reason": " "}, "reason: say why"),
         ("reprocess_dead_letters", {"positions": ["17"]}, "must be a sequence and an ordinal"),
-        ("reprocess_dead_letters", {"everything": True}, "the pipeline was never started"),
+        ("reprocess_dead_letters", {"everything": True}, "was never started"),
     ],
 )
 def test_what_cannot_be_done_is_a_failure_with_its_remedy(dagster: DagsterCase, job: str, config: dict[str, Any], words: str) -> None:
     assert words in failure(launch(dagster, job, **config))
+
+
+def failed_with(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    """The metadata of the failure."""
+    failed = next(event for event in result.all_events if event.is_step_failure)
+    found = failed.step_failure_data.user_failure_data
+    assert found is not None
+    return {name: value.value for name, value in found.metadata.items()}
+
+
+def test_a_pipeline_is_verified_from_the_launchpad_and_fails_with_what_differs(dagster: DagsterCase) -> None:
+    case = dagster.case
+    case.send_events(300)
+    told(launch(dagster, "drain_pipeline"))
+    found = told(launch(dagster, "verify_pipeline", with_kafka=True))
+    assert (found["rows"], found["in Kafka"], found["is_match"], found["differences"]) == (300, 300, True, 0)
+    now = datetime.now(UTC)
+    assert (
+        told(launch(dagster, "verify_pipeline", since=(now + timedelta(hours=1)).isoformat()))["said"] == "nothing to compare in this range"
+    )
+    case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id IN (17, 18) SETTINGS mutations_sync = 2")
+    result = launch(dagster, "verify_pipeline", examples=1)
+    assert failure(result) == "2 different rows name"
+    metadata = failed_with(result)
+    assert (metadata["differences"], metadata["is_match"]) == (2, False)
+    assert metadata["examples"].count("wrong") == 1
+    assert told(launch(dagster, "verify_pipeline", until=(now - timedelta(hours=9)).isoformat()))["is_match"]
+    assert "since: 'yesterday' is no instant" in failure(launch(dagster, "verify_pipeline", since="yesterday"))
+
+
+@pytest.mark.spark
+def test_batch_work_may_be_done_in_tasks_of_the_spark_resource(case: PipelineCase, session: SparkSession) -> None:
+    case.session = None
+    case.write_file(keyed_by("id", window="1s"))
+    case.create_topic()
+    for first in range(0, 1200, 400):
+        case.send(copies(400, first=first))
+        case.warm_run()
+    with dagster_case(case) as dagster:
+        before = live_entries(case)
+        assert told(launch(dagster, "compact_keys", with_spark=True))["live_keys_found"] == len(before)
+        assert live_entries(case) == before
+        shutil.rmtree(case.names.directory(case.home) / "state")
+        assert told(launch(dagster, "rebuild_state", with_spark=True))["records"] == 1200
+        assert live_entries(case) == before
+        assert told(launch(dagster, "verify_pipeline", with_spark=True))["is_match"]
+        case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 17 SETTINGS mutations_sync = 2")
+        assert "different rows name" in failure(launch(dagster, "verify_pipeline", with_spark=True))
+    assert session.range(3).count() == 3, "a session that was there is left running"

@@ -4,11 +4,17 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 
 import dagster as dg
 import pytest
+from alert_servers import Webhook, mail_server, webhook
 from dagster_case import DagsterCase, dagster_case, failure
 from pipeline_case import PipelineCase, wait_until
+
+from dagster_project import control_sensors
+from resources.alerts import AlertsResource
 
 pytestmark = pytest.mark.integration
 
@@ -17,6 +23,12 @@ pytestmark = pytest.mark.integration
 def dagster(case: PipelineCase) -> Iterator[DagsterCase]:
     case.create_topic()
     with dagster_case(case) as made:
+        yield made
+
+
+@pytest.fixture
+def hook() -> Iterator[Webhook]:
+    with webhook() as made:
         yield made
 
 
@@ -37,17 +49,65 @@ def test_a_killed_job_is_started_again_and_a_stopped_one_stays_stopped(dagster: 
     well = dagster.sensor("keep_pipelines_running")
     assert f"{case.pipeline}: running" in well.skip_message
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: dagster.jobs.look(case.pipeline).state == "stopped", "a dead job")
+    wait_until(lambda: dagster.jobs.inspect(case.file).state == "stopped", "a dead job")
     dead = dagster.sensor("keep_pipelines_running", well.cursor)
     assert dead.run_requests[0].run_key.startswith(f"start:{dagster.pipeline.key}:")
     launched(dagster, dead)
-    assert dagster.jobs.look(case.pipeline).state == "running"
+    assert dagster.jobs.inspect(case.file).state == "running"
     case.send_events(300)
     case.wait_count(case.good)
     assert case.invoke("stop", str(case.file)).output == "stopped\n"
     stopped = dagster.sensor("keep_pipelines_running", dead.cursor)
     assert stopped.skip_message == f"{case.pipeline}: is not meant to run"
     case.check()
+
+
+def test_a_runner_that_ended_at_its_halt_is_left_alone_and_people_are_called_once(
+    dagster: DagsterCase, hook: Webhook, tmp_path: Path
+) -> None:
+    case = dagster.case
+    dagster.jobs.start(case.file, legs=("ingest", "process"))
+    dagster.jobs.start(case.file, legs=("sink",))
+    case.send_events(300)
+    case.wait_count(300)
+    case.client().command(f"ALTER TABLE {case.table} DROP COLUMN amount")
+    case.send_events(300)
+    wait_until(lambda: dagster.jobs.inspect(case.file).halted == ("sink",), "a runner that ended at its halt")
+    with mail_server("starttls", tmp_path) as mail:
+        people = {"sender": "a@example.org", "receivers": "b@example.org", "smtp_user": "no", "smtp_password": "not-the-password"}
+        place = {"smtp_host": "127.0.0.1", "smtp_port": mail.port, "smtp_ca_file": mail.ca_file}
+        dagster.alerts = AlertsResource(webhook_urls=hook.url, **place, **people)
+        # The mail is refused, which is no failure of the tick.
+        first = dagster.sensor("keep_pipelines_running")
+    second = dagster.sensor("keep_pipelines_running", first.cursor)
+    assert (first.run_requests, second.run_requests) == ([], [])
+    assert "people were told" in second.skip_message
+    (said,) = hook.got
+    assert said.startswith(f"pipeline {case.pipeline}: halted: sink: ")
+    assert "the table has no column 'amount'" in said
+    assert "put the table back, or correct the mapping" in said
+    assert mail.box.got == []
+    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN amount Nullable(Float64) AFTER name")
+    dagster.jobs.restart(case.file)
+    case.wait_count(case.good)
+    assert f"{case.pipeline}: running" in dagster.sensor("keep_pipelines_running", second.cursor).skip_message
+
+
+def test_the_limits_of_the_file_count_once_it_is_read_again_and_the_running_job_stays_as_it_is(dagster: DagsterCase, hook: Webhook) -> None:
+    case = dagster.case
+    before = dagster.jobs.start(case.file).state
+    case.send_events(30, bad_every=3)
+    wait_until(lambda: len(case.letters()) == 10, "10 dead letters")
+    memory = json.dumps({dagster.pipeline.key: {"version": before.config_version}})
+    case.write_file(lambda document: document.update(alerts={"dead_letters": {"count": 10}}))
+    assert "10 letters wait" in (quiet := dagster.sensor("watch_dead_letters", memory).skip_message)
+    assert "fewer than 100" in quiet
+    reloaded = DagsterCase(case, dagster.instance, hook.url)
+    reloaded.sensor("watch_dead_letters", memory)
+    assert [said.partition(", the oldest")[0] for said in hook.got] == [f"pipeline {case.pipeline}: 10 letters wait"]
+    after = reloaded.jobs.inspect(case.file)
+    assert (after.state, after.pid) == ("running", before.pid)
+    assert reloaded.jobs.restart(case.file).state.config_version == before.config_version
 
 
 def test_letters_enter_again_once_after_the_file_was_mended(dagster: DagsterCase) -> None:
@@ -96,8 +156,81 @@ def test_a_file_that_has_become_faulty_is_told(dagster: DagsterCase, caplog: pyt
 def test_a_changed_file_of_a_running_pipeline_restarts_it_where_that_is_asked_for(dagster: DagsterCase) -> None:
     dagster.jobs.start(dagster.case.file)
     first = dagster.sensor("watch_pipeline_files")
+    willing = DagsterCase(dagster.case, dagster.instance, restart_on_change=True)
+    dagster.case.write_file(lambda document: document.update(alerts={"max_restarts": 1}))
+    assert "is changed, not for its runner" in willing.sensor("watch_pipeline_files", first.cursor).skip_message
     dagster.case.write_file(lambda document: document["sink"].update(max_batch_size=4000))
     assert "is changed" in dagster.sensor("watch_pipeline_files", first.cursor).skip_message
-    willing = DagsterCase(dagster.case, dagster.instance, restart_on_change=True)
     (request,) = willing.sensor("watch_pipeline_files", first.cursor).run_requests
     assert request.job_name == "restart_pipeline"
+    text = dagster.case.file.read_text()
+    dagster.case.write_file()
+    back = willing.sensor("watch_pipeline_files", first.cursor)
+    dagster.case.file.write_text(text)
+    (again,) = willing.sensor("watch_pipeline_files", back.cursor).run_requests
+    assert again.run_key != request.run_key, "Dagster would skip the second restart with the same content"
+
+
+@pytest.mark.parametrize("cursor", ["{", "[]", '{"KEY": 5}', '{"KEY": {"since": "then"}}', '{"KEY": {"since": 1.0, "mood": "grim"}}'])
+@pytest.mark.parametrize(
+    "sensor", ["keep_pipelines_running", "watch_lag", "watch_dead_letters", "watch_pipeline_files", "observe_pipelines"]
+)
+def test_a_cursor_that_another_release_has_left_ends_no_sensor(dagster: DagsterCase, sensor: str, cursor: str) -> None:
+    tick = dagster.sensor(sensor, cursor.replace("KEY", dagster.pipeline.key))
+    assert isinstance(json.loads(tick.cursor), dict)
+
+
+def unfinished_start(dagster: DagsterCase) -> dg.DagsterRun:
+    """A run whose worker was killed, or that nothing takes out of the queue."""
+    job = dagster.defs.resolve_job_def("start_pipeline")
+    config = {"ops": {"start_pipeline_op": {"config": {"pipeline": dagster.case.pipeline}}}}
+    return dagster.instance.create_run_for_job(job, run_config=config, status=dg.DagsterRunStatus.STARTED)
+
+
+def test_a_run_at_work_is_waited_for_and_one_that_never_ends_is_not(dagster: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dagster.case
+    pid = dagster.jobs.start(case.file).state.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: dagster.jobs.look(case.file, dagster.pipeline.config).state == "stopped", "a dead job")
+    unfinished_start(dagster)
+    assert "a run is at work on it" in dagster.sensor("keep_pipelines_running").skip_message
+    monkeypatch.setattr(control_sensors, "LONGEST_CONTROL", timedelta(0))
+    assert [request.job_name for request in dagster.sensor("keep_pipelines_running").run_requests] == ["start_pipeline"]
+
+
+def test_a_start_that_waited_in_the_queue_leaves_a_pipeline_alone_that_was_stopped_meanwhile(dagster: DagsterCase) -> None:
+    case = dagster.case
+    pid = dagster.jobs.start(case.file).state.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: dagster.jobs.look(case.file, dagster.pipeline.config).state == "stopped", "a dead job")
+    dead = dagster.sensor("keep_pipelines_running")
+    assert case.invoke("stop", str(case.file)).exit_code == 0
+    launched(dagster, dead)
+    assert dagster.jobs.look(case.file, dagster.pipeline.config).state == "stopped"
+
+
+@pytest.mark.parametrize("job", ["start_pipeline", "restart_pipeline", "drain_pipeline"])
+def test_a_file_that_was_given_another_id_starts_no_pipeline_that_nobody_asked_for(dagster: DagsterCase, job: str) -> None:
+    case = dagster.case
+    dagster.jobs.start(case.file)
+    case.write_file(lambda document: document.update(pipeline_id=f"{case.pipeline}-other"))
+    config = {"ops": {f"{job}_op": {"config": {"pipeline": case.pipeline}}}}
+    result = dagster.defs.resolve_job_def(job).execute_in_process(instance=dagster.instance, run_config=config, raise_on_error=False)
+    assert "reload the code location" in failure(result)
+    assert "reload the code location" in failure(dagster.materialize("raw_stream"))
+    assert dagster.jobs.inspect(case.file).state == "stopped"
+    assert dagster.jobs.look(case.file, dagster.pipeline.config).state == "running"
+    case.write_file()
+
+
+def test_a_pipeline_with_a_faulty_file_is_stopped_from_the_launchpad(dagster: DagsterCase) -> None:
+    case = dagster.case
+    dagster.jobs.start(case.file)
+    case.write_file(lambda document: document["sink"].pop("table"))
+    config = {"ops": {"stop_pipeline_op": {"config": {"pipeline": case.pipeline}}}}
+    job = dagster.defs.resolve_job_def("stop_pipeline")
+    assert job.execute_in_process(instance=dagster.instance, run_config=config, raise_on_error=False).success
+    assert dagster.jobs.look(case.file, dagster.pipeline.config).state == "stopped"
+    case.write_file()

@@ -124,8 +124,3 @@ def test_an_export_writes_over_nothing_and_leaves_nothing_half_written(filled: P
     assert not new.exists()
     assert filled.invoke("dlq", "export", str(filled.file), str(new)).exit_code == 0
     assert len(new.read_text().splitlines()) == 5
-
-
-def test_a_pipeline_that_never_ran_has_no_letters(case: PipelineCase) -> None:
-    assert dlq(case, "groups") == []
-    assert dlq(case, "list") == {"letters": [], "selected": 0}

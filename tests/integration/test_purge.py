@@ -6,14 +6,14 @@ from itertools import count
 from typing import Any
 
 import pytest
-from dedup_case import copies, key_state, keyed_by
+from dedup_case import copies, key_state, keyed_by, live_entries, tasks_of
 from pipeline_case import PipelineCase, wait_until
 
 from pipelines.errors import DataLossError, StateDamagedError
+from pipelines.key_store.rebuild import rebuild
 from pipelines.ledger import Entry
 from pipelines.naming import LEGS
 from pipelines.purge import Purged, read_purged
-from pipelines.rebuild import rebuild
 from pipelines.records import HEADER_LAST
 from pipelines.tally import tally
 
@@ -140,21 +140,6 @@ def test_copies_that_were_kept_go_with_the_ranges_that_they_came_from(case: Pipe
     log.close()
 
 
-def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """The newest entry of each key whose window is not over: time and raw position by hash."""
-    state = key_state(case)
-    chain = state.chain()
-    config = state.stage_config(chain)
-    found = {}
-    for bucket in range(config.buckets):
-        for entries in state.store(chain, bucket).checked():
-            for hi, lo, time, sequence, ordinal in zip(*(column.tolist() for column in entries.columns()), strict=True):
-                if time > config.dedup_expired_us(chain.done.body):
-                    found[hi, lo] = max(found.get((hi, lo), (0, 0, 0)), (time, sequence, ordinal))
-    state.close()
-    return found
-
-
 def lose_state(case: PipelineCase) -> None:
     shutil.rmtree(case.names.directory(case.home) / "state")
     case.send(copies(10, keys=1499))
@@ -162,14 +147,19 @@ def lose_state(case: PipelineCase) -> None:
         case.warm_run()
 
 
-def test_a_lost_store_is_rebuilt_from_what_a_retention_beyond_the_window_has_left(case: PipelineCase) -> None:
+@pytest.mark.parametrize("in_tasks", [False, pytest.param(True, marks=pytest.mark.spark)])
+def test_a_lost_store_is_rebuilt_from_what_a_retention_beyond_the_window_has_left(
+    case: PipelineCase, request: pytest.FixtureRequest, in_tasks: bool
+) -> None:
     case.write_file(keeping("5s", also=keyed_by("id", window="2s")))
     case.create_topic()
     feed_until(case, lambda: is_purged(case))
     before = live_entries(case)
     assert before
     lose_state(case)
-    rebuild(key_state(case))
+    state = key_state(case)
+    rebuild(state, tasks=tasks_of(state, request.getfixturevalue("session")) if in_tasks else None)
+    state.close()
     assert live_entries(case) == before
     case.warm_run()
     log = case.log()

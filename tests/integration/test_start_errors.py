@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
+from pipelines.connectors.kafka import KafkaTopic
 from pipelines.errors import ConfigurationError, DataLossError, HaltError, NotSupportedError, RetryableError, TallyflowError
 from pipelines.naming import ROLES
 from resources.local.nats import find_nats_server
@@ -369,6 +370,20 @@ def test_a_stream_that_was_deleted_by_hand_is_not_made_again(case: PipelineCase,
     assert f"of its streams {case.names.stream(role)} is gone; restore all streams from one moment" in message
     assert log.state(case.names.stream(role)) is None
     log.close()
+
+
+def test_a_partition_that_has_no_leader_yet_is_waited_for_before_anything_is_made(
+    case: PipelineCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a topic that was made a moment ago."""
+
+    def no_leader(*_: Any) -> dict[int, int]:
+        raise RetryableError("listing offsets: the partition's leader has moved")
+
+    case.create_topic()
+    monkeypatch.setattr(KafkaTopic, "_offsets", no_leader)
+    assert refused(case, RetryableError, seconds=1) == "listing offsets: the partition's leader has moved"
+    assert_nothing_was_made(case)
 
 
 def test_waiting_ends_with_the_last_reason(case: PipelineCase) -> None:

@@ -1,44 +1,26 @@
 """The runners of pipelines as Dagster's resource starts, finds, asks and stops them: real runners on real servers, without Spark."""
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import yaml
-from pipeline_case import IN_DRIVER, PipelineCase, wait_until
+from dagster_case import KAFKA_PASSWORD, streaming_jobs
+from pipeline_case import PipelineCase, wait_until
 
 from pipelines.errors import ConfigurationError, HaltError
+from pipelines.job_state import JobState
 from pipelines.runners import find_runners, read_desired, read_launched
-from resources.clickhouse import ClickHouseResource
-from resources.kafka import KafkaResource
-from resources.nats import NatsResource
 from resources.streaming_jobs import StreamingJobs
 
 pytestmark = pytest.mark.integration
-
-PASSWORD = "only-by-the-environment"
-PLAIN = [sys.executable, str(Path(__file__).parents[1] / "plain_runner.py")]
-
-
-def streaming_jobs(case: PipelineCase, **fields: object) -> StreamingJobs:
-    """The addresses are only in the resources: the environment of this process has none of them."""
-    a = case.addresses
-    clickhouse = ClickHouseResource(
-        host=a.clickhouse_host, port=str(a.clickhouse_port), user=a.clickhouse_user, password=a.clickhouse_password
-    )
-    given = {"home": str(case.home), "command": PLAIN, "run_options": [*IN_DRIVER], **fields}
-    return StreamingJobs(
-        kafka=KafkaResource(bootstrap_servers=a.kafka_bootstrap, sasl_password=PASSWORD),
-        nats=NatsResource(url=a.nats_url),
-        clickhouse=clickhouse,
-        **given,
-    )
 
 
 @pytest.fixture
@@ -76,9 +58,9 @@ def test_the_runner_has_a_session_of_its_own_and_none_of_dagsters_variables(
     assert pid is not None
     environment = psutil.Process(pid).environ()
     assert not [name for name in environment if name.startswith("DAGSTER_")]
-    assert environment["KAFKA_SASL_PASSWORD"] == PASSWORD
-    assert PASSWORD not in " ".join(psutil.Process(pid).cmdline())
-    assert PASSWORD not in repr(jobs)
+    assert environment["KAFKA_SASL_PASSWORD"] == KAFKA_PASSWORD
+    assert KAFKA_PASSWORD not in " ".join(psutil.Process(pid).cmdline())
+    assert KAFKA_PASSWORD not in repr(jobs)
     assert os.getsid(pid) == pid
 
 
@@ -134,6 +116,99 @@ def test_a_killed_runner_is_seen_as_stopped_although_its_parent_has_not_asked_fo
     assert (state.desired, state.missing) == ("running", ("ingest", "process", "sink"))
 
 
+def halted(case: PipelineCase, jobs: StreamingJobs) -> JobState:
+    """The sink in a runner of its own, ended because the table lost a column; ingest and process run on in another one."""
+    jobs.start(case.file, legs=("ingest", "process"))
+    jobs.start(case.file, legs=("sink",))
+    case.send_events(300)
+    case.wait_count(300)
+    case.client().command(f"ALTER TABLE {case.table} DROP COLUMN amount")
+    case.send_events(300)
+    return wait_until(lambda: (state := jobs.inspect(case.file)).halted == ("sink",) and state, "a runner that ended at its halt")
+
+
+def mend(case: PipelineCase) -> None:
+    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN amount Nullable(Float64) AFTER name")
+
+
+def test_a_runner_that_ended_because_its_legs_halted_is_known_as_halted_until_its_legs_start_again(
+    case: PipelineCase, jobs: StreamingJobs
+) -> None:
+    state = halted(case, jobs)
+    assert (state.state, state.missing, {*state.legs}) == ("halted", (), {"ingest", "process"})
+    assert state.message.startswith("sink: ")
+    assert "the table has no column 'amount'" in state.message
+    said = case.invoke("status", str(case.file)).output
+    assert "sink halted at 20" in said
+    assert "the table has no column 'amount'" in said
+    mend(case)
+    assert jobs.start(case.file).state.state == "running"
+    case.wait_count(case.good)
+    assert "halted" not in case.invoke("status", str(case.file)).output
+    (sink,) = [one for one in find_runners(jobs.directory(case.pipeline)) if one["legs"] == ["sink"]]
+    os.kill(sink["pid"], signal.SIGKILL)
+    killed = wait_until(lambda: (state := jobs.inspect(case.file)).missing and state, "a leg that is missing")
+    assert (killed.state, killed.missing, killed.halted) == ("running", ("sink",), ())
+
+
+def test_a_start_that_is_killed_before_it_has_the_leg_hides_behind_no_earlier_halt(
+    case: PipelineCase, jobs: StreamingJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halted(case, jobs)
+    before = read_launched(jobs.directory(case.pipeline))
+    assert before is not None
+    monkeypatch.setattr(type(jobs), "command", (sys.executable, "-c", "import time; time.sleep(600)"))
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(jobs.start, case.file)
+        launched = wait_until(lambda: (one := read_launched(jobs.directory(case.pipeline))) and one.log != before.log and one, "a launch")
+        os.kill(launched.pid, signal.SIGKILL)
+        with pytest.raises(HaltError, match="it said nothing"):
+            start.result()
+    state = jobs.inspect(case.file)
+    assert (state.state, state.missing, state.halted) == ("running", ("sink",), ())
+
+
+def test_an_edit_of_the_file_ends_a_halt_and_one_of_its_alerts_or_a_fault_does_not(case: PipelineCase, jobs: StreamingJobs) -> None:
+    halted(case, jobs)
+    case.write_file(lambda document: document.update(alerts={"max_restarts": 1}))
+    assert jobs.inspect(case.file).halted == ("sink",)
+    config = jobs.config(case.file)
+    case.write_file(lambda document: document["sink"].pop("table"))
+    assert jobs.look(case.file, config).halted == ("sink",)
+    case.write_file(lambda document: document["sink"].update(max_batch_size=4000))
+    state = jobs.inspect(case.file)
+    assert (state.state, state.halted, state.missing) == ("running", (), ("sink",))
+
+
+def without_table(document: dict[str, Any]) -> None:
+    document["sink"].update(table="no_such_table", create_table=False)
+
+
+def test_a_dead_job_that_cannot_be_started_for_a_reason_that_stays_is_halted(case: PipelineCase, jobs: StreamingJobs) -> None:
+    pid = jobs.start(case.file).state.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: jobs.inspect(case.file).state == "stopped", "a dead job")
+    case.write_file(without_table)
+    with pytest.raises(HaltError, match="does not exist; create it"):
+        jobs.start(case.file)
+    state = jobs.inspect(case.file)
+    assert (state.state, state.halted, state.missing, state.is_alive) == ("halted", ("ingest", "process", "sink"), (), False)
+    assert state.message.startswith("ingest, process, sink: checking table ")
+
+
+def test_a_start_beside_a_live_runner_that_cannot_work_tells_nothing_of_that_runner(case: PipelineCase, jobs: StreamingJobs) -> None:
+    pid = jobs.start(case.file).state.pid
+    assert pid is not None
+    case.write_file(without_table)
+    with pytest.raises(HaltError, match="does not exist; create it"):
+        case.warm_run(legs=("sink",))
+    os.kill(pid, signal.SIGKILL)
+    # What the kernel is still taking down does not answer.
+    state = wait_until(lambda: not (one := jobs.inspect(case.file)).is_alive and one, "a dead job")
+    assert (state.state, state.halted, state.missing) == ("stopped", (), ("ingest", "process", "sink"))
+
+
 def test_a_paused_runner_is_unreachable_and_a_restart_with_a_limit_replaces_it(case: PipelineCase, jobs: StreamingJobs) -> None:
     case.send_events(300)
     pid = jobs.start(case.file).state.pid
@@ -164,8 +239,9 @@ def test_the_command_line_stops_what_dagster_started_and_it_is_meant_to_be_stopp
     assert (state.state, state.desired, state.missing) == ("stopped", "stopped", ())
 
 
-def test_a_system_that_is_away_is_waiting_and_not_dead(case: PipelineCase, jobs: StreamingJobs) -> None:
-    case.send_events(300)
+@pytest.mark.parametrize("events", [0, 300], ids=["before the first record", "after some"])
+def test_a_system_that_is_away_is_waiting_and_not_dead(case: PipelineCase, jobs: StreamingJobs, events: int) -> None:
+    case.send_events(events)
     jobs.start(case.file)
     case.wait_count(case.good)
     case.stack.server("kafka").kill()
@@ -175,3 +251,23 @@ def test_a_system_that_is_away_is_waiting_and_not_dead(case: PipelineCase, jobs:
     finally:
         case.stack.up()
     wait_until(lambda: jobs.inspect(case.file).state == "running", "a running job")
+
+
+def test_a_start_that_waits_for_kafka_says_so_with_what_to_do_and_goes_on(case: PipelineCase, jobs: StreamingJobs) -> None:
+    case.send_events(300)
+    case.stack.server("kafka").kill()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            starting = pool.submit(jobs.start, case.file)
+            state = wait_until(lambda: (one := jobs.inspect(case.file)).state == "waiting" and one, "a start that waits")
+            assert f"describing topic {case.topic}: Kafka did not answer" in state.message
+            assert "the start waits for it, at most 60 s: start the server, or correct its address" in state.message
+            assert state.legs == {"ingest": "waiting", "process": "starting", "sink": "starting"}
+            shown = case.invoke("status", str(case.file), "--json")
+            assert (shown.exit_code, json.loads(shown.stdout)["legs"]["ingest"]["state"]) == (1, "waiting")
+            assert not starting.done()
+        finally:
+            case.stack.up()
+        assert starting.result().state.state == "running"
+    assert [*case.names.directory(case.home).glob("*-waiting-*")] == []
+    case.wait_count(case.good)

@@ -300,6 +300,28 @@ def test_an_hour_is_a_range(case: PipelineCase) -> None:
     assert case.invoke("verify", str(case.file), "--hour", "yesterday").exit_code == 2
 
 
+@pytest.mark.parametrize("legs", [("ingest",), ("ingest", "process")], ids=["behind process", "behind the sink"])
+def test_what_of_a_range_is_not_confirmed_yet_is_told_until_it_is(case: PipelineCase, legs: tuple[str, ...]) -> None:
+    case.create_topic()
+    case.send_events(30)
+    case.warm_run()
+    case.send_events(30)
+    case.run_in_turn(*legs)
+    until = ("--to", f"{datetime.now(UTC) + timedelta(minutes=1):%Y-%m-%dT%H:%M:%S}Z")
+    waiting = [gap["count"] for gap in assert_match(case, *until)["not_proven"] if "has not confirmed yet" in gap["what"]]
+    assert waiting == [3], "one frame per partition"
+    case.warm_run()
+    assert assert_match(case, *until)["not_proven"] == []
+
+
+def test_a_range_of_which_nothing_is_confirmed_is_not_whole(case: PipelineCase) -> None:
+    case.create_topic()
+    case.send_events(30)
+    case.run_in_turn("ingest")
+    _, said = verify(case, "--from", "1h", "--to", f"{datetime.now(UTC) + timedelta(minutes=1):%Y-%m-%dT%H:%M:%S}Z")
+    assert [gap["what"].startswith("raw frames of the range") for gap in said["not_proven"]] == [True]
+
+
 def test_what_is_purged_is_told_and_the_rest_is_compared(case: PipelineCase) -> None:
     def forgetful(document: dict[str, Any]) -> None:
         keyed_by("id", window="1h")(document)
@@ -326,4 +348,4 @@ def test_a_pipeline_that_never_ran_has_nothing_to_verify(case: PipelineCase) -> 
     case.create_topic()
     found = case.invoke("verify", str(case.file))
     assert (found.exit_code, found.stdout) == (1, "")
-    assert "the stream does not exist: start the pipeline once to create it" in found.stderr
+    assert "was never started" in found.stderr

@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.legs.connections import Connections
-from pipelines.legs.execute import Item, Parcel, Report, run_with_exchange
+from pipelines.legs.execute import Item, Parcel, Report, Tasks, run_with_exchange
+from pipelines.run_spec import RunSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -82,3 +83,12 @@ def test_an_error_of_a_bucket_is_raised_as_itself(session: SparkSession, run_pat
 
     with pytest.raises(RetryableError, match=r"^the disk is full$"):
         run_with_exchange(session, run_path, first, [{}], second, {}, BUCKETS)
+
+
+def test_variables_that_go_with_batch_tasks_stand_over_the_environment_of_workers(case: PipelineCase, session: SparkSession) -> None:
+    def address(connections: Connections, _: Item) -> Report:
+        return {"url": str(connections.config.nats.url)}
+
+    run = RunSpec.beside(case.file.read_text(), case.pipeline)
+    assert Tasks(session, run, {}).run(address, [{}]) == [{"url": case.addresses.nats_url}]
+    assert Tasks(session, run, {"NATS_URL": "nats://elsewhere:4222"}).run(address, [{}]) == [{"url": "nats://elsewhere:4222"}]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.audit import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, decoded, encoded, judge
-from pipelines.audit_report import Audited
+from pipelines.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, decoded, encoded, judge
+from pipelines.audit.report import Audited
 from pipelines.records import position_keys
 
 Spot = tuple[int, int]

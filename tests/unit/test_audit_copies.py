@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.audit import encoded
-from pipelines.audit_copies import Copies, config_at
+from pipelines.audit.account import encoded
+from pipelines.audit.copies import Copies, config_at
 from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.legs.stage_config import StageConfig
 

@@ -4,7 +4,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from pipelines.audit_rows import Rows
+from pipelines.audit.rows import Rows
 from pipelines.columns import parse_type
 from pipelines.transform import TargetColumn
 

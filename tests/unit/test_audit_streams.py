@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.audit_streams import Subjects
+from pipelines.audit.streams import Subjects
 from pipelines.records import Message
 from pipelines.testing import MemoryLog
 

@@ -13,8 +13,8 @@ from pipelines.dlq import LETTER_SCHEMA
 from pipelines.errors import HaltError
 from pipelines.legs.admission import STAGES, admit
 from pipelines.legs.connections import Connections
+from pipelines.letters.triage import fingerprint
 from pipelines.run_spec import RunSpec
-from pipelines.triage import fingerprint
 
 WRONG, NULL = ("wrong_type", "expected int, found a string"), ("null_in_non_nullable", "the field is null")
 

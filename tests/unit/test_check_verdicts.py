@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipelines.audit_report import Finding
+from pipelines.audit.report import Finding
 from pipelines.checks import judge
 from pipelines.checks.facts import passes_every_row
 from pipelines.checks.judge import Behind, Confirmed, Positions, RepeatedKeys, Verified, ViewSum
@@ -128,6 +128,14 @@ def test_a_view_may_be_ahead_of_the_first_count_of_a_live_table() -> None:
     assert judge.views([ViewSum("d.live", 12, 10, 12)]).passed
 
 
+@pytest.mark.parametrize(("total", "passed"), [(6, False), (7, True), (10, True), (12, True), (15, True), (16, False)])
+def test_a_view_may_have_what_is_being_inserted_earlier_or_later_than_the_table(total: int, passed: bool) -> None:
+    found = judge.views([ViewSum("d.live", total, 10, 12, inserting=3)])
+    assert found.passed == passed
+    is_clear = 10 <= total <= 12
+    assert bool(found.not_judged) == (passed and not is_clear), "what is not certain is told"
+
+
 def test_a_short_insert_window_is_named() -> None:
     found = judge.insert_window([("d.t", 10_000), ("d.view", 4)], 100)
     assert not found.passed
@@ -139,6 +147,15 @@ def test_hours_that_differ_are_named() -> None:
     assert not found.passed
     assert found.examples == ({"hour": "2026-11-22-04:00", "found": "1 row differs"},)
     assert judge.verification([Verified("2026-11-22-03:00", True, "")], FIRST, LATER).passed
+
+
+def test_an_hour_that_was_verified_before_it_was_confirmed_is_a_mild_fault() -> None:
+    hours = [Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", True, "", is_whole=False)]
+    found = judge.verification(hours, FIRST, LATER)
+    assert (found.passed, found.is_mild) == (False, True)
+    assert "1 of 2 hours were verified before the sink had confirmed them: 2026-11-22-04:00" in found.said
+    both = judge.verification([*hours, Verified("2026-11-22-05:00", False, "1 row differs")], FIRST, LATER)
+    assert (both.passed, both.is_mild) == (False, False)
 
 
 @pytest.mark.parametrize(

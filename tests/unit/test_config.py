@@ -424,6 +424,13 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
         ("resources.nats.stream.max_age", "0s", "resources.nats.stream.max_age", "longer than zero"),
         ("resources.nats.stream.max_bytes", "ten", "resources.nats.stream.max_bytes", "must be a size"),
         ("resources.nats.stream.max_bytes", -1, "resources.nats.stream.max_bytes", "must be at least 0"),
+        (
+            "resources.nats.stream.max_bytes",
+            "2MiB",
+            "resources.nats.stream.max_bytes",
+            "at least 3670016 bytes for a topic of one partition",
+        ),
+        ("resources.nats.stream.max_bytes", 3_670_015, "resources.nats.stream.max_bytes", "no dead letter might ever enter again"),
         ("metadata.tags", "demo", "metadata.tags", "must be a list"),
         ("buckets", 0, "buckets", "must be at least 1"),
         ("buckets", True, "buckets", "must be a whole number"),
@@ -717,6 +724,7 @@ def test_model_errors_hide_their_input() -> None:
         ("sink.order_by", ["city"], "is ignored without create_table"),
         ("sink.delivery", "at_least_once", "rows may repeat"),
         ("resources.sink.replicas", 2, "resources.sink: replicas"),
+        ("resources.nats.stream.max_bytes", 4_718_591, "the last frames of 8 buckets"),
     ],
 )
 def test_note(path: str, value: Any, note: str) -> None:

@@ -1,5 +1,6 @@
 """What Dagster loads of a directory of pipeline files: the graph, its metadata, and that nothing secret is in it. No system is there."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -212,6 +213,24 @@ def test_the_loaders_name_the_same_definitions() -> None:
     assert registry == {"tallyflow": "dagster_project.components"}
 
 
+def test_a_faulty_file_is_told_in_the_log_and_only_where_it_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    definitions(tmp_path, document(), document(pipeline_id="x y"))
+    (told,) = caplog.messages
+    assert told.startswith(f"pipeline file that is not used: {tmp_path / '1.yaml'}: 1 fault\n  - pipeline_id: must be")
+    program = "import dagster_project.components"
+    environment = {**os.environ, "TALLYFLOW_PIPELINES": str(tmp_path / "no-such-directory")}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert "no-such-directory" not in found.stderr
+
+
 def test_importing_the_command_line_imports_no_dagster() -> None:
-    program = "import sys, pipelines.cli; print([name for name in sys.modules if name.split('.')[0] == 'dagster'])"
+    program = "import sys, pipelines.cli.app; print([name for name in sys.modules if name.split('.')[0] == 'dagster'])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_launch_does_not_choose_what_is_executed(tmp_path: Path) -> None:
+    job = definitions(tmp_path, document()).resolve_job_def("start_pipeline")
+    ops = {"start_pipeline_op": {"config": {"pipeline": "orders-demo"}}}
+    for chosen in ({"command": ["sh", "-c", "id"]}, {"run_options": ["--master", "spark://elsewhere:7077"]}):
+        with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
+            dg.validate_run_config(job, {"ops": ops, "resources": {"streaming_jobs": {"config": chosen}}})

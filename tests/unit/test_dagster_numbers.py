@@ -21,7 +21,7 @@ def account(waiting: int = 0, lag: int | None = 0) -> Account:
         LegTally("sink", 70 - waiting, {"confirmed by ClickHouse": 70 - waiting, "dead letters": 0}, waiting, False),
     )
     letters = LegTally("redrive", 10, {"entered again": 4, "discarded": 1, "still dead letters": 5}, 5, False)
-    return Account(Tally(legs, letters), {RAW: 1000, OUT: 900, DEAD_LETTERS: 80}, 70, 8, 12, lag)
+    return Account(Tally(legs, letters), {RAW: 1000, OUT: 900, DEAD_LETTERS: 80}, 70, 8, 12, "id", lag)
 
 
 def test_numbers_are_those_of_the_tally() -> None:

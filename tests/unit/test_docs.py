@@ -10,10 +10,10 @@ import pytest
 import typer
 
 from pipelines import errors
-from pipelines.cli import app
+from pipelines.cli.app import app
 from pipelines.errors import HaltError
 from pipelines.failpoints import NAMES
-from pipelines.triage import REMEDIES
+from pipelines.letters.triage import REMEDIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -1,5 +1,6 @@
 """What a job is called, from what its runners say; and what is kept of their words."""
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipelines.job_state import judge
-from pipelines.runners import Desired, note_stop, read_desired, write_desired
+from pipelines.processes import host_mark, start_mark
+from pipelines.runners import Desired, by_halt, forget_halts, note_halt, note_stop, read_desired, read_halts, write_desired
 from resources.runner_log import KEPT_LOGS, bound_log, last_words, new_log
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -61,6 +63,31 @@ def test_a_stopped_leg_is_not_wanted_any_more_and_the_others_are(tmp_path: Path)
     assert read_desired(tmp_path) == Desired("running", ("ingest", "process"))
     note_stop(tmp_path, ["ingest", "process"])
     assert read_desired(tmp_path) == Desired("stopped")
+
+
+def test_a_halt_is_kept_for_its_leg_until_the_next_start_of_that_leg(tmp_path: Path) -> None:
+    note_halt(tmp_path, "sink", "the table is missing", "digest")
+    note_halt(tmp_path, "ingest", "the topic is missing", "digest")
+    found = read_halts(tmp_path)
+    assert {leg: (halt.message, halt.file, halt.mark) for leg, halt in found.items()} == {
+        "ingest": ("the topic is missing", "digest", start_mark(os.getpid())),
+        "sink": ("the table is missing", "digest", start_mark(os.getpid())),
+    }
+    assert [*by_halt(found).values()] == ["ingest", "sink"]
+    forget_halts(tmp_path, ["process", "sink"])
+    assert [*read_halts(tmp_path)] == ["ingest"]
+
+
+def test_a_halt_from_before_the_host_was_started_again_is_not_believed(tmp_path: Path) -> None:
+    note_halt(tmp_path, "sink", "the table is missing", "digest")
+    (path,) = tmp_path.glob("halted-*.json")
+    path.write_text(path.read_text().replace(host_mark(), "another-boot/22"))
+    assert read_halts(tmp_path) == {}
+
+
+def test_half_a_halt_is_none(tmp_path: Path) -> None:
+    (tmp_path / "halted-sink.json").write_text('{"message": "the table')
+    assert read_halts(tmp_path) == {}
 
 
 def test_half_a_file_after_a_loss_of_power_is_no_wish(tmp_path: Path) -> None:

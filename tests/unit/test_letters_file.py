@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.dlq import LETTER_SCHEMA
 from pipelines.errors import ConfigurationError
-from pipelines.letters_file import Edited, edited_frames, line_of, read_edited
+from pipelines.letters.file import Edited, edited_frames, line_of, read_edited
 from pipelines.records import MAX_RECORD_BYTES, Position, decode_frame
 from pipelines.testing import FIRST_INSTANT
 

@@ -8,10 +8,10 @@ import pytest
 
 import pipelines.purge
 from pipelines.connectors.jetstream import StreamState
-from pipelines.dead_letters import read_letters
 from pipelines.dlq import LETTER_SCHEMA
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ledger import Chain, Entry, read_chain
+from pipelines.letters.stream import read_letters
 from pipelines.naming import REDRIVE, Names
 from pipelines.purge import (
     Purge,
@@ -24,8 +24,9 @@ from pipelines.purge import (
     read_purged,
     redrive_entries_that_may_go,
 )
-from pipelines.records import MAX_FRAME_BYTES, encode_frame
+from pipelines.records import encode_frame
 from pipelines.retention import StreamFacts
+from pipelines.stream_limits import MAX_FRAME_BYTES
 from pipelines.testing import FIRST_INSTANT, MemoryLog
 
 NAMES = Names("orders")

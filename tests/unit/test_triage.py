@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.dlq import LETTER_SCHEMA
+from pipelines.letters.triage import REMEDIES, Selection, fingerprint, groups, letter_at, listed, with_fingerprints
 from pipelines.records import Position
 from pipelines.testing import FIRST_INSTANT
-from pipelines.triage import REMEDIES, Selection, fingerprint, groups, letter_at, listed, with_fingerprints
 
 
 def letter(sequence: int, ordinal: int = 0, second: int = 0, **values: Any) -> dict[str, Any]:

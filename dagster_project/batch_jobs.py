@@ -1,0 +1,89 @@
+"""Jobs for the launchpad that read what a pipeline has stored: compact and rebuild its keys, verify its table. Each may use Spark tasks.
+
+Each takes the pipeline's id and does one thing; each may be repeated, and be killed at any time.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_project.control_jobs import done, job_of, known
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.repairs import WithSpark, check_same_pipeline, compacted, instant, key_state, spark_tasks
+from dagster_project.verification import examples_of, said, told
+from pipelines.connectors.jetstream import JetStream
+from pipelines.key_store.rebuild import rebuild
+from pipelines.run_spec import RunSpec
+from pipelines.verification.run import Request, verify
+from pipelines.verification.slices import verify_in_tasks
+from resources.spark import SparkResource
+from resources.streaming_jobs import StreamingJobs
+
+Tell = Callable[[str], None]
+Work = Callable[[StreamingJobs, SparkResource, Pipeline, Any, Tell], dict[str, Any]]
+
+
+class OfKeys(WithSpark):
+    """Whose keys are meant."""
+
+    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
+
+
+class Verify(WithSpark):
+    """Which records are verified: those that arrived in a range, as far as it can be proved."""
+
+    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
+    since: str | None = Field(default=None, description="Records that arrived at this instant (ISO 8601) or later. Empty: all.")
+    until: str | None = Field(default=None, description="Records that arrived before this instant. Empty: all that the sink has confirmed.")
+    with_kafka: bool = Field(default=False, description="Compare the bytes of the raw records with Kafka's as well.")
+    examples: int = Field(default=10, ge=0, le=1000, description="How many faults of each kind are named.")
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    work: list[tuple[str, type[dg.Config], Work, str]] = [
+        ("compact_keys", OfKeys, _compact, "Merge the runs of the dedup store and drop expired keys."),
+        ("rebuild_state", OfKeys, _rebuild_state, "Rebuild the keys of a stopped pipeline from the raw stream."),
+        ("verify_pipeline", Verify, _verify, "Compute the table's rows again from the raw records, and compare."),
+    ]
+    return dg.Definitions(jobs=[_job(files, *one) for one in work])
+
+
+def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: Work, description: str) -> dg.JobDefinition:
+    def run(context: dg.OpExecutionContext, config: Any, streaming_jobs: StreamingJobs, pyspark: SparkResource) -> dg.Output[None]:
+        def checked(pipeline: Pipeline) -> dict[str, Any]:
+            check_same_pipeline(streaming_jobs, pipeline)
+            return work(streaming_jobs, pyspark, pipeline, config, context.log.info)
+
+        return done(context, name, known(files, config.pipeline), checked)
+
+    return job_of(name, config_class, run, description)
+
+
+def _compact(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Tell) -> dict[str, Any]:
+    return compacted(jobs, pipeline, pyspark if config.with_spark else None)
+
+
+def _rebuild_state(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Tell) -> dict[str, Any]:
+    with key_state(jobs, pipeline) as keys:
+        tasks = spark_tasks(jobs, keys.connections.run, pyspark) if config.with_spark else None
+        return asdict(rebuild(keys, tasks=tasks))
+
+
+def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: Verify, tell: Tell) -> dict[str, Any]:
+    """Raises Failure with the findings when something differs."""
+    resolved = jobs.config(pipeline.path)
+    since, until = instant("since", config.since), instant("until", config.until)
+    request = Request(jobs.directory(resolved.pipeline_id), since, until, config.examples, config.with_kafka)
+    with closing(JetStream(resolved.nats).connect()) as log:
+        if config.with_spark:
+            run = RunSpec.beside(pipeline.path.read_text(), resolved.pipeline_id)
+            found = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), tell)
+        else:
+            found = verify(resolved, log, request, tell)
+    if not found.is_match:
+        raise dg.Failure(said(found), metadata={**told(found), **examples_of(found)}, allow_retries=False)
+    return told(found)

@@ -1,0 +1,314 @@
+"""The `tallyflow` command. A composition root: the one place under pipelines/ (with demo.py) that knows the local servers."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.cli import audit as audit_commands
+from pipelines.cli import dagster as dagster_commands
+from pipelines.cli import dlq as dlq_commands
+from pipelines.cli import redrive as redrive_commands
+from pipelines.cli import state as state_commands
+from pipelines.cli import verify as verify_commands
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out
+from pipelines.config import PipelineConfig, json_schema, load, notes
+from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
+from pipelines.naming import LEGS, Names
+from resources.local import cli as local_cli
+from resources.local.stack import default_home
+
+app = typer.Typer(
+    help="Kafka into ClickHouse, exactly once, with every event accounted for.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(local_cli.up)
+app.command()(local_cli.down)
+app.command()(local_cli.env)
+
+_STOP_SECONDS = 60.0
+_ANSWER_SECONDS = 10.0
+
+
+@app.command()
+def validate(file: File) -> None:
+    """Check a pipeline file: all faults at once, then what is worth knowing about a sound one. Connects to nothing."""
+    from pipelines.preflight import check_supported, check_types
+
+    with errors_as_exit():
+        config = load(file)
+        check_types(config)
+        for note in notes(config):
+            out.print(f"note: {note}", style="yellow", markup=False)
+        check_supported(config)
+    out.print(f"{file}: pipeline {config.pipeline_id} is valid", markup=False)
+
+
+@app.command()
+def prepare() -> None:
+    """Make Spark's JVM start in half the time, once per Python environment and Java: keeps the classes that it loads in a file."""
+    from pipelines.connectors.class_archive import archive_path, make_archive
+
+    with errors_as_exit():
+        path = archive_path()
+        if path is None:
+            raise HaltError("preparing Spark: no java on PATH or in JAVA_HOME; install a Java 17 or later runtime")
+        if path.exists():
+            out.print("Spark is prepared already", highlight=False)
+            return
+        out.print("preparing Spark: keeping its classes for faster starts (about 20 s, once)", highlight=False)
+        make_archive(path)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the pipeline file, for editors."""
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def run(
+    file: File,
+    leg: Annotated[list[str] | None, typer.Option(help=f"Run this leg only ({', '.join(LEGS)}); may repeat.")] = None,
+    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when all that Kafka holds now is in ClickHouse.")] = False,
+    connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at the start.")] = 60.0,
+    master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
+    driver_offsets: Annotated[int, typer.Option(min=0, help="Ranges of at most so many offsets are read without a Spark task.")] = 20_000,
+    driver_frames: Annotated[int, typer.Option(min=0, help="Ranges of at most so many frames need no Spark task.")] = 16,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Let records that the circuit breaker has stopped at become dead letters, however many.")
+    ] = False,
+) -> None:
+    """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
+    from pipelines.runner import Runner, RunOptions
+    from pipelines.status import StatusServer
+
+    with errors_as_exit():
+        config = load(file)
+        legs = _legs(leg)
+        for note in notes(config):
+            err.print(f"note: {note}", style="yellow", markup=False)
+        options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames, accept)
+        tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
+        runner = Runner(config, file.read_text(), default_home(), options, tell)
+        runner.on_start = StatusServer
+        try:
+            runner.run()
+        except TallyflowError as error:
+            err.print(str(error), style="red", markup=False, highlight=False)
+            _leave(2 if isinstance(error, ConfigurationError) else 1)
+        _leave(0)
+
+
+def _leave(code: int) -> None:
+    """Ends a process that ran Spark: everything is closed by now, and the threads that Spark's gateway leaves would only delay the exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@app.command()
+def stop(
+    file: File, leg: Annotated[list[str] | None, typer.Option(help="Only runners of this leg; may repeat. Default: all runners.")] = None
+) -> None:
+    """Stop the runners of a pipeline on this host: batches in work are finished first."""
+    from pipelines.runners import note_stop, stop_runners
+
+    with errors_as_exit():
+        directory = _directory(load(file))
+        legs = _legs(leg)
+    note_stop(directory, legs)
+    count, left = stop_runners(directory, legs, timedelta(seconds=_STOP_SECONDS))
+    if left:
+        named = ", ".join(str(process.pid) for process in left)
+        err.print(f"process {named} has not ended within {_STOP_SECONDS:.0f} s; its state is safe, kill -9 it if you must")
+        raise typer.Exit(1)
+    out.print("stopped" if count else "no runner of this pipeline on this host")
+
+
+def _legs(names: list[str] | None) -> tuple[str, ...]:
+    """The legs named, in their order; all of them if none is named."""
+    unknown = [name for name in names or () if name not in LEGS]
+    if unknown:
+        raise typer.BadParameter(f"no such leg: {', '.join(unknown)}; legs are {', '.join(LEGS)}")
+    return tuple(name for name in LEGS if not names or name in names)
+
+
+@app.command()
+def status(
+    file: Annotated[Path | None, typer.Argument(help="A pipeline file.", exists=True, dir_okay=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a running pipeline (legs, lag, rows/s, errors); without a file: the local servers."""
+    if file is None:
+        local_cli.status(as_json=as_json)
+        return
+    with errors_as_exit():
+        directory = _directory(load(file))
+        if not directory.is_dir():
+            raise HaltError(f"pipeline {directory.name} was never started on this host")
+        now = _ask(directory)
+        if now is None:
+            out.print("not running on this host; `tallyflow tally` shows what it has done")
+            _print_halts(directory, LEGS)
+            raise typer.Exit(1)
+        if as_json:
+            typer.echo(json.dumps(now, indent=2))
+        elif not watch:
+            out.print(_status_view(now, None))
+            _print_halts(directory, [leg for leg in LEGS if leg not in now["legs"]])
+        else:
+            _watch(directory, now)
+    if not now["healthy"]:
+        raise typer.Exit(1)
+
+
+def _print_halts(directory: Path, legs: Sequence[str]) -> None:
+    """Why the last runners of these legs have ended, where they ended at a halt."""
+    from pipelines.runners import by_halt, read_halts
+
+    halts = {leg: halt for leg, halt in read_halts(directory).items() if leg in legs}
+    for halt, names in by_halt(halts).items():
+        out.print(f"{names} halted at {halt.at}: {halt.message}", markup=False, highlight=False)
+
+
+def _watch(directory: Path, now: dict[str, Any]) -> None:
+    with Live(_status_view(now, None), console=out) as live:
+        while True:
+            time.sleep(1)
+            newer = _ask(directory)
+            if newer is None:
+                return
+            live.update(_status_view(newer, now))
+            now = newer
+
+
+def _ask(directory: Path) -> dict[str, Any] | None:
+    from pipelines.runners import ask, find_runners, together
+
+    answers = [answer for found in find_runners(directory) if (answer := ask(found, timedelta(seconds=_ANSWER_SECONDS))) is not None]
+    if len(answers) < len(find_runners(directory)):
+        raise HaltError(f"asking the runner of {directory.name}: no answer within {_ANSWER_SECONDS:.0f} s; ask again, or stop and start it")
+    return together(answers) if answers else None
+
+
+def _status_view(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
+    """The legs, and what there is to say of the streams."""
+    told = [facts["advice"] for facts in now["streams"].values() if facts["advice"]]
+    if now["purge_failure"]:
+        told.append(f"the streams could not be purged, it is tried again: {now['purge_failure']}")
+    return Group(_status_table(now, before), *(Text(line) for line in told))
+
+
+def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
+    """One row per leg. Rates are over the time between two looks, or since the start."""
+    lag = sum(now["lag"].values())
+    caption = f"lag {lag:,} offsets over {len(now['lag'])} partitions; up {now['uptime_seconds']:,.0f} s"
+    if trouble := now.get("ledger_table", {}).get("message"):
+        caption += f"\nledger table: {escape(trouble)}"
+    title = f"pipeline {now['pipeline']}"
+    table = Table("leg", "state", "rows in", "rows out", "rows/s", "last batch", "message", title=title, caption=caption)
+    for name, leg in now["legs"].items():
+        totals, last = leg["totals"], leg["last_batch"]
+        earlier = before["legs"][name]["totals"].get("rows_in", 0) if before and name in before["legs"] else None
+        seconds = now["at"] - before["at"] if before else 0.0
+        rate = f"{(totals.get('rows_in', 0) - earlier) / max(seconds, 1e-3):,.0f}" if earlier is not None else ""
+        batch = f"{last['counts'].get('rows_in', 0):,} rows, {last['seconds'] * 1000:,.0f} ms" if last else ""
+        table.add_row(name, leg["state"], f"{totals.get('rows_in', 0):,}", f"{totals.get('rows_out', 0):,}", rate, batch, leg["message"])
+    return table
+
+
+app.command()(dagster_commands.dagster)
+app.command()(audit_commands.tally)
+app.command()(audit_commands.audit)
+app.command()(verify_commands.verify)
+app.command()(state_commands.state)
+app.command()(state_commands.why)
+app.command()(state_commands.compact)
+app.command()(state_commands.rebucket)
+app.command("rebuild-state")(state_commands.rebuild_state)
+for command in (redrive_commands.reprocess, redrive_commands.discard, redrive_commands.export):
+    dlq_commands.app.command()(command)
+dlq_commands.app.command("import")(redrive_commands.import_letters)
+app.add_typer(dlq_commands.app, name="dlq")
+
+
+@app.command()
+def delete(
+    file: File,
+    keep_table: Annotated[bool, typer.Option("--keep-table", help="Keep the ClickHouse table.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a stopped pipeline: its streams, its state on this host and, with `create_table: true`, its table. Lists it first and asks."""
+    from pipelines.delete import Deletion
+
+    with errors_as_exit():
+        config = load(file)
+        deletion = Deletion(config, _directory(config), keep_table)
+        for line in deletion.lines():
+            out.print(f"  - {line}", markup=False, highlight=False)
+        if not yes:
+            typer.confirm("Delete this for good?", abort=True)
+        deletion.run()
+    out.print("deleted")
+
+
+@app.command()
+def produce(
+    file: File,
+    count: Annotated[int, typer.Option(min=1, help="Events to send.")] = 100_000,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Events per second. Default: as fast as it goes.")] = None,
+    size: Annotated[int, typer.Option(min=150, help="Bytes per event, about.")] = 200,
+    duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of events that are copies of earlier ones.")] = 0.0,
+    bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that no pipeline can parse.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic is made.")] = 4,
+) -> None:
+    """Send restaurant orders to the topic of a pipeline file (examples/orders)."""
+    from pipelines.produce import produce as send
+
+    with errors_as_exit():
+        source = load(file).sources[0]
+        brokers = ",".join(source.connection_params.brokers)
+        summary = send(brokers, source.topic, count, rate, size, duplicate_share, bad_share, seed, partitions)
+    typer.echo(json.dumps(asdict(summary), indent=2))
+
+
+@app.command()
+def demo(
+    count: Annotated[int, typer.Option(min=1, help="Events to produce.")] = 300_000,
+    size: Annotated[int, typer.Option(min=150, help="Bytes per event, about.")] = 200,
+    duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are copies of earlier ones.")] = 0.1,
+    bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that cannot be parsed.")] = 0.001,
+    seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
+) -> None:
+    """Start real servers, produce orders, run the pipeline over them, and check every position against the table."""
+    from pipelines.demo import demo as show
+    from pipelines.orders import Recipe
+
+    with errors_as_exit():
+        try:
+            recipe = Recipe(seed, size, duplicate_share, bad_share)
+        except ValueError as error:
+            raise ConfigurationError("demo", [Fault("", str(error))]) from error
+        code = show(recipe, count)
+    raise typer.Exit(code)
+
+
+def _directory(config: PipelineConfig) -> Path:
+    return Names(config.pipeline_id).directory(default_home())

@@ -1,0 +1,69 @@
+"""The commands that prove the account of a pipeline."""
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, since_instant
+from pipelines.config import load
+from pipelines.naming import Names
+
+Since = Annotated[
+    datetime | None,
+    typer.Option(parser=since_instant, help="Only what was done since this instant (UTC), or so long ago: 30m, 1h, 2d.", metavar="TIME"),
+]
+
+
+def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
+    """Show per leg what went in and where it went; the exit code is 1 if anything is not accounted for."""
+    from pipelines.connectors.jetstream import JetStream
+    from pipelines.tally import tally as account
+
+    with errors_as_exit():
+        config = load(file)
+        log = JetStream(config.nats).connect()
+        try:
+            found = account(log, Names(config.pipeline_id), since)
+        finally:
+            log.close()
+    if as_json:
+        *legs, letters = ({**asdict(leg), "residue": leg.residue} for leg in (*found.legs, found.letters))
+        told = {"since": since, "residue": found.residue, "legs": legs, "dead_letters": letters}
+        print_json({"pipeline": config.pipeline_id, **told})
+    else:
+        from pipelines.report import tally_table
+
+        out.print(tally_table(config.pipeline_id, found))
+    if found.residue:
+        raise typer.Exit(1)
+
+
+Examples = Annotated[int, typer.Option(min=0, help="Faults of each kind to name by their coordinates.")]
+
+
+def audit(
+    file: File,
+    examples: Examples = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Count everything again from Kafka, the streams and the table; the exit code is 1 if a record is missing, doubled or extra."""
+    from pipelines.audit.run import Audit
+    from pipelines.connectors.jetstream import JetStream
+
+    with errors_as_exit(), err.status("reading the ledger") as line:
+        config = load(file)
+        log = JetStream(config.nats).connect()
+        try:
+            found = Audit(config, log, examples).run(lambda doing: line.update(escape(doing)))
+        finally:
+            log.close()
+    if as_json:
+        print_json(found.plain())
+    else:
+        for text in found.lines():
+            out.print(text, markup=False, highlight=False, soft_wrap=True)
+    if not found.is_clean:
+        raise typer.Exit(1)

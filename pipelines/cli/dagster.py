@@ -1,0 +1,218 @@
+"""The command that shows pipelines in Dagster on this machine.
+
+Dagster's web server, daemon and code server are processes of their own, ended together; nothing here imports Dagster.
+"""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import httpx
+import typer
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from pipelines.cli.arguments import err, errors_as_exit, out
+from pipelines.config import load
+from pipelines.errors import HaltError, RetryableError
+from pipelines.naming import LEGS
+from pipelines.runners import stop_runners
+from resources.local import cli as local_cli
+from resources.local.errors import LocalServerError
+from resources.local.ports import HOST, is_free, keep_ports, port_holder
+from resources.local.server import START_TIMEOUT
+from resources.local.stack import LocalStack, default_home
+
+if TYPE_CHECKING:
+    from pipelines.connectors.kafka import KafkaTopic
+
+DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
+SCHEDULES_VARIABLE = "TALLYFLOW_SCHEDULES"
+POSTGRES_VARIABLE = "DAGSTER_POSTGRES_URL"
+_ROOT = Path(__file__).resolve().parents[2]
+_EXAMPLE = _ROOT / "examples" / "orders" / "pipeline.yaml"
+_INSTANCE = _ROOT / "dagster_project" / "dagster.yaml"
+_POSTGRES = _ROOT / "dagster_project" / "postgres.yaml"
+_SAMPLE_ORDERS = 20_000
+_START_SECONDS = 180.0
+_POLL_SECONDS = 0.2
+_PATIENCE = timedelta(seconds=60)
+_SERVER_NAMES = ("KAFKA_BOOTSTRAP", "NATS_URL", "CLICKHOUSE_HOST", "CLICKHOUSE_PORT")
+
+
+def dagster(
+    pipelines: Annotated[
+        Path | None,
+        typer.Option(
+            envvar=DIRECTORY_VARIABLE, help="Directory of pipeline files.", show_default="examples/", exists=True, file_okay=False
+        ),
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the web page. Default: a free one, kept.")] = None,
+    own_servers: Annotated[
+        bool, typer.Option("--own-servers", help="Start no Kafka, NATS and ClickHouse: the environment names yours.")
+    ] = False,
+) -> None:
+    """Show the pipelines in Dagster, on loopback, with the local servers. Ctrl-C ends all of it; pipelines go on at the next start."""
+    with errors_as_exit(), _local_errors_as_exit():
+        if importlib.util.find_spec("dagster") is None or importlib.util.find_spec("dagster_webserver") is None:
+            raise HaltError("starting Dagster: it is not installed; pip install 'tallyflow[dagster]', or make venv in a checkout")
+        home = default_home()
+        with _signals_as_interrupts(), _servers(home, own_servers) as environment:
+            if pipelines is None:
+                _give_orders(environment)
+            _serve(home, port, {**environment, **({DIRECTORY_VARIABLE: str(pipelines.resolve())} if pipelines else {})})
+
+
+@contextmanager
+def _signals_as_interrupts() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does, and Ctrl-C also where a shell in the background has switched it off."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        out.print("ended")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _local_errors_as_exit() -> Iterator[None]:
+    try:
+        yield
+    except LocalServerError as error:
+        err.print(f"error: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from error
+
+
+@contextmanager
+def _servers(home: Path, own_servers: bool) -> Iterator[dict[str, str]]:
+    """The environment of everything that is started. Servers that ran before are left running."""
+    environment = {**os.environ, "TALLYFLOW_HOME": str(home)}
+    if own_servers:
+        missing = [name for name in _SERVER_NAMES if not environment.get(name)]
+        if missing:
+            raise HaltError(f"starting Dagster with your own servers: set {', '.join(missing)}")
+        yield environment
+        return
+    stack = LocalStack(home)
+    ran_before = all(one.state == "healthy" for one in stack.status())
+    if not ran_before:
+        out.print("starting Kafka, NATS and ClickHouse", highlight=False)
+        local_cli.up(home, None, START_TIMEOUT.total_seconds(), new_ports=False)
+    try:
+        yield environment | stack.addresses().environment()
+    finally:
+        if not ran_before:
+            out.print("stopping Kafka, NATS and ClickHouse", highlight=False)
+            stack.down()
+
+
+def _give_orders(environment: Mapping[str, str]) -> None:
+    """Puts orders into the topic of the example while it is empty, so that there is something to start for."""
+    from pipelines.connectors.kafka import KafkaTopic
+    from pipelines.produce import ensure_topic, produce
+
+    source = load(_EXAMPLE, environment).sources[0]
+    brokers = ",".join(source.connection_params.brokers)
+    ensure_topic(brokers, source.topic, 4)
+    if _is_empty(KafkaTopic(source)):
+        made = produce(brokers, source.topic, _SAMPLE_ORDERS, duplicate_share=0.1, bad_share=0.001)
+        out.print(f"produced {made.produced:,} orders to topic {made.topic}, 1 in 10 a copy, 1 in 1,000 broken on purpose", highlight=False)
+
+
+@retry(retry=retry_if_exception_type(RetryableError), wait=wait_fixed(0.5), stop=stop_after_delay(60), reraise=True)
+def _is_empty(topic: "KafkaTopic") -> bool:
+    """A topic that was just made has no leaders yet."""
+    partitions = topic.facts().partitions
+    return topic.ends(partitions) == topic.starts(partitions)
+
+
+def write_instance(directory: Path, postgres_url: str) -> None:
+    """Puts dagster.yaml into the directory when there is none: with PostgreSQL, or with SQLite when the URL is empty."""
+    directory.mkdir(parents=True, exist_ok=True)
+    instance = directory / "dagster.yaml"
+    if not instance.exists():
+        instance.write_text(_INSTANCE.read_text() + (_POSTGRES.read_text() if postgres_url else ""))
+    elif postgres_url and POSTGRES_VARIABLE not in instance.read_text():
+        told = f"{POSTGRES_VARIABLE} is set, and {instance} does not use it: delete that file to have it written anew"
+        out.print(told, markup=False, highlight=False, soft_wrap=True)
+        return
+    if postgres_url.startswith(("postgresql://", "postgres://")):
+        raise HaltError(f"starting Dagster: {POSTGRES_VARIABLE} names no driver; begin it with postgresql+psycopg2://")
+
+
+def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None:
+    """Runs Dagster until Ctrl-C, or until it ends by itself."""
+    directory = home / "dagster"
+    write_instance(directory, environment.get(POSTGRES_VARIABLE, ""))
+    chosen = port or keep_ports(directory / "ports.json", ["webserver"])["webserver"]
+    url = f"http://{HOST}:{chosen}"
+    if not is_free(chosen):
+        raise HaltError(
+            f"starting Dagster: port {chosen} is taken by {port_holder(chosen) or 'another process'}; if that is the Dagster of this home, "
+            f"it is at {url}; else choose another --port"
+        )
+    log = directory / "dagster.log"
+    settings = {"DAGSTER_HOME": str(directory), "DAGSTER_DISABLE_TELEMETRY": "yes", SCHEDULES_VARIABLE: "running", **environment}
+    command = [sys.executable, "-m", "dagster", "dev", "-h", HOST, "-p", str(chosen), "-m", "dagster_project.definitions"]
+    with log.open("wb") as output:
+        # In its own session: Ctrl-C reaches this process only, which ends the others in their order.
+        process = subprocess.Popen(command, env=settings, cwd=_ROOT, stdout=output, stderr=output, start_new_session=True)  # noqa: S603
+        try:
+            _wait_until_up(process, url, log)
+            _tell(url, log)
+            process.wait()
+            raise HaltError(f"running Dagster: it has ended by itself; see {log}")
+        finally:
+            _end(process)
+            _stop_pipelines(home)
+
+
+def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    with err.status("starting Dagster"):
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{url}/server_info", timeout=5, trust_env=False).is_success:
+                    return
+            time.sleep(_POLL_SECONDS)
+    words = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
+    raise HaltError(f"starting Dagster: no answer at {url}; the last of {log}:\n{words}")
+
+
+def _tell(url: str, log: Path) -> None:
+    for line in (
+        f"Dagster: {url}",
+        "  1. Assets, group orders_demo: the pipeline from the topic to the table. Nothing runs yet.",
+        "  2. Materialize the asset clickhouse_table: that starts the pipeline (about 20 s) and shows its numbers.",
+        "  3. Jobs, publish_orders_demo, Materialize: the checks of the table, then its publication.",
+        f"  Log: {log}. Ctrl-C ends Dagster, the pipelines and the servers.",
+    ):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Asks Dagster to end, waits, and kills what is left of its session. A second Ctrl-C does not cut this short."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number, patience in ((signal.SIGINT, 30), (signal.SIGKILL, 10)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stop_pipelines(home: Path) -> None:
+    """Stops the runners of this home. They stay wanted: the next start of Dagster lets them go on."""
+    for directory in sorted((home / "pipelines").glob("*/")):
+        _, left = stop_runners(directory, LEGS, _PATIENCE)
+        for one in left:
+            err.print(f"process {one.pid} has not ended within {_PATIENCE}; its state is safe, kill -9 it if you must")

@@ -1,0 +1,220 @@
+"""The commands about dead letters."""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, progress, since_instant, utc
+from pipelines.config import load
+
+if TYPE_CHECKING:
+    from pipelines.letters.stream import DeadLetters
+    from pipelines.letters.triage import Group, Selection
+    from pipelines.records import Position
+
+app = typer.Typer(
+    help="Look at dead letters, records that a stage has rejected; let them enter again, or discard them.", no_args_is_help=True
+)
+
+Stage = Annotated[str | None, typer.Option(help="Only letters of this stage: parse, dedup, transform or sink.")]
+GroupName = Annotated[str | None, typer.Option("--group", help="Only letters of this group (its fingerprint).")]
+_INSTANT = "UTC, or so long ago: 30m, 1h, 2d."
+Since = Annotated[
+    datetime | None,
+    typer.Option(parser=since_instant, metavar="TIME", help=f"Only letters that arrived at this instant or later, {_INSTANT}"),
+]
+Until = Annotated[
+    datetime | None, typer.Option(parser=since_instant, metavar="TIME", help=f"Only letters that arrived before this instant, {_INSTANT}")
+]
+Key = Annotated[str | None, typer.Option(help="Only letters with this Kafka key.")]
+State = Annotated[
+    str,
+    typer.Option(
+        help="Only letters of this state: open, parked (rejected too often), redriven, discarded; or waiting (open or parked), all."
+    ),
+]
+
+
+COUNTING = "counting the copies that were dropped in favour of these letters"
+
+
+@contextmanager
+def dead_letters(file: File) -> "Iterator[DeadLetters]":
+    from pipelines.letters.stream import DeadLetters
+
+    with errors_as_exit():
+        letters = DeadLetters(load(file))
+        try:
+            yield letters
+        finally:
+            letters.close()
+
+
+def selection(
+    stage: str | None, group: str | None, since: datetime | None, until: datetime | None, key: str | None, state: str = "all"
+) -> "Selection":
+    """The selection that options ask for."""
+    from pipelines.letters.triage import STAGES, Selection
+    from pipelines.redrive import STATES, WAITING
+
+    sets = {"all": None, "waiting": WAITING, **{one: frozenset({one}) for one in STATES}}
+    if state not in sets:
+        raise typer.BadParameter(f"must be one of {', '.join(sets)}", param_hint="--state")
+    if stage is not None and stage not in STAGES:
+        raise typer.BadParameter(f"must be one of {', '.join(STAGES)}", param_hint="--stage")
+    return Selection(stage, group, since, until, key.encode() if key is not None else None, sets[state])
+
+
+def parse_position(text: str) -> "Position":
+    """A raw position such as 17.3, as `list`, `groups` and `export` show it."""
+    from pipelines.records import record_position
+
+    try:
+        return record_position(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="position") from None
+
+
+@app.command()
+def groups(
+    file: File,
+    stage: Stage = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    state: State = "waiting",
+    as_json: AsJson = False,
+) -> None:
+    """Show the causes of dead letters: how many letters each has, first and last seen, an example, and the likely fix."""
+    with dead_letters(file) as letters, progress(COUNTING) as tell:
+        found = letters.groups(selection(stage, None, since, until, key, state), tell)
+    if as_json:
+        print_json([{**plain_group(one), "remedy": one.remedy} for one in found])
+        return
+    print_groups(found)
+    total = sum(one.letters for one in found)
+    out.print(f"{total:,} letters in {len(found)} groups", highlight=False)
+
+
+def plain_group(group: "Group") -> dict[str, Any]:
+    """A group as JSON values."""
+    return {**asdict(group), "position": str(group.position)}
+
+
+def print_groups(found: "Iterable[Group]") -> None:
+    for one in found:
+        where = f" of {one.field}" if one.field else ""
+        title = f"{one.fingerprint}  {one.letters:,} letters  {one.stage}: {one.code}{where}"
+        out.print(title, style="bold", markup=False, highlight=False)
+        for line in (
+            one.message,
+            f"from {utc(one.first)} to {utc(one.last)}",
+            f"such as {one.topic} partition {one.partition} offset {one.offset}, raw position {one.position}",
+            *([f"{one.copies_dropped:,} {told_copies(one.copies_counted_from)}"] if one.copies_dropped else []),
+            *([f"likely fix: {one.remedy}"] if one.remedy else []),
+        ):
+            out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def told_copies(counted_from: datetime | None) -> str:
+    """What a number of dropped copies is."""
+    since = f", since {utc(counted_from)} (earlier records were purged)" if counted_from else ""
+    return f"copies of these records were dropped by dedup in their favour{since}"
+
+
+@app.command("list")
+def list_letters(
+    file: File,
+    stage: Stage = None,
+    group: GroupName = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    state: State = "waiting",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, in the order of their positions.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters by position, without what they hold."""
+    with dead_letters(file) as letters:
+        found, count = letters.list(selection(stage, group, since, until, key, state), limit)
+    rows = found.to_pylist()
+    if as_json:
+        print_json({"letters": [_plain(row) for row in rows], "selected": count})
+        return
+    table = Table(
+        "position", "topic", "partition", "offset", "arrival", "group", "state", "reason", caption=f"{len(rows):,} of {count:,} letters"
+    )
+    for row in rows:
+        coordinates = (row["_tf_topic"], str(row["_tf_partition"]), str(row["_tf_offset"]))
+        reason = f"{row['stage']}: {row['code']}{' of ' + row['field'] if row['field'] else ''}"
+        table.add_row(_position(row), *coordinates, utc(row["_tf_arrival"]), row["fingerprint"], row["state"], reason)
+    out.print(table)
+
+
+@app.command()
+def show(
+    file: File,
+    position: Annotated[str, typer.Argument(help="The letter's raw position, such as 17.3, as `list` and `groups` show it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter whole: the record's bytes, where it comes from, and why it was rejected."""
+    wanted = parse_position(position)
+    with dead_letters(file) as letters, progress(COUNTING) as tell:
+        found = letters.at(wanted, tell).to_pylist()
+    if not found:
+        err.print(f"there is no dead letter at {position}", style="red", highlight=False)
+        raise typer.Exit(1)
+    (row,) = found
+    if as_json:
+        print_json(_plain(row, with_record=True))
+        return
+    for name, value in _plain(row, with_record=True).items():
+        out.print(f"{name}: {value if isinstance(value, str) else json.dumps(value)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
+    """A letter as JSON values; the record's own bytes only on demand."""
+    own = {
+        "position": _position(row),
+        "topic": row["_tf_topic"],
+        "partition": row["_tf_partition"],
+        "offset": row["_tf_offset"],
+        "arrival": utc(row["_tf_arrival"]),
+        **{
+            name: row[name]
+            for name in ("fingerprint", "state", "stage", "code", "field", "message", "config_version", "attempts", "origin")
+        },
+    }
+    if not with_record:
+        return own
+    size = row["oversize"]
+    return {
+        **own,
+        "timestamp": utc(row["timestamp"]) if row["timestamp"] else None,
+        "headers": [[_text(name), _text(value)] for name, value in row["headers"] or []],
+        "key": _text(row["key"]),
+        "value": _text(row["value"]),
+        "copies_dropped": row["copies_dropped"],
+        "copies_counted_from": utc(row["copies_counted_from"]) if row["copies_counted_from"] else None,
+        **({"value_bytes": size["bytes"], "value_sha256": size["sha256"].hex()} if size else {}),
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    """UTF-8 as it is, other bytes as hex."""
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return f"hex:{value.hex()}"
+
+
+def _position(row: dict[str, Any]) -> str:
+    return f"{row['_tf_sequence']}.{row['_tf_ordinal']}"

@@ -1,0 +1,233 @@
+"""The commands that take dead letters: reprocess, discard, export, import."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, progress
+from pipelines.cli.dlq import (
+    COUNTING,
+    GroupName,
+    Key,
+    Since,
+    Stage,
+    State,
+    Until,
+    dead_letters,
+    parse_position,
+    plain_group,
+    print_groups,
+    selection,
+    told_copies,
+)
+from pipelines.config import load
+from pipelines.errors import ConfigurationError, Fault
+from pipelines.naming import Names
+from resources.local.stack import default_home
+
+if TYPE_CHECKING:
+    from pipelines.letters.rehearsal import Rehearsal
+    from pipelines.letters.reprocess import Outcome, Reprocessing
+    from pipelines.letters.triage import Selection
+
+Positions = Annotated[list[str] | None, typer.Option("--position", help="Only the letter at this raw position, parked or not; may repeat.")]
+All = Annotated[bool, typer.Option("--all", help="All letters; not with an option that selects fewer.")]
+NOTHING_FITS = "no dead letter fits; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show what there is"
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would become of them, change nothing.")]
+Reason = Annotated[str, typer.Option(help="Why, for the ledger.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Target = Annotated[Path, typer.Argument(help="The file to write, JSON lines.", dir_okay=False)]
+Source = Annotated[Path, typer.Argument(help="An exported file, edited.", exists=True, dir_okay=False)]
+
+
+@contextmanager
+def _reprocessing(file: Path) -> "Iterator[Reprocessing]":
+    from pipelines.letters.reprocess import Reprocessing
+
+    with errors_as_exit():
+        config = load(file)
+        work = Reprocessing(config, Names(config.pipeline_id).directory(default_home()))
+        try:
+            yield work
+        finally:
+            work.close()
+
+
+@contextmanager
+def _new_file(target: Path) -> Iterator[TextIO]:
+    """A file that is not there yet, and is gone again when the block fails. Raises ConfigurationError."""
+    try:
+        with target.open("x", encoding="utf-8") as lines:
+            try:
+                yield lines
+            except BaseException:
+                target.unlink()
+                raise
+    except FileExistsError:
+        fault = Fault("", "it exists, and is left as it is; remove it, or name another file")
+        raise ConfigurationError(f"writing {target}", [fault]) from None
+    except OSError as error:
+        fault = Fault("", f"{error.strerror}; name a file in a directory that exists, has room, and may be written to")
+        raise ConfigurationError(f"writing {target}", [fault]) from None
+
+
+def _wanted(chosen: "Selection", positions: list[str] | None, everything: bool) -> "Selection":
+    """Raises BadParameter where nothing says which letters are meant."""
+    if positions:
+        chosen = replace(chosen, positions=frozenset(map(parse_position, positions)))
+    is_narrow = any(value is not None for value in vars(chosen).values())
+    if not everything and not is_narrow:
+        raise typer.BadParameter("say which letters: --group, --stage, --since, --until, --key, --position, or --all")
+    if everything and is_narrow:
+        raise typer.BadParameter("--all takes every letter, the other options fewer: leave out one of them")
+    return chosen
+
+
+def reprocess(
+    file: File,
+    stage: Stage = None,
+    group: GroupName = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    position: Positions = None,
+    everything: All = False,
+    is_rehearsal: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let dead letters enter the pipeline again, each once, whether it runs or not."""
+    chosen = _wanted(selection(stage, group, since, until, key), position, everything)
+    if is_rehearsal:
+        _rehearse(file, chosen, as_json)
+        return
+    with _reprocessing(file) as work:
+        outcome = work.enter(chosen)
+    _tell(outcome, "entered again; the pipeline judges them as soon as it runs", as_json)
+    _tell_missing(chosen, outcome)
+
+
+def discard(
+    file: File,
+    reason: Reason,
+    stage: Stage = None,
+    group: GroupName = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    position: Positions = None,
+    everything: All = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give dead letters up for good: they are counted as discarded, and cannot enter again."""
+    chosen = _wanted(selection(stage, group, since, until, key), position, everything)
+    from pipelines.redrive import WAITING
+
+    with dead_letters(file) as letters, progress(COUNTING) as tell:
+        found = letters.groups(replace(chosen, states=WAITING), tell)
+    copies = sum(one.copies_dropped for one in found)
+    if copies:
+        counted_from = next((one.copies_counted_from for one in found if one.copies_counted_from), None)
+        err.print(f"{copies:,} {told_copies(counted_from)}: with them these keys leave no row", highlight=False)
+    count = sum(one.letters for one in found)
+    if count and not yes:
+        typer.confirm(f"Discard {count:,} dead letters for good?", abort=True)
+    with _reprocessing(file) as work:
+        outcome = work.discard(chosen, reason)
+    _tell(outcome, "discarded", as_json, copies_dropped=copies)
+    _tell_missing(chosen, outcome)
+
+
+def export(
+    file: File,
+    target: Target,
+    stage: Stage = None,
+    group: GroupName = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    state: State = "waiting",
+) -> None:
+    """Write dead letters to a file, whole, as JSON lines: to read, to keep, or to edit and give back with `import`."""
+    from pipelines.letters.file import line_of
+
+    count = 0
+    with dead_letters(file) as letters, _new_file(target) as lines:
+        for table in letters.frames(selection(stage, group, since, until, key, state)):
+            for row in table.to_pylist():
+                lines.write(line_of(row) + "\n")
+            count += table.num_rows
+    out.print(f"{count:,} letters written to {target}", highlight=False, soft_wrap=True)
+
+
+def import_letters(file: File, source: Source, as_json: AsJson = False) -> None:
+    """Let the dead letters of an edited file enter again with the content that they have there, each in place of its letter."""
+    from pipelines.letters.file import read_edited
+
+    with errors_as_exit():
+        edited = read_edited(source)
+    with _reprocessing(file) as work:
+        outcome = work.enter_edited(edited)
+    _tell(outcome, "entered again as edited; the pipeline judges them as soon as it runs", as_json)
+
+
+def _tell(outcome: "Outcome", done: str, as_json: bool, **more: int) -> None:
+    if as_json:
+        print_json({**asdict(outcome), **more})
+        return
+    out.print(f"{outcome.taken:,} letters {done}", highlight=False)
+    why = {
+        "parked": "were rejected too often (name them by --position, or raise dead_letters.max_attempts)",
+        "oversize": "hold only the head of a record that is too large; fetch it from Kafka, then `import` or `discard` them",
+        "redriven": "had entered again before",
+        "discarded": "had been discarded before",
+    }
+    for state, count in sorted(outcome.left.items()):
+        err.print(f"{count:,} {why[state]}", highlight=False)
+
+
+def _tell_missing(chosen: "Selection", outcome: "Outcome") -> None:
+    """Says of a selection that fits nothing, or of positions without a letter, that this is so."""
+    found = outcome.taken + sum(outcome.left.values())
+    if chosen.positions and found < len(chosen.positions):
+        err.print(f"{len(chosen.positions) - found:,} of {len(chosen.positions):,} positions hold no dead letter", highlight=False)
+    elif not found and any(value is not None for value in vars(chosen).values()):
+        err.print(NOTHING_FITS, highlight=False)
+
+
+def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
+    from pipelines.key_store.state import KeyState
+    from pipelines.letters.rehearsal import rehearse
+    from pipelines.redrive import OPEN, WAITING
+
+    waiting = WAITING if chosen.positions else frozenset({OPEN})
+    with dead_letters(file) as letters:
+        config = load(file)
+        state = KeyState(config, file.read_text(), default_home(), needs_dedup=False)
+        try:
+            found = rehearse(config, state, letters.frames(replace(chosen, states=waiting)))
+        finally:
+            state.close()
+    if as_json:
+        print_json({**asdict(found), "rejected": [plain_group(one) for one in found.rejected]})
+        return
+    _tell_rehearsal(found)
+    if not found.letters:
+        err.print(NOTHING_FITS, highlight=False)
+
+
+def _tell_rehearsal(found: "Rehearsal") -> None:
+    again = sum(one.letters for one in found.rejected)
+    out.print(f"{found.letters:,} letters would enter again; nothing was changed", highlight=False)
+    out.print(f"  {found.passed:,} would pass to the sink", highlight=False)
+    if found.refused:
+        out.print(f"    {found.refused:,} letters had been refused by ClickHouse: only an insert can tell about these", highlight=False)
+    for count, what in ((found.duplicates, "are copies of a key that is remembered: dropped"), (found.late, "are late: rejected again")):
+        if count:
+            out.print(f"  {count:,} {what}", highlight=False)
+    out.print(f"  {again:,} would be rejected again", highlight=False)
+    print_groups(found.rejected)

@@ -1,0 +1,69 @@
+"""The command that proves the table against the records."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, since_instant
+from pipelines.cli.audit import Examples
+from pipelines.config import load
+from pipelines.naming import Names
+from resources.local.stack import default_home
+
+
+def hour_instant(text: str) -> datetime:
+    """The beginning of an hour, UTC."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H").replace(tzinfo=UTC)
+    except ValueError:
+        raise typer.BadParameter("must be an hour such as 2026-01-31T12 (UTC)") from None
+
+
+def verify(
+    file: File,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            "--from", parser=since_instant, help="Records that arrived at this instant (UTC) or later, or so long ago.", metavar="TIME"
+        ),
+    ] = None,
+    until: Annotated[
+        datetime | None, typer.Option("--to", parser=since_instant, help="Records that arrived before this instant.", metavar="TIME")
+    ] = None,
+    hour: Annotated[
+        datetime | None, typer.Option(parser=hour_instant, help="Records that arrived in this hour, such as 2026-01-31T12.", metavar="HOUR")
+    ] = None,
+    kafka: Annotated[bool, typer.Option("--kafka", help="Compare the bytes of the raw records with Kafka's as well.")] = False,
+    examples: Examples = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Compute the table's rows again from the raw records, in DuckDB, and compare; the exit code is 1 if anything differs."""
+    from pipelines.connectors.jetstream import JetStream
+    from pipelines.report import verification_table
+    from pipelines.verification.run import Request
+    from pipelines.verification.run import verify as run
+
+    if hour is not None:
+        if since or until:
+            raise typer.BadParameter("--hour is a range of its own: leave out --from and --to")
+        since, until = hour, hour + timedelta(hours=1)
+    with errors_as_exit(), err.status("reading the ledger") as line:
+        config = load(file)
+        directory = Names(config.pipeline_id).directory(default_home())
+        log = JetStream(config.nats).connect()
+        try:
+            found = run(config, log, Request(directory, since, until, examples, kafka), lambda doing: line.update(escape(doing)))
+        finally:
+            log.close()
+    if as_json:
+        print_json(found.plain())
+    else:
+        for one in found.findings:
+            if one.examples:
+                out.print(verification_table(one))
+        for text in found.lines():
+            out.print(text, markup=False, highlight=False, soft_wrap=True)
+    if not found.is_match:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Work on a pipeline's dedup store from outside its legs: looking, compaction, rebuilding. The store itself is state/."""

@@ -1,0 +1,187 @@
+"""A key store that is rebuilt by Spark tasks: what is rebuilt here, and nothing where a part of it fails."""
+
+import asyncio
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of, timed_by
+from pipeline_case import PipelineCase
+from pyspark.sql import SparkSession
+
+from pipelines.errors import DataLossError, FencedError, HaltError
+from pipelines.key_store import rebuild_ways
+from pipelines.key_store.rebuild import Rebuilt, rebuild
+from pipelines.legs.execute import Tasks
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+
+@pytest.fixture(autouse=True)
+def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several rounds over the exchange, each of which finds the store of those before."""
+    monkeypatch.setattr(rebuild_ways, "RECORDS_PER_BUCKET", 40)
+
+
+def rebuilt(case: PipelineCase, session: SparkSession | None, **options: Any) -> Rebuilt:
+    state = key_state(case)
+    try:
+        return rebuild(state, tasks=tasks_of(state, session) if session else None, **options)
+    finally:
+        state.close()
+
+
+def store_of(case: PipelineCase) -> Path:
+    return case.names.directory(case.home) / "state"
+
+
+def run_files(case: PipelineCase) -> set[str]:
+    return {path.name for path in store_of(case).rglob("*.arrow")}
+
+
+def listed_files(case: PipelineCase) -> set[str]:
+    state = key_state(case)
+    done = state.chain().done
+    state.close()
+    assert done is not None
+    return {run[0] for listing in done.body["runs"].values() for run in listing}
+
+
+def prepared(case: PipelineCase) -> None:
+    """Four runs of the pipeline, and letters that entered again: some dedup had accepted, some it had not."""
+    case.session = None
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    for number in range(4):
+        case.send(copies(400, first=400 * number, keys=701))
+        case.warm_run()
+    case.send([b'{"id": 9001, "name": 5}', event(0, 9001)], partitions=1)
+    case.warm_run()
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+
+
+def test_tasks_rebuild_what_is_rebuilt_here(case: PipelineCase, session: SparkSession) -> None:
+    prepared(case)
+    before = live_entries(case)
+    shutil.rmtree(store_of(case))
+    told: list[tuple[int, int]] = []
+    here = rebuilt(case, None)
+    assert live_entries(case) == before
+    shutil.rmtree(store_of(case))
+    tasks = rebuilt(case, session, tell=lambda done, of: told.append((done, of)))
+    assert live_entries(case) == before
+    assert (tasks.records, tasks.accepted, tasks.duplicates) == (here.records, here.accepted, here.duplicates)
+    assert tasks.duplicates > 800
+    assert len(told) > 3, "in rounds"
+    assert told[-1][0] == told[-1][1]
+    assert run_files(case) == listed_files(case)
+    case.send(copies(400, first=1600, keys=1499))
+    case.warm_run()
+    assert case.count() == len({row[1] for row in case.rows()}), "a key is in the table once"
+
+
+def test_keys_whose_window_ended_meanwhile_are_not_kept(case: PipelineCase, session: SparkSession) -> None:
+    case.session = None
+    case.write_file(keyed_by("id", window="1ms"))
+    case.create_topic(partitions=1)
+    for number in range(3):
+        case.send([event(number, key) for key in range(100 * number, 100 * number + 100)], partitions=1)
+        case.warm_run()
+    before = live_entries(case)
+    assert len(before) == 100
+    found = rebuilt(case, session)
+    assert (found.accepted, found.entries) == (300, 100)
+    assert live_entries(case) == before
+
+
+def test_tasks_rebuild_windows_of_event_times(case: PipelineCase, session: SparkSession) -> None:
+    case.session = None
+    case.write_file(timed_by("at", "id", "15s", "5s"))
+    case.create_topic()
+    numbers = random.Random(7)
+    for first in range(0, 1200, 300):
+        records = [
+            (number % 40, 1_780_000_000 + number // 10 + numbers.randrange(-20, 20)) if number % 50 else (number % 40, None)
+            for number in range(first, first + 300)
+        ]
+        case.send([f'{{"id": {key}, "name": "x", "at": {"null" if at is None else at}}}'.encode() for key, at in records])
+        case.warm_run()
+    before = live_entries(case)
+    assert before
+    shutil.rmtree(store_of(case))
+    assert rebuilt(case, session).duplicates > 0
+    assert live_entries(case) == before
+    case.send([f'{{"id": {key}, "name": "y", "at": {1_780_000_110 + key}}}'.encode() for key in range(40)])
+    case.warm_run()
+    fate = check_event_times(case, 15, 5)
+    assert min(fate[kind] for kind in ("row", "duplicate", "late", "letter")) > 5, fate
+
+
+class _Killed(BaseException):
+    pass
+
+
+def test_a_rebuilding_that_is_ended_half_way_lists_nothing_and_may_be_repeated(case: PipelineCase, session: SparkSession) -> None:
+    prepared(case)
+    before, listed = live_entries(case), listed_files(case)
+
+    def kill(done: int, of: int) -> None:
+        assert 0 < done < of
+        raise _Killed
+
+    with pytest.raises(_Killed):
+        rebuilt(case, session, tell=kill)
+    assert (live_entries(case), listed_files(case)) == (before, listed)
+    assert run_files(case) > listed, "what nobody lists"
+    shutil.rmtree(store_of(case))
+    rebuilt(case, session)
+    assert live_entries(case) == before
+    case.warm_run()
+    assert run_files(case) == listed_files(case), "the next start has deleted what nobody lists"
+
+
+def test_runs_that_a_task_has_written_where_nobody_else_finds_them_are_not_listed(
+    case: PipelineCase, session: SparkSession, tmp_path: Path
+) -> None:
+    prepared(case)
+    listed, state = listed_files(case), key_state(case)
+    elsewhere = Tasks(session, replace(state.connections.run, state_place=str(tmp_path / "other host")), {})
+    with pytest.raises(HaltError, match=r"a task has written .* set state_uri"):
+        rebuild(state, tasks=elsewhere)
+    state.close()
+    assert listed_files(case) == listed
+
+
+def test_a_raw_frame_that_is_gone_ends_a_rebuilding_and_nothing_is_listed(case: PipelineCase, session: SparkSession) -> None:
+    prepared(case)
+    listed = listed_files(case)
+    asyncio.run(delete_frame(case, 7))
+    with pytest.raises(DataLossError, match="7"):
+        rebuilt(case, session)
+    assert listed_files(case) == listed
+
+
+async def delete_frame(case: PipelineCase, sequence: int) -> None:
+    client = await nats.connect(case.addresses.nats_url)
+    await client.jetstream().delete_msg(case.names.stream("raw"), sequence)
+    await client.close()
+
+
+def test_tasks_rebuild_nothing_while_the_pipeline_runs(case: PipelineCase, session: SparkSession) -> None:
+    case.session = None
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    case.send(copies(100))
+    case.warm_run()
+    runner = case.warm_runner(until_caught_up=False)
+    thread = case.in_background(runner)
+    with pytest.raises(FencedError, match="already holds leg process"):
+        rebuilt(case, session)
+    runner.request_stop()
+    thread.join()
+    check_first_of_keys(case)
