@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
+import pytest
 from packages import program
 from selenium import webdriver
-from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
+from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException, TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -66,7 +67,10 @@ class Page:
             except StaleElementReferenceException:
                 return False
 
-        WebDriverWait(self.driver, PATIENCE_SECONDS).until(holds, f"{what} did not come; the page shows: {self.text}")
+        try:
+            WebDriverWait(self.driver, PATIENCE_SECONDS).until(holds)
+        except TimeoutException:
+            pytest.fail(f"{what} did not come; the page shows: {self.text}")
 
     def wait_for(self, *words: str) -> None:
         """Until the page shows all of these."""

@@ -15,9 +15,11 @@ from pipeline_case import PATIENCE_SECONDS, survivors, wait_until
 from resources.local.stack import Addresses, LocalStack
 
 ROOT = Path(__file__).resolve().parents[1]
-_FAILED_RUNS = """{ runsOrError(filter: {statuses: [FAILURE]}) { ... on Runs { results { jobName eventConnection { events {
-  ... on ExecutionStepFailureEvent { message error { message stack } } ... on RunFailureEvent { message error { message } }
+_RUNS = """{ runsOrError(limit: 100) { ... on Runs { results { runId jobName status eventConnection { events {
+  ... on MessageEvent { message timestamp stepKey }
+  ... on ExecutionStepFailureEvent { error { message stack } } ... on RunFailureEvent { error { message } }
 } } } } } }"""
+_LAST_EVENTS = 12
 
 
 class Deployment:
@@ -61,15 +63,18 @@ class Deployment:
         environment = {**self.environment, **self.addresses.environment()}
         return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
-    def failures(self) -> list[str]:
-        """What failed runs say of themselves."""
-        answer = httpx.post(f"{self.url}/graphql", json={"query": _FAILED_RUNS}, timeout=60).json()
-        return [
-            f"{run['jobName']}: {event}"
-            for run in answer["data"]["runsOrError"]["results"]
-            for event in run["eventConnection"]["events"]
-            if event
-        ]
+    def troubles(self) -> list[str]:
+        """What runs that failed or have not ended say of themselves: their errors and their last events."""
+        runs = httpx.post(f"{self.url}/graphql", json={"query": _RUNS}, timeout=60).json()["data"]["runsOrError"]["results"]
+        said = []
+        for run in runs:
+            if run["status"] == "SUCCESS":
+                continue
+            events = run["eventConnection"]["events"]
+            said.append(f"{run['jobName']} {run['runId'][:8]}: {run['status']}")
+            said += [str(event["error"]) for event in events if event.get("error")]
+            said += [f"  {event['timestamp']} {event['stepKey']} {event['message']}" for event in events[-_LAST_EVENTS:]]
+        return said
 
     def end(self) -> None:
         """Ctrl-C, and nothing that it started is left."""

@@ -22,8 +22,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 @pytest.fixture
 def page(deployment: Deployment, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Page]:
-    """A window; what it shows at the end, and failed runs, are printed, which pytest shows of a test that failed."""
+    """A window; what it shows at the end, and the runs that have not succeeded, are printed, which pytest shows of a test that failed."""
     window = Page(deployment.url, request.config.getoption("--screenshots") or tmp_path / "pictures")
     yield window
-    print("the page showed:", window.text, "failed runs:", *deployment.failures(), sep="\n")
+    print("the page showed:", window.text, "runs that failed or have not ended:", *deployment.troubles(), sep="\n")
     window.close()
