@@ -13,12 +13,14 @@ from pipelines.ledger import read_chain
 from pipelines.naming import STREAM_ID_KEY, Names
 from pipelines.tally import Tally, tally
 
+ROW_COUNT = "dagster/row_count"
+"""Dagster shows this one on an asset's page."""
 _STREAMS = {RAW: "raw", OUT: "out", DEAD_LETTERS: "dlq"}
 PLOTTED: Mapping[str, tuple[str, ...]] = {
     RAW: ("rows", "waiting_rows", "stream_bytes", "lag_offsets"),
     DEDUP: ("keys", "runs", "duplicates_dropped", "duplicates_percent"),
     OUT: ("rows", "waiting_rows", "stream_bytes"),
-    TABLE: ("dagster/row_count", "waiting_rows", "lag_offsets", "residue"),
+    TABLE: (ROW_COUNT, "waiting_rows", "lag_offsets", "residue"),
     DEAD_LETTERS: ("dead_letters", "still_there", "entered_again", "discarded", "dead_letters_percent", "stream_bytes"),
 }
 """Keys by seam. They never change their meaning: a plot would mix two."""
@@ -69,7 +71,7 @@ def numbers(account: Account, seam: str) -> dict[str, int | float]:
         DEDUP: {"keys": account.keys, "runs": account.runs, **_duplicates(process.outcomes["duplicates dropped"], process.rows_in)},
         OUT: {"rows": process.outcomes["written to out"], "waiting_rows": sink.waiting},
         TABLE: {
-            "dagster/row_count": sink.outcomes["confirmed by ClickHouse"],
+            ROW_COUNT: sink.outcomes["confirmed by ClickHouse"],
             "waiting_rows": process.waiting + sink.waiting,
             "residue": account.tally.residue,
         },
@@ -87,6 +89,14 @@ def numbers(account: Account, seam: str) -> dict[str, int | float]:
     if account.lag is not None and "lag_offsets" in PLOTTED[seam]:
         numbers["lag_offsets"] = account.lag
     return numbers
+
+
+def of_start(found: Mapping[str, int | float]) -> dict[str, int | float]:
+    """The numbers of a seam that goes on growing, for a materialization: without the row count.
+
+    An asset's page shows that of the newest materialization, however old, before that of any observation.
+    """
+    return {name: number for name, number in found.items() if name != ROW_COUNT}
 
 
 def _duplicates(dropped: int, read: int) -> dict[str, int | float]:

@@ -1,12 +1,13 @@
 """What Dagster knows of a running pipeline: its numbers, once a minute, from a sensor that starts nothing.
 
 An observation per seam would be five events a minute: there is one, of the table, with the numbers of all seams that people look at first.
-When nothing waits, a materialization of the table says so every five minutes, which is what Dagster's freshness goes by. A seam of which
-Dagster knows another version than the one that runs, or none, is reported once as materialized (`versions`).
+While nothing waits before any leg, a materialization of the out stream says so every five minutes: Dagster's freshness goes by those only.
+It is not one of the table: of an asset that was materialized since, Dagster shows every check as not evaluated. A seam of which Dagster
+knows another version than the one that runs, or none, is reported once as materialized (`versions`).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,10 +16,10 @@ from typing import Any
 import dagster as dg
 
 from dagster_project.decisions import read_cursor, recalled
-from dagster_project.numbers import Account, nothing_waits, numbers, read_account
+from dagster_project.numbers import Account, nothing_waits, numbers, of_start, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import is_running
-from dagster_project.seam_names import DEAD_LETTERS, DEDUP, RAW, TABLE
+from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from dagster_project.seams import REPORTED_EVERY, asset_key, seams
 from dagster_project.versions import Tags, Version, is_known, known_tags, tags_of_seams, topic_versions
 from pipelines.errors import TallyflowError
@@ -75,25 +76,18 @@ def observed(seen: Seen, seam_names: list[str]) -> dict[str, Any]:
 
 
 def is_reported(account: Account, last: float | None, now: datetime) -> bool:
-    """Whether the table is to be reported as fresh: nothing waits, and the last report (seconds since 1970) is long enough ago."""
+    """Whether the out stream is to be reported as fresh: nothing waits, and the last report (seconds since 1970) is long enough ago."""
     return nothing_waits(account) and (last is None or now.timestamp() - last >= REPORTED_EVERY.total_seconds())
 
 
-def _of_streams(pipeline: Pipeline, account: Account, unknown: Mapping[str, Tags]) -> list[Event]:
-    """Materializations of the seams that Dagster knows in another version than the one that runs, or not at all."""
-    return [
-        dg.AssetMaterialization(asset_key(pipeline, seam.name), description="it runs", metadata=numbers(account, seam.name), tags=tags)
-        for seam in seams(pipeline)
-        if (tags := unknown.get(seam.name)) is not None
-    ]
-
-
-def _of_table(pipeline: Pipeline, seen: Seen, tags: Tags | None, is_due: bool) -> Event:
-    key, metadata = asset_key(pipeline, TABLE), observed(seen, [seam.name for seam in seams(pipeline)])
-    if not is_due or seen.account is None:
-        return dg.AssetObservation(key, metadata=metadata)
-    description = "nothing waits" if nothing_waits(seen.account) else "it runs"
-    return dg.AssetMaterialization(key, description=description, metadata=metadata, tags=tags)
+def _events(pipeline: Pipeline, seen: Seen, account: Account, materialized: Mapping[str, Tags | None]) -> Iterator[Event]:
+    """The materializations of the seams in `materialized`, with those tags, and the observation of the table."""
+    description = "nothing waits" if nothing_waits(account) else "it runs"
+    for seam in seams(pipeline):
+        if seam.name in materialized:
+            metadata, tags = of_start(numbers(account, seam.name)), materialized[seam.name]
+            yield dg.AssetMaterialization(asset_key(pipeline, seam.name), description=description, metadata=metadata, tags=tags)
+    yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, [seam.name for seam in seams(pipeline)]))
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
@@ -120,13 +114,14 @@ def build(files: PipelineFiles) -> dg.Definitions:
                 quiet.append(f"{pipeline.config.pipeline_id}: {seen.said}")
                 continue
             tags = tags_of_seams(pipeline, seen.version, topics) if seen.version else {}
-            unknown = {name for name, wanted in tags.items() if not is_known(wanted, known.get(asset_key(pipeline, name), {}))}
             last = reported.get(pipeline.key)
-            is_quiet = is_reported(seen.account, last, now)
-            is_due = is_quiet or TABLE in unknown
-            events += _of_streams(pipeline, seen.account, {name: tags[name] for name in unknown - {TABLE}})
-            events.append(_of_table(pipeline, seen, tags.get(TABLE) if is_due else None, is_due))
-            cursor |= {pipeline.key: now.timestamp()} if is_quiet else {pipeline.key: last} if last is not None else {}
+            is_due = is_reported(seen.account, last, now)
+            materialized: dict[str, Tags | None] = {OUT: tags.get(OUT)} if is_due else {}
+            materialized |= {
+                name: wanted for name, wanted in tags.items() if not is_known(wanted, known.get(asset_key(pipeline, name), {}))
+            }
+            events += _events(pipeline, seen, seen.account, materialized)
+            cursor |= {pipeline.key: now.timestamp()} if is_due else {pipeline.key: last} if last is not None else {}
         skip = dg.SkipReason("; ".join(quiet) or "reported") if not events else None
         return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=skip)
 

@@ -14,7 +14,7 @@ from dagster._core.definitions.data_version import CODE_VERSION_TAG
 from pydantic import Field
 
 from dagster_project.failures import errors_as_failures
-from dagster_project.numbers import numbers, read_account
+from dagster_project.numbers import numbers, of_start, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.repairs import check_same_pipeline
 from dagster_project.seam_names import TABLE
@@ -64,10 +64,10 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         for seam in seams(pipeline):
             key = asset_key(pipeline, seam.name)
             if key in context.selected_asset_keys:
-                told = about_job if seam.name == TABLE else {}
+                found, told = numbers(account, seam.name), about_job if seam.name == TABLE else {}
                 yield dg.MaterializeResult(
                     asset_key=key,
-                    metadata={**numbers(account, seam.name), **told},
+                    metadata={**(found if config.mode is Mode.UNTIL_CAUGHT_UP else of_start(found)), **told},
                     data_version=dg.DataVersion(account.stream_id),
                     # Of an adopted runner it may be an older one than that of the file.
                     tags={CODE_VERSION_TAG: version} if version else None,

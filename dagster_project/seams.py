@@ -18,10 +18,11 @@ from dagster import TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from pipelines.config import KafkaSource, version_of
+from pipelines.config.checks import FreshnessCheck
 from pipelines.preflight import POSITION_COLUMN_TYPES
 
 REPORTED_EVERY = timedelta(minutes=5)
-"""A table that nothing waits for is reported as fresh so often; Dagster's freshness policies look at materializations only."""
+"""An out stream is reported as fresh so often while nothing waits; Dagster's freshness policies look at materializations only."""
 _TAG = re.compile(r"[^A-Za-z0-9_.-]")
 _TAG_LENGTH = 63
 
@@ -36,7 +37,10 @@ def topic_key(source: KafkaSource) -> dg.AssetKey:
 
 @dataclass(frozen=True)
 class Seam:
-    """One asset of a pipeline. `inputs` are topics' keys or names of other seams."""
+    """One asset of a pipeline. `inputs` are topics' keys or names of other seams.
+
+    Freshness is the out stream's, not the table's: what is reported as materialized has no checks evaluated until they are made again.
+    """
 
     name: str
     kinds: frozenset[str]
@@ -73,6 +77,7 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
             "Typed rows in the order of their positions, ready for the table.",
             (DEDUP,) if has_dedup else (RAW,),
             stream("out"),
+            _freshness(config.checks.freshness),
         ),
         _table_seam(pipeline),
         Seam(
@@ -93,7 +98,7 @@ def _dedup_seam(pipeline: Pipeline) -> Seam:
 
 
 def _table_seam(pipeline: Pipeline) -> Seam:
-    sink, checks = pipeline.config.sink, pipeline.config.checks
+    sink = pipeline.config.sink
     connection = sink.connection_params
     scheme = "https" if connection.secure else "http"
     metadata = {
@@ -103,12 +108,13 @@ def _table_seam(pipeline: Pipeline) -> Seam:
         "dagster/column_schema": _table_schema(pipeline),
         "dagster/column_lineage": _lineage(pipeline),
     }
-    freshness = checks.freshness
-    policy = dg.FreshnessPolicy.time_window(
-        fail_window=freshness.fail_after + REPORTED_EVERY, warn_window=freshness.warn_after + REPORTED_EVERY
-    )
-    text = "The rows of the pipeline, each exactly once."
-    return Seam(TABLE, frozenset({"clickhouse", "table"}), text, (OUT,), metadata, policy if freshness.enabled else None)
+    return Seam(TABLE, frozenset({"clickhouse", "table"}), "The rows of the pipeline, each exactly once.", (OUT,), metadata)
+
+
+def _freshness(check: FreshnessCheck) -> dg.FreshnessPolicy | None:
+    if not check.enabled:
+        return None
+    return dg.FreshnessPolicy.time_window(fail_window=check.fail_after + REPORTED_EVERY, warn_window=check.warn_after + REPORTED_EVERY)
 
 
 def _table_schema(pipeline: Pipeline) -> TableSchema:

@@ -12,7 +12,7 @@ import dagster as dg
 from dagster import AssetCheckSeverity
 
 from dagster_project.failures import RETRY, errors_as_failures
-from dagster_project.numbers import numbers, read_account
+from dagster_project.numbers import ROW_COUNT, numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import schedule_status
 from dagster_project.seam_names import PUBLISHED, TABLE, VERIFICATION
@@ -135,7 +135,7 @@ def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
     def published(streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
         with errors_as_failures():
             account = read_account(streaming_jobs.config(pipeline.path), None)
-        metadata = {"dagster/row_count": numbers(account, TABLE)["dagster/row_count"], "confirmed_to": account.confirmed_to}
+        metadata = {ROW_COUNT: numbers(account, TABLE)[ROW_COUNT], "confirmed_to": account.confirmed_to}
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(str(account.confirmed_to)))
 
     return published

@@ -97,12 +97,18 @@ def test_the_table_has_its_columns_their_lineage_and_its_name(tmp_path: Path) ->
 def test_owners_tags_and_freshness_come_from_the_file(tmp_path: Path) -> None:
     metadata = {"tags": ["example", "two words"], "owners": ["team:orders", "ana@example.com"]}
     checks = {"freshness": {"warn_after": "3m", "fail_after": "20m"}}
-    table = spec(definitions(tmp_path, document(metadata=metadata, checks=checks)), "orders_demo", "clickhouse_table")
+    defs = definitions(tmp_path, document(metadata=metadata, checks=checks))
+    table, out = (spec(defs, "orders_demo", name) for name in ("clickhouse_table", "out_stream"))
     assert (table.owners, table.group_name) == (["team:orders", "ana@example.com"], "orders_demo")
     assert {name for name in table.tags if not name.startswith("dagster/")} == {"example", "two_words"}
-    policy = table.freshness_policy
-    assert isinstance(policy, dg.FreshnessPolicy)
-    assert policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(minutes=25), warn_window=timedelta(minutes=8))
+    assert out.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(minutes=25), warn_window=timedelta(minutes=8))
+
+
+def test_the_table_has_no_freshness_policy_and_a_check_that_is_switched_off_leaves_none(tmp_path: Path) -> None:
+    """What a policy goes by, materializations without end, would leave the table's checks not evaluated."""
+    assert spec(definitions(tmp_path, document()), "orders_demo", "clickhouse_table").freshness_policy is None
+    off = definitions(tmp_path, document(checks={"freshness": {"enabled": False}}))
+    assert spec(off, "orders_demo", "out_stream").freshness_policy is None
 
 
 def checks_of(defs: dg.Definitions) -> dict[str, bool]:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dagster_project.numbers import PLOTTED, Account, nothing_waits, numbers
+from dagster_project.numbers import PLOTTED, Account, nothing_waits, numbers, of_start
 from dagster_project.observation import Seen, is_reported, observed
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from pipelines.job_state import JobState
@@ -33,6 +33,10 @@ def test_numbers_are_those_of_the_tally() -> None:
     assert numbers(found, DEAD_LETTERS) == letters
 
 
+def test_a_start_tells_no_row_count_that_the_page_would_show_from_then_on() -> None:
+    assert of_start(numbers(account(), TABLE)) == {"waiting_rows": 0, "residue": 0, "lag_offsets": 0}
+
+
 @pytest.mark.parametrize("seam", PLOTTED)
 def test_every_number_is_a_listed_one_and_they_are_at_most_twelve(seam: str) -> None:
     assert {*numbers(account(), seam)} == {*PLOTTED[seam]}
@@ -50,7 +54,7 @@ def test_the_observation_of_a_table_has_at_most_twelve_numbers() -> None:
     assert (told["dead_letters/still_there"], told["dedup_store/keys"], told["state"]) == (5, 70, "running")
 
 
-def test_a_table_is_reported_as_fresh_every_five_minutes_while_nothing_waits() -> None:
+def test_a_pipeline_is_reported_as_fresh_every_five_minutes_while_nothing_waits() -> None:
     ago = {minutes: (NOW - timedelta(minutes=minutes)).timestamp() for minutes in (4, 5)}
     assert is_reported(account(), None, NOW)
     assert not is_reported(account(), ago[4], NOW)
