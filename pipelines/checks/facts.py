@@ -4,8 +4,9 @@ Values go to the server as parameters, names as `Identifier` parameters or as ch
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from pipelines.checks.judge import Behind, Positions, RepeatedKeys, ViewSum
@@ -24,9 +25,12 @@ _POSITIONS = frozenset({"_tf_topic", "_tf_partition", "_tf_offset", "_tf_emit", 
 _SAME_VALUE = re.compile(r"^(?:Nullable\(|LowCardinality\()*(?:String|U?Int\d+)\)*$")
 """Column types that keep different values of a field different; two texts may be one UUID or one instant."""
 _NOT_ONE_FOR_ONE = re.compile(
-    r"\b(?:where|prewhere|group\s+by|having|join|distinct|limit|union|except|intersect|qualify|sample|arrayjoin)\b", re.IGNORECASE
+    r"\b(?:where|prewhere|group\s+by|having|join|distinct|limit|union|except|intersect|qualify|sample|arrayjoin|fill)\b", re.IGNORECASE
 )
 _KEEPS_EVERY_ROW = frozenset({"MergeTree", "ReplicatedMergeTree", "SharedMergeTree"})
+_TTL = re.compile(r"\bTTL (.+?)(?: SETTINGS |$)", re.DOTALL)
+_MOVES = re.compile(r"\bTO (?:DISK|VOLUME)\b|\bRECOMPRESS\b")
+_BRACKETS = re.compile(r"\([^()]*\)")
 
 
 class TableFacts:
@@ -43,6 +47,11 @@ class TableFacts:
     def has_positions(self) -> bool:
         return {column.name for column in self.columns()} >= _POSITIONS
 
+    def removes(self) -> str:
+        """As `removes_rows`; nothing when the table does not exist."""
+        table = self._clickhouse.inspect(self._database, self._name)
+        return removes_rows(table) if table else ""
+
     def rows(self) -> int:
         return self._number("counting the rows of", "checks/rows", self._database, self._name)
 
@@ -57,7 +66,8 @@ class TableFacts:
             parameters["examples"] = EXAMPLES
             found = self._clickhouse.rows(self._doing("naming positions of"), statement("checks/doubled_positions"), parameters)
             examples = tuple({"topic": self._topic, "partition": p, "offset": o, "rows": n} for p, o, n in found)
-        return Positions(int(rows), int(positions), int(doubled), examples)
+        foreign = self._clickhouse.rows(self._doing("counting foreign rows of"), statement("checks/foreign_rows"), self._of_topic())[0][0]
+        return Positions(int(rows), int(positions), int(doubled), examples, int(foreign))
 
     def key_columns(self, dedup: DedupConfig) -> tuple[str, ...] | str:
         """The columns that hold the key of the dedup; or why its rows cannot be compared by key."""
@@ -97,18 +107,28 @@ class TableFacts:
             yield from self._clickhouse.view_targets(self._database, self._name)
 
     def view_sums(self, inserting: Callable[[], int]) -> Iterator[ViewSum]:
-        """Of the views on the table itself. `inserting`: how many rows the sink may be inserting now, which a view may have earlier or
-        later than the table.
+        """Of the targets of views on the table itself, each once. `inserting`: how many rows the sink may be inserting now, which a view
+        may have earlier or later than the table.
         """
         counted = {total.table: total.count_column for total in self._config.checks.views.totals}
+        views: dict[str, list[tuple[View, Table]]] = {}
         for view in self._clickhouse.views_on(self._database, self._name):
+            if view.target is None:
+                yield ViewSum(view.full_name, None, 0, 0, "the table that it fills cannot be found")
+            else:
+                views.setdefault(view.target.full_name, []).append((view, view.target))
+        for name, ((view, target), *others) in views.items():
             before, inserted_first = self.rows(), inserting()
-            total, reason = self._view_total(view, counted.get(view.target.name))
+            # A row may be in it once for each view, or once for all of them.
+            shared = (None, f"{len(others) + 1} views fill it")
+            total, reason = shared if others else self._view_total(view, target, counted.get(target.name))
             inserted_last = inserting()
-            yield ViewSum(view.target.full_name, total, before, self.rows(), reason, max(inserted_first, inserted_last))
+            yield ViewSum(name, total, before, self.rows(), reason, max(inserted_first, inserted_last))
 
-    def _view_total(self, view: View, count_column: str | None) -> tuple[int | None, str]:
-        target = view.target
+    def _view_total(self, view: View, target: Table, count_column: str | None) -> tuple[int | None, str]:
+        """What the view's target adds up to; or why that cannot be compared."""
+        if has_removing_ttl(target):
+            return None, "its TTL removes rows"
         if count_column is not None:
             kinds = {column.name: column.type for column in target.columns}
             if count_column not in kinds:
@@ -117,13 +137,18 @@ class TableFacts:
             name = "merged_sum" if kinds[count_column].startswith("AggregateFunction(sum") else name
             doing = f"adding up {count_column} of"
             return self._number(doing, f"checks/{name}", target.database, target.name, column=count_column), ""
-        if not passes_every_row(view.definition) or target.engine not in _KEEPS_EVERY_ROW:
+        if not passes_every_row(view.definition, self._aggregates) or target.engine not in _KEEPS_EVERY_ROW:
             return None, "it does not hold a row for each row: name its column of counts in checks.views.totals"
         return self._number("counting the rows of", "checks/rows", target.database, target.name), ""
 
     def _number(self, doing: str, name: str, database: str, table: str, **parameters: Any) -> int:
         found = self._clickhouse.rows(f"{doing} {database}.{table}", statement(name), {"database": database, "table": table, **parameters})
         return int(found[0][0])
+
+    @cached_property
+    def _aggregates(self) -> frozenset[str]:
+        found = self._clickhouse.rows("listing aggregate functions", statement("checks/aggregate_functions"))
+        return frozenset(name for (name,) in found)
 
     @property
     def _topic(self) -> str:
@@ -136,12 +161,33 @@ class TableFacts:
         return f"{words} {self._database}.{self._name}"
 
 
-def passes_every_row(definition: str) -> bool:
-    """True if the view's SELECT surely gives one row for each row of its table; False where that cannot be told from its words."""
+def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
+    """True if the view's SELECT surely gives one row for each row of its table; False where that cannot be told from its words.
+
+    `aggregates`: names of the server's aggregate functions, in lower case. A name that only begins like one counts as one, with a
+    combinator: `sumIf`.
+    """
     select = re.search(r"\bAS\s+(?:\(\s*)?(?:SELECT|WITH)\b", definition, re.IGNORECASE)
     words = definition[select.start() :] if select else ""
-    is_aggregate = re.search(r"\b(?:count|sum|avg|min|max|any|uniq|quantile|group\w+)\w*\s*\(", words, re.IGNORECASE)
+    called = {name.lower() for name in re.findall(r"(\w+)\s*\(", words)}
+    is_aggregate = any(name.startswith(tuple(aggregates)) for name in called)
     return bool(words) and not _NOT_ONE_FOR_ONE.search(words) and not is_aggregate
+
+
+def removes_rows(table: Table) -> str:
+    """What in the table's definition removes rows in the background, in words; empty for nothing."""
+    if "MergeTree" in table.engine and table.engine not in _KEEPS_EVERY_ROW:
+        return f"its engine {table.engine}"
+    return "its TTL" if has_removing_ttl(table) else ""
+
+
+def has_removing_ttl(table: Table) -> bool:
+    """Whether rows expire. A TTL that only moves or compresses them removes none."""
+    ttl = _TTL.search(table.definition)
+    plain, was = ttl[1] if ttl else "", None
+    while plain != was:
+        plain, was = _BRACKETS.sub("", plain), plain
+    return any(one.strip() and not _MOVES.search(one) for one in plain.split(","))
 
 
 class _Redriven:

@@ -55,12 +55,16 @@ def conservation(tally: Tally) -> Verdict:
 
 @dataclass(frozen=True)
 class Positions:
-    """Rows of the pipeline's topic in the table, the positions that they have, and how many positions have more than one row."""
+    """Rows of the pipeline's topic in the table, the positions that they have, and how many positions have more than one row.
+
+    `foreign`: rows of another topic, or of none.
+    """
 
     rows: int
     positions: int
     doubled: int
     examples: tuple[dict[str, Any], ...] = ()
+    foreign: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,21 +101,38 @@ class Confirmed:
     after: int
 
 
-def gaps(confirmed: Confirmed, found: int, is_by_position: bool, findings: Sequence[Finding] = ()) -> Verdict:
-    """As many rows, each position once, as the sink has confirmed. `findings` are those of an audit, made when they are not."""
-    facts: dict[str, int | float | str] = {"confirmed": confirmed.before, "found": found}
+@dataclass(frozen=True)
+class Held:
+    """Positions that the table holds, or rows where it has no position columns, and rows that are of no record of the topic (`foreign`).
+
+    `removes`: what in the table's definition removes rows; empty for nothing.
+    """
+
+    count: int
+    is_by_position: bool
+    foreign: int = 0
+    removes: str = ""
+
+
+def gaps(confirmed: Confirmed, held: Held, findings: Sequence[Finding] = ()) -> Verdict:
+    """As many rows, each position once, as the sink has confirmed, and no others. `findings` are those of an audit, made if not."""
+    facts: dict[str, int | float | str] = {"confirmed": confirmed.before, "found": held.count}
+    if held.is_by_position:
+        facts["rows of no record of the topic"] = held.foreign
     examples = tuple(
         {"seam": one.seam, "kind": one.kind, "count": one.count, **example} for one in findings for example in one.examples or ({},)
     )
-    what = "positions" if is_by_position else "rows"
-    not_judged = "" if is_by_position else "the table has no position columns: rows were counted"
-    if confirmed.before <= found <= confirmed.after:
-        return Verdict("gaps", True, f"{found:,} {what}, as confirmed", facts, examples, not_judged=not_judged)
-    if found < confirmed.before:
-        said = f"{confirmed.before - found:,} of {confirmed.before:,} confirmed rows are missing"
-    else:
-        said = f"{found - confirmed.after:,} {what} more than the {confirmed.after:,} that were confirmed"
-    return Verdict("gaps", False, said, facts, examples, not_judged=not_judged)
+    what = "positions" if held.is_by_position else "rows"
+    not_judged = "" if held.is_by_position else "the table has no position columns: rows were counted"
+    said = []
+    if held.count < confirmed.before:
+        removed = f", and {held.removes} removes rows: leave the check out if it shall" if held.removes else ""
+        said.append(f"{confirmed.before - held.count:,} of {confirmed.before:,} confirmed rows are missing{removed}")
+    if held.count > confirmed.after:
+        said.append(f"{held.count - confirmed.after:,} {what} more than the {confirmed.after:,} that were confirmed")
+    if held.foreign:
+        said.append(f"{held.foreign:,} rows are of no record of the topic: another writer has made them")
+    return Verdict("gaps", not said, "; ".join(said) or f"{held.count:,} {what}, as confirmed", facts, examples, not_judged=not_judged)
 
 
 @dataclass(frozen=True)
@@ -199,6 +220,8 @@ def views(sums: Sequence[ViewSum]) -> Verdict:
     facts |= {f"total of {one.table}": one.total for one in sums if one.total is not None}
     uneven = [one for one in sums if not one.is_even]
     said = "; ".join(f"{one.table} adds up to {one.total:,}, the table has {one.rows_before:,} rows" for one in uneven)
+    if any(one.total is not None and one.total < one.rows_before for one in uneven):
+        said += "; rows from before a view was made are not in it until they are inserted by hand"
     compared = sum(one.total is not None for one in sums)
     unclear = [f"{one.table}: it differs by no more rows than are being inserted" for one in sums if one.is_even and not one.is_clear]
     not_judged = "; ".join([*(f"{one.table}: {one.reason}" for one in sums if one.total is None), *unclear])

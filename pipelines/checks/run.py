@@ -8,7 +8,7 @@ from functools import cached_property
 from pipelines.audit.run import Audit
 from pipelines.checks import judge
 from pipelines.checks.facts import TableFacts, behind, confirmed_rows
-from pipelines.checks.judge import Confirmed, Positions, Verdict
+from pipelines.checks.judge import Confirmed, Held, Positions, Verdict
 from pipelines.config import DedupConfig, PipelineConfig
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
@@ -97,13 +97,14 @@ class Look:
         if self._positions is None:
             before, _ = confirmed_rows(self._log, self._names)
             rows = self._table.rows() if self._table.columns() else 0
-            return judge.gaps(Confirmed(before, confirmed_rows(self._log, self._names)[1]), rows, is_by_position=False)
+            held = Held(rows, is_by_position=False, removes=self._table.removes())
+            return judge.gaps(Confirmed(before, confirmed_rows(self._log, self._names)[1]), held)
         confirmed, found = self._positions
-        verdict = judge.gaps(confirmed, found.positions, is_by_position=True)
-        if verdict.passed or found.rows > AUDITED_ROWS:
+        held = Held(found.positions, is_by_position=True, foreign=found.foreign, removes=self._table.removes())
+        verdict = judge.gaps(confirmed, held)
+        if verdict.passed or found.rows + found.foreign > AUDITED_ROWS:
             return verdict
-        findings = Audit(self._config, self._log, _EXAMPLES).run().findings
-        return judge.gaps(confirmed, found.positions, is_by_position=True, findings=findings)
+        return judge.gaps(confirmed, held, Audit(self._config, self._log, _EXAMPLES).run().findings)
 
     def _freshness(self) -> Verdict:
         limits = self._config.checks.freshness

@@ -99,7 +99,8 @@ class Checks(Model):
     conservation: Check = ours(Check(), "Every leg has accounted for what it has read: the residue of the tally is 0.")
     duplicates: DuplicatesCheck = ours(DuplicatesCheck(), "No position twice, and no key twice within the window of the dedup.")
     gaps: Check = ours(
-        Check(), "As many rows as the sink has confirmed. Switch it off for a table that rows are removed from, by a TTL or by hand."
+        Check(),
+        "As many rows as the sink has confirmed, and no others. Off for a table that a TTL, its engine or people take rows from.",
     )
     verification: VerificationCheck = ours(VerificationCheck(), "The newest verifications of the table found no difference.")
     freshness: FreshnessCheck = ours(FreshnessCheck(), "The table follows the topic.")

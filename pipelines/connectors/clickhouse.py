@@ -130,11 +130,14 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class Table:
-    """What the sink needs to know about a target: its columns, engine, and how many insert tokens it remembers (0: none)."""
+    """What the sink needs to know about a target: its columns, engine (`definition`: with its clauses and settings), and how many insert
+    tokens it remembers (0: none).
+    """
 
     database: str
     name: str
     engine: str
+    definition: str
     columns: tuple[TableColumn, ...]
     dedup_window: int
 
@@ -145,10 +148,13 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """A materialized view: its definition in the server's words, and the table that it fills."""
+    """A materialized view: its definition in the server's words, and the table that it fills; None where that is gone, or where the server
+    does not tell it: chdb 26.9 gives no uuid to a view of the database `default`.
+    """
 
+    full_name: str
     definition: str
-    target: Table
+    target: Table | None
 
 
 def open_client(connection: ClickHouseConnection, classes: ErrorClasses = _TABLE_CLASSES) -> Client:
@@ -218,7 +224,7 @@ class ClickHouse:
         if not found:
             return None
         engine, definition = found[0]
-        return Table(database, name, engine, self.columns(database, name), self._dedup_window(engine, definition))
+        return Table(database, name, engine, definition, self.columns(database, name), self._dedup_window(engine, definition))
 
     def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
         """The table's columns as they are now, in their order; none when it does not exist."""
@@ -245,13 +251,13 @@ class ClickHouse:
         sources = [(database, name)]
         while sources:
             for view in self.views_on(*sources.pop()):
-                if all(view.target.full_name != known.full_name for known in targets):
+                if view.target is not None and all(view.target.full_name != known.full_name for known in targets):
                     targets.append(view.target)
                     sources.append((view.target.database, view.target.name))
         return targets
 
     def views_on(self, database: str, name: str) -> list[View]:
-        """The materialized views that an insert into this table feeds, without views on views; not those whose target is gone."""
+        """The materialized views that an insert into this table feeds, without views on views."""
         doing = f"listing the materialized views on {database}.{name}"
         found = self.rows(doing, statement("clickhouse/views_on"), {"database": database, "name": name})
         return [view for database_of_view, view_name in found if (view := self._view(database_of_view, view_name)) is not None]
@@ -267,7 +273,7 @@ class ClickHouse:
             target = self.inspect(_unquoted(explicit[1] or database), _unquoted(explicit[2]))
         else:
             target = self.inspect(database, f".inner_id.{uuid}") or self.inspect(database, f".inner.{view}")
-        return View(definition, target) if target is not None else None
+        return View(f"{database}.{view}", definition, target)
 
     def create_table(self, database: str, name: str, columns: Sequence[tuple[str, str]], order_by: Sequence[str], window: int) -> None:
         """Creates a MergeTree with a deduplication window. Column types must come from `columns.parse_type`."""

@@ -1,3 +1,3 @@
 -- Sum of a column of `sum` states.
-SELECT sumMerge({column:Identifier})
+SELECT ifNull(sumMerge({column:Identifier}), 0)
 FROM {database:Identifier}.{table:Identifier}

@@ -1,3 +1,3 @@
 -- Sum of a column of counts.
-SELECT sum({column:Identifier})
+SELECT ifNull(sum({column:Identifier}), 0)
 FROM {database:Identifier}.{table:Identifier}

@@ -47,7 +47,7 @@ def done(case: PipelineCase) -> PipelineCase:
 def test_a_clean_pipeline_passes_every_check(done: PipelineCase) -> None:
     found = look(done)
     assert {name: verdict.said for name, verdict in found.items() if not verdict.passed} == {}
-    assert found["gaps"].facts == {"confirmed": 60, "found": 60}
+    assert found["gaps"].facts == {"confirmed": 60, "found": 60, "rows of no record of the topic": 0}
     assert {verdict.not_judged for verdict in found.values()} == {""}
 
 
@@ -95,6 +95,61 @@ def test_a_row_that_no_record_explains_is_found(done: PipelineCase) -> None:
     done.client().command(f"INSERT INTO {done.table} ({columns}) VALUES ({values})")
     assert red(done) == {"gaps"}
     assert "1 positions more" in look(done, "gaps")["gaps"].said
+
+
+def test_rows_without_a_position_of_the_topic_are_one_too_many_and_named(done: PipelineCase) -> None:
+    """Also where they hide that a row is missing, and where only their topic is another one."""
+    client = done.client()
+    client.command(f"INSERT INTO {done.table} (id, name) VALUES (900, 'x')")
+    assert red(done) == {"gaps"}
+    found = look(done, "gaps")["gaps"]
+    assert found.said == "1 rows are of no record of the topic: another writer has made them"
+    assert (found.examples[0]["kind"], found.examples[0]["position"]) == ("extra", "0.0")
+    client.command(f"ALTER TABLE {done.table} DELETE WHERE id = 900 SETTINGS mutations_sync = 2")
+    client.command(f"INSERT INTO {done.table} SELECT * REPLACE ('other' AS _tf_topic) FROM {done.table} WHERE id = 3")
+    found = look(done, "gaps")["gaps"]
+    assert (found.passed, found.facts["rows of no record of the topic"], found.examples[0]["kind"]) == (False, 1, "doubled")
+
+
+POSITIONED = (
+    "id Int64, name String, amount Nullable(Float64), _tf_sequence UInt64, _tf_ordinal UInt32, _tf_emit UInt32, "
+    "_tf_topic LowCardinality(String), _tf_partition Int32, _tf_offset Int64, _tf_arrival DateTime64(6, 'UTC')"
+)
+WINDOW = "SETTINGS non_replicated_deduplication_window = 1000"
+
+
+@pytest.mark.parametrize(
+    ("engine", "missing", "removes"),
+    [
+        ("MergeTree PARTITION BY id % 7 ORDER BY id", 0, ""),
+        ("ReplacingMergeTree ORDER BY intDiv(id, 2)", 30, "its engine ReplacingMergeTree"),
+        ("MergeTree ORDER BY id TTL toDateTime(_tf_arrival) - INTERVAL 1 DAY WHERE id < 10", 10, "its TTL"),
+    ],
+    ids=["partitions", "replacing", "ttl"],
+)
+def test_rows_that_the_table_removes_by_itself_are_missing_and_the_cause_is_told(
+    case: PipelineCase, engine: str, missing: int, removes: str
+) -> None:
+    case.client().command(f"CREATE TABLE {case.table} ({POSITIONED}) ENGINE = {engine} {WINDOW}")
+    case.create_topic()
+    case.send_events(60)
+    case.warm_run()
+    case.client().command(f"OPTIMIZE TABLE {case.table} FINAL")
+    assert red(case) == ({"gaps"} if missing else set())
+    if missing:
+        said = f"{missing} of 60 confirmed rows are missing, and {removes} removes rows: leave the check out if it shall"
+        assert look(case, "gaps")["gaps"].said == said
+
+
+def test_rows_of_a_detached_partition_are_missing_until_it_is_attached_again(case: PipelineCase) -> None:
+    case.client().command(f"CREATE TABLE {case.table} ({POSITIONED}) ENGINE = MergeTree PARTITION BY id % 7 ORDER BY id {WINDOW}")
+    case.create_topic()
+    case.send_events(60)
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} DETACH PARTITION 3")
+    assert look(case, "gaps")["gaps"].said == "9 of 60 confirmed rows are missing"
+    case.client().command(f"ALTER TABLE {case.table} ATTACH PARTITION 3")
+    assert red(case) == set()
 
 
 @pytest.mark.parametrize(
@@ -155,6 +210,50 @@ def test_views_are_added_up_and_a_lost_row_of_one_is_found(case: PipelineCase) -
     found = look(case, "views")["views"]
     assert not found.passed
     assert f"{counts} adds up to" in found.said
+
+
+def test_views_that_no_sum_can_judge_are_told_and_no_fault(case: PipelineCase) -> None:
+    """One that aggregates by a function of its own, one whose rows expire, two that fill one table, one whose target is not told."""
+    case.create_topic()
+    case.send_events(30)
+    case.warm_run()
+    client, best, old, both = case.client(), *(f"{case.table}_{name}" for name in ("best", "old", "both"))
+    client.command(f"CREATE TABLE {best} (name String) ENGINE = MergeTree ORDER BY name {WINDOW}")
+    client.command(f"CREATE TABLE {old} (at DateTime) ENGINE = MergeTree ORDER BY at TTL at + INTERVAL 1 DAY {WINDOW}")
+    client.command(f"CREATE TABLE {both} (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}")
+    selects = [(best, "argMax(name, id) AS name"), (old, "toDateTime(0) AS at"), (both, "id"), (both, "-id AS id")]
+    for number, (target, select) in enumerate(selects):
+        client.command(f"CREATE MATERIALIZED VIEW {case.table}_view_{number} TO {target} AS SELECT {select} FROM {case.table}")
+    client.command(f"CREATE MATERIALIZED VIEW {case.table}_inner ENGINE = MergeTree ORDER BY id {WINDOW} AS SELECT id FROM {case.table}")
+    case.send_events(20)
+    case.warm_run()
+    found = look(case, "views")["views"]
+    assert found.passed, found.said
+    told = dict(one.split(": ", 1) for one in found.not_judged.split("; "))
+    assert told[f"default.{best}"].startswith("it does not hold a row for each row")
+    assert told[f"default.{old}"] == "its TTL removes rows"
+    assert told[f"default.{both}"] == "2 views fill it"
+    assert told[f"default.{case.table}_inner"] == "the table that it fills cannot be found"
+
+
+def test_a_view_that_was_made_later_than_rows_of_its_table_is_a_fault_until_they_are_inserted(case: PipelineCase) -> None:
+    """Its column of counts may hold NULL, and no row yet."""
+    counts = f"{case.table}_counts"
+
+    def with_total(document: dict[str, Any]) -> None:
+        document["checks"] = {"views": {"totals": [{"table": counts, "count_column": "n"}]}}
+
+    case.write_file(with_total)
+    case.create_topic()
+    case.send_events(30)
+    case.warm_run()
+    client, select = case.client(), f"SELECT id % 5 AS k, count() AS n FROM {case.table} GROUP BY k"
+    client.command(f"CREATE TABLE {counts} (k Int64, n Nullable(UInt64)) ENGINE = SummingMergeTree ORDER BY k {WINDOW}")
+    client.command(f"CREATE MATERIALIZED VIEW {counts}_view TO {counts} AS {select}")
+    told = "; rows from before a view was made are not in it until they are inserted by hand"
+    assert look(case, "views")["views"].said == f"default.{counts} adds up to 0, the table has 30 rows{told}"
+    client.command(f"INSERT INTO {counts} {select}")
+    assert look(case, "views")["views"].passed
 
 
 def test_a_view_that_is_slower_than_its_table_is_no_fault_while_a_chunk_is_inserted(case: PipelineCase) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from pipelines.audit.report import Finding
 from pipelines.checks import judge
-from pipelines.checks.facts import passes_every_row
-from pipelines.checks.judge import Behind, Confirmed, Positions, RepeatedKeys, Verified, ViewSum
+from pipelines.checks.facts import passes_every_row, removes_rows
+from pipelines.checks.judge import Behind, Confirmed, Held, Positions, RepeatedKeys, Verified, ViewSum
+from pipelines.connectors.clickhouse import Table
 from pipelines.tally import LegTally, Tally
 
 FIRST, LATER = datetime(2026, 11, 22, 3, 59, tzinfo=UTC), datetime(2026, 11, 22, 5, 30, tzinfo=UTC)
@@ -56,12 +57,38 @@ def test_duplicates_that_cannot_be_told_are_said_to_be_unjudged() -> None:
 
 @pytest.mark.parametrize(("found", "passed"), [(99, False), (100, True), (105, True), (106, False)])
 def test_rows_lie_between_what_was_confirmed_before_and_after_they_were_counted(found: int, passed: bool) -> None:
-    assert judge.gaps(Confirmed(100, 105), found, is_by_position=True).passed == passed
+    assert judge.gaps(Confirmed(100, 105), Held(found, is_by_position=True)).passed == passed
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (Held(100, True), "100 positions, as confirmed"),
+        (Held(100, False), "100 rows, as confirmed"),
+        (Held(99, True), "1 of 100 confirmed rows are missing"),
+        (
+            Held(99, True, removes="its TTL"),
+            "1 of 100 confirmed rows are missing, and its TTL removes rows: leave the check out if it shall",
+        ),
+        (Held(107, True, removes="its TTL"), "2 positions more than the 105 that were confirmed"),
+        (Held(107, False), "2 rows more than the 105 that were confirmed"),
+    ],
+)
+def test_a_gap_is_told_in_numbers_and_with_what_removes_rows(held: Held, said: str) -> None:
+    found = judge.gaps(Confirmed(100, 105), held)
+    assert (found.said, found.facts["found"]) == (said, held.count)
+    assert found.not_judged == ("" if held.is_by_position else "the table has no position columns: rows were counted")
+
+
+def test_a_row_of_no_record_of_the_topic_is_one_too_many_also_where_a_row_is_missing() -> None:
+    found = judge.gaps(Confirmed(100, 100), Held(100, True, foreign=1))
+    assert (found.passed, found.said) == (False, "1 rows are of no record of the topic: another writer has made them")
+    assert "1 of 100 confirmed rows are missing; 1 rows" in judge.gaps(Confirmed(100, 100), Held(99, True, foreign=1)).said
 
 
 def test_a_gap_carries_what_the_audit_has_named() -> None:
     finding = Finding("out -> table", "missing", 1, [{"topic": "t", "partition": 2, "offset": 7}])
-    found = judge.gaps(Confirmed(100, 100), 99, is_by_position=True, findings=[finding])
+    found = judge.gaps(Confirmed(100, 100), Held(99, True), [finding])
     assert "1 of 100 confirmed rows are missing" in found.said
     assert found.examples == ({"seam": "out -> table", "kind": "missing", "count": 1, "topic": "t", "partition": 2, "offset": 7},)
 
@@ -120,12 +147,16 @@ def test_a_view_that_lags_is_named_and_one_that_cannot_be_compared_is_told() -> 
     sums = [ViewSum("d.even", 10, 10, 10), ViewSum("d.odd", 9, 10, 10), ViewSum("d.unknown", None, 10, 10, "no count")]
     found = judge.views(sums)
     assert not found.passed
-    assert found.said == "d.odd adds up to 9, the table has 10 rows"
+    assert found.said == (
+        "d.odd adds up to 9, the table has 10 rows; rows from before a view was made are not in it until they are inserted by hand"
+    )
     assert found.not_judged == "d.unknown: no count"
 
 
 def test_a_view_may_be_ahead_of_the_first_count_of_a_live_table() -> None:
     assert judge.views([ViewSum("d.live", 12, 10, 12)]).passed
+    ahead = judge.views([ViewSum("d.live", 13, 10, 12)])
+    assert (ahead.passed, ahead.said) == (False, "d.live adds up to 13, the table has 10 rows")
 
 
 @pytest.mark.parametrize(("total", "passed"), [(6, False), (7, True), (10, True), (12, True), (15, True), (16, False)])
@@ -176,6 +207,10 @@ def test_an_hour_that_was_due_and_was_not_verified_is_a_mild_fault(first: dateti
         ("SELECT id, count() AS n FROM default.t GROUP BY id", False),
         ("SELECT count() AS n FROM default.t", False),
         ("SELECT uniqExact(id) AS n FROM default.t", False),
+        ("SELECT argMax(name, id) AS name FROM default.t", False),
+        ("SELECT topK(3)(name) AS names FROM default.t", False),
+        ("SELECT sumIf(id, id > 1) AS n FROM default.t", False),
+        ("SELECT id FROM default.t ORDER BY id ASC WITH FILL TO 50", False),
         ("SELECT arrayJoin(tags) AS tag FROM default.t", False),
         ("SELECT DISTINCT id FROM default.t", False),
         ("SELECT id FROM default.t ARRAY JOIN tags", False),
@@ -183,4 +218,23 @@ def test_an_hour_that_was_due_and_was_not_verified_is_a_mild_fault(first: dateti
     ],
 )
 def test_which_views_give_a_row_for_each_row_of_their_table(select: str, every: bool) -> None:
-    assert passes_every_row(f"CREATE MATERIALIZED VIEW default.v TO default.w (`id` Int64) AS {select}") == every
+    aggregates = {"argmax", "count", "sum", "topk", "uniqexact"}
+    assert passes_every_row(f"CREATE MATERIALIZED VIEW default.v TO default.w (`id` Int64) AS {select}", aggregates) == every
+
+
+@pytest.mark.parametrize(
+    ("engine", "clauses", "what"),
+    [
+        ("MergeTree", "ORDER BY id SETTINGS index_granularity = 8192", ""),
+        ("MergeTree", "ORDER BY id TTL at + toIntervalDay(1) SETTINGS index_granularity = 8192", "its TTL"),
+        ("MergeTree", "ORDER BY id TTL toDateTime(at, 'UTC') + toIntervalDay(1) TO VOLUME 'cold' SETTINGS index_granularity = 8192", ""),
+        ("MergeTree", "ORDER BY id TTL at + toIntervalDay(1) RECOMPRESS CODEC(ZSTD(9)), at + toIntervalDay(2) TO DISK 'd'", ""),
+        ("MergeTree", "ORDER BY id TTL at + toIntervalDay(1) TO DISK 'cold', at + toIntervalDay(2)", "its TTL"),
+        ("ReplicatedMergeTree", "ORDER BY id TTL at + toIntervalDay(1) WHERE id < 10", "its TTL"),
+        ("ReplacingMergeTree", "ORDER BY id", "its engine ReplacingMergeTree"),
+        ("ReplicatedSummingMergeTree", "ORDER BY id", "its engine ReplicatedSummingMergeTree"),
+        ("Null", "", ""),
+    ],
+)
+def test_what_of_a_definition_removes_rows_is_named(engine: str, clauses: str, what: str) -> None:
+    assert removes_rows(Table("default", "t", engine, f"{engine} {clauses}", (), 0)) == what
