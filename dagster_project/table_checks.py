@@ -17,7 +17,8 @@ from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import schedule_status
 from dagster_project.seam_names import PUBLISHED, TABLE, VERIFICATION
 from dagster_project.seams import asset_key, op_name, spec_behind
-from pipelines.checks.judge import NAMES, Verdict, Verified
+from dagster_project.verification_hours import HOUR, begin_of_hour, hours_without_verdict, key_of
+from pipelines.checks.judge import NAMES, VERIFIED_AFTER, Hours, Verdict, Verified
 from pipelines.checks.run import Look
 from pipelines.config import Check, Checks
 from resources.streaming_jobs import StreamingJobs
@@ -86,7 +87,7 @@ def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
     def run(context: dg.AssetCheckExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.AssetCheckResult]:
         selected = {key.name for key in context.selected_asset_check_keys}
         with errors_as_failures(), Look(streaming_jobs.config(pipeline.path)) as look:
-            verified = _verified(context.instance, pipeline) if "verification" in selected else []
+            verified = _verified(context.instance, pipeline) if "verification" in selected else None
             for name in enabled(checks):
                 if name in selected:
                     yield result(look.verdict(name, verified), _check(checks, name), table)
@@ -114,9 +115,10 @@ def examples_table(examples: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines)
 
 
-def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> list[Verified]:
-    """The newest verification of each hour that was verified within the period of the check."""
-    since = datetime.now(UTC) - pipeline.config.checks.verification.over
+def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> Hours:
+    """The newest verification of each hour that was verified within the period of the check, and the hours of that period without one."""
+    now = datetime.now(UTC)
+    since = now - pipeline.config.checks.verification.over
     wanted = dg.AssetRecordsFilter(asset_key=asset_key(pipeline, VERIFICATION), after_timestamp=since.timestamp())
     newest: dict[str, Verified] = {}
     for record in instance.fetch_materializations(wanted, limit=_VERIFICATIONS_READ).records:
@@ -125,7 +127,9 @@ def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> list[Verified
             facts = {name: value.value for name, value in event.metadata.items()}
             told = (bool(facts.get("is_match")), str(facts.get("said", "")), bool(facts.get("is_whole", True)))
             newest.setdefault(event.partition, Verified(event.partition, *told))
-    return sorted(newest.values(), key=lambda one: one.hour)
+    due = key_of(now - VERIFIED_AFTER)
+    missed = [hour for hour in hours_without_verdict(instance, pipeline, begin_of_hour(since) + HOUR) if hour <= due]
+    return Hours(sorted(newest.values(), key=lambda one: one.hour), missed)
 
 
 def _published(pipeline: Pipeline) -> dg.AssetsDefinition:

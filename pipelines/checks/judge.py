@@ -245,13 +245,25 @@ class Verified:
     is_whole: bool = True
 
 
+@dataclass(frozen=True)
+class Hours:
+    """What Dagster knows of the period to judge: one verification per hour that was verified, and hours with records (their keys) that were
+    due by `VERIFIED_AFTER` and were not.
+    """
+
+    newest: Sequence[Verified] = ()
+    missed: Sequence[str] = ()
+
+
 def _hour(instant: datetime) -> datetime:
     return instant.replace(minute=0, second=0, microsecond=0)
 
 
-def verification(newest: Sequence[Verified], first_arrival: datetime | None, now: datetime) -> Verdict:
-    """`newest`: one per hour that was verified in the period to judge. `first_arrival`: of the records of that period."""
+def verification(hours: Hours, first_arrival: datetime | None, now: datetime) -> Verdict:
+    """`first_arrival`: of the records of the period to judge."""
+    newest, missed = hours.newest, hours.missed
     facts: dict[str, int | float | str] = {"hours verified": len(newest), "hours that differ": sum(not one.is_match for one in newest)}
+    facts["hours missed"] = len(missed)
     differing = [one for one in newest if not one.is_match]
     if differing:
         said = f"{len(differing)} of {len(newest)} verified hours differ: {', '.join(one.hour for one in differing)}"
@@ -261,6 +273,9 @@ def verification(newest: Sequence[Verified], first_arrival: datetime | None, now
         said = (
             f"{len(partly)} of {len(newest)} hours were verified before the sink had confirmed them: {', '.join(partly)}; verify them again"
         )
+        return Verdict("verification", False, said, facts, is_mild=True)
+    if missed:
+        said = f"{len(missed)} hours with records were not verified: {', '.join(missed)}; verify them, a backfill of the missing ones does"
         return Verdict("verification", False, said, facts, is_mild=True)
     if not newest and (first_arrival is None or now < _hour(first_arrival) + VERIFIED_AFTER):
         return Verdict("verification", True, "no hour with records was due to be verified yet", facts, not_judged="the first hour")

@@ -1,6 +1,6 @@
 """One look at a pipeline: asks for the facts, gives the verdicts. May be made beside the running pipeline; changes nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -8,7 +8,7 @@ from functools import cached_property
 from pipelines.audit.run import Audit
 from pipelines.checks import judge
 from pipelines.checks.facts import TableFacts, behind, confirmed_rows
-from pipelines.checks.judge import Confirmed, Held, Positions, Verdict
+from pipelines.checks.judge import Confirmed, Held, Hours, Positions, Verdict
 from pipelines.config import DedupConfig, PipelineConfig
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
@@ -43,10 +43,10 @@ class Look:
         self._log.close()
         self._clickhouse.close()
 
-    def verdict(self, check: str, verified: Sequence[judge.Verified] = ()) -> Verdict:
+    def verdict(self, check: str, verified: Hours | None = None) -> Verdict:
         """The verdict of one check of `judge.NAMES`; `verified` is what verifications have found, for the check of that name."""
         if check == "verification":
-            return judge.verification(verified, self._first_arrival(), datetime.now(UTC))
+            return judge.verification(verified or Hours(), self._first_arrival(), datetime.now(UTC))
         checks: dict[str, Callable[[], Verdict]] = {
             "conservation": lambda: judge.conservation(tally(self._log, self._names)),
             "duplicates": self._duplicates,

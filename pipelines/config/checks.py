@@ -100,7 +100,7 @@ class Checks(Model):
     duplicates: DuplicatesCheck = ours(DuplicatesCheck(), "No position twice, and no key twice within the window of the dedup.")
     gaps: Check = ours(
         Check(),
-        "As many rows as the sink has confirmed, and no others. Off for a table that a TTL, its engine or people take rows from.",
+        "As many rows as the sink has confirmed, and no others. Leave it out where a TTL, the engine or people remove rows.",
     )
     verification: VerificationCheck = ours(VerificationCheck(), "The newest verifications of the table found no difference.")
     freshness: FreshnessCheck = ours(FreshnessCheck(), "The table follows the topic.")

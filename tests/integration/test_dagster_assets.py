@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
@@ -305,6 +305,21 @@ def test_a_verified_hour_is_reported_and_the_table_passes_by_it(pipeline: Dagste
     verdict = next(one for one in pipeline.job("publish").get_asset_check_evaluations() if one.check_name == "verification")
     assert verdict.passed
     assert verdict.metadata["hours verified"].value == len(found)
+
+
+def test_an_hour_with_records_that_was_not_verified_is_a_warning_though_others_match(pipeline: DagsterCase) -> None:
+    """One of three hours ago is missed, one of before the period of 24 h is not."""
+    before = hour_now()
+    pipeline.case.send_events(30)
+    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    assert all(result.success for result in verify_now(pipeline, {before}))
+    hours = {ago: f"{datetime.now(UTC) - timedelta(hours=ago):%Y-%m-%d-%H:00}" for ago in (3, 26)}
+    pipeline.instance.add_dynamic_partitions(f"{pipeline.pipeline.key}_verification_hours", [hours[3], hours[26]])
+    published = pipeline.job("publish")
+    verdict = next(one for one in published.get_asset_check_evaluations() if one.check_name == "verification")
+    assert (verdict.passed, verdict.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert f"1 hours with records were not verified: {hours[3]};" in str(verdict.description)
+    assert published.success
 
 
 def test_a_wrong_value_is_found_by_verification_and_holds_the_publication_back(pipeline: DagsterCase) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pipelines.audit.report import Finding
 from pipelines.checks import judge
 from pipelines.checks.facts import passes_every_row, removes_rows
-from pipelines.checks.judge import Behind, Confirmed, Held, Positions, RepeatedKeys, Verified, ViewSum
+from pipelines.checks.judge import Behind, Confirmed, Held, Hours, Positions, RepeatedKeys, Verified, ViewSum
 from pipelines.connectors.clickhouse import Table
 from pipelines.tally import LegTally, Tally
 
@@ -174,27 +174,42 @@ def test_a_short_insert_window_is_named() -> None:
 
 
 def test_hours_that_differ_are_named() -> None:
-    found = judge.verification([Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", False, "1 row differs")], FIRST, LATER)
+    hours = Hours([Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", False, "1 row differs")], ["2026-11-22-02:00"])
+    found = judge.verification(hours, FIRST, LATER)
     assert not found.passed
     assert found.examples == ({"hour": "2026-11-22-04:00", "found": "1 row differs"},)
-    assert judge.verification([Verified("2026-11-22-03:00", True, "")], FIRST, LATER).passed
+    assert not found.is_mild
+    matching = judge.verification(Hours([Verified("2026-11-22-03:00", True, "")]), None, LATER)
+    assert (matching.passed, matching.said, matching.not_judged) == (True, "1 verified hours match", "")
+
+
+def test_an_hour_that_was_not_verified_is_a_mild_fault_though_others_match() -> None:
+    hours = Hours([Verified("2026-11-22-03:00", True, "")], ["2026-11-22-02:00"])
+    found = judge.verification(hours, FIRST, LATER)
+    assert (found.passed, found.is_mild, found.facts["hours missed"]) == (False, True, 1)
+    assert "1 hours with records were not verified: 2026-11-22-02:00;" in found.said
 
 
 def test_an_hour_that_was_verified_before_it_was_confirmed_is_a_mild_fault() -> None:
     hours = [Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", True, "", is_whole=False)]
-    found = judge.verification(hours, FIRST, LATER)
+    found = judge.verification(Hours(hours), FIRST, LATER)
     assert (found.passed, found.is_mild) == (False, True)
     assert "1 of 2 hours were verified before the sink had confirmed them: 2026-11-22-04:00" in found.said
-    both = judge.verification([*hours, Verified("2026-11-22-05:00", False, "1 row differs")], FIRST, LATER)
+    both = judge.verification(Hours([*hours, Verified("2026-11-22-05:00", False, "1 row differs")]), FIRST, LATER)
     assert (both.passed, both.is_mild) == (False, False)
 
 
 @pytest.mark.parametrize(
     ("first", "passed"),
-    [(None, True), (datetime(2026, 11, 22, 4, 0, 1, tzinfo=UTC), False), (datetime(2026, 11, 22, 5, 0, tzinfo=UTC), True)],
+    [
+        (None, True),
+        (datetime(2026, 11, 22, 4, 0, 1, tzinfo=UTC), False),
+        (datetime(2026, 11, 22, 4, 59, 59, 999999, tzinfo=UTC), False),
+        (datetime(2026, 11, 22, 5, 0, tzinfo=UTC), True),
+    ],
 )
 def test_an_hour_that_was_due_and_was_not_verified_is_a_mild_fault(first: datetime | None, passed: bool) -> None:
-    found = judge.verification([], first, LATER)
+    found = judge.verification(Hours(), first, LATER)
     assert (found.passed, found.is_mild, bool(found.not_judged)) == (passed, not passed, passed)
 
 
