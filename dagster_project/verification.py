@@ -91,7 +91,7 @@ def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
 def said(found: Verification) -> str:
     """In a sentence: what differs, or that nothing does."""
     if found.is_match and not found.is_whole:
-        return "the sink has not confirmed all of this hour yet; verify it again"
+        return "the sink has not confirmed all of this hour yet, or it has not ended by the clock of NATS; verify it again"
     if found.is_match:
         return f"{found.counts.get('rows', 0):,} rows match" if found.sequences else "nothing to compare in this range"
     return "; ".join(" ".join(filter(None, (f"{one.count:,}", one.kind, one.place, one.column))) for one in found.findings)

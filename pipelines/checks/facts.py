@@ -214,8 +214,8 @@ def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
 def behind(
     log: JetStream, names: Names, topic: KafkaTopic, rows: int, now: datetime, warn_after: timedelta, fail_after: timedelta
 ) -> Behind:
-    """What waits before each leg; `rows` of it in the streams. Its first record there is as old as its message, records in Kafka as old as
-    they say themselves.
+    """What waits before each leg; `rows` of it in the streams. Its first record there is as old as its message by the clock of NATS,
+    records in Kafka as old at `now` as they say themselves.
     """
     chains = {leg: read_chain(log, names.stream("ledger"), names.chain(leg)) for leg in LEGS}
     oldest = timedelta(0)
@@ -224,7 +224,7 @@ def behind(
         state = log.state(stream)
         message = log.get(stream, reached + 1) if state is not None and state.last_sequence > reached else None
         if message is not None:
-            oldest = max(oldest, now - message.time)
+            oldest = max(oldest, log.clock(stream) - message.time)
     reached_offsets = {int(partition): offset for partition, offset in (chains["ingest"].to or {}).items()}
     # Partitions that were added since: they are read from their beginning.
     added = [partition for partition in topic.facts().partitions if partition not in reached_offsets]

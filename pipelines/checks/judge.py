@@ -271,7 +271,8 @@ def verification(hours: Hours, first_arrival: datetime | None, now: datetime) ->
     partly = [one.hour for one in newest if not one.is_whole]
     if partly:
         said = (
-            f"{len(partly)} of {len(newest)} hours were verified before the sink had confirmed them: {', '.join(partly)}; verify them again"
+            f"{len(partly)} of {len(newest)} hours were verified before the sink had confirmed all of them: {', '.join(partly)}; "
+            "verify them again"
         )
         return Verdict("verification", False, said, facts, is_mild=True)
     if missed:

@@ -19,7 +19,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from pipelines.config import NatsConnection
 from pipelines.connectors.jetstream_errors import TABLE_CLASSES, map_error
@@ -328,6 +328,20 @@ class JetStream:
         return StreamState(
             state.first_seq, state.last_seq, state.messages, state.bytes, config.max_bytes or -1, dict(config.metadata or {})
         )
+
+    def clock(self, stream: str) -> datetime:
+        """The time at the stream's leader, whose clock gives messages their times; another host's may differ. Raises for no stream."""
+
+        async def read(client: Client) -> datetime:
+            reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", timeout=REQUEST_TIMEOUT_SECONDS)
+            answer = json.loads(reply.data)
+            if "error" in answer:
+                APIError.from_error(answer["error"])
+            return _instant(answer["ts"])
+
+        self.connect()
+        assert self._client is not None
+        return self._wait(f"reading the clock of stream {stream}", read(self._client))
 
     def subjects(self, stream: str, subject: str) -> dict[str, int]:
         """Subjects of the stream that match `subject` and hold messages, with their counts."""

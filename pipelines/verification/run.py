@@ -29,11 +29,11 @@ from pipelines.records import decode_columns, instant, position_keys
 from pipelines.statements import filled
 from pipelines.verification.frames import read_batches
 from pipelines.verification.reference import Column, Reference, compared_columns
-from pipelines.verification.result import UNCONFIRMED, Checksum, Finding, Gap, Verification
+from pipelines.verification.result import OPEN, UNCONFIRMED, Checksum, Finding, Gap, Verification
 from pipelines.verification.rows import RowSide
-from pipelines.verification.span import History, Span, load_configs, read_history, same_dedup_from, span_of, told_range
+from pipelines.verification.span import History, Span, is_open, load_configs, read_history, same_dedup_from, span_of, told_range
 from pipelines.verification.table import TableSide, examples_of, schema_faults
-from pipelines.verify import count_rows, topic_batches
+from pipelines.verify import count_rows, table_batches, topic_batches
 
 ENGINE_MEMORY = "640MiB"
 """Of DuckDB alone; what does not fit spills to disk."""
@@ -118,6 +118,9 @@ class Verifier:
         history = read_history(self._log, self._names, self._request.since)
         configs = load_configs(self._log, self._names, history)
         self.found.cannot_prove(UNCONFIRMED, self._unconfirmed(history.confirmed_to))
+        until = self._request.until
+        if until is not None and is_open(until, datetime.now(UTC), self._log.clock(self._names.stream("raw"))):
+            self.found.cannot_prove(OPEN)
         if not history.plans:
             return None
         config = configs[history.plans[-1].version]
@@ -296,11 +299,18 @@ class Verifier:
         """Rows at positions that raw never had, where the range has no end: no hour would ever have them."""
         if self._request.since or self._request.until:
             return
-        state = self._log.state(self._names.stream("raw"))
-        count = count_rows(self._sink, f"_tf_sequence = 0 OR _tf_sequence > {state.last_sequence if state else 0}")
+        beyond = f"_tf_sequence > {self._last_raw()}"
+        later = [batch.column("_tf_sequence").to_numpy() for batch in table_batches(self._sink, ("_tf_sequence",), beyond)]
+        # Asked again: frames that came meanwhile may have rows.
+        last = self._last_raw()
+        count = count_rows(self._sink, "_tf_sequence = 0") + sum(int((sequences > last).sum()) for sequences in later)
         if count:
             example = {"expected": "no row", "found": "rows whose _tf_sequence the raw stream never had"}
             self.found.findings.append(Finding("rows", "extra", count, None, [example]))
+
+    def _last_raw(self) -> int:
+        state = self._log.state(self._names.stream("raw"))
+        return state.last_sequence if state else 0
 
     def _tell_purged(self, history: History) -> None:
         since = self._request.since
@@ -362,8 +372,7 @@ class Verifier:
 
     def _is_quiet(self, history: History) -> bool:
         """Whether all that is on raw is confirmed."""
-        state = self._log.state(self._names.stream("raw"))
-        return history.confirmed_to >= (state.last_sequence if state else 0)
+        return history.confirmed_to >= self._last_raw()
 
 
 def _frame(sequence: int) -> dict[str, object]:

@@ -225,6 +225,11 @@ def load_configs(log: JetStream, names: Names, history: History) -> dict[str, St
     return {version: stage_config.load(log, names, version) for version in {plan.version for plan in history.plans}}
 
 
+def is_open(until: datetime, now: datetime, clock: datetime) -> bool:
+    """Whether a range that has ended at `now`, by this host's clock, has not by that of NATS, which arrivals are told by."""
+    return clock < until <= now
+
+
 def told_range(history: History, span: Span) -> tuple[datetime, datetime]:
     """The arrivals of the first and the last frame, both inclusive."""
     return instant(history.arrival_us(span.first)), instant(history.arrivals_us[bisect_right(history.sequences, span.last) - 1])

@@ -55,6 +55,16 @@ def test_a_publish_succeeds_only_behind_the_expected_message(log: JetStream, str
     assert (state.first_sequence, state.last_sequence, state.messages) == (1, 3, 3)
 
 
+def test_the_clock_is_the_one_that_messages_have_their_times_from(log: JetStream, stream: str) -> None:
+    before = log.clock(stream)
+    publish(log, f"{stream}.a", [b"one"])
+    message = log.get(stream, 1)
+    assert message is not None
+    assert before <= message.time <= log.clock(stream)
+    with pytest.raises(HaltError, match="reading the clock of stream"):
+        log.clock("test-none")
+
+
 def test_last_and_get_give_the_message_as_it_was_published(log: JetStream, stream: str) -> None:
     before = datetime.now(UTC) - timedelta(seconds=1)
     log.publish(f"{stream}.a", b"\x00\xff", {"Tf-First": "7", "Tf-Rows": "3"}, 0)

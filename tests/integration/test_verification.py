@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,10 @@ import pytest
 from dedup_case import copies, event, keyed_by, timed_by
 from pipeline_case import PipelineCase, wait_until
 from refused_case import make_strict
+
+from pipelines.config import load
+from pipelines.connectors.jetstream import JetStream, StreamState
+from pipelines.verification.run import Request, Verifier
 
 pytestmark = pytest.mark.integration
 
@@ -150,6 +155,33 @@ def test_a_changed_value_is_named_with_its_column_and_position(case: PipelineCas
     assert shown.exit_code == 1
     assert "different rows, column name: 1" in " ".join(shown.stdout.split())
     assert "event 7" in shown.stdout
+
+
+class Busy(JetStream):
+    """Beside its first look at the raw stream records come and reach the table."""
+
+    def __init__(self, case: PipelineCase) -> None:
+        super().__init__(load(case.file, case.environment()).nats)
+        self._case, self._raw, self.looks = case, case.names.stream("raw"), 0
+
+    def state(self, stream: str) -> StreamState | None:
+        found = super().state(stream)
+        self.looks += stream == self._raw
+        if stream == self._raw and self.looks == 1:
+            self._case.send_events(30)
+            self._case.warm_run()
+        return found
+
+
+def test_rows_of_frames_that_come_while_foreign_ones_are_looked_for_are_no_fault(case: PipelineCase) -> None:
+    prepared(case)
+    with closing(Busy(case).connect()) as log:
+        verifier = Verifier(load(case.file, case.environment()), log, Request(case.directory))
+        verifier.find_strangers()
+        assert (verifier.found.findings, log.looks) == ([], 2)
+        case.client().command(f"INSERT INTO {case.table} (id, name, _tf_sequence) VALUES (-1, 'foreign', 0), (-2, 'foreign', 9999)")
+        verifier.find_strangers()
+    assert [(one.kind, one.count) for one in verifier.found.findings] == [("extra", 2)]
 
 
 def test_two_values_that_changed_places_are_two_faults(case: PipelineCase) -> None:

@@ -9,7 +9,7 @@ from verification_case import CONFIG, KEYED, SECOND, TIMED
 from pipelines.dedup import NEVER
 from pipelines.records import instant
 from pipelines.verification.reference import Bounds
-from pipelines.verification.span import History, Plan, Span, same_dedup_from, span_of, told_range
+from pipelines.verification.span import History, Plan, Span, is_open, same_dedup_from, span_of, told_range
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -23,6 +23,15 @@ def history(first: int = 1, confirmed_to: int = 10, last: int = 10) -> History:
 
 def after(seconds: int) -> datetime:
     return START + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("until", "now", "clock", "found"),
+    [(60, 60, 59, True), (60, 60, 60, False), (60, 59, 30, False), (60, 90, 59, True), (60, 30, 90, False)],
+)
+def test_a_range_that_has_ended_here_may_not_have_by_the_clock_of_nats(until: int, now: int, clock: int, found: bool) -> None:
+    """A range that ends in the future is no such one: whoever asks for it knows."""
+    assert is_open(after(until), after(now), after(clock)) == found
 
 
 def test_without_bounds_all_that_the_sink_has_confirmed_is_compared() -> None:
