@@ -54,6 +54,16 @@ def test_a_job_that_nobody_wants_to_run_stays_as_it_is(desired: str | None) -> N
     assert actions([(0, state), (600, state)]) == []
 
 
+def test_a_runner_that_is_just_starting_is_waited_for_though_a_leg_is_not_there_yet() -> None:
+    starting = replace(WELL, state="starting", missing=("sink",))
+    assert actions([(float(now), starting) for now in range(0, 600, 30)]) == []
+
+
+def test_a_job_that_was_given_up_came_back_and_died_again_is_told_again() -> None:
+    ticks = [(480, DEAD), (510, DEAD), (540, WELL), (570, DEAD), (600, DEAD)]
+    assert actions(ticks, Trouble(0, attempts=5, last_attempt=450)) == [(480, "alert"), (570, "alert")]
+
+
 def test_a_job_that_dies_every_minute_is_not_started_for_ever() -> None:
     ticks = [(float(now), DEAD if now % 60 == 0 else WELL) for now in range(0, 7200, 30)]
     assert [action for _, action in actions(ticks)].count("start") == 5
@@ -165,6 +175,17 @@ def test_a_version_that_ran_while_no_letters_waited_has_nothing_to_mend_later() 
     assert dead_letters(letters(5), memory, 60.0, DEFAULT)[0].action == "none"
 
 
+def test_a_configuration_that_began_to_run_while_no_letters_waited_sends_none_in_again() -> None:
+    decision, memory = dead_letters(letters(0, version="v2"), LettersMemory("v1"), 0.0, DEFAULT)
+    assert (decision.action, decision.why, memory.version) == ("none", "no letters wait", "v2")
+
+
+def test_new_letters_are_not_told_until_the_time_since_people_were_told_is_over() -> None:
+    _, told = dead_letters(letters(100), LettersMemory("v1"), 10_000.0, DEFAULT)
+    assert dead_letters(letters(101, last=11), told, 13_599.0, DEFAULT)[0].action == "none"
+    assert dead_letters(letters(101, last=11), told, 13_600.0, DEFAULT)[0].action == "alert"
+
+
 def test_people_are_told_of_many_letters_or_of_old_ones_and_again_only_of_new_ones() -> None:
     known = LettersMemory("v1")
     assert dead_letters(letters(99), known, 0.0, DEFAULT)[0].action == "none"
@@ -203,6 +224,17 @@ def test_files_that_came_changed_or_went_are_told_and_at_the_first_look_only_fau
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", None])
 def test_a_cursor_that_is_no_memory_is_none(text: str | None) -> None:
     assert read_cursor(text) is None
+
+
+def test_a_cursor_gives_back_its_memory() -> None:
+    assert read_cursor('{"since": 5.0}') == {"since": 5.0}
+
+
+def test_a_decision_says_the_state_what_is_missing_and_for_how_long() -> None:
+    assert health(replace(WELL, missing=("sink",)), None, 0.0, DEFAULT)[0].why == "running, not running: sink; restart 1 of 5"
+    assert health(DEAD, None, 0.0, DEFAULT)[0].why == "stopped (killed); restart 1 of 5"
+    told = lag(200_000, LagMemory(60.0, 150_000), 240.0, DEFAULT)[0].why
+    assert told == "lag 200,000 offsets, at least 100,000 for 3 minutes, 150,000 then"
 
 
 def test_a_memory_of_another_release_is_read_as_far_as_it_says_the_same() -> None:
