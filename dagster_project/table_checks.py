@@ -24,7 +24,7 @@ from pipelines.config import Check, Checks
 from resources.streaming_jobs import StreamingJobs
 
 _SEVERITIES = {"warn": AssetCheckSeverity.WARN, "error": AssetCheckSeverity.ERROR}
-_VERIFICATIONS_READ = 500
+_VERIFICATIONS_AT_ONCE = 500
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
@@ -121,15 +121,23 @@ def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> Hours:
     since = now - pipeline.config.checks.verification.over
     wanted = dg.AssetRecordsFilter(asset_key=asset_key(pipeline, VERIFICATION), after_timestamp=since.timestamp())
     newest: dict[str, Verified] = {}
-    for record in instance.fetch_materializations(wanted, limit=_VERIFICATIONS_READ).records:
-        event = record.asset_materialization
-        if event is not None and event.partition is not None:
+    for event in _materializations(instance, wanted):
+        if event.partition is not None:
             facts = {name: value.value for name, value in event.metadata.items()}
             told = (bool(facts.get("is_match")), str(facts.get("said", "")), bool(facts.get("is_whole", True)))
             newest.setdefault(event.partition, Verified(event.partition, *told))
     due = key_of(now - VERIFIED_AFTER)
     missed = [hour for hour in hours_without_verdict(instance, pipeline, begin_of_hour(since) + HOUR) if hour <= due]
     return Hours(sorted(newest.values(), key=lambda one: one.hour), missed)
+
+
+def _materializations(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilter) -> Iterator[dg.AssetMaterialization]:
+    """All of them, the newest first."""
+    cursor, has_more = None, True
+    while has_more:
+        found = instance.fetch_materializations(wanted, limit=_VERIFICATIONS_AT_ONCE, cursor=cursor)
+        yield from (record.asset_materialization for record in found.records if record.asset_materialization is not None)
+        cursor, has_more = found.cursor, found.has_more
 
 
 def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
