@@ -117,11 +117,15 @@ class TableFacts:
                 yield ViewSum(view.full_name, None, 0, 0, "the table that it fills cannot be found")
             else:
                 views.setdefault(view.target.full_name, []).append((view, view.target))
+        removes = self.removes()
         for name, ((view, target), *others) in views.items():
             before, inserted_first = self.rows(), inserting()
-            # A row may be in it once for each view, or once for all of them.
-            shared = (None, f"{len(others) + 1} views fill it")
-            total, reason = shared if others else self._view_total(view, target, counted.get(target.name))
+            total, reason = None, f"the table has fewer rows than it was given, {removes} removes some"
+            if others:
+                # A row may be in it once for each view, or once for all of them.
+                reason = f"{len(others) + 1} views fill it"
+            elif not removes:
+                total, reason = self._view_total(view, target, counted.get(target.name))
             inserted_last = inserting()
             yield ViewSum(name, total, before, self.rows(), reason, max(inserted_first, inserted_last))
 

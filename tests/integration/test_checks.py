@@ -236,6 +236,21 @@ def test_views_that_no_sum_can_judge_are_told_and_no_fault(case: PipelineCase) -
     assert told[f"default.{case.table}_inner"] == "the table that it fills cannot be found"
 
 
+def test_a_view_that_keeps_what_its_table_lets_expire_is_told_and_no_fault(case: PipelineCase) -> None:
+    ttl = "TTL toDateTime(_tf_arrival) - INTERVAL 1 DAY WHERE id < 10"
+    client, copy = case.client(), f"{case.table}_copy"
+    client.command(f"CREATE TABLE {case.table} ({POSITIONED}) ENGINE = MergeTree ORDER BY id {ttl} {WINDOW}")
+    client.command(f"CREATE TABLE {copy} (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}")
+    client.command(f"CREATE MATERIALIZED VIEW {copy}_view TO {copy} AS SELECT id FROM {case.table}")
+    case.create_topic()
+    case.send_events(30)
+    case.warm_run()
+    client.command(f"OPTIMIZE TABLE {case.table} FINAL")
+    found = look(case, "views")["views"]
+    told = f"default.{copy}: the table has fewer rows than it was given, its TTL removes some"
+    assert (found.passed, found.said, found.not_judged) == (True, "0 of 1 views compared, all even", told)
+
+
 def test_a_view_that_was_made_later_than_rows_of_its_table_is_a_fault_until_they_are_inserted(case: PipelineCase) -> None:
     """Its column of counts may hold NULL, and no row yet."""
     counts = f"{case.table}_counts"

@@ -82,6 +82,7 @@ def test_behind_a_change_of_the_window_copies_are_judged_anew() -> None:
 def test_by_event_raw_is_read_from_where_the_watermark_has_passed_the_window() -> None:
     """Lateness 3 s, window 10 s: before the plan of frames 7 and 8 the newest time is 24 s, so what is older than 11 s is over."""
     assert span_of(history(), after(28), None, TIMED, 1) == Span(7, 10, 3, 7, 8 * SECOND)
+    assert span_of(history(), after(40), None, TIMED, 1) == Span(10, 10, 5, 10, 16 * SECOND), "not from the oldest plan on"
     assert span_of(history(), after(12), None, TIMED, 1) == Span(3, 10, 1, 1, NEVER)
 
 
