@@ -17,6 +17,7 @@ from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic
 from pipelines.ledger import read_chain
 from pipelines.naming import LEGS, Names, is_redriven
+from pipelines.removal import KEEPS_EVERY_ROW, has_removing_ttl, removes_rows
 from pipelines.statements import filled, statement
 
 EXAMPLES = 20
@@ -27,10 +28,6 @@ _SAME_VALUE = re.compile(r"^(?:Nullable\(|LowCardinality\()*(?:String|U?Int\d+)\
 _NOT_ONE_FOR_ONE = re.compile(
     r"\b(?:where|prewhere|group\s+by|having|join|distinct|limit|union|except|intersect|qualify|sample|arrayjoin|fill)\b", re.IGNORECASE
 )
-_KEEPS_EVERY_ROW = frozenset({"MergeTree", "ReplicatedMergeTree", "SharedMergeTree"})
-_TTL = re.compile(r"\bTTL (.+?)(?: SETTINGS |$)", re.DOTALL)
-_MOVES = re.compile(r"\bTO (?:DISK|VOLUME)\b|\bRECOMPRESS\b")
-_BRACKETS = re.compile(r"\([^()]*\)")
 
 
 class TableFacts:
@@ -141,7 +138,7 @@ class TableFacts:
             name = "merged_sum" if kinds[count_column].startswith("AggregateFunction(sum") else name
             doing = f"adding up {count_column} of"
             return self._number(doing, f"checks/{name}", target.database, target.name, column=count_column), ""
-        if not passes_every_row(view.definition, self._aggregates) or target.engine not in _KEEPS_EVERY_ROW:
+        if not passes_every_row(view.definition, self._aggregates) or target.engine not in KEEPS_EVERY_ROW:
             return None, "it does not hold a row for each row: name its column of counts in checks.views.totals"
         return self._number("counting the rows of", "checks/rows", target.database, target.name), ""
 
@@ -176,22 +173,6 @@ def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
     called = {name.lower() for name in re.findall(r"(\w+)\s*\(", words)}
     is_aggregate = any(name.startswith(tuple(aggregates)) for name in called)
     return bool(words) and not _NOT_ONE_FOR_ONE.search(words) and not is_aggregate
-
-
-def removes_rows(table: Table) -> str:
-    """What in the table's definition removes rows in the background, in words; empty for nothing."""
-    if "MergeTree" in table.engine and table.engine not in _KEEPS_EVERY_ROW:
-        return f"its engine {table.engine}"
-    return "its TTL" if has_removing_ttl(table) else ""
-
-
-def has_removing_ttl(table: Table) -> bool:
-    """Whether rows expire. A TTL that only moves or compresses them removes none."""
-    ttl = _TTL.search(table.definition)
-    plain, was = ttl[1] if ttl else "", None
-    while plain != was:
-        plain, was = _BRACKETS.sub("", plain), plain
-    return any(one.strip() and not _MOVES.search(one) for one in plain.split(","))
 
 
 class _Redriven:

@@ -26,6 +26,7 @@ from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, is_redriven
 from pipelines.purge import read_purged
 from pipelines.records import decode_columns, instant, position_keys
+from pipelines.removal import removes_rows
 from pipelines.statements import filled
 from pipelines.verification.frames import read_batches
 from pipelines.verification.reference import Column, Reference, compared_columns
@@ -153,18 +154,22 @@ class Verifier:
         return self._request.directory
 
     def _columns(self, config: StageConfig, configs: Sequence[StageConfig]) -> list[Column]:
-        """The mapped columns that can be compared; notes the others, and those that the table has in another form than the rows were made
-        for."""
+        """The mapped columns that can be compared; notes the others, those that the table has in another form than the rows were made for,
+        and what of the table removes rows.
+        """
         clickhouse = ClickHouse(self._sink)
         try:
-            actual = clickhouse.columns(self._sink.connection_params.database, self._sink.table)
+            table = clickhouse.inspect(self._sink.connection_params.database, self._sink.table)
         finally:
             clickhouse.close()
-        if not actual:
+        if table is None:
             raise HaltError(
                 f"verifying table {self._table}: it does not exist; start the pipeline to create it, or correct the sink of the file"
             )
-        altered = list(schema_faults(config.mapping, actual))
+        removes = removes_rows(table)
+        if removes:
+            self.found.cannot_prove(f"rows that {removes} has removed: they are found missing")
+        altered = list(schema_faults(config.mapping, table.columns))
         self.found.findings += altered
         columns = compared_columns(config)
         rewritten = {name for _, name, _, _ in config.mapping} - {column.name for column in columns}

@@ -273,6 +273,16 @@ def test_raw_records_that_are_not_what_kafka_holds_are_named(case: PipelineCase)
     assert where(found["streams", "different", "value"]) == [(case.topic, 0, 0)]
 
 
+def test_what_of_the_table_removes_rows_is_told_beside_the_missing_ones(case: PipelineCase) -> None:
+    prepared(case)
+    assert assert_match(case)["not_proven"] == []
+    case.client().command(f"ALTER TABLE {case.table} MODIFY TTL toDateTime(_tf_arrival) - INTERVAL 1 DAY WHERE id < 7")
+    case.client().command(f"OPTIMIZE TABLE {case.table} FINAL")
+    code, said = verify(case)
+    assert (code, [(one["kind"], one["count"]) for one in said["findings"]]) == (1, [("missing", 7)])
+    assert [gap["what"] for gap in said["not_proven"]] == ["rows that its TTL has removed: they are found missing"]
+
+
 def test_only_so_many_faults_are_named_and_all_are_counted(case: PipelineCase) -> None:
     prepared(case)
     case.client().command(f"TRUNCATE TABLE {case.table}")

@@ -6,9 +6,10 @@ import pytest
 
 from pipelines.audit.report import Finding
 from pipelines.checks import judge
-from pipelines.checks.facts import passes_every_row, removes_rows
+from pipelines.checks.facts import passes_every_row
 from pipelines.checks.judge import Behind, Confirmed, Held, Hours, Positions, RepeatedKeys, Verified, ViewSum
 from pipelines.connectors.clickhouse import Table
+from pipelines.removal import removes_rows
 from pipelines.tally import LegTally, Tally
 
 FIRST, LATER = datetime(2026, 11, 22, 3, 59, tzinfo=UTC), datetime(2026, 11, 22, 5, 30, tzinfo=UTC)
