@@ -46,7 +46,7 @@ class Look:
     def verdict(self, check: str, verified: Hours | None = None) -> Verdict:
         """The verdict of one check of `judge.NAMES`; `verified` is what verifications have found, for the check of that name."""
         if check == "verification":
-            return judge.verification(verified or Hours(), self._first_arrival(), datetime.now(UTC))
+            return judge.verification(verified or Hours(), self._first_arrival(), self._now)
         checks: dict[str, Callable[[], Verdict]] = {
             "conservation": lambda: judge.conservation(tally(self._log, self._names)),
             "duplicates": self._duplicates,
@@ -68,12 +68,18 @@ class Look:
         found = self._table.positions()
         return Confirmed(before, confirmed_rows(self._log, self._names)[1]), found
 
+    @property
+    def _now(self) -> datetime:
+        """By the clock of NATS, which arrivals are told by; by this host's for a pipeline that was never started."""
+        stream = self._names.stream("raw")
+        return self._log.clock(stream) if self._log.state(stream) is not None else datetime.now(UTC)
+
     def _first_arrival(self) -> datetime | None:
         """Of the raw stream's first frame within the period that is judged: hours without records are not verified."""
         stream = self._names.stream("raw")
         if self._log.state(stream) is None:
             return None
-        since = datetime.now(UTC) - self._config.checks.verification.over
+        since = self._now - self._config.checks.verification.over
         first = self._log.first_since(stream, self._names.subjects("raw"), since)
         return first.time if first else None
 
@@ -86,7 +92,7 @@ class Look:
         columns = self._table.key_columns(dedup)
         if isinstance(columns, str):
             return judge.duplicates(self._positions[1], None, columns)
-        since = datetime.now(UTC) - self._config.checks.duplicates.over
+        since = self._now - self._config.checks.duplicates.over
         return judge.duplicates(self._positions[1], self._table.repeated_keys(columns, dedup.time_window, since, self._log))
 
     @property
@@ -119,7 +125,7 @@ class Look:
         account = tally(self._log, self._names)
         # Where the ledger does not reach back so far, the whole is judged.
         with suppress(HaltError):
-            account = tally(self._log, self._names, datetime.now(UTC) - limits.over)
+            account = tally(self._log, self._names, self._now - limits.over)
         return judge.dead_letters(account, limits.max_percent)
 
     def _schema_drift(self) -> Verdict:

@@ -13,6 +13,7 @@ from pipelines.checks.facts import behind
 from pipelines.checks.judge import NAMES, Verdict
 from pipelines.checks.run import Look
 from pipelines.config import load
+from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic
 from pipelines.errors import HaltError
 from pipelines.ledger import Chain, read_chain
@@ -354,6 +355,19 @@ def test_many_dead_letters_are_told(case: PipelineCase) -> None:
     case.warm_run()
     assert red(case) == {"dead_letters"}
     assert "3 of 60 records are dead letters (5.00 %)" in look(case, "dead_letters")["dead_letters"].said
+
+
+def test_a_period_ends_now_by_the_clock_of_nats(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hours later nothing of the last hour is a dead letter, and the first hour with records was due to be verified."""
+    case.create_topic()
+    case.send_events(60, bad_every=20)
+    case.warm_run()
+    assert not look(case, "dead_letters")["dead_letters"].passed
+    assert look(case, "verification")["verification"].passed
+    clock = JetStream.clock
+    monkeypatch.setattr(JetStream, "clock", lambda log, stream: clock(log, stream) + timedelta(hours=2))
+    assert look(case, "dead_letters")["dead_letters"].facts["dead letters"] == 0
+    assert not look(case, "verification")["verification"].passed
 
 
 def test_an_account_that_does_not_add_up_is_told(done: PipelineCase) -> None:
