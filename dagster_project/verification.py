@@ -18,7 +18,7 @@ from dagster_project.seams import asset_key, op_name, spec_behind
 from dagster_project.table_checks import examples_table
 from dagster_project.verification_hours import HOUR, begin_of_hour, hour_of, hours_to_list, hours_without_verdict, partitions
 from pipelines.connectors.jetstream import JetStream
-from pipelines.verification.result import Verification
+from pipelines.verification.result import OPEN, Verification
 from pipelines.verification.run import Request, verify
 from resources.streaming_jobs import StreamingJobs
 
@@ -90,8 +90,10 @@ def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
 
 def said(found: Verification) -> str:
     """In a sentence: what differs, or that nothing does."""
+    if found.is_match and any(gap.what == OPEN for gap in found.not_proven):
+        return "this hour has not ended yet by the clock of NATS; verify it again"
     if found.is_match and not found.is_whole:
-        return "the sink has not confirmed all of this hour yet, or it has not ended by the clock of NATS; verify it again"
+        return "the sink has not confirmed all of this hour yet; verify it again"
     if found.is_match:
         return f"{found.counts.get('rows', 0):,} rows match" if found.sequences else "nothing to compare in this range"
     return "; ".join(" ".join(filter(None, (f"{one.count:,}", one.kind, one.place, one.column))) for one in found.findings)

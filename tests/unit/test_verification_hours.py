@@ -5,10 +5,12 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 import pytest
 
+from dagster_project.verification import said
 from dagster_project.verification_hours import hour_of, hours_with_records, key_of
 from pipelines.naming import Names
 from pipelines.purge import Purged
 from pipelines.testing import ManualClock, MemoryLog
+from pipelines.verification.result import OPEN, UNCONFIRMED, Finding, Gap, Verification
 
 NAMES = Names("orders")
 
@@ -62,3 +64,16 @@ def test_keys_are_those_of_hourly_partitions_whatever_the_zone() -> None:
 def test_a_partition_that_is_no_hour_is_refused(key: str) -> None:
     with pytest.raises(dg.Failure, match="is no hour such as"):
         hour_of(key)
+
+
+@pytest.mark.parametrize(
+    ("gap", "words"),
+    [
+        (OPEN, "this hour has not ended yet by the clock of NATS; verify it again"),
+        (UNCONFIRMED, "the sink has not confirmed all of this hour yet; verify it again"),
+    ],
+)
+def test_an_hour_that_is_not_whole_says_why_unless_it_differs(gap: str, words: str) -> None:
+    found = Verification("orders", "default.t", not_proven=[Gap(gap)])
+    assert (said(found), found.is_whole) == (words, False)
+    assert said(Verification("orders", "default.t", findings=[Finding("rows", "missing", 2)], not_proven=[Gap(gap)])) == "2 missing rows"
