@@ -207,6 +207,24 @@ def test_checks_stay_evaluated_while_the_pipeline_is_reported_as_fresh(pipeline:
 
 
 def report(pipeline: DagsterCase, tick: Any) -> None:
+def test_checks_of_a_table_that_was_materialized_alone_stay_evaluated(pipeline: DagsterCase) -> None:
+    """The sensor adds the seams of which Dagster knows nothing, and not the table again."""
+    pipeline.case.send_events(60)
+    assert pipeline.materialize("clickhouse_table").success
+    first = pipeline.sensor("observe_pipelines")
+    added = [event.asset_key.path[-1] for event in first.asset_events if isinstance(event, dg.AssetMaterialization)]
+    assert added == ["raw_stream", "dedup_store", "out_stream", "dead_letters"]
+    report(pipeline, first)
+    assert {name: shown(pipeline)[name] for name in SEAMS} == FRESH
+
+
+def test_seams_that_were_materialized_in_two_bounded_runs_are_in_step(pipeline: DagsterCase) -> None:
+    pipeline.case.send_events(60)
+    assert pipeline.materialize("clickhouse_table", **CAUGHT_UP).success
+    assert pipeline.materialize(*(name for name in SEAMS if name != "clickhouse_table"), **CAUGHT_UP).success
+    assert {name: shown(pipeline)[name] for name in SEAMS} == FRESH
+
+
     """As the daemon does after a tick."""
     for event in tick.asset_events:
         pipeline.instance.report_runless_asset_event(event)
