@@ -135,8 +135,15 @@ def test_a_faulty_file_is_listed_with_its_faults_and_takes_nothing_down(tmp_path
     defs = definitions(tmp_path, document(), {"version": "v3", "pipeline_id": "broken"})
     dg.Definitions.validate_loadable(defs)
     assert "orders_demo/raw_stream" in parents(defs)
-    assert "1.yaml" in str(defs.metadata)
-    assert "sources" in str(defs.metadata)
+    told = spec(defs, "faulty_files", "1.yaml")
+    assert told.group_name == "faulty_files"
+    assert "sources: is required" in (told.description or "")
+
+
+def test_a_directory_that_is_not_there_is_listed_as_faulty(tmp_path: Path) -> None:
+    defs = build_definitions(read_pipeline_files(tmp_path / "nowhere", {}))
+    dg.Definitions.validate_loadable(defs)
+    assert "is not a directory" in (spec(defs, "faulty_files", "nowhere").description or "")
 
 
 def plain(value: Any) -> str:
