@@ -162,7 +162,7 @@ def test_dead_letters_enter_again_when_somebody_has_said_which(pipeline: Dagster
 def test_the_sensor_reports_a_running_pipeline_and_says_why_it_is_quiet_about_others(pipeline: DagsterCase) -> None:
     case = pipeline.case
     quiet = pipeline.sensor("observe_pipelines")
-    assert "stopped" in quiet.skip_message
+    assert quiet.skip_message == f"{case.pipeline}: stopped"
     case.send_events(60)
     assert pipeline.materialize("clickhouse_table").success
     case.wait_count(60)
@@ -170,6 +170,7 @@ def test_the_sensor_reports_a_running_pipeline_and_says_why_it_is_quiet_about_ot
     reported = wait_until(lambda: fresh(pipeline), "a report that nothing waits")
     numbers = {name: value.value for name, value in reported.asset_events[-1].metadata.items()}
     assert (numbers["dagster/row_count"], numbers["lag_offsets"], numbers["state"]) == (60, 0, "running")
+    assert reported.skip_message == f"{case.pipeline}: reported 60 rows, 0 waiting, lag 0"
     plotted = [name for name, value in numbers.items() if isinstance(value, int | float)]
     assert len(plotted) <= 12
     # Five minutes have not passed since: the next tick observes only.
@@ -206,7 +207,6 @@ def test_checks_stay_evaluated_while_the_pipeline_is_reported_as_fresh(pipeline:
     assert all(asyncio.run(records[key].targets_latest_materialization(loading)) for key in keys)
 
 
-def report(pipeline: DagsterCase, tick: Any) -> None:
 def test_checks_of_a_table_that_was_materialized_alone_stay_evaluated(pipeline: DagsterCase) -> None:
     """The sensor adds the seams of which Dagster knows nothing, and not the table again."""
     pipeline.case.send_events(60)
@@ -225,6 +225,7 @@ def test_seams_that_were_materialized_in_two_bounded_runs_are_in_step(pipeline: 
     assert {name: shown(pipeline)[name] for name in SEAMS} == FRESH
 
 
+def report(pipeline: DagsterCase, tick: Any) -> None:
     """As the daemon does after a tick."""
     for event in tick.asset_events:
         pipeline.instance.report_runless_asset_event(event)
@@ -320,9 +321,17 @@ def test_a_verified_hour_is_reported_and_the_table_passes_by_it(pipeline: Dagste
     found = [metadata(result)["verification"] for result in results]
     assert sum(one.get("rows", 0) for one in found) == 87
     assert all(one["is_match"] for one in found)
+    # As a list: of a block with long lines the page cuts off what is wider than it.
+    assert all(line.startswith("- ") for one in found for line in one["report"].splitlines())
     verdict = next(one for one in pipeline.job("publish").get_asset_check_evaluations() if one.check_name == "verification")
     assert verdict.passed
     assert verdict.metadata["hours verified"].value == len(found)
+
+
+def test_a_verification_without_an_hour_fails_at_once_and_says_so(pipeline: DagsterCase) -> None:
+    result = pipeline.materialize("verification")
+    assert failure(result) == "say which hour: choose a partition"
+    assert not [event for event in result.all_events if event.is_step_up_for_retry]
 
 
 def test_a_wrong_value_is_found_by_verification_and_holds_the_publication_back(pipeline: DagsterCase) -> None:

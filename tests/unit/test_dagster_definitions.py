@@ -146,6 +146,23 @@ def test_a_directory_that_is_not_there_is_listed_as_faulty(tmp_path: Path) -> No
     assert "is not a directory" in (spec(defs, "faulty_files", "nowhere").description or "")
 
 
+def test_every_job_schedule_and_sensor_says_what_it_does(tmp_path: Path) -> None:
+    defs = definitions(tmp_path, document())
+    named = [*defs.resolve_all_job_defs(), *(defs.schedules or ()), *(defs.sensors or ())]
+    assert [one.name for one in named if not one.description and one.name != "__ASSET_JOB"] == []
+
+
+def test_the_launchpad_knows_the_default_of_every_optional_field(tmp_path: Path) -> None:
+    """What has no default there is left out when the launchpad writes the configuration."""
+    start = definitions(tmp_path, document()).resolve_job_def("start_pipeline").get_node_named("start_pipeline_op").definition
+    fields = start.config_schema.config_type.fields
+    assert {name: field.default_value for name, field in fields.items() if not field.is_required} == {
+        "if_wanted": False,
+        "accept": False,
+        "legs": ["ingest", "process", "sink"],
+    }
+
+
 def plain(value: Any) -> str:
     """All that a definition would show, as one text."""
     if isinstance(value, Mapping):
