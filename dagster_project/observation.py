@@ -16,7 +16,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_project.decisions import read_cursor, recalled
-from dagster_project.numbers import ROW_COUNT, Account, nothing_waits, numbers, of_start, read_account
+from dagster_project.numbers import ROW_COUNT, Account, nothing_waits, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import is_running
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
@@ -91,7 +91,7 @@ def _events(pipeline: Pipeline, seen: Seen, account: Account, materialized: Mapp
     description = "nothing waits" if nothing_waits(account) else "it runs"
     for seam in seams(pipeline):
         if seam.name in materialized:
-            metadata, tags = of_start(numbers(account, seam.name)), materialized[seam.name]
+            metadata, tags = without_row_count(numbers(account, seam.name)), materialized[seam.name]
             yield dg.AssetMaterialization(asset_key(pipeline, seam.name), description=description, metadata=metadata, tags=tags)
     yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, [seam.name for seam in seams(pipeline)]))
 

@@ -13,7 +13,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_project.failures import errors_as_failures
-from dagster_project.numbers import numbers, of_start, read_account
+from dagster_project.numbers import ROW_COUNT, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.repairs import check_same_pipeline
 from dagster_project.seam_names import TABLE
@@ -70,9 +70,11 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             key = asset_key(pipeline, seam.name)
             if key in context.selected_asset_keys:
                 found, told = numbers(account, seam.name), about_job if seam.name == TABLE else {}
+                if ROW_COUNT in found and config.mode is Mode.UNTIL_CAUGHT_UP:
+                    context.log_event(dg.AssetObservation(key, metadata={ROW_COUNT: found[ROW_COUNT]}))
                 yield dg.MaterializeResult(
                     asset_key=key,
-                    metadata={**(found if config.mode is Mode.UNTIL_CAUGHT_UP else of_start(found)), **told},
+                    metadata={**without_row_count(found), **told},
                     # Those of the seams before it as well, which this run may have started without materializing them.
                     tags=tags[seam.name],
                 )
