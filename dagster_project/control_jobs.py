@@ -45,7 +45,7 @@ class Start(Starting):
     """Starts what does not run; a runner that runs already is adopted."""
 
     accept: bool = Field(default=False, description="Let rejected records become dead letters, however many, for this start.")
-    legs: list[str] = Field(default_factory=lambda: [*LEGS], description="Which legs: ingest, process, sink.")
+    legs: list[str] = Field(default=[*LEGS], description="Which legs: ingest, process, sink.")
 
 
 class Stop(OfPipeline):

@@ -203,10 +203,10 @@ class _Tick:
 
     def result(self) -> dg.SensorResult:
         words = "; ".join(self._words) or "there are no pipelines"
-        is_quiet = not self._requests and not self._events
-        if not is_quiet:
+        if self._requests:
             self._log.info(words)
-        skip = dg.SkipReason(words) if is_quiet else None
+        # Without a run Dagster calls a tick skipped, also one that has reported something.
+        skip = None if self._requests else dg.SkipReason(words)
         return dg.SensorResult(self._requests, skip_reason=skip, asset_events=self._events, cursor=json.dumps(self._memory))
 
 

@@ -18,6 +18,7 @@ from dagster_project import (
     verification_hours,
 )
 from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
+from dagster_project.seams import faulty_specs
 from resources.alerts import AlertsResource
 from resources.clickhouse import ClickHouseResource
 from resources.duckdb import DuckDBResource
@@ -42,11 +43,11 @@ RESOURCES: Mapping[str, Any] = {
 
 
 def build_definitions(files: PipelineFiles, resources: Mapping[str, Any] = RESOURCES) -> dg.Definitions:
-    """Everything of every sound file; a faulty one is told in the log. Starts nothing and connects to nothing."""
+    """Everything of every sound file; of a faulty one its faults, in the catalog and in the log. Starts nothing and connects to nothing."""
     for one in files.faulty:
         _LOG.warning("pipeline file that is not used: %s", one.message)
     return dg.Definitions.merge(
-        dg.Definitions(resources=resources, metadata=_about(files)),
+        dg.Definitions(resources=resources, assets=faulty_specs(files)),
         pipeline_assets.build(files),
         table_checks.build(files),
         scheduled_assets.build(files),
@@ -57,12 +58,6 @@ def build_definitions(files: PipelineFiles, resources: Mapping[str, Any] = RESOU
         control_sensors.build(files),
         batch_jobs.build(files),
     )
-
-
-def _about(files: PipelineFiles) -> dict[str, str]:
-    """What the page of the code location says of the files."""
-    faulty = {f"faulty file {one.path.name}": f"{one.path}: {one.message}" for one in files.faulty}
-    return {"pipelines": ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none", **faulty}
 
 
 @dg.definitions

@@ -152,5 +152,6 @@ def build(files: PipelineFiles) -> dg.Definitions:
         cron_schedule="10 4 * * *",
         execution_timezone="UTC",
         default_status=schedule_status(),
+        description=prune_event_log.description,
     )
     return dg.Definitions(jobs=[prune_event_log], schedules=[schedule])

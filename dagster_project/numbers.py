@@ -91,10 +91,11 @@ def numbers(account: Account, seam: str) -> dict[str, int | float]:
     return numbers
 
 
-def of_start(found: Mapping[str, int | float]) -> dict[str, int | float]:
-    """The numbers of a seam that goes on growing, for a materialization: without the row count.
+def without_row_count(found: Mapping[str, int | float]) -> dict[str, int | float]:
+    """The numbers of a seam, for a materialization.
 
-    An asset's page shows that of the newest materialization, however old, before that of any observation.
+    The page of an asset shows the row count of its newest materialization, however old, before that of any observation.
+    So observations have it.
     """
     return {name: number for name, number in found.items() if name != ROW_COUNT}
 

@@ -16,7 +16,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_project.decisions import read_cursor, recalled
-from dagster_project.numbers import Account, nothing_waits, numbers, of_start, read_account
+from dagster_project.numbers import ROW_COUNT, Account, nothing_waits, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import is_running
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
@@ -75,6 +75,12 @@ def observed(seen: Seen, seam_names: list[str]) -> dict[str, Any]:
     return {**told, "state": seen.state.state, "message": seen.state.message or "none"}
 
 
+def _words(account: Account) -> str:
+    table = numbers(account, TABLE)
+    lag = "not known" if account.lag is None else f"{account.lag:,}"
+    return f"reported {table[ROW_COUNT]:,} rows, {table['waiting_rows']:,} waiting, lag {lag}"
+
+
 def is_reported(account: Account, last: float | None, now: datetime) -> bool:
     """Whether the out stream is to be reported as fresh: nothing waits, and the last report (seconds since 1970) is long enough ago."""
     return nothing_waits(account) and (last is None or now.timestamp() - last >= REPORTED_EVERY.total_seconds())
@@ -85,7 +91,7 @@ def _events(pipeline: Pipeline, seen: Seen, account: Account, materialized: Mapp
     description = "nothing waits" if nothing_waits(account) else "it runs"
     for seam in seams(pipeline):
         if seam.name in materialized:
-            metadata, tags = of_start(numbers(account, seam.name)), materialized[seam.name]
+            metadata, tags = without_row_count(numbers(account, seam.name)), materialized[seam.name]
             yield dg.AssetMaterialization(asset_key(pipeline, seam.name), description=description, metadata=metadata, tags=tags)
     yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, [seam.name for seam in seams(pipeline)]))
 
@@ -108,11 +114,12 @@ def build(files: PipelineFiles) -> dg.Definitions:
         known, topics = known_tags(context.instance, files.pipelines), topic_versions(context.instance, files.pipelines)
         events: list[Event] = []
         cursor: dict[str, float] = {}
-        quiet = []
+        words = []
         for pipeline, seen in zip(files.pipelines, found, strict=True):
             if seen.account is None:
-                quiet.append(f"{pipeline.config.pipeline_id}: {seen.said}")
+                words.append(f"{pipeline.config.pipeline_id}: {seen.said}")
                 continue
+            words.append(f"{pipeline.config.pipeline_id}: {_words(seen.account)}")
             tags = tags_of_seams(pipeline, seen.version, topics) if seen.version else {}
             last = reported.get(pipeline.key)
             is_due = is_reported(seen.account, last, now)
@@ -122,7 +129,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
             }
             events += _events(pipeline, seen, seen.account, materialized)
             cursor |= {pipeline.key: now.timestamp()} if is_due else {pipeline.key: last} if last is not None else {}
-        skip = dg.SkipReason("; ".join(quiet) or "reported") if not events else None
-        return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=skip)
+        # Dagster calls a tick without a run skipped: the reason is what it has reported.
+        return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=dg.SkipReason("; ".join(words)))
 
     return dg.Definitions(sensors=[observe])

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.data_version import CODE_VERSION_TAG
 from pydantic import Field
 
 from dagster_project.failures import errors_as_failures
-from dagster_project.numbers import numbers, of_start, read_account
+from dagster_project.numbers import ROW_COUNT, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.repairs import check_same_pipeline
 from dagster_project.seam_names import TABLE
 from dagster_project.seams import asset_key, seams, specs, topic_specs
+from dagster_project.versions import Version, tags_of_seams, topic_versions
+from pipelines.config import version_of
 from pipelines.runners import file_version, find_runners
 from resources.streaming_jobs import Started, StreamingJobs
 
@@ -58,19 +59,24 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         with errors_as_failures():
             check_same_pipeline(streaming_jobs, pipeline)
             started = _run(pipeline, config, streaming_jobs)
-            account = read_account(streaming_jobs.config(pipeline.path), started.state.lag)
+            config_now = streaming_jobs.config(pipeline.path)
+            account = read_account(config_now, started.state.lag)
             directory = streaming_jobs.directory(started.pipeline)
-            about_job, version = _about_job(started, directory), file_version(find_runners(directory))
+        about_job = _about_job(started, directory)
+        # Of an adopted runner it may be an older one than that of the file.
+        version = Version(account.stream_id, file_version(find_runners(directory)) or version_of(config_now))
+        tags = tags_of_seams(pipeline, version, topic_versions(context.instance, [pipeline]))
         for seam in seams(pipeline):
             key = asset_key(pipeline, seam.name)
             if key in context.selected_asset_keys:
                 found, told = numbers(account, seam.name), about_job if seam.name == TABLE else {}
+                if ROW_COUNT in found and config.mode is Mode.UNTIL_CAUGHT_UP:
+                    context.log_event(dg.AssetObservation(key, metadata={ROW_COUNT: found[ROW_COUNT]}))
                 yield dg.MaterializeResult(
                     asset_key=key,
-                    metadata={**(found if config.mode is Mode.UNTIL_CAUGHT_UP else of_start(found)), **told},
-                    data_version=dg.DataVersion(account.stream_id),
-                    # Of an adopted runner it may be an older one than that of the file.
-                    tags={CODE_VERSION_TAG: version} if version else None,
+                    metadata={**without_row_count(found), **told},
+                    # Those of the seams before it as well, which this run may have started without materializing them.
+                    tags=tags[seam.name],
                 )
 
     return run

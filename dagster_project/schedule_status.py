@@ -1,8 +1,19 @@
-"""Whether schedules and sensors run as soon as they are there: in `tallyflow dagster` yes, in a deployment when somebody says so."""
+"""Schedules: whether they run as soon as they are there (in `tallyflow dagster` yes, in a deployment when somebody says so), and for what.
+
+A file that nobody has started yet is no reason for a failed run every hour: its schedules pass over it.
+"""
 
 import os
+from contextlib import closing
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from dagster_project.pipeline_files import Pipeline
+from pipelines.connectors.jetstream import JetStream
+from pipelines.errors import TallyflowError
+from pipelines.existence import NeverStartedError, check_started
+from resources.streaming_jobs import StreamingJobs
 
 VARIABLE = "TALLYFLOW_SCHEDULES"
 
@@ -13,3 +24,30 @@ def schedule_status() -> dg.DefaultScheduleStatus:
 
 def is_running() -> bool:
     return os.environ.get(VARIABLE) == "running"
+
+
+def schedule_of(
+    pipeline: Pipeline, job: UnresolvedAssetJobDefinition, often: str, cron: str, status: dg.DefaultScheduleStatus
+) -> dg.ScheduleDefinition:
+    """The schedule `<job>_<often>`, UTC, with the description of its job; it launches nothing for a pipeline that was never started."""
+
+    @dg.schedule(
+        job=job,
+        name=f"{job.name}_{often}",
+        cron_schedule=cron,
+        execution_timezone="UTC",
+        default_status=status,
+        description=job.description,
+    )
+    def due(streaming_jobs: StreamingJobs) -> dg.RunRequest | dg.SkipReason:
+        try:
+            with closing(JetStream(streaming_jobs.config(pipeline.path).nats)) as log:
+                check_started(log.connect(), pipeline.names)
+        except NeverStartedError as error:
+            return dg.SkipReason(str(error))
+        except TallyflowError:
+            # The run meets it as well: it tries again what passes, and fails with the words.
+            return dg.RunRequest()
+        return dg.RunRequest()
+
+    return due

@@ -10,7 +10,7 @@ import dagster as dg
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.repairs import Letters, WithSpark, compacted, reprocessing
-from dagster_project.schedule_status import schedule_status
+from dagster_project.schedule_status import schedule_of, schedule_status
 from dagster_project.seam_names import COMPACTION, DEAD_LETTERS, DEDUP, REPROCESSED
 from dagster_project.seams import op_name, spec_behind
 from resources.spark import SparkResource
@@ -42,9 +42,9 @@ def _part(
         selection=dg.AssetSelection.assets(asset),
         config={"ops": {asset.op.name: {"config": config}}} if config else None,
         tags={"tallyflow/pipeline": pipeline.config.pipeline_id},
+        description=next(iter(asset.descriptions_by_key.values())),
     )
-    schedule = dg.ScheduleDefinition(name=f"{job.name}_daily", job=job, cron_schedule=cron, execution_timezone="UTC", default_status=status)
-    return dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule])
+    return dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule_of(pipeline, job, "daily", cron, status)])
 
 
 def _compaction(pipeline: Pipeline) -> dg.AssetsDefinition:

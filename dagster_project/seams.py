@@ -193,6 +193,18 @@ def topic_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
     return [_topic_spec(key, found) for key, found in sources.items()]
 
 
+def faulty_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
+    """A faulty file has no assets of its own: an external one in the group `faulty_files` stands for it, with its faults."""
+    return [
+        dg.AssetSpec(
+            ["faulty_files", *(one.path.relative_to(files.directory).parts or [one.path.name])],
+            description=f"Not used. Correct it, then reload the code location.\n```\n{one.message}\n```",
+            group_name="faulty_files",
+        )
+        for one in files.faulty
+    ]
+
+
 def _topic_spec(key: dg.AssetKey, sources: Iterable[KafkaSource]) -> dg.AssetSpec:
     found = list(sources)
     fields = {name: kind for source in found for name, kind in source.fields.items()}

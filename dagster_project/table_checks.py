@@ -14,7 +14,7 @@ from dagster import AssetCheckSeverity
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.numbers import ROW_COUNT, numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from dagster_project.schedule_status import schedule_status
+from dagster_project.schedule_status import schedule_of, schedule_status
 from dagster_project.seam_names import PUBLISHED, TABLE, VERIFICATION
 from dagster_project.seams import asset_key, op_name, spec_behind
 from dagster_project.verification_hours import HOUR, begin_of_hour, hours_without_verdict, key_of
@@ -43,15 +43,8 @@ def build(files: PipelineFiles) -> dg.Definitions:
         asset_checks=[_checks(pipeline) for pipeline in files.pipelines if enabled(pipeline.config.checks)],
         jobs=jobs,
         schedules=[
-            dg.ScheduleDefinition(
-                name=f"{job.name}_hourly",
-                job=job,
-                cron_schedule="20 * * * *",
-                execution_timezone="UTC",
-                default_status=schedule_status(),
-                description="Checks the table and publishes it, every hour at 20 past.",
-            )
-            for job in jobs
+            schedule_of(pipeline, job, "hourly", "20 * * * *", schedule_status())
+            for pipeline, job in zip(files.pipelines, jobs, strict=True)
         ],
     )
 

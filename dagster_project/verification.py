@@ -68,6 +68,8 @@ def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
 
     @dg.multi_asset(specs=[spec], check_specs=[check], name=op_name(pipeline, VERIFICATION), retry_policy=RETRY)
     def verification(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
+        if not context.has_partition_key:
+            raise dg.Failure("say which hour: choose a partition", allow_retries=False)
         hour = hour_of(context.partition_key)
         with errors_as_failures():
             config = streaming_jobs.config(pipeline.path)
@@ -108,7 +110,8 @@ def told(found: Verification) -> dict[str, Any]:
         "is_whole": found.is_whole,
         "said": said(found),
         "not proved": "; ".join(one.what for one in found.not_proven) or "nothing",
-        "report": dg.MetadataValue.md("\n".join(f"    {line}" for line in found.lines())),
+        # A list, whose lines are wrapped: the page cuts off what is wider than it.
+        "report": dg.MetadataValue.md("\n".join(f"- {line}" for line in found.lines())),
     }
 
 

@@ -34,7 +34,7 @@ class Version:
 
 
 def tags_of_seams(pipeline: Pipeline, version: Version, topics: Mapping[dg.AssetKey, str]) -> dict[str, dict[str, str]]:
-    """By seam, what a materialization that Dagster did not make itself must carry. `topics`: data versions of `topic_versions`."""
+    """By seam, what a materialization must carry. `topics`: data versions of `topic_versions`."""
     own = {CODE_VERSION_TAG: version.config, DATA_VERSION_TAG: version.stream_id, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
     found = {}
     for seam in seams(pipeline):

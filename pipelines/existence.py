@@ -19,13 +19,17 @@ class Streams(Protocol):
     def state(self, stream: str) -> Stream | None: ...
 
 
-def never_started(pipeline: str) -> HaltError:
-    """What every command says of a pipeline that has no streams: it never ran, or was deleted."""
-    return HaltError(f"pipeline {pipeline} was never started: nothing is known of it; start it with `tallyflow run`")
+class NeverStartedError(HaltError):
+    """A pipeline has no streams: it never ran, or was deleted."""
+
+
+def never_started(pipeline: str) -> NeverStartedError:
+    """What every command says of such a pipeline."""
+    return NeverStartedError(f"pipeline {pipeline} was never started: nothing is known of it; start it with `tallyflow run`")
 
 
 def check_started(log: Streams, names: Names) -> None:
-    """Raises HaltError for a pipeline without a ledger, DataLossError when another stream of it holds messages: then the ledger is lost.
+    """Raises NeverStartedError for a pipeline without a ledger; DataLossError when another stream of it holds messages: the ledger is lost.
 
     Empty streams are those of a start that was killed while it made them.
     """

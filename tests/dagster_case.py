@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,16 @@ class DagsterCase:
             instance=self.instance, cursor=cursor, resources={"streaming_jobs": self.jobs, "alerts": self.alerts}
         ) as context:
             return self.defs.resolve_sensor_def(name).evaluate_tick(context)
+
+    def schedule(self, name: str, at: datetime) -> Any:
+        """What the schedule asks for at that instant. It needs an instance with a database."""
+        with dg.build_schedule_context(
+            instance=self.instance,
+            scheduled_execution_time=at,
+            resources={"streaming_jobs": self.jobs},
+            repository_def=self.defs.get_repository_def(),
+        ) as context:
+            return self.defs.resolve_schedule_def(name).evaluate_tick(context)
 
     def end(self) -> None:
         self.jobs.stop(self.case.file, kill_after=timedelta(seconds=30))

@@ -191,7 +191,7 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, log: Path) -> N
 def _tell(url: str, log: Path) -> None:
     for line in (
         f"Dagster: {url}",
-        "  1. Assets, group orders_demo: the pipeline from the topic to the table. Nothing runs yet.",
+        "  1. Catalog, group orders_demo: the pipeline from the topic to the table. Nothing runs yet.",
         "  2. Materialize the asset clickhouse_table: that starts the pipeline (about 20 s) and shows its numbers.",
         "  3. Jobs, publish_orders_demo, Materialize: the checks of the table, then its publication.",
         f"  Log: {log}. Ctrl-C ends Dagster, the pipelines and the servers.",

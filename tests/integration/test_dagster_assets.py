@@ -48,9 +48,11 @@ def test_a_bounded_materialization_ends_with_everything_in_the_table_and_its_num
     assert case.count() == case.good == 297
     found = metadata(result)
     assert {name: {*numbers} - {"state", "config version", "directory", "log"} for name, numbers in found.items()} == {
-        seam: {*PLOTTED[seam]} - {"lag_offsets"} for seam in SEAMS
+        seam: {*PLOTTED[seam]} - {"lag_offsets", "dagster/row_count"} for seam in SEAMS
     }
-    assert found["clickhouse_table"]["dagster/row_count"] == 297
+    # As an observation: Dagster would go on showing that of a materialization, whatever is observed later.
+    (observed,) = result.get_asset_observation_events()
+    assert observed.asset_observation_data.asset_observation.metadata["dagster/row_count"].value == 297
     assert (found["dedup_store"]["duplicates_dropped"], found["dedup_store"]["keys"]) == (1, 297)
     assert (found["dead_letters"]["dead_letters"], found["dead_letters"]["dead_letters_percent"]) == (3, round(300 / 301, 4))
     assert find_runners(case.names.directory(case.home)) == []
@@ -162,7 +164,7 @@ def test_dead_letters_enter_again_when_somebody_has_said_which(pipeline: Dagster
 def test_the_sensor_reports_a_running_pipeline_and_says_why_it_is_quiet_about_others(pipeline: DagsterCase) -> None:
     case = pipeline.case
     quiet = pipeline.sensor("observe_pipelines")
-    assert "stopped" in quiet.skip_message
+    assert quiet.skip_message == f"{case.pipeline}: stopped"
     case.send_events(60)
     assert pipeline.materialize("clickhouse_table").success
     case.wait_count(60)
@@ -170,6 +172,7 @@ def test_the_sensor_reports_a_running_pipeline_and_says_why_it_is_quiet_about_ot
     reported = wait_until(lambda: fresh(pipeline), "a report that nothing waits")
     numbers = {name: value.value for name, value in reported.asset_events[-1].metadata.items()}
     assert (numbers["dagster/row_count"], numbers["lag_offsets"], numbers["state"]) == (60, 0, "running")
+    assert reported.skip_message == f"{case.pipeline}: reported 60 rows, 0 waiting, lag 0"
     plotted = [name for name, value in numbers.items() if isinstance(value, int | float)]
     assert len(plotted) <= 12
     # Five minutes have not passed since: the next tick observes only.
@@ -204,6 +207,24 @@ def test_checks_stay_evaluated_while_the_pipeline_is_reported_as_fresh(pipeline:
     assert len(records) == 9
     loading = LoadingContextForTest(pipeline.instance)
     assert all(asyncio.run(records[key].targets_latest_materialization(loading)) for key in keys)
+
+
+def test_checks_of_a_table_that_was_materialized_alone_stay_evaluated(pipeline: DagsterCase) -> None:
+    """The sensor adds the seams of which Dagster knows nothing, and not the table again."""
+    pipeline.case.send_events(60)
+    assert pipeline.materialize("clickhouse_table").success
+    first = pipeline.sensor("observe_pipelines")
+    added = [event.asset_key.path[-1] for event in first.asset_events if isinstance(event, dg.AssetMaterialization)]
+    assert added == ["raw_stream", "dedup_store", "out_stream", "dead_letters"]
+    report(pipeline, first)
+    assert {name: shown(pipeline)[name] for name in SEAMS} == FRESH
+
+
+def test_seams_that_were_materialized_in_two_bounded_runs_are_in_step(pipeline: DagsterCase) -> None:
+    pipeline.case.send_events(60)
+    assert pipeline.materialize("clickhouse_table", **CAUGHT_UP).success
+    assert pipeline.materialize(*(name for name in SEAMS if name != "clickhouse_table"), **CAUGHT_UP).success
+    assert {name: shown(pipeline)[name] for name in SEAMS} == FRESH
 
 
 def report(pipeline: DagsterCase, tick: Any) -> None:
@@ -302,6 +323,8 @@ def test_a_verified_hour_is_reported_and_the_table_passes_by_it(pipeline: Dagste
     found = [metadata(result)["verification"] for result in results]
     assert sum(one.get("rows", 0) for one in found) == 87
     assert all(one["is_match"] for one in found)
+    # As a list: of a block with long lines the page cuts off what is wider than it.
+    assert all(line.startswith("- ") for one in found for line in one["report"].splitlines())
     verdict = next(one for one in pipeline.job("publish").get_asset_check_evaluations() if one.check_name == "verification")
     assert verdict.passed
     assert verdict.metadata["hours verified"].value == len(found)
@@ -320,6 +343,12 @@ def test_an_hour_with_records_that_was_not_verified_is_a_warning_though_others_m
     assert (verdict.passed, verdict.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert f"1 hours with records were not verified: {hours[3]};" in str(verdict.description)
     assert published.success
+
+
+def test_a_verification_without_an_hour_fails_at_once_and_says_so(pipeline: DagsterCase) -> None:
+    result = pipeline.materialize("verification")
+    assert failure(result) == "say which hour: choose a partition"
+    assert not [event for event in result.all_events if event.is_step_up_for_retry]
 
 
 def test_a_wrong_value_is_found_by_verification_and_holds_the_publication_back(pipeline: DagsterCase) -> None:

@@ -48,15 +48,7 @@ def look(dagster: DagsterCase, later: timedelta = timedelta()) -> None:
 
 def tick(dagster: DagsterCase, at: datetime) -> Any:
     """What the schedule asks for at 10 past the hour of `at`."""
-    schedule = dagster.defs.resolve_schedule_def(f"verify_{dagster.pipeline.key}_hourly")
-    resources = {"streaming_jobs": dagster.jobs}
-    with dg.build_schedule_context(
-        instance=dagster.instance,
-        scheduled_execution_time=begin_of_hour(at) + timedelta(minutes=10),
-        resources=resources,
-        repository_def=dagster.defs.get_repository_def(),
-    ) as context:
-        return schedule.evaluate_tick(context)
+    return dagster.schedule(f"verify_{dagster.pipeline.key}_hourly", begin_of_hour(at) + timedelta(minutes=10))
 
 
 def test_a_new_pipeline_has_no_hour_until_one_with_records_has_ended(dagster: DagsterCase) -> None:

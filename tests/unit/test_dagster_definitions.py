@@ -135,8 +135,32 @@ def test_a_faulty_file_is_listed_with_its_faults_and_takes_nothing_down(tmp_path
     defs = definitions(tmp_path, document(), {"version": "v3", "pipeline_id": "broken"})
     dg.Definitions.validate_loadable(defs)
     assert "orders_demo/raw_stream" in parents(defs)
-    assert "1.yaml" in str(defs.metadata)
-    assert "sources" in str(defs.metadata)
+    told = spec(defs, "faulty_files", "1.yaml")
+    assert told.group_name == "faulty_files"
+    assert "sources: is required" in (told.description or "")
+
+
+def test_a_directory_that_is_not_there_is_listed_as_faulty(tmp_path: Path) -> None:
+    defs = build_definitions(read_pipeline_files(tmp_path / "nowhere", {}))
+    dg.Definitions.validate_loadable(defs)
+    assert "is not a directory" in (spec(defs, "faulty_files", "nowhere").description or "")
+
+
+def test_every_job_schedule_and_sensor_says_what_it_does(tmp_path: Path) -> None:
+    defs = definitions(tmp_path, document())
+    named = [*defs.resolve_all_job_defs(), *(defs.schedules or ()), *(defs.sensors or ())]
+    assert [one.name for one in named if not one.description and one.name != "__ASSET_JOB"] == []
+
+
+def test_the_launchpad_knows_the_default_of_every_optional_field(tmp_path: Path) -> None:
+    """What has no default there is left out when the launchpad writes the configuration."""
+    start = definitions(tmp_path, document()).resolve_job_def("start_pipeline").get_node_named("start_pipeline_op").definition
+    fields = start.config_schema.config_type.fields
+    assert {name: field.default_value for name, field in fields.items() if not field.is_required} == {
+        "if_wanted": False,
+        "accept": False,
+        "legs": ["ingest", "process", "sink"],
+    }
 
 
 def plain(value: Any) -> str:

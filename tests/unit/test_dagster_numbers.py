@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dagster_project.numbers import PLOTTED, Account, nothing_waits, numbers, of_start
+from dagster_project.numbers import PLOTTED, Account, nothing_waits, numbers, without_row_count
 from dagster_project.observation import Seen, is_reported, observed
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from pipelines.job_state import JobState
@@ -33,8 +33,8 @@ def test_numbers_are_those_of_the_tally() -> None:
     assert numbers(found, DEAD_LETTERS) == letters
 
 
-def test_a_start_tells_no_row_count_that_the_page_would_show_from_then_on() -> None:
-    assert of_start(numbers(account(), TABLE)) == {"waiting_rows": 0, "residue": 0, "lag_offsets": 0}
+def test_a_materialization_tells_no_row_count_that_the_page_would_show_from_then_on() -> None:
+    assert without_row_count(numbers(account(), TABLE)) == {"waiting_rows": 0, "residue": 0, "lag_offsets": 0}
 
 
 @pytest.mark.parametrize("seam", PLOTTED)
