@@ -157,8 +157,10 @@ class PipelineCase:
         return len(found.partitions) == partitions and all(partition.leader is not None for partition in found.partitions)
 
     def send(self, values: Iterable[bytes | None], partitions: int = 3, **settings: Any) -> None:
-        """Sends values round robin; every one is acknowledged when this returns."""
-        producer = Producer({"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap, "linger.ms": 5, **settings})
+        """Sends values round robin, in their order; every one is acknowledged when this returns."""
+        # Without idempotence a retry at a topic that was just made may change the order.
+        ours = {"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap, "linger.ms": 5, "enable.idempotence": True}
+        producer = Producer({**ours, **settings})
         for number, value in enumerate(values):
             producer.produce(self.topic, value, key=str(number).encode(), partition=number % partitions)
             if number % 1000 == 0:
