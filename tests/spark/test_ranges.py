@@ -10,6 +10,7 @@ import pytest
 from pipeline_case import PipelineCase, wait_until
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from tenacity import Retrying, retry_if_exception_message, stop_after_attempt
 
 from pipelines.connectors.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges
 from pipelines.naming import LEGS
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.spark
 
 Range = tuple[str, int, int]
 """part, start, stop."""
+_SERIALIZED = Retrying(retry=retry_if_exception_message(match="(?s).*OptionalDataException"), stop=stop_after_attempt(3), reraise=True)
+"""Spark 4.3 now and then sends a task a map of the source that changed while it was written. A leg reads no rows of a source."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +43,7 @@ def read_available(
     def collect(frame: DataFrame, _: int) -> None:
         if meanwhile and not batches:
             meanwhile()
-        batches.append([(row["part"], row["start"], row["stop"]) for row in frame.collect()])
+        batches.append([(row["part"], row["start"], row["stop"]) for row in _SERIALIZED(frame.collect)])
 
     query = (
         session.readStream.format(source)

@@ -19,7 +19,7 @@ from pipelines.errors import ConfigurationError, HaltError, TallyflowError
 from pipelines.runners import Desired, find_runners, read_desired, read_launched
 from resources.streaming_jobs import StreamingJobs
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.crash
 
 _START = """
 import sys

@@ -20,7 +20,7 @@ from pipelines.job_state import JobState
 from pipelines.runners import find_runners, read_desired, read_launched
 from resources.streaming_jobs import StreamingJobs
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.crash
 
 
 @pytest.fixture
