@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_project.control_jobs import done, job_of, known
+from dagster_project.control_jobs import OfPipeline, done, job_of, known
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.repairs import WithSpark, check_same_pipeline, compacted, instant, key_state, spark_tasks
 from dagster_project.verification import examples_of, said, told
@@ -27,16 +27,13 @@ Tell = Callable[[str], None]
 Work = Callable[[StreamingJobs, SparkResource, Pipeline, Any, Tell], dict[str, Any]]
 
 
-class OfKeys(WithSpark):
+class OfKeys(OfPipeline, WithSpark):
     """Whose keys are meant."""
 
-    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
 
-
-class Verify(WithSpark):
+class Verify(OfPipeline, WithSpark):
     """Which records are verified: those that arrived in a range, as far as it can be proved."""
 
-    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
     since: str | None = Field(default=None, description="Records that arrived at this instant (ISO 8601) or later. Empty: all.")
     until: str | None = Field(default=None, description="Records that arrived before this instant. Empty: all that the sink has confirmed.")
     with_kafka: bool = Field(default=False, description="Compare the bytes of the raw records with Kafka's as well.")

@@ -24,7 +24,6 @@ from pipelines.records import Position
 from pipelines.redrive import OPEN, WAITING
 from resources.streaming_jobs import Started, StreamingJobs
 
-PIPELINE_TAG = "tallyflow/pipeline"
 _LEFT_ALONE: dict[str, Any] = {"state": "meant to be stopped, left alone"}
 Work = Callable[[StreamingJobs, Pipeline, Any], dict[str, Any]]
 

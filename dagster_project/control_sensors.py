@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import dagster as dg
 
 from dagster_project import decisions
-from dagster_project.control_jobs import PIPELINE_TAG, control_jobs
+from dagster_project.control_jobs import control_jobs
 from dagster_project.decisions import Decision, FileSeen, LagMemory, Letters, LettersMemory, Trouble
 from dagster_project.pipeline_files import Pipeline, PipelineFiles, read_pipeline_files
-from dagster_project.schedule_status import is_running
+from dagster_project.schedule_status import sensor_status
 from dagster_project.seam_names import DEAD_LETTERS, RAW
-from dagster_project.seams import asset_key
+from dagster_project.seams import PIPELINE_TAG, asset_key
 from pipelines.config import PipelineConfig, run_digest
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import TallyflowError
@@ -49,7 +49,7 @@ _WATCHED = ("start_pipeline", "drain_pipeline", "restart_pipeline", "reprocess_d
 
 def build(files: PipelineFiles) -> dg.Definitions:
     """The control jobs, and the sensors that launch them."""
-    status = dg.DefaultSensorStatus.RUNNING if is_running() else dg.DefaultSensorStatus.STOPPED
+    status = sensor_status()
     control = control_jobs(files)
     jobs = [control[name] for name in ("start_pipeline", "restart_pipeline", "reprocess_dead_letters")]
 

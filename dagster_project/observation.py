@@ -18,7 +18,7 @@ import dagster as dg
 from dagster_project.decisions import read_cursor, recalled
 from dagster_project.numbers import ROW_COUNT, Account, nothing_waits, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from dagster_project.schedule_status import is_running
+from dagster_project.schedule_status import sensor_status
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from dagster_project.seams import REPORTED_EVERY, asset_key, seams
 from dagster_project.versions import Tags, Version, is_known, known_tags, tags_of_seams, topic_versions
@@ -103,7 +103,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
     @dg.sensor(
         name="observe_pipelines",
         minimum_interval_seconds=int(EVERY.total_seconds()),
-        default_status=dg.DefaultSensorStatus.RUNNING if is_running() else dg.DefaultSensorStatus.STOPPED,
+        default_status=sensor_status(),
         description="Reports the numbers of running pipelines, once a minute. Starts and stops nothing.",
     )
     def observe(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs) -> dg.SensorResult:

@@ -1,5 +1,6 @@
-"""Schedules: whether they run as soon as they are there (in `tallyflow dagster` yes, in a deployment when somebody says so), and for what.
+"""Schedules and sensors: whether they run as soon as they are there, and for what.
 
+In `tallyflow dagster` they do, in a deployment when somebody says so.
 A file that nobody has started yet is no reason for a failed run every hour: its schedules pass over it.
 """
 
@@ -19,10 +20,14 @@ VARIABLE = "TALLYFLOW_SCHEDULES"
 
 
 def schedule_status() -> dg.DefaultScheduleStatus:
-    return dg.DefaultScheduleStatus.RUNNING if is_running() else dg.DefaultScheduleStatus.STOPPED
+    return dg.DefaultScheduleStatus.RUNNING if _is_running() else dg.DefaultScheduleStatus.STOPPED
 
 
-def is_running() -> bool:
+def sensor_status() -> dg.DefaultSensorStatus:
+    return dg.DefaultSensorStatus.RUNNING if _is_running() else dg.DefaultSensorStatus.STOPPED
+
+
+def _is_running() -> bool:
     return os.environ.get(VARIABLE) == "running"
 
 
@@ -47,7 +52,7 @@ def schedule_of(
             return dg.SkipReason(str(error))
         except TallyflowError:
             # The run meets it as well: it tries again what passes, and fails with the words.
-            return dg.RunRequest()
+            pass
         return dg.RunRequest()
 
     return due

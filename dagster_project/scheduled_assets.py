@@ -12,7 +12,7 @@ from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.repairs import Letters, WithSpark, compacted, reprocessing
 from dagster_project.schedule_status import schedule_of, schedule_status
 from dagster_project.seam_names import COMPACTION, DEAD_LETTERS, DEDUP, REPROCESSED
-from dagster_project.seams import op_name, spec_behind
+from dagster_project.seams import PIPELINE_TAG, op_name, spec_behind
 from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
 
@@ -41,7 +41,7 @@ def _part(
         f"{verb}_{pipeline.key}",
         selection=dg.AssetSelection.assets(asset),
         config={"ops": {asset.op.name: {"config": config}}} if config else None,
-        tags={"tallyflow/pipeline": pipeline.config.pipeline_id},
+        tags={PIPELINE_TAG: pipeline.config.pipeline_id},
         description=next(iter(asset.descriptions_by_key.values())),
     )
     return dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule_of(pipeline, job, "daily", cron, status)])

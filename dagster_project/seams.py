@@ -23,6 +23,8 @@ from pipelines.preflight import POSITION_COLUMN_TYPES
 
 REPORTED_EVERY = timedelta(minutes=5)
 """An out stream is reported as fresh so often while nothing waits; Dagster's freshness policies look at materializations only."""
+PIPELINE_TAG = "tallyflow/pipeline"
+"""Of the runs of a sensor or of an asset job: the id of the pipeline."""
 _TAG = re.compile(r"[^A-Za-z0-9_.-]")
 _TAG_LENGTH = 63
 

@@ -16,7 +16,7 @@ from dagster_project.numbers import ROW_COUNT, numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import schedule_of, schedule_status
 from dagster_project.seam_names import PUBLISHED, TABLE, VERIFICATION
-from dagster_project.seams import asset_key, op_name, spec_behind
+from dagster_project.seams import PIPELINE_TAG, asset_key, op_name, spec_behind
 from dagster_project.verification_hours import HOUR, begin_of_hour, hours_without_verdict, key_of
 from pipelines.checks.judge import NAMES, VERIFIED_AFTER, Hours, Verdict, Verified
 from pipelines.checks.run import Look
@@ -34,7 +34,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
             selection=dg.AssetSelection.checks_for_assets(asset_key(pipeline, TABLE))
             | dg.AssetSelection.assets(asset_key(pipeline, PUBLISHED)),
             description="Checks the table; publishes it unless a blocking check has failed.",
-            tags={"tallyflow/pipeline": pipeline.config.pipeline_id},
+            tags={PIPELINE_TAG: pipeline.config.pipeline_id},
         )
         for pipeline in files.pipelines
     ]

@@ -14,9 +14,17 @@ from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import schedule_status
 from dagster_project.seam_names import TABLE, VERIFICATION
-from dagster_project.seams import asset_key, op_name, spec_behind
+from dagster_project.seams import PIPELINE_TAG, asset_key, op_name, spec_behind
 from dagster_project.table_checks import examples_table
-from dagster_project.verification_hours import HOUR, begin_of_hour, hour_of, hours_to_list, hours_without_verdict, partitions
+from dagster_project.verification_hours import (
+    HOUR,
+    begin_of_hour,
+    hour_of,
+    hours_to_list,
+    hours_without_verdict,
+    partitions,
+    partitions_name,
+)
 from pipelines.connectors.jetstream import JetStream
 from pipelines.verification.result import OPEN, Verification
 from pipelines.verification.run import Request, verify
@@ -37,7 +45,7 @@ def _part(pipeline: Pipeline) -> dg.Definitions:
     job = dg.define_asset_job(
         f"verify_{pipeline.key}",
         selection=dg.AssetSelection.assets(asset),
-        tags={"tallyflow/pipeline": pipeline.config.pipeline_id},
+        tags={PIPELINE_TAG: pipeline.config.pipeline_id},
         description="Compares the records that arrived in one hour with ClickHouse.",
     )
 
@@ -53,7 +61,7 @@ def _part(pipeline: Pipeline) -> dg.Definitions:
         now = context.scheduled_execution_time.astimezone(UTC)
         with errors_as_failures():
             found = hours_to_list(context.instance, pipeline, streaming_jobs.config(pipeline.path), now)
-        context.instance.add_dynamic_partitions(partitions(pipeline).name or "", found)
+        context.instance.add_dynamic_partitions(partitions_name(pipeline), found)
         due = hours_without_verdict(context.instance, pipeline, begin_of_hour(now) - CATCH_UP)
         # With a key each is asked for once: an hour that failed is for people to look at.
         return [dg.RunRequest(run_key=hour, partition_key=hour) for hour in due] or dg.SkipReason("no hour with records waits")

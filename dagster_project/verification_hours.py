@@ -12,7 +12,7 @@ import dagster as dg
 from dagster._time import get_current_datetime
 
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from dagster_project.schedule_status import is_running
+from dagster_project.schedule_status import sensor_status
 from dagster_project.seam_names import VERIFICATION
 from dagster_project.seams import asset_key
 from pipelines.config import PipelineConfig
@@ -31,7 +31,11 @@ _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def partitions(pipeline: Pipeline) -> dg.DynamicPartitionsDefinition:
-    return dg.DynamicPartitionsDefinition(name=f"{pipeline.key}_verification_hours")
+    return dg.DynamicPartitionsDefinition(name=partitions_name(pipeline))
+
+
+def partitions_name(pipeline: Pipeline) -> str:
+    return f"{pipeline.key}_verification_hours"
 
 
 def key_of(hour: datetime) -> str:
@@ -76,13 +80,13 @@ def hours_to_list(instance: dg.DagsterInstance, pipeline: Pipeline, config: Pipe
     with closing(JetStream(config.nats)) as log:
         found = {key_of(hour) for hour in hours_with_records(log.connect(), Names(config.pipeline_id), now)}
     found |= instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
-    return sorted(found - {*instance.get_dynamic_partitions(partitions(pipeline).name or "")})
+    return sorted(found - {*instance.get_dynamic_partitions(partitions_name(pipeline))})
 
 
 def hours_without_verdict(instance: dg.DagsterInstance, pipeline: Pipeline, since: datetime) -> list[str]:
     """The partitions from the instant on that were not verified yet, ascending."""
     verified = instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
-    known = instance.get_dynamic_partitions(partitions(pipeline).name or "")
+    known = instance.get_dynamic_partitions(partitions_name(pipeline))
     return sorted(key for key in known if key >= key_of(since) and key not in verified)
 
 
@@ -90,7 +94,7 @@ def forget_hours(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline], be
     """Removes the hours that ended before the instant, are behind the pipeline's retention and have no verdict any more; how many."""
     count = 0
     for pipeline in pipelines:
-        name = partitions(pipeline).name or ""
+        name = partitions_name(pipeline)
         limit = key_of(min(before, now - pipeline.config.resources.nats.stream.max_age) - HOUR)
         verified = instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
         old = [key for key in instance.get_dynamic_partitions(name) if key < limit and key not in verified]
@@ -107,7 +111,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
     @dg.sensor(
         name="list_hours_to_verify",
         minimum_interval_seconds=int(EVERY.total_seconds()),
-        default_status=dg.DefaultSensorStatus.RUNNING if is_running() else dg.DefaultSensorStatus.STOPPED,
+        default_status=sensor_status(),
         description="Adds the hours that have ended, and in which records arrived, to the partitions of verification.",
     )
     def list_hours(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs) -> dg.SensorResult:

@@ -68,9 +68,9 @@ class Look:
         found = self._table.positions()
         return Confirmed(before, confirmed_rows(self._log, self._names)[1]), found
 
-    @property
+    @cached_property
     def _now(self) -> datetime:
-        """By the clock of NATS, which arrivals are told by; by this host's for a pipeline that was never started."""
+        """One for the whole look, by the clock of NATS, which tells arrivals; by this host's for a pipeline that was never started."""
         stream = self._names.stream("raw")
         return self._log.clock(stream) if self._log.state(stream) is not None else datetime.now(UTC)
 
