@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from pipelines.columns import parse_type
+from pipelines.columns import parse_type, quote_identifier
 from pipelines.config import PipelineConfig, shape_of, unsupported
 from pipelines.connectors.clickhouse import ClickHouse, Table, TableColumn
 from pipelines.connectors.jetstream import JetStream, StreamState
 from pipelines.connectors.kafka import KafkaTopic, TopicFacts
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
 from pipelines.existence import check_started
+from pipelines.ledger import read_chain
 from pipelines.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
 from pipelines.parse import ParsedField
 from pipelines.purge import READS
@@ -71,7 +72,9 @@ def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhous
     if config.state_uri:
         Place.at(config.state_uri).names()
     table = ensure_table(config, clickhouse)
-    return Prepared(facts, table, ensure_streams(config, log))
+    stream_ids = ensure_streams(config, log)
+    check_existing_rows(config, log, clickhouse, table)
+    return Prepared(facts, table, stream_ids)
 
 
 def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
@@ -142,7 +145,7 @@ def _shape_difference(pipeline: str, before: str, now: str) -> str:
     way = "; stop the pipeline and run `tallyflow rebucket`, or put it back" if changed == ["buckets"] else ""
     return (
         f"starting pipeline {pipeline}: {told}. These decide where a record's state lives and may not change while the pipeline lives"
-        f"{way or '; put them back, or give the changed pipeline another pipeline_id'}"
+        f"{way or '; put them back, or give the changed pipeline another pipeline_id and another table: it reads the topic anew'}"
     )
 
 
@@ -173,6 +176,35 @@ def _create(config: PipelineConfig, clickhouse: ClickHouse) -> None:
     columns = [(m.column_name, str(parse_type(m.column_type))) for m in sink.mapping]
     order = sink.order_by or ("_tf_sequence", "_tf_ordinal", "_tf_emit")
     clickhouse.create_table(sink.connection_params.database, sink.table, [*columns, *POSITION_COLUMN_TYPES], order, CREATED_DEDUP_WINDOW)
+
+
+def check_existing_rows(config: PipelineConfig, log: JetStream, clickhouse: ClickHouse, table: Table) -> None:
+    """Raise HaltError when the sink has never sent a row and the table holds rows that may be those of another pipeline.
+
+    Two pipelines in one table would double each other's records without a word, and no proof could tell their rows apart.
+    """
+    if config.sink.existing_rows == "keep" or _has_sent(config, log):
+        return
+    has_positions = any(column.name == "_tf_sequence" for column in table.columns)
+    where = " WHERE _tf_sequence > 0" if has_positions else ""
+    name = f"{quote_identifier(table.database)}.{quote_identifier(table.name)}"
+    ((count,),) = clickhouse.rows(f"counting the rows of {table.full_name}", f"SELECT count() FROM {name}{where}")  # noqa: S608
+    # A runner of this pipeline may have begun to send while the rows were counted.
+    if count == 0 or _has_sent(config, log):
+        return
+    whose = "with positions, of another pipeline or of an earlier life of this one" if has_positions else "and nothing tells whose"
+    raise HaltError(
+        f"starting pipeline {config.pipeline_id}: it has never sent a row, and table {table.full_name} holds rows ({count:,}), {whose}. "
+        "Nothing was started, as records that are in the table already would be there twice: name another table, or empty this one "
+        f"(TRUNCATE TABLE {table.full_name}). If the rows shall stay, say `existing_rows: keep` in the sink; audit, verify and the checks "
+        "will call them extra"
+    )
+
+
+def _has_sent(config: PipelineConfig, log: JetStream) -> bool:
+    names = Names(config.pipeline_id)
+    sink = read_chain(log, names.stream("ledger"), names.chain("sink"))
+    return sink.done is not None or sink.plan is not None
 
 
 def check_columns(config: PipelineConfig, table: Table) -> None:

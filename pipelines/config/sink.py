@@ -73,6 +73,11 @@ class ClickHouseSink(Model):
         "exactly_once",
         "`exactly_once` refuses to start on a table that cannot drop a repeated insert; `at_least_once` may repeat rows after a crash.",
     )
+    existing_rows: Literal["refuse", "keep"] = ours(
+        "refuse",
+        "What a pipeline does that starts for the first time and finds rows in the table that may be those of another pipeline: "
+        "`refuse` to start, or `keep` them. In a table with position columns that is any row with a position, else any row.",
+    )
 
     ledger_table: Identifier | None = ours(
         None, "Table in the same database that the ledger is copied to, for dashboards and backups; made if it does not exist."

@@ -99,7 +99,7 @@ def _check_topic(connections: Connections) -> None:
     if connections.topic.facts().topic_id != connections.run.topic_id:
         raise DataLossError(
             f"topic {connections.config.sources[0].topic} was deleted and made again while it was read: its offsets mean other "
-            "records; delete the pipeline and start it anew, or use another pipeline_id"
+            "records; delete the pipeline and start it anew, or use another pipeline_id and another table"
         )
 
 
@@ -199,7 +199,7 @@ def resume_points(connections: Connections, partitions: Sequence[int]) -> dict[i
                 raise DataLossError(
                     f"topic {source.topic} was deleted and made again (its id is {connections.run.topic_id}, the pipeline read "
                     f"{message.headers[HEADER_TOPIC_ID]}): its offsets mean other records; delete the pipeline and start it anew, "
-                    "or use another pipeline_id"
+                    "or use another pipeline_id and another table"
                 )
             tails[partition] = Tail(message.sequence, last_offset(message))
     return tails
