@@ -81,6 +81,6 @@ def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, con
             found = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), tell)
         else:
             found = verify(resolved, log, request, tell)
-    if not found.is_match:
+    if found.findings:
         raise dg.Failure(said(found), metadata={**told(found), **examples_of(found)}, allow_retries=False)
     return told(found)

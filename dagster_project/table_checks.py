@@ -117,7 +117,7 @@ def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> Hours:
     for event in _materializations(instance, wanted):
         if event.partition is not None:
             facts = {name: value.value for name, value in event.metadata.items()}
-            told = (bool(facts.get("is_match")), str(facts.get("said", "")), bool(facts.get("is_whole", True)))
+            told = (bool(facts.get("is_match")), str(facts.get("said", "")), bool(facts.get("is_proven", True)))
             newest.setdefault(event.partition, Verified(event.partition, *told))
     due = key_of(now - VERIFIED_AFTER)
     missed = [hour for hour in hours_without_verdict(instance, pipeline, begin_of_hour(since) + HOUR) if hour <= due]

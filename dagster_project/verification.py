@@ -84,10 +84,10 @@ def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
             request = Request(streaming_jobs.directory(config.pipeline_id), hour, hour + HOUR)
             with closing(JetStream(config.nats).connect()) as log:
                 found = verify(config, log, request)
-        # What is not compared yet is no difference: a warning.
-        severity = dg.AssetCheckSeverity.WARN if found.is_match else dg.AssetCheckSeverity.ERROR
+        # What is not proven yet is no difference: a warning.
+        severity = dg.AssetCheckSeverity.ERROR if found.findings else dg.AssetCheckSeverity.WARN
         result = dg.AssetCheckResult(
-            passed=found.is_match and found.is_whole,
+            passed=found.is_match,
             check_name=CHECK,
             severity=severity,
             description=said(found),
@@ -100,22 +100,27 @@ def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
 
 def said(found: Verification) -> str:
     """In a sentence: what differs, or that nothing does."""
-    if found.is_match and any(gap.what == OPEN for gap in found.not_proven):
+    if found.verdict == "not proven" and any(gap.what == OPEN for gap in found.not_proven):
         return "this hour has not ended yet by the clock of NATS; verify it again"
-    if found.is_match and not found.is_whole:
+    if found.verdict == "not proven" and not found.is_whole:
         return "the sink has not confirmed all of this hour yet; verify it again"
+    if found.verdict == "not proven":
+        return "not proven: " + "; ".join(gap.what + (f" ({gap.count:,})" if gap.count is not None else "") for gap in found.not_proven)
     if found.is_match:
         return f"{found.counts.get('rows', 0):,} rows match" if found.sequences else "nothing to compare in this range"
     return "; ".join(" ".join(filter(None, (f"{one.count:,}", one.kind, one.place, one.column))) for one in found.findings)
 
 
 def told(found: Verification) -> dict[str, Any]:
-    """The numbers that are plotted, what was not proved, and what the table's check reads: `is_match`, `is_whole` and `said`."""
+    """The numbers that are plotted, what was not proved, and what the table's check reads: `is_match`, `is_proven` and `said`.
+
+    `is_match`: nothing that was compared differs; `is_proven`: every row of the hour is explained.
+    """
     return {
         **dict(found.counts),
         "differences": sum(one.count for one in found.findings),
-        "is_match": found.is_match,
-        "is_whole": found.is_whole,
+        "is_match": not found.findings,
+        "is_proven": not found.not_proven,
         "said": said(found),
         "not proved": "; ".join(one.what for one in found.not_proven) or "nothing",
         # A list, whose lines are wrapped: the page cuts off what is wider than it.

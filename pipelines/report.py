@@ -9,7 +9,8 @@ from pipelines.verification.result import Finding
 
 def tally_table(pipeline: str, found: Tally) -> Table:
     """Per leg what went in, where it went, what waits, and the residue (0 unless something is wrong)."""
-    verdict = "every event is accounted for" if found.residue == 0 else f"{found.residue:,} events are NOT accounted for"
+    balance = "every event is accounted for" if found.residue == 0 else f"{found.residue:,} events are NOT accounted for"
+    verdict = f"as the ledger tells it, {balance}; `tallyflow audit` proves it"
     title = f"tally of {pipeline}" + (f" since {found.since:%Y-%m-%d %H:%M:%S} UTC" if found.since else "")
     table = Table("leg", "in", "went to", "rows", "waiting before it", "residue", title=title, caption=verdict)
     for leg in (*found.legs, found.letters):

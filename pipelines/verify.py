@@ -193,6 +193,12 @@ def first_offsets(settings: Mapping[str, str | bool | int], topic: str) -> dict[
         return _bounds(consumer, topic)[1]
 
 
+def end_offsets(settings: Mapping[str, str | bool | int], topic: str) -> dict[int, int]:
+    """The end of each partition now, exclusive. Raises as `read_topic`."""
+    with _consumer(f"looking at topic {topic}", settings) as consumer:
+        return _bounds(consumer, topic)[0]
+
+
 def is_compacted(settings: Mapping[str, str | bool | int], topic: str) -> bool:
     """Whether Kafka may remove records of the topic before they expire."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)

@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+Verdict = Literal["clean", "not proven", "not clean"]
+_VERDICTS: dict[Verdict, str] = {
+    "clean": "clean: every record that was judged is accounted for, once",
+    "not proven": "NOT PROVEN: no record is missing, doubled or extra, and the lines above say what nothing explains yet",
+    "not clean": "NOT clean",
+}
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,8 @@ class Finding:
 @dataclass
 class Audited:
     """`ranges`: what was judged, first and last, both inclusive; the last is below the first where there was nothing. `records`: how many
-    each place holds. `not_proven`: what can no longer be told, or not by this audit, and of how many records, where that is known.
+    each place holds. `not_proven`: records and rows that were judged and that nothing explains yet, and how many. `not_judged`: what lies
+    outside of the ranges, or what this audit does not look at, and of how many records, where that is known.
     """
 
     pipeline: str
@@ -28,22 +36,36 @@ class Audited:
     records: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     not_proven: list[dict[str, Any]] = field(default_factory=list)
+    not_judged: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Name the outcome: `clean` only when no fault was found and every record that was judged is explained."""
+        if self.findings:
+            return "not clean"
+        return "not proven" if self.not_proven else "clean"
 
     @property
     def is_clean(self) -> bool:
-        return not self.findings
+        return self.verdict == "clean"
 
     def find(self, seam: str, kind: str, count: int, examples: Sequence[dict[str, Any]]) -> None:
         if count:
             self.findings.append(Finding(seam, kind, count, examples))
 
-    def cannot_prove(self, what: str, count: int | None = None) -> None:
-        if count != 0:
+    def cannot_prove(self, what: str, count: int) -> None:
+        """Note records or rows that nothing explains; none with a `count` of 0."""
+        if count:
             self.not_proven.append({"what": what, "count": count})
+
+    def leaves_out(self, what: str, count: int | None = None) -> None:
+        """Note what is not judged; nothing with a `count` of 0."""
+        if count != 0:
+            self.not_judged.append({"what": what, "count": count})
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return {"pipeline": self.pipeline, "clean": self.is_clean, **{k: v for k, v in asdict(self).items() if k != "pipeline"}}
+        return {"pipeline": self.pipeline, "verdict": self.verdict, **{k: v for k, v in asdict(self).items() if k != "pipeline"}}
 
     def lines(self) -> Iterator[str]:
         """In words."""
@@ -51,14 +73,14 @@ class Audited:
         for name, found in self.ranges.items():
             told = found if isinstance(found, dict) else {"": found}
             yield f"judged: {name}: " + ", ".join(f"{part} {_range(first, last)}".strip() for part, (first, last) in told.items())
-        for gap in self.not_proven:
-            yield f"not proven: {gap['what']}" + (f" ({gap['count']:,} records)" if gap["count"] is not None else "")
+        for kind, gaps in (("not judged", self.not_judged), ("not proven", self.not_proven)):
+            yield from (f"{kind}: {gap['what']}" + (f" ({gap['count']:,} records)" if gap["count"] is not None else "") for gap in gaps)
         for finding in self.findings:
             yield f"{finding.kind.upper()} {finding.seam}: {finding.count:,}"
             yield from (f"  {_told(example)}" for example in finding.examples)
             if finding.count > len(finding.examples):
                 yield f"  and {finding.count - len(finding.examples):,} more"
-        yield "clean: every record that was judged is accounted for, once" if self.is_clean else "NOT clean"
+        yield _VERDICTS[self.verdict]
 
 
 def _range(first: int, last: int) -> str:

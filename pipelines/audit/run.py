@@ -34,7 +34,7 @@ from pipelines.naming import LEGS, Names
 from pipelines.purge import read_purged
 from pipelines.records import position_keys
 from pipelines.state.index import Words
-from pipelines.verify import count_rows, first_offsets, is_compacted, table_batches, topic_batches
+from pipelines.verify import count_rows, end_offsets, first_offsets, is_compacted, table_batches, topic_batches
 
 NO_POSITIONS: Words = np.zeros(0, dtype=np.uint64)
 _PLACE = ("_tf_sequence", "_tf_ordinal")
@@ -60,7 +60,8 @@ class Audit:
         ledger = self._names.stream("ledger")
         self._chains = {leg: read_chain(self._log, ledger, self._names.chain(leg)) for leg in reversed(LEGS)}
         tell("reading the raw stream")
-        read_to = self._last_raw()
+        read_to, self._out_read_to = self._last("raw"), self._last("out")
+        self._kafka_ends = end_offsets(self._settings, self._topic)
         ends = {int(partition): end for partition, end in (self._chains["ingest"].to or {}).items()}
         firsts = first_offsets(self._settings, self._topic)
         wanted = RawWanted(read_to, ends, firsts)
@@ -68,7 +69,7 @@ class Audit:
         with TemporaryDirectory(prefix="tallyflow-audit-") as directory, open_spilling_engine(Path(directory)) as engine:
             rows = self._table_rows(engine)
             account = self._read_places(raw, rows, tell)
-            limits = Limits(self._floor(), self._to("process"), read_to, self._last_raw())
+            limits = Limits(self._floor(), self._to("process"), read_to, self._last("raw"))
             tell("comparing")
             self._judge(account, limits, engine, tell)
             if rows is not None:
@@ -92,8 +93,8 @@ class Audit:
     def _to(self, leg: str) -> int:
         return self._chains[leg].to or 0
 
-    def _last_raw(self) -> int:
-        state = self._log.state(self._names.stream("raw"))
+    def _last(self, role: str) -> int:
+        state = self._log.state(self._names.stream(role))
         return state.last_sequence if state else 0
 
     # -- the places ---------------------------------------------------------------------------------------------------------
@@ -129,14 +130,18 @@ class Audit:
             (refused if is_refused else letters).add(codes)
             refused_codes += [codes] if is_refused else []
         self._refused = np.sort(np.concatenate(refused_codes))
+        waiting = 0
         for message in read_frames(self._log, self._names, "out", self._streams["out"]):
             codes = codes_of(message)
             out.add(codes)
             is_confirmed = message.sequence <= self._to("sink")
             if is_confirmed:
                 confirmed.add(codes)
+            elif message.sequence <= self._out_read_to:
+                waiting += len(codes)
             if rows is not None:
                 rows.add_out(message, is_confirmed, self._refused)
+        self._found.cannot_prove("rows on out that the sink has not confirmed", waiting)
         for message in read_frames(self._log, self._names, "duplicates", self._streams["duplicates"]):
             duplicates.add(codes_of(message))
         entered.add(raw.entered)
@@ -148,7 +153,7 @@ class Audit:
         for batch in table_batches(self._config.sink, _PLACE, f"_tf_sequence = 0 OR _tf_sequence >= {first}"):
             table.add(position_keys(batch))
         older = count_rows(self._config.sink, f"_tf_sequence > 0 AND _tf_sequence < {first}")
-        self._found.cannot_prove("rows of the table whose raw frames are purged", older)
+        self._found.leaves_out("rows of the table whose raw frames are purged", older)
 
     # -- the verdict --------------------------------------------------------------------------------------------------------
 
@@ -158,6 +163,8 @@ class Audit:
         self._found.records |= {"entered again": account.entered.rows, "duplicates kept": account.duplicates.rows}
         if account.table is not None:
             self._found.records["table"] = account.table.rows
+        unread = len(account.raw) - account.raw.up_to(limits.process_to)
+        self._found.cannot_prove("records on raw that process has not read", unread)
         for fault in judge(account, limits):
             codes = fault.codes
             if (fault.seam, fault.kind) == (RAW_TO_OUT, MISSING) and len(codes):
@@ -167,7 +174,7 @@ class Audit:
     def _judge_rows(self, rows: TableRows, account: Account) -> None:
         self._found.records["table"] = rows.count
         if rows.not_compared:
-            self._found.cannot_prove(f"the contents of the columns {', '.join(rows.not_compared)}")
+            self._found.leaves_out(f"the contents of the columns {', '.join(rows.not_compared)}")
         frames = read_frames(self._log, self._names, "out", Subjects(self._names.stream("out")))
         rows.judge(self._found, frames, self._refused, self._examples, is_whole=not self._streams["out"].purged_to)
 
@@ -239,11 +246,18 @@ class Audit:
     # -- Kafka --------------------------------------------------------------------------------------------------------------
 
     def _compare_kafka(self, raw: RawRead) -> None:
+        waiting = 0
         for batch in topic_batches(self._settings, self._topic):
             partitions, found = (batch.column(name).to_numpy() for name in ("_tf_partition", "_tf_offset"))
             for partition in np.unique(partitions).tolist():
-                if partition in raw.offsets:
-                    raw.offsets[partition].add_kafka(found[partitions == partition])
+                offsets = found[partitions == partition]
+                known = raw.offsets.get(partition)
+                if known is not None:
+                    known.add_kafka(offsets)
+                # What has come in since the audit began is not asked about.
+                is_unread = (offsets >= (known.end if known else 0)) & (offsets < self._kafka_ends.get(partition, 0))
+                waiting += int(np.count_nonzero(is_unread))
+        self._found.cannot_prove("records in Kafka that ingest has not read", waiting)
         firsts = first_offsets(self._settings, self._topic)
         counts = dict.fromkeys((MISSING, DOUBLED, EXTRA), 0)
         examples: dict[str, list[dict[str, Any]]] = {kind: [] for kind in counts}
@@ -253,7 +267,7 @@ class Audit:
                 shown = found[: self._examples - len(examples[kind])].tolist()
                 examples[kind] += [{"topic": self._topic, "partition": partition, "offset": offset} for offset in shown]
         if counts[EXTRA] and is_compacted(self._settings, self._topic):
-            self._found.cannot_prove("records in raw that Kafka has compacted away since", counts.pop(EXTRA))
+            self._found.leaves_out("records in raw that Kafka has compacted away since", counts.pop(EXTRA))
         for kind, count in counts.items():
             self._found.find("Kafka -> raw", kind, count, examples[kind])
         self._found.ranges["Kafka offsets in raw"] = {
@@ -267,11 +281,11 @@ class Audit:
             "raw sequences in out": [first, limits.process_to],
             "out sequences in the table": [self._first("out"), self._to("sink")],
         }
-        self._found.cannot_prove(
+        self._found.leaves_out(
             f"raw sequences up to {limits.floor}: what became of them is purged, or may be", raw.frames.up_to(limits.floor)
         )
         if raw.frames.first_sequence > 1:
-            self._found.cannot_prove(f"records before raw sequence {raw.frames.first_sequence}: they are purged")
+            self._found.leaves_out(f"records before raw sequence {raw.frames.first_sequence}: they are purged")
 
     def _first(self, role: str) -> int:
         state = self._log.state(self._names.stream(role))

@@ -237,12 +237,12 @@ def insert_window(tokens: Sequence[tuple[str, int]], min_tokens: int) -> Verdict
 
 @dataclass(frozen=True)
 class Verified:
-    """The newest verification of one hour: whether it found no difference, what it said, and whether the sink had confirmed the hour."""
+    """The newest verification of one hour: whether it found no difference, what it said, and whether every row of it was explained."""
 
     hour: str
     is_match: bool
     said: str
-    is_whole: bool = True
+    is_proven: bool = True
 
 
 @dataclass(frozen=True)
@@ -268,13 +268,10 @@ def verification(hours: Hours, first_arrival: datetime | None, now: datetime) ->
     if differing:
         said = f"{len(differing)} of {len(newest)} verified hours differ: {', '.join(one.hour for one in differing)}"
         return Verdict("verification", False, said, facts, tuple({"hour": one.hour, "found": one.said} for one in differing))
-    partly = [one.hour for one in newest if not one.is_whole]
+    partly = [one for one in newest if not one.is_proven]
     if partly:
-        said = (
-            f"{len(partly)} of {len(newest)} hours were verified before the sink had confirmed all of them: {', '.join(partly)}; "
-            "verify them again"
-        )
-        return Verdict("verification", False, said, facts, is_mild=True)
+        said = f"{len(partly)} of {len(newest)} verified hours are not proven: {', '.join(one.hour for one in partly)}; verify them again"
+        return Verdict("verification", False, said, facts, tuple({"hour": one.hour, "found": one.said} for one in partly), is_mild=True)
     if missed:
         said = f"{len(missed)} hours with records were not verified: {', '.join(missed)}; verify them, a backfill of the missing ones does"
         return Verdict("verification", False, said, facts, is_mild=True)

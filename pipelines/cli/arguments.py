@@ -16,6 +16,12 @@ from pipelines.errors import ConfigurationError, TallyflowError
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
+NOT_PROVEN, DIFFERS, RESIDUE = 3, 4, 5
+"""Exit codes: of `audit` and `verify` where something is not explained yet, where something differs, and of `tally` where the ledger's own
+numbers do not add up. 0 is said only when every row is explained, 1 is a command that could not do its work, 2 a file or an option that
+cannot be used.
+"""
+
 out = Console()
 # Messages hold statements and paths to copy: a narrow terminal must not break them.
 err = Console(stderr=True, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, since_instant
+from pipelines.cli.arguments import DIFFERS, NOT_PROVEN, RESIDUE, AsJson, File, err, errors_as_exit, out, print_json, since_instant
 from pipelines.config import load
 from pipelines.naming import Names
 
@@ -18,7 +18,10 @@ Since = Annotated[
 
 
 def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
-    """Show per leg what went in and where it went; the exit code is 1 if anything is not accounted for."""
+    """Show per leg what went in and where it went, as the ledger tells it; `audit` proves it.
+
+    The exit code is 5 if the ledger's numbers do not add up.
+    """
     from pipelines.connectors.jetstream import JetStream
     from pipelines.tally import tally as account
 
@@ -38,7 +41,7 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
 
         out.print(tally_table(config.pipeline_id, found))
     if found.residue:
-        raise typer.Exit(1)
+        raise typer.Exit(RESIDUE)
 
 
 Examples = Annotated[int, typer.Option(min=0, help="Faults of each kind to name by their coordinates.")]
@@ -49,7 +52,11 @@ def audit(
     examples: Examples = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Count everything again from Kafka, the streams and the table; the exit code is 1 if a record is missing, doubled or extra."""
+    """Count everything again from Kafka, the streams and the table.
+
+    The exit code is 0 if all is clean, 4 if a record is missing, doubled or extra, 3 if none is but something is not proven, such as
+    records that wait.
+    """
     from pipelines.audit.run import Audit
     from pipelines.connectors.jetstream import JetStream
 
@@ -66,4 +73,4 @@ def audit(
         for text in found.lines():
             out.print(text, markup=False, highlight=False, soft_wrap=True)
     if not found.is_clean:
-        raise typer.Exit(1)
+        raise typer.Exit(DIFFERS if found.findings else NOT_PROVEN)

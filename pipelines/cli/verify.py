@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, since_instant
+from pipelines.cli.arguments import DIFFERS, NOT_PROVEN, AsJson, File, err, errors_as_exit, out, print_json, since_instant
 from pipelines.cli.audit import Examples
 from pipelines.config import load
 from pipelines.naming import Names
@@ -39,7 +39,10 @@ def verify(
     examples: Examples = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the table's rows again from the raw records, in DuckDB, and compare; the exit code is 1 if anything differs."""
+    """Compute the table's rows again from the raw records, in DuckDB, and compare.
+
+    The exit code is 0 for a match, 4 if anything differs, 3 if nothing does but something is not proven, such as rows that wait.
+    """
     from pipelines.connectors.jetstream import JetStream
     from pipelines.report import verification_table
     from pipelines.verification.run import Request
@@ -66,4 +69,4 @@ def verify(
         for text in found.lines():
             out.print(text, markup=False, highlight=False, soft_wrap=True)
     if not found.is_match:
-        raise typer.Exit(1)
+        raise typer.Exit(DIFFERS if found.findings else NOT_PROVEN)

@@ -6,9 +6,18 @@ from datetime import datetime
 from typing import Any, Literal
 
 Place = Literal["schema", "rows", "dead letters", "streams"]
+Verdict = Literal["match", "not proven", "mismatch"]
 UNCONFIRMED = "raw frames of the range whose rows the sink has not confirmed yet: verify again"
+WAITING_RECORDS = "records on raw that process has not read, as the ledger tells it: verify again"
+WAITING_ROWS = "rows on out that the sink has not confirmed, as the ledger tells it: verify again"
 OPEN = "records that may still arrive in the range, as the clock of NATS is behind this host's: verify again"
 Kind = Literal["missing", "extra", "doubled", "different"]
+
+_VERDICTS: dict[Verdict, str] = {
+    "match": "match: ClickHouse holds what the records call for",
+    "not proven": "NOT PROVEN: nothing that was compared differs, and the lines above say what nothing explains yet",
+    "mismatch": "MISMATCH",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Gap:
-    """Something that could not be proved; of how many records, where that is known."""
+    """Something that could not be proved or was not compared; of how many records, where that is known."""
 
     what: str
     count: int | None = None
@@ -51,6 +60,9 @@ class Verification:
     """The range: arrivals (aware UTC, both inclusive) and raw sequences (inclusive) of the frames whose records were compared; None where
     there was nothing to compare. `counts`: records read for it (`records`), what must become of them (`rows`, `copies`, `rejected`,
     `refused`), and rows found in the table (`found`).
+
+    `not_proven`: records and rows that belong to the range and that nothing explains yet. `not_compared`: what lies outside of the range
+    that can be proved, and values that were left out; no row is unexplained because of it.
     """
 
     pipeline: str
@@ -61,22 +73,29 @@ class Verification:
     checksums: Sequence[Checksum] = ()
     findings: Sequence[Finding] = ()
     not_proven: Sequence[Gap] = ()
+    not_compared: Sequence[Gap] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """Name the outcome: `mismatch` when something differs, `match` only when nothing does and every row of the range is explained."""
+        if self.findings:
+            return "mismatch"
+        return "not proven" if self.not_proven else "match"
 
     @property
     def is_match(self) -> bool:
-        """True iff nothing that was compared differs. What could not be proved is no difference: see `not_proven`."""
-        return not self.findings
+        return self.verdict == "match"
 
     @property
     def is_whole(self) -> bool:
         """False where the sink had not confirmed all of the range yet, or nothing, or records may still arrive in it: the same verification
         later compares more.
         """
-        return all(gap.what not in (UNCONFIRMED, OPEN) for gap in self.not_proven)
+        return all(gap.what not in (UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, OPEN) for gap in self.not_proven)
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return {"match": self.is_match, **asdict(self)}
+        return {"verdict": self.verdict, **asdict(self)}
 
     def lines(self) -> Iterator[str]:
         """In words, without the examples."""
@@ -90,8 +109,8 @@ class Verification:
         same = [one.column for one in self.checksums if one.expected == one.found]
         if same:
             yield f"same checksum on both sides: {', '.join(same)}"
-        for gap in self.not_proven:
-            yield f"not proven: {gap.what}" + (f" ({gap.count:,})" if gap.count is not None else "")
+        for told, gaps in (("not compared", self.not_compared), ("not proven", self.not_proven)):
+            yield from (f"{told}: {gap.what}" + (f" ({gap.count:,})" if gap.count is not None else "") for gap in gaps)
         for one in self.findings:
             yield f"{one.kind.upper()} {one.place}" + (f", column {one.column}" if one.column else "") + f": {one.count:,}"
-        yield "match: ClickHouse holds what the records call for" if self.is_match else "MISMATCH"
+        yield _VERDICTS[self.verdict]

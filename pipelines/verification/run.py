@@ -28,9 +28,10 @@ from pipelines.purge import read_purged
 from pipelines.records import decode_columns, instant, position_keys
 from pipelines.removal import removes_rows
 from pipelines.statements import filled
+from pipelines.tally import tally
 from pipelines.verification.frames import read_batches
 from pipelines.verification.reference import Column, Reference, compared_columns
-from pipelines.verification.result import OPEN, UNCONFIRMED, Checksum, Finding, Gap, Verification
+from pipelines.verification.result import OPEN, UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, Checksum, Finding, Gap, Verification
 from pipelines.verification.rows import RowSide
 from pipelines.verification.span import History, Span, is_open, load_configs, read_history, same_dedup_from, span_of, told_range
 from pipelines.verification.table import TableSide, examples_of, schema_faults
@@ -89,14 +90,21 @@ class Found:
     """What was found so far. `last_fault`: the last position that is missing in the table or extra there; 0 for none."""
 
     findings: list[Finding] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    not_proven: list[Gap] = field(default_factory=list)
+    not_compared: list[Gap] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     checksums: list[Checksum] = field(default_factory=list)
     last_fault: int = 0
 
     def cannot_prove(self, what: str, count: int | None = None) -> None:
+        """Note records or rows of the range that nothing explains; none with a `count` of 0."""
         if count != 0:
-            self.gaps.append(Gap(what, count))
+            self.not_proven.append(Gap(what, count))
+
+    def leaves_out(self, what: str, count: int | None = None) -> None:
+        """Note what was not compared, though every row of the range is explained; nothing with a `count` of 0."""
+        if count != 0:
+            self.not_compared.append(Gap(what, count))
 
 
 class Verifier:
@@ -116,9 +124,11 @@ class Verifier:
     def subject(self) -> Subject | None:
         """Notes what is wrong with the table's columns; None before the first range."""
         self._tell("reading the ledger")
+        # First: what comes in meanwhile does not belong to a range without an end.
+        last_raw = self._last_raw()
         history = read_history(self._log, self._names, self._request.since)
         configs = load_configs(self._log, self._names, history)
-        self.found.cannot_prove(UNCONFIRMED, self._unconfirmed(history.confirmed_to))
+        self._note_unconfirmed(history.confirmed_to, last_raw)
         until = self._request.until
         if until is not None and is_open(until, datetime.now(UTC), self._log.clock(self._names.stream("raw"))):
             self.found.cannot_prove(OPEN)
@@ -143,11 +153,16 @@ class Verifier:
         """All that was found."""
         found = self.found
         if subject is None or span is None:
-            return Verification(self._config.pipeline_id, self._table, findings=found.findings, not_proven=found.gaps)
+            return Verification(
+                self._config.pipeline_id,
+                self._table,
+                findings=found.findings,
+                not_proven=found.not_proven,
+                not_compared=found.not_compared,
+            )
         arrivals, sequences = told_range(subject.history, span), (span.first, span.last)
-        return Verification(
-            self._config.pipeline_id, self._table, arrivals, sequences, found.counts, found.checksums, found.findings, found.gaps
-        )
+        facts = (found.counts, found.checksums, found.findings, found.not_proven, found.not_compared)
+        return Verification(self._config.pipeline_id, self._table, arrivals, sequences, *facts)
 
     def _directory(self) -> Path:
         self._request.directory.mkdir(parents=True, exist_ok=True)
@@ -168,18 +183,18 @@ class Verifier:
             )
         removes = removes_rows(table)
         if removes:
-            self.found.cannot_prove(f"rows that {removes} has removed: they are found missing")
+            self.found.leaves_out(f"rows that {removes} has removed: they are found missing")
         altered = list(schema_faults(config.mapping, table.columns))
         self.found.findings += altered
         columns = compared_columns(config)
         rewritten = {name for _, name, _, _ in config.mapping} - {column.name for column in columns}
         for name in sorted(rewritten):
-            self.found.cannot_prove(f"the values of column {name}: ClickHouse may write JSON in another way than it was given")
+            self.found.leaves_out(f"the values of column {name}: ClickHouse may write JSON in another way than it was given")
         types = {column.name: (column.type, column.has_default) for column in columns}
         for name in sorted(types):
             others = [{one.name: (one.type, one.has_default) for one in compared_columns(other)}.get(name) for other in configs]
             if any(other != types[name] for other in others):
-                self.found.cannot_prove(f"the values of column {name}: it was not mapped in the same way all the time")
+                self.found.leaves_out(f"the values of column {name}: it was not mapped in the same way all the time")
                 columns = [column for column in columns if column.name != name]
         gone = {one.column for one in altered}
         return [column for column in columns if column.name not in gone]
@@ -206,7 +221,7 @@ class Verifier:
         self.found.checksums = table.sum_up(span.first, span.last)
         self.found.counts = _counts(engine, span) | {"found": table.counts()["found"]}
         for name, count in table.defaults().items():
-            self.found.cannot_prove(f"values of column {name} that the table's DEFAULT gave", count)
+            self.found.leaves_out(f"values of column {name} that the table's DEFAULT gave", count)
         self._tell("comparing rows")
         self.found.findings += table.faults(request.examples, config.topic)
         self.found.last_fault = table.last_fault
@@ -274,7 +289,7 @@ class Verifier:
         wide = engine.execute(
             "SELECT count(*) FROM letters WHERE code = 'row_too_large' AND position >= ?", [span.bounds.first]
         ).fetchall()[0][0]
-        self.found.cannot_prove("dead letters of rows that are too large for a frame: their size is not computed again", wide)
+        self.found.leaves_out("dead letters of rows that are too large for a frame: their size is not computed again", wide)
 
     def _find_other_bytes(self, engine: duckdb.DuckDBPyConnection, span: Span, topic: str) -> None:
         if not self._request.with_kafka:
@@ -322,17 +337,21 @@ class Verifier:
         if not history.is_whole and history.sequences:
             oldest = instant(history.arrivals_us[0])
             if since is None or since < oldest:
-                self.found.cannot_prove(f"records that arrived before {oldest:%Y-%m-%d %H:%M:%S.%f} UTC: their raw frames are purged")
+                self.found.leaves_out(f"records that arrived before {oldest:%Y-%m-%d %H:%M:%S.%f} UTC: their raw frames are purged")
 
-    def _unconfirmed(self, confirmed_to: int) -> int:
-        """Raw frames of a range that has an end. Without one it ends where the sink has confirmed."""
+    def _note_unconfirmed(self, confirmed_to: int, last_raw: int) -> None:
+        """Note the raw frames of the range behind those that the sink has confirmed, and the rows that wait where the range has no end."""
         since, until = self._request.since, self._request.until
-        state = self._log.state(self._names.stream("raw"))
-        if until is None or state is None:
-            return 0
-        first, behind = (self._first_since(instant) for instant in (since or datetime.fromtimestamp(0, UTC), until))
-        last = behind - 1 if behind else state.last_sequence
-        return max(0, last - max(confirmed_to, first - 1)) if first else 0
+        first = self._first_since(since or datetime.fromtimestamp(0, UTC))
+        behind = self._first_since(until) if until is not None else 0
+        frames = (behind - 1 if behind else last_raw) - max(confirmed_to, first - 1)
+        if first == 0 or frames <= 0:
+            return
+        self.found.cannot_prove(UNCONFIRMED, frames)
+        if until is None:
+            waiting = {leg.leg: max(0, leg.waiting) for leg in tally(self._log, self._names).legs}
+            self.found.cannot_prove(WAITING_RECORDS, waiting["process"])
+            self.found.cannot_prove(WAITING_ROWS, waiting["sink"])
 
     def _first_since(self, instant: datetime) -> int:
         """The sequence of the first raw frame that came then or later; 0 if none did."""
@@ -351,7 +370,7 @@ class Verifier:
             )
         for column in columns:
             if column.has_default:
-                self.found.cannot_prove(f"the values of column {column.name}: which rows its DEFAULT was applied to cannot be told")
+                self.found.leaves_out(f"the values of column {column.name}: which rows its DEFAULT was applied to cannot be told")
         columns = [column for column in columns if not column.has_default]
         if not columns:
             raise HaltError(f"verifying table {self._table}: it has neither position columns nor a column whose values can be compared")
@@ -365,7 +384,7 @@ class Verifier:
         reference.judge(config, span.bounds)
         confirmed = (history.confirmed_to + 1 << 20) - 1
         self.found.counts = _counts(engine, span) | {"found": found}
-        self.found.cannot_prove("which of several equal rows is meant: the table has no position columns")
+        self.found.leaves_out("which of several equal rows is meant: the table has no position columns")
         for fault in rows.faults(confirmed, self._request.examples, config.topic):
             if fault.kind != "missing" and not is_quiet:
                 self.found.cannot_prove("rows that no confirmed record explains: the pipeline is writing", fault.count)

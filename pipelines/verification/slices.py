@@ -5,7 +5,7 @@ these rows, both are verified again as one: a copy of a row that is missing is n
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import pairwise
@@ -109,9 +109,11 @@ def verify_slices(verifier: Verifier, subject: Subject, request: Request, slices
         parts = [new.get(_one(group), group[0]) for group in groups]
     found = together([part.result for part in parts], request.examples)
     verifier.found.findings += found.findings
-    verifier.found.gaps += found.not_proven
+    verifier.found.not_proven += found.not_proven
+    verifier.found.not_compared += found.not_compared
     verifier.find_strangers()
-    return replace(found, findings=verifier.found.findings, not_proven=verifier.found.gaps)
+    noted = verifier.found
+    return replace(found, findings=noted.findings, not_proven=noted.not_proven, not_compared=noted.not_compared)
 
 
 def joined(parts: Sequence[Verified]) -> list[list[Verified]]:
@@ -186,6 +188,7 @@ def _result(plain: dict[str, Any]) -> Verification:
         [Checksum(**one) for one in plain["checksums"]],
         [Finding(**one) for one in plain["findings"]],
         [Gap(**one) for one in plain["not_proven"]],
+        [Gap(**one) for one in plain["not_compared"]],
     )
 
 
@@ -197,23 +200,29 @@ def together(parts: Sequence[Verification], examples: int) -> Verification:
     sequences = (first.sequences[0], last.sequences[1]) if first.sequences and last.sequences else None
     counts: Counter[str] = Counter()
     sums: Counter[tuple[str, str]] = Counter()
-    gaps: dict[str, Gap] = {}
     findings: dict[tuple[str, str, str | None], Finding] = {}
     for part in parts:
         counts.update(part.counts)
         for checksum in part.checksums:
             sums.update({(checksum.column, side): int(getattr(checksum, side), 16) for side in ("expected", "found")})
-        for gap in part.not_proven:
-            before = gaps.get(gap.what)
-            count = gap.count if before is None or gap.count is None else (before.count or 0) + gap.count
-            gaps[gap.what] = Gap(gap.what, count)
         for one in part.findings:
             key = (one.place, one.kind, one.column)
             known = findings.get(key, replace(one, count=0, examples=()))
             findings[key] = replace(known, count=known.count + one.count, examples=[*known.examples, *one.examples][:examples])
     columns = dict.fromkeys(column for column, _ in sums)
     checksums = [Checksum(column, _sum(sums[column, "expected"]), _sum(sums[column, "found"])) for column in columns]
-    return Verification(first.pipeline, first.table, arrivals, sequences, dict(counts), checksums, [*findings.values()], [*gaps.values()])
+    gaps = (_added_up(gap for part in parts for gap in part.not_proven), _added_up(gap for part in parts for gap in part.not_compared))
+    return Verification(first.pipeline, first.table, arrivals, sequences, dict(counts), checksums, [*findings.values()], *gaps)
+
+
+def _added_up(gaps: Iterable[Gap]) -> list[Gap]:
+    """One gap of each kind; the counts are added."""
+    found: dict[str, Gap] = {}
+    for gap in gaps:
+        before = found.get(gap.what)
+        count = gap.count if before is None or gap.count is None else (before.count or 0) + gap.count
+        found[gap.what] = Gap(gap.what, count)
+    return [*found.values()]
 
 
 def _sum(of_hashes: int) -> str:

@@ -107,7 +107,7 @@ def test_letters_that_do_not_fit_into_raw_enter_as_room_is_made_while_kafka_has_
     assert sorted(row[1] for row in case.rows()) == list(range(8000))
     assert account(case) == {"entered again": 7872, "discarded": 0, "still dead letters": 0}
     audited = case.invoke("audit", str(case.file), "--json")
-    assert json.loads(audited.stdout)["clean"], audited.stdout
+    assert json.loads(audited.stdout)["verdict"] == "clean", audited.stdout
 
 
 def test_two_commands_at_once_beside_live_traffic_take_each_letter_once(narrow: PipelineCase) -> None:
@@ -189,7 +189,7 @@ def test_what_is_discarded_is_counted_and_stays_where_it_is(narrow: PipelineCase
     assert account(narrow) == {"entered again": 172, "discarded": 3, "still dead letters": 0}
     assert {letter["code"] for letter in dlq(narrow, "list", "--state", "discarded")["letters"]} == {"invalid_json"}
     shown = narrow.invoke("tally", str(narrow.file))
-    assert "every event is accounted for" in shown.stdout
+    assert "every event is accounted for" in " ".join(shown.stdout.split())
 
 
 def test_a_record_that_is_rejected_again_and_again_is_parked(case: PipelineCase) -> None:
@@ -271,4 +271,4 @@ def test_letters_beyond_their_retention_are_discarded_counted_and_deleted(case: 
     case.warm_run()
     assert lease_entries(case) == before, "nobody takes the lease where nothing is to be done"
     audited = json.loads(case.invoke("audit", str(case.file), "--json").stdout)
-    assert audited["clean"], audited
+    assert audited["verdict"] == "clean", audited

@@ -191,11 +191,11 @@ def test_an_hour_that_was_not_verified_is_a_mild_fault_though_others_match() -> 
     assert "1 hours with records were not verified: 2026-11-22-02:00;" in found.said
 
 
-def test_an_hour_that_was_verified_before_it_was_confirmed_is_a_mild_fault() -> None:
-    hours = [Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", True, "", is_whole=False)]
+def test_an_hour_that_is_not_proven_yet_is_a_mild_fault() -> None:
+    hours = [Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", True, "", is_proven=False)]
     found = judge.verification(Hours(hours), FIRST, LATER)
     assert (found.passed, found.is_mild) == (False, True)
-    assert "1 of 2 hours were verified before the sink had confirmed all of them: 2026-11-22-04:00" in found.said
+    assert "1 of 2 verified hours are not proven: 2026-11-22-04:00" in found.said
     both = judge.verification(Hours([*hours, Verified("2026-11-22-05:00", False, "1 row differs")]), FIRST, LATER)
     assert (both.passed, both.is_mild) == (False, False)
 

@@ -71,9 +71,10 @@ def test_a_partition_that_is_no_hour_is_refused(key: str) -> None:
     [
         (OPEN, "this hour has not ended yet by the clock of NATS; verify it again"),
         (UNCONFIRMED, "the sink has not confirmed all of this hour yet; verify it again"),
+        ("records without a row", "not proven: records without a row"),
     ],
 )
-def test_an_hour_that_is_not_whole_says_why_unless_it_differs(gap: str, words: str) -> None:
+def test_an_hour_that_is_not_proven_says_why_unless_it_differs(gap: str, words: str) -> None:
     found = Verification("orders", "default.t", not_proven=[Gap(gap)])
-    assert (said(found), found.is_whole) == (words, False)
+    assert (said(found), found.verdict) == (words, "not proven")
     assert said(Verification("orders", "default.t", findings=[Finding("rows", "missing", 2)], not_proven=[Gap(gap)])) == "2 missing rows"

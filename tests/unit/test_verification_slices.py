@@ -76,7 +76,8 @@ def test_results_add_up() -> None:
                 {"records": 5, "copies": 0},
                 [Checksum("a", "ffffffffffffffff", "0000000000000001")],
                 [Finding("rows", "missing", 2, None, [fault, fault])],
-                [Gap("purged"), Gap("unsure", 3)],
+                [Gap("unsure", 3)],
+                [Gap("purged")],
             ),
             Verification("p", "t"),
             Verification(
@@ -88,6 +89,7 @@ def test_results_add_up() -> None:
                 [Checksum("a", "0000000000000002", "0000000000000002")],
                 [Finding("rows", "missing", 3, None, [later]), Finding("rows", "different", 1, "a", [later])],
                 [Gap("unsure", 4)],
+                [Gap("purged")],
             ),
         ],
         2,
@@ -100,5 +102,6 @@ def test_results_add_up() -> None:
         {"records": 12, "copies": 1},
         [Checksum("a", "0000000000000001", "0000000000000003")],
         [Finding("rows", "missing", 5, None, [fault, fault]), Finding("rows", "different", 1, "a", [later])],
-        [Gap("purged"), Gap("unsure", 7)],
+        [Gap("unsure", 7)],
+        [Gap("purged")],
     )
