@@ -4,7 +4,9 @@ A failed blocking check stops what depends on the table in the same run only: so
 publication. What depends on `published` sees checked rows; what depends on the table itself does not wait for any check.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,10 +23,13 @@ from dagster_project.verification_hours import HOUR, begin_of_hour, hours_withou
 from pipelines.checks.judge import NAMES, VERIFIED_AFTER, Hours, Verdict, Verified
 from pipelines.checks.run import Look
 from pipelines.config import Check, Checks
+from pipelines.errors import RetryableError, TallyflowError
 from resources.streaming_jobs import StreamingJobs
 
 _SEVERITIES = {"warn": AssetCheckSeverity.WARN, "error": AssetCheckSeverity.ERROR}
 _VERIFICATIONS_AT_ONCE = 500
+PAUSES = (2.0, 5.0)
+"""Seconds until a check is made again whose system is away."""
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
@@ -75,17 +80,44 @@ def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
         ],
         name=f"{pipeline.key}_checks",
         can_subset=True,
-        retry_policy=RETRY,
     )
     def run(context: dg.AssetCheckExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.AssetCheckResult]:
         selected = {key.name for key in context.selected_asset_check_keys}
         with errors_as_failures(), Look(streaming_jobs.config(pipeline.path)) as look:
             verified = _verified(context.instance, pipeline) if "verification" in selected else None
-            for name in enabled(checks):
-                if name in selected:
-                    yield result(look.verdict(name, verified), _check(checks, name), table)
+            wanted = [name for name in enabled(checks) if name in selected]
+            for verdict in verdicts(wanted, lambda name: look.verdict(name, verified), context.log.error):
+                yield result(verdict, _check(checks, verdict.check), table)
 
     return run
+
+
+def verdicts(names: Sequence[str], judge: Callable[[str], Verdict], log: Callable[[str], None]) -> Iterator[Verdict]:
+    """One of each check, whatever becomes of the others. One that cannot be made is a failed one with the reason; where that may pass by
+    itself, it is made again first, once for each of `PAUSES`, behind the others.
+    """
+    left = list(names)
+    for pause in (*PAUSES, None):
+        waiting = []
+        for name in left:
+            try:
+                verdict = judge(name)
+            except RetryableError as error:
+                if pause is not None:
+                    waiting.append(name)
+                    continue
+                verdict = Verdict.unknown(name, str(error))
+            except TallyflowError as error:
+                verdict = Verdict.unknown(name, str(error))
+            except Exception as error:
+                log(f"check {name}: {traceback.format_exc()}")
+                verdict = Verdict.unknown(name, f"{type(error).__name__}, a fault of Tallyflow itself; the run's log has it")
+            yield verdict
+        left = waiting
+        if not left:
+            return
+        if pause is not None:
+            time.sleep(pause)
 
 
 def result(verdict: Verdict, check: Check, asset: dg.AssetKey) -> dg.AssetCheckResult:
