@@ -30,11 +30,11 @@ _TAG_LENGTH = 63
 
 
 def asset_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
-    return dg.AssetKey([pipeline.key, name])
+    return dg.AssetKey([*pipeline.key_prefix, pipeline.key, name])
 
 
-def topic_key(source: KafkaSource) -> dg.AssetKey:
-    return dg.AssetKey(["kafka", source.topic])
+def topic_key(pipeline: Pipeline, source: KafkaSource) -> dg.AssetKey:
+    return dg.AssetKey([*pipeline.key_prefix, "kafka", source.topic])
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
             RAW,
             frozenset({"nats", "spark"}),
             "Every record of the topic, once, as it came: frames on a JetStream stream.",
-            tuple(topic_key(source) for source in config.sources),
+            tuple(topic_key(pipeline, source) for source in config.sources),
             stream("raw"),
         )
     ]
@@ -127,7 +127,7 @@ def _table_schema(pipeline: Pipeline) -> TableSchema:
 
 
 def _lineage(pipeline: Pipeline) -> TableColumnLineage:
-    topic = topic_key(pipeline.config.sources[0])
+    topic = topic_key(pipeline, pipeline.config.sources[0])
     mapping = pipeline.config.sink.mapping
     return TableColumnLineage({entry.column_name: [TableColumnDep(asset_key=topic, column_name=entry.name)] for entry in mapping})
 
@@ -153,7 +153,7 @@ def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:
 
 def op_name(pipeline: Pipeline, name: str) -> str:
     """Of what makes one asset beside the stream; Dagster wants them unique."""
-    return f"{pipeline.key}_{name}"
+    return f"{pipeline.label}_{name}"
 
 
 def spec_behind(
@@ -191,7 +191,7 @@ def topic_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
     sources: dict[dg.AssetKey, list[KafkaSource]] = {}
     for pipeline in files.pipelines:
         for source in pipeline.config.sources:
-            sources.setdefault(topic_key(source), []).append(source)
+            sources.setdefault(topic_key(pipeline, source), []).append(source)
     return [_topic_spec(key, found) for key, found in sources.items()]
 
 
@@ -199,7 +199,7 @@ def faulty_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
     """A faulty file has no assets of its own: an external one in the group `faulty_files` stands for it, with its faults."""
     return [
         dg.AssetSpec(
-            ["faulty_files", *(one.path.relative_to(files.directory).parts or [one.path.name])],
+            files.asset_key("faulty_files", *(one.path.relative_to(files.directory).parts or [one.path.name])),
             description=f"Not used. Correct it, then reload the code location.\n```\n{one.message}\n```",
             group_name="faulty_files",
         )

@@ -16,6 +16,7 @@ from dagster import AssetCheckSeverity
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.numbers import ROW_COUNT, numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.repairs import note_pipeline
 from dagster_project.schedule_status import schedule_of, schedule_status
 from dagster_project.seam_names import PUBLISHED, TABLE, VERIFICATION
 from dagster_project.seams import PIPELINE_TAG, asset_key, op_name, spec_behind
@@ -35,7 +36,7 @@ PAUSES = (2.0, 5.0)
 def build(files: PipelineFiles) -> dg.Definitions:
     jobs = [
         dg.define_asset_job(
-            f"publish_{pipeline.key}",
+            f"publish_{pipeline.label}",
             selection=dg.AssetSelection.checks_for_assets(asset_key(pipeline, TABLE))
             | dg.AssetSelection.assets(asset_key(pipeline, PUBLISHED)),
             description="Checks the table; publishes it unless a blocking check has failed.",
@@ -48,7 +49,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         asset_checks=[_checks(pipeline) for pipeline in files.pipelines if enabled(pipeline.config.checks)],
         jobs=jobs,
         schedules=[
-            schedule_of(pipeline, job, "hourly", "20 * * * *", schedule_status())
+            schedule_of(pipeline, job, "hourly", "20 * * * *", schedule_status(files))
             for pipeline, job in zip(files.pipelines, jobs, strict=True)
         ],
     )
@@ -78,10 +79,11 @@ def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
             )
             for name in enabled(checks)
         ],
-        name=f"{pipeline.key}_checks",
+        name=f"{pipeline.label}_checks",
         can_subset=True,
     )
     def run(context: dg.AssetCheckExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.AssetCheckResult]:
+        note_pipeline(context, pipeline)
         selected = {key.name for key in context.selected_asset_check_keys}
         with errors_as_failures(), Look(streaming_jobs.config(pipeline.path)) as look:
             verified = _verified(context.instance, pipeline) if "verification" in selected else None
@@ -169,7 +171,8 @@ def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
     text = "The table as far as it was checked. Let what needs checked rows depend on this."
 
     @dg.multi_asset(specs=[spec_behind(pipeline, PUBLISHED, TABLE, text)], name=op_name(pipeline, PUBLISHED), retry_policy=RETRY)
-    def published(streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
+    def published(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
+        note_pipeline(context, pipeline)
         with errors_as_failures():
             account = read_account(streaming_jobs.config(pipeline.path), None)
         metadata = {ROW_COUNT: numbers(account, TABLE)[ROW_COUNT], "confirmed_to": account.confirmed_to}

@@ -37,6 +37,8 @@ from pipelines.verification.result import Verification
 from pipelines.verification.run import Request, Subject, Verifier, verify
 
 LEASE = "put-back"
+QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
+"""How long an insert of a command that was killed may be at work."""
 Tell = Callable[[str], None]
 
 
@@ -92,8 +94,8 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
     views = [view.full_name for view in clickhouse.views_on(database, name)]
     if views and not feed_views:
         raise HaltError(
-            f"{doing}: the materialized views {', '.join(views)} would get the rows once more; nothing was inserted. If the rows are not in "
-            "what they fill either, say feed_views; else detach the views, put the rows back, and attach them again"
+            f"{doing}: the materialized views {', '.join(views)} would get the rows once more; nothing was inserted. If the "
+            "rows are not in what they fill either, say feed_views; else detach the views, put the rows back, and attach the views again"
         )
 
 
@@ -105,7 +107,7 @@ def _lease(config: PipelineConfig, log: JetStream, request: Request) -> Iterator
     try:
         purge_lease(log, names, LEASE)
         # What a command that was killed has sent may still be at work in ClickHouse: it must be there before anybody looks.
-        time.sleep(INSERT_MAX_EXECUTION_SECONDS)
+        time.sleep(QUIET_SECONDS)
         yield lease
     finally:
         lease.release()
@@ -157,7 +159,9 @@ class _Inserts:
         try:
             self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS)
         except RefusedError as error:
-            raise HaltError(f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again") from error
+            raise HaltError(
+                f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again"
+            ) from error
         reach("put-back.after-insert")
         return rows.num_rows
 

@@ -76,8 +76,7 @@ class TableFacts:
         return Positions(int(rows), int(positions), int(doubled), examples, int(foreign), int(settled))
 
     def held_of(self, places: Places) -> int:
-        """How many of these places have a row; the table has position columns. Reads the rows of the raw frames between the first of them and
-        the last."""
+        """How many of these places have a row; the table has position columns. Reads the rows of all raw frames in between."""
         if not len(places):
             return 0
         first, last = (int(place) >> ORDINAL_BITS for place in (places[0], places[-1]))

@@ -152,7 +152,7 @@ def gaps(confirmed: Confirmed, held: Held, findings: Sequence[Finding] = ()) -> 
     if held.foreign:
         said.append(f"{held.foreign:,} rows are of no record of the topic: another writer has made them")
     if not said and of_confirmed is None:
-        why = f"{held.count:,} {what}, {confirmed.before:,} confirmed: a chunk was being inserted, whose rows cannot be told from these; look again"
+        why = f"{held.count:,} {what}, {confirmed.before:,} confirmed: a chunk was being inserted, whose rows cannot be told from these"
         return Verdict("gaps", False, f"not judged: {why}", facts, is_mild=True, not_judged="; ".join(filter(None, (not_judged, why))))
     return Verdict("gaps", not said, "; ".join(said) or f"{at_most:,} {what}, as confirmed", facts, examples, not_judged=not_judged)
 

@@ -261,6 +261,6 @@ def test_importing_the_command_line_imports_no_dagster() -> None:
 def test_a_launch_does_not_choose_what_is_executed(tmp_path: Path) -> None:
     job = definitions(tmp_path, document()).resolve_job_def("start_pipeline")
     ops = {"start_pipeline_op": {"config": {"pipeline": "orders-demo"}}}
-    for chosen in ({"command": ["sh", "-c", "id"]}, {"run_options": ["--master", "spark://elsewhere:7077"]}):
+    for chosen in ({"home": "/elsewhere"}, {"command": ["sh", "-c", "id"]}, {"run_options": ["--master", "spark://elsewhere:7077"]}):
         with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
             dg.validate_run_config(job, {"ops": ops, "resources": {"streaming_jobs": {"config": chosen}}})
