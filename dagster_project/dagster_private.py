@@ -22,6 +22,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, AssetEventTagsTable, SqlEventLogStorageTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._time import get_current_datetime
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 
 __all__ = [
     "CODE_VERSION_TAG",
@@ -33,6 +34,8 @@ __all__ = [
     "AssetEventTagsTable",
     "SqlEventLogStorage",
     "SqlEventLogStorageTable",
+    "TranslationFn",
+    "TranslationFnResolver",
     "UnresolvedAssetJobDefinition",
     "get_current_datetime",
     "get_input_data_version_tag",

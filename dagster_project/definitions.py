@@ -8,6 +8,7 @@ import dagster as dg
 
 from dagster_project import (
     alerting,
+    automation,
     batch_jobs,
     control_sensors,
     event_log,
@@ -31,15 +32,14 @@ from resources.streaming_jobs import StreamingJobs
 _LOG = logging.getLogger(__name__)
 
 # Empty fields stand for the environment variables of their names, as in pipeline files: no secret lies in the definitions.
-_KAFKA, _NATS, _CLICKHOUSE = KafkaResource(), NatsResource(), ClickHouseResource()
-RESOURCES: Mapping[str, Any] = {
-    "kafka": _KAFKA,
-    "nats": _NATS,
-    "clickhouse": _CLICKHOUSE,
-    "tallyflow_spark": SparkResource(),
-    "tallyflow_alerts": AlertsResource(),
-    "streaming_jobs": StreamingJobs(kafka=_KAFKA, nats=_NATS, clickhouse=_CLICKHOUSE),
-}
+# Sealed once: components that bring them side by side must bring the same ones.
+RESOURCES: Mapping[str, Any] = sealed_resources(
+    {
+        "tallyflow_spark": SparkResource(),
+        "tallyflow_alerts": AlertsResource(),
+        "streaming_jobs": StreamingJobs(kafka=KafkaResource(), nats=NatsResource(), clickhouse=ClickHouseResource()),
+    }
+)
 
 
 def build_definitions(
@@ -62,6 +62,7 @@ def build_definitions(
         event_log.build(files) if prunes else dg.Definitions(),
         control_sensors.build(files),
         batch_jobs.build(files),
+        automation.build(files),
         alerting.build(files, [event_log.JOB]),
     )
 

@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from dagster._cli import dev, main
+from dagster._cli import dev as dagster_dev
+from dagster._cli import main as dagster_main
 
+dev: Any = dagster_dev
+main: Any = dagster_main
 _WEBSERVER, _GUARDED = "dagster_webserver", "dagster_project.webserver"
 _open = dev.open_ipc_subprocess
 

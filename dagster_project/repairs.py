@@ -67,7 +67,7 @@ def spark_tasks(jobs: StreamingJobs, run: RunSpec, pyspark: SparkResource) -> Ta
 
 def note_pipeline(context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext, pipeline: Pipeline) -> None:
     """Tags the run with the pipeline, however it was launched, so that the list of runs can be narrowed to it."""
-    context.instance.add_run_tags(context.run_id, {PIPELINE_TAG: pipeline.config.pipeline_id})
+    context.instance.add_run_tags(context.run.run_id, {PIPELINE_TAG: pipeline.config.pipeline_id})
 
 
 def check_same_pipeline(jobs: StreamingJobs, pipeline: Pipeline) -> None:

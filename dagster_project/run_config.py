@@ -6,6 +6,7 @@ would have these. So ops take plain values, pipelines are chosen from a list, an
 """
 
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import dagster as dg
@@ -22,7 +23,9 @@ def schema_of(config_class: type[dg.Config], files: PipelineFiles | None = None)
     fields = {name: _plain_field(one) for name, one in config_class.to_fields_dict().items()}
     if files is not None and files.pipelines and "pipeline" in fields:
         ids = [pipeline.config.pipeline_id for pipeline in files.pipelines]
-        chosen = dg.Enum(files.name("pipeline_id"), [dg.EnumValue(one) for one in ids])
+        # Dagster takes two lists of one name for the same.
+        name = f"pipeline_id_{sha256(' '.join(ids).encode()).hexdigest()[:8]}"
+        chosen = dg.Enum(name, [dg.EnumValue(one) for one in ids])
         fields["pipeline"] = dg.Field(chosen, description=fields["pipeline"].description)
     return fields
 

@@ -37,6 +37,10 @@ def topic_key(pipeline: Pipeline, source: KafkaSource) -> dg.AssetKey:
     return dg.AssetKey([*pipeline.key_prefix, "kafka", source.topic])
 
 
+def has_dedup(pipeline: Pipeline) -> bool:
+    return any(transform.type == "dedup" for transform in pipeline.config.transforms)
+
+
 @dataclass(frozen=True)
 class Seam:
     """One asset of a pipeline. `inputs` are topics' keys or names of other seams.
@@ -56,7 +60,6 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
     """In the order of the data."""
     config, names = pipeline.config, pipeline.names
     nats = config.nats.servers[0]
-    has_dedup = any(transform.type == "dedup" for transform in config.transforms)
 
     def stream(role: str) -> dict[str, Any]:
         return {"dagster/uri": f"{nats}/{names.stream(role)}", "stream": names.stream(role), "subjects": names.subjects(role)}
@@ -70,14 +73,14 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
             stream("raw"),
         )
     ]
-    if has_dedup:
+    if has_dedup(pipeline):
         found.append(_dedup_seam(pipeline))
     found += [
         Seam(
             OUT,
             frozenset({"nats", "spark"}),
             "Typed rows in the order of their positions, ready for the table.",
-            (DEDUP,) if has_dedup else (RAW,),
+            (DEDUP,) if has_dedup(pipeline) else (RAW,),
             stream("out"),
             _freshness(config.checks.freshness),
         ),
@@ -157,7 +160,12 @@ def op_name(pipeline: Pipeline, name: str) -> str:
 
 
 def spec_behind(
-    pipeline: Pipeline, name: str, after: str, description: str, partitions: dg.PartitionsDefinition[Any] | None = None
+    pipeline: Pipeline,
+    name: str,
+    after: str,
+    description: str,
+    partitions: dg.PartitionsDefinition[Any] | None = None,
+    automation: dg.AutomationCondition[Any] | None = None,
 ) -> dg.AssetSpec:
     """An asset beside the stream, made from one of its seams. It has the kinds of that seam."""
     kinds = next(seam.kinds for seam in seams(pipeline) if seam.name == after)
@@ -168,6 +176,7 @@ def spec_behind(
         metadata={"dagster/code_references": file_reference(pipeline)},
         kinds=set(kinds),
         partitions_def=partitions,
+        automation_condition=automation,
         **about(pipeline),
     )
 

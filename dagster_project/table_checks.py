@@ -13,11 +13,11 @@ from typing import Any
 import dagster as dg
 from dagster import AssetCheckSeverity
 
+from dagster_project.automation import PUBLISHED_AT, due
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.numbers import ROW_COUNT, numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.repairs import note_pipeline
-from dagster_project.schedule_status import schedule_of, schedule_status
 from dagster_project.seam_names import PUBLISHED, TABLE, VERIFICATION
 from dagster_project.seams import PIPELINE_TAG, asset_key, op_name, spec_behind
 from dagster_project.verification_hours import HOUR, begin_of_hour, hours_without_verdict, key_of
@@ -48,10 +48,6 @@ def build(files: PipelineFiles) -> dg.Definitions:
         assets=[_published(pipeline) for pipeline in files.pipelines],
         asset_checks=[_checks(pipeline) for pipeline in files.pipelines if enabled(pipeline.config.checks)],
         jobs=jobs,
-        schedules=[
-            schedule_of(pipeline, job, "hourly", "20 * * * *", schedule_status(files))
-            for pipeline, job in zip(files.pipelines, jobs, strict=True)
-        ],
     )
 
 
@@ -75,6 +71,7 @@ def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
                 asset=table,
                 description=type(checks).model_fields[name].description,
                 blocking=_check(checks, name).holds_back,
+                automation_condition=due(PUBLISHED_AT),
                 metadata={key: str(value) for key, value in _check(checks, name).model_dump(mode="json").items()},
             )
             for name in enabled(checks)
@@ -170,7 +167,9 @@ def _materializations(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilte
 def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
     text = "The table as far as it was checked. Let what needs checked rows depend on this."
 
-    @dg.multi_asset(specs=[spec_behind(pipeline, PUBLISHED, TABLE, text)], name=op_name(pipeline, PUBLISHED), retry_policy=RETRY)
+    spec = spec_behind(pipeline, PUBLISHED, TABLE, text, automation=due(PUBLISHED_AT))
+
+    @dg.multi_asset(specs=[spec], name=op_name(pipeline, PUBLISHED), retry_policy=RETRY)
     def published(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
         note_pipeline(context, pipeline)
         with errors_as_failures():

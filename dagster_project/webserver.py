@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from dagster_webserver import cli
+from dagster_webserver import cli as webserver_cli
 
 from dagster_project.web_guard import Guard
 
+cli: Any = webserver_cli
 _make_app = cli.create_app_from_workspace_process_context
 
 

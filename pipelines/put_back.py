@@ -163,12 +163,12 @@ class _Inserts:
                 f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again"
             ) from error
         reach("put-back.after-insert")
-        return rows.num_rows
+        return len(positions)
 
     def _held(self, config: StageConfig, step: list[Arrived]) -> Words:
         """Positions of these frames that are in the table now."""
-        parameters = {"database": config.database, "table": config.table}
-        parameters |= {"first": step[0].message.sequence, "last": step[-1].message.sequence}
+        first, last = step[0].message.sequence, step[-1].message.sequence
+        parameters = {"database": config.database, "table": config.table, "first": first, "last": last}
         found = self._clickhouse.rows(f"looking for rows of {config.full_table}", statement("clickhouse/positions_held"), parameters)
         return np.array([sequence << ORDINAL_BITS | ordinal for sequence, ordinal in found], dtype=np.uint64)
 

@@ -107,7 +107,8 @@ class TableSide:
         count, last = self._engine.execute(f"SELECT count(*), max(position) FROM ({faults})").fetchall()[0]  # noqa: S608
         if count:
             if kind == "missing":
-                self.missing = self._engine.execute(f"SELECT position FROM ({faults}) ORDER BY 1").fetchnumpy()["position"]  # noqa: S608
+                positions = self._engine.execute(f"SELECT position FROM ({faults}) ORDER BY 1").fetchnumpy()["position"]  # noqa: S608
+                self.missing = np.asarray(positions, dtype=np.uint64)
             if kind in ("missing", "extra"):
                 self.last_fault = max(self.last_fault, last)
             yield Finding("rows", kind, count, column, examples_of(self._engine, faults, examples, topic))
