@@ -106,7 +106,7 @@ def _silent(home: Path, pipeline_id: str) -> ExitStack:
 def _measured(defs: dg.Definitions, resources: dict[str, object], name: str, ticks: int) -> Ticks:
     """The cursor goes from tick to tick; what is asked for is not launched."""
     seconds, cursor = [], None
-    needed = {key: resources[key] for key in ("streaming_jobs", "alerts")}
+    needed = {key: resources[key] for key in ("streaming_jobs", "tallyflow_alerts")}
     with dg.DagsterInstance.ephemeral() as instance:
         for _ in range(ticks):
             with dg.build_sensor_context(instance=instance, cursor=cursor, resources=needed) as context:

@@ -14,7 +14,10 @@ from pydantic import Field
 
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from dagster_project.repairs import Letters, check_same_pipeline, key_state, reprocessing
+from dagster_project.repairs import Letters, check_same_pipeline, key_state, note_pipeline, reprocessing
+from dagster_project.run_config import read_config, schema_of
+from dagster_project.seam_names import COMPACTION, REPROCESSED
+from dagster_project.seams import asset_key
 from pipelines.letters.rehearsal import rehearse
 from pipelines.letters.reprocess import Outcome
 from pipelines.letters.stream import DeadLetters
@@ -24,6 +27,9 @@ from pipelines.records import Position
 from pipelines.redrive import OPEN, WAITING
 from resources.streaming_jobs import Started, StreamingJobs
 
+_NOTHING_CHANGED = "nothing was changed"
+_MADE_BY = {"compact_keys": COMPACTION, "reprocess_dead_letters": REPROCESSED}
+"""The assets that a job makes as well, whose pages would know nothing of it."""
 _LEFT_ALONE: dict[str, Any] = {"state": "meant to be stopped, left alone"}
 Work = Callable[[StreamingJobs, Pipeline, Any], dict[str, Any]]
 
@@ -109,7 +115,9 @@ def control_jobs(files: PipelineFiles) -> dict[str, dg.JobDefinition]:
 
 
 def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: Work, description: str) -> dg.JobDefinition:
-    def run(context: dg.OpExecutionContext, config: Any, streaming_jobs: StreamingJobs) -> dg.Output[None]:
+    def run(context: dg.OpExecutionContext, streaming_jobs: StreamingJobs) -> dg.Output[None]:
+        config: Any = read_config(context, config_class)
+
         def checked(pipeline: Pipeline) -> dict[str, Any]:
             if work is not _stop:
                 check_same_pipeline(streaming_jobs, pipeline)
@@ -117,21 +125,31 @@ def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: W
 
         return done(context, name, known(files, config.pipeline), checked)
 
-    return job_of(name, config_class, run, description)
+    return job_of(files, name, config_class, run, description)
 
 
 def done(context: dg.OpExecutionContext, name: str, pipeline: Pipeline, work: Callable[[Pipeline], dict[str, Any]]) -> dg.Output[None]:
     """What the job's op gives back when `work` has done its one thing, and told of it."""
+    note_pipeline(context, pipeline)
     with errors_as_failures():
         metadata = work(pipeline)
-    context.log.info(f"{name} {pipeline.config.pipeline_id}: " + ", ".join(f"{key} {value}" for key, value in metadata.items()))
+    words = ", ".join(f"{key} {getattr(value, 'value', value)}" for key, value in metadata.items() if not _is_long(value))
+    context.log.info(f"{name} {pipeline.config.pipeline_id}: {words}")
+    if name in _MADE_BY and not metadata.get(_NOTHING_CHANGED):
+        context.log_event(dg.AssetMaterialization(asset_key(pipeline, _MADE_BY[name]), metadata=metadata))
     return dg.Output(None, metadata=metadata)
 
 
-def job_of(name: str, config_class: type[dg.Config], run: Callable[..., dg.Output[None]], description: str) -> dg.JobDefinition:
+def _is_long(value: Any) -> bool:
+    return isinstance(value, dg.MarkdownMetadataValue)
+
+
+def job_of(
+    files: PipelineFiles, name: str, config_class: type[dg.Config], run: Callable[..., dg.Output[None]], description: str
+) -> dg.JobDefinition:
     """A job of one op; what it has done is the metadata of its output."""
-    run.__annotations__["config"] = config_class
-    made = dg.op(name=f"{name}_op", description=description, retry_policy=RETRY)(run)
+    name = files.name(name)
+    made = dg.op(name=f"{name}_op", description=description, config_schema=schema_of(config_class, files), retry_policy=RETRY)(run)
 
     @dg.job(name=name, description=description, executor_def=dg.in_process_executor)
     def control() -> None:
@@ -147,7 +165,7 @@ def known(files: PipelineFiles, pipeline_id: str) -> Pipeline:
             return pipeline
     ids = ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none"
     told = f"; faulty files: {', '.join(one.path.name for one in files.faulty)}" if files.faulty else ""
-    raise dg.Failure(f"no pipeline {pipeline_id!r} in {files.directory}: there are {ids}{told}", allow_retries=False)
+    raise dg.Failure(f"no such pipeline in {files.directory}: there are {ids}{told}", allow_retries=False)
 
 
 def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline, config: Starting) -> bool:
@@ -158,7 +176,7 @@ def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline, config: Starting) -> b
 def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start) -> dict[str, Any]:
     unknown = [leg for leg in config.legs if leg not in LEGS]
     if unknown or not config.legs:
-        raise dg.Failure(f"legs: {', '.join(unknown) or 'none'}; there are {', '.join(LEGS)}", allow_retries=False)
+        raise dg.Failure(f"legs: say one or more of {', '.join(LEGS)}", allow_retries=False)
     if _is_unwanted(jobs, pipeline, config):
         return _LEFT_ALONE
     return _told(jobs.start(pipeline.path, accept=config.accept, legs=tuple(leg for leg in LEGS if leg in config.legs)))
@@ -193,7 +211,7 @@ def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> di
         found = rehearse(jobs.config(pipeline.path), keys, letters.frames(replace(chosen, states=states)))
     again = {f"rejected again: {one.stage} {one.code} ({one.fingerprint})": one.letters for one in found.rejected}
     counts = {"letters": found.letters, "would pass": found.passed, "duplicates": found.duplicates, "late": found.late}
-    return {"nothing was changed": True, **counts, "only an insert can tell": found.refused, **again}
+    return {_NOTHING_CHANGED: True, **counts, "only an insert can tell": found.refused, **again}
 
 
 def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard) -> dict[str, Any]:
@@ -228,5 +246,5 @@ def _limit(seconds: float | None) -> timedelta | None:
 def _position(text: str) -> Position:
     parts = text.split(".")
     if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        raise dg.Failure(f"positions: {text!r} must be a sequence and an ordinal, such as 17.3", allow_retries=False)
+        raise dg.Failure("positions: each must be a sequence and an ordinal, such as 17.3", allow_retries=False)
     return Position(int(parts[0]), int(parts[1]))

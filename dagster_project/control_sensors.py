@@ -6,7 +6,6 @@ The memory of a sensor is its cursor: JSON by pipeline key.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,12 +13,14 @@ from typing import Any, TypeVar
 import dagster as dg
 
 from dagster_project import decisions
+from dagster_project.alerting import pipelines_of
 from dagster_project.control_jobs import control_jobs
 from dagster_project.decisions import Decision, FileSeen, LagMemory, Letters, LettersMemory, Trouble
 from dagster_project.pipeline_files import Pipeline, PipelineFiles, read_pipeline_files
 from dagster_project.schedule_status import sensor_status
 from dagster_project.seam_names import DEAD_LETTERS, RAW
 from dagster_project.seams import PIPELINE_TAG, asset_key
+from dagster_project.side_by_side import look_at_all
 from pipelines.config import PipelineConfig, run_digest
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import TallyflowError
@@ -31,8 +32,6 @@ from resources.alerts import Alert, AlertsResource
 from resources.streaming_jobs import StreamingJobs
 
 T = TypeVar("T")
-WITHIN = timedelta(seconds=3)
-"""What a tick has for looking at all pipelines, side by side; one that is not seen in time is seen by the next tick."""
 KILL_AFTER_SECONDS = 30.0
 LONGEST_CONTROL = timedelta(minutes=30)
 """A start with all its retries, and some minutes in the queue. A drain may take longer; it does not want the pipeline to run."""
@@ -44,26 +43,27 @@ _UNFINISHED = [
     dg.DagsterRunStatus.CANCELING,
 ]
 _CONTROLS = ("start_pipeline", "stop_pipeline", "drain_pipeline", "restart_pipeline")
-_WATCHED = ("start_pipeline", "drain_pipeline", "restart_pipeline", "reprocess_dead_letters")
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
     """The control jobs, and the sensors that launch them."""
-    status = sensor_status()
+    status = sensor_status(files)
     control = control_jobs(files)
     jobs = [control[name] for name in ("start_pipeline", "restart_pipeline", "reprocess_dead_letters")]
 
     @dg.sensor(
-        name="keep_pipelines_running",
+        name=files.name("keep_pipelines_running"),
         jobs=jobs[:2],
         minimum_interval_seconds=30,
         # Touches only what somebody has started and nobody has stopped.
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Starts again what died, replaces what does not answer or is stuck; calls people for what has halted.",
     )
-    def keep_running(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
-        tick = _Tick(context, files, alerts)
-        busy = _busy(context)
+    def keep_running(
+        context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
+    ) -> dg.SensorResult:
+        tick = _Tick(context, files, tallyflow_alerts)
+        busy = _busy(context, files)
         for pipeline, state in tick.look(lambda pipeline: _state(pipeline, streaming_jobs)):
             streaming_jobs.bound_logs(pipeline.config.pipeline_id)
             if pipeline.config.pipeline_id in busy:
@@ -75,27 +75,29 @@ def build(files: PipelineFiles) -> dg.Definitions:
         return tick.result()
 
     @dg.sensor(
-        name="watch_lag",
+        name=files.name("watch_lag"),
         minimum_interval_seconds=60,
         default_status=status,
         description="Calls people when a pipeline falls behind its topic.",
     )
-    def watch_lag(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
-        tick = _Tick(context, files, alerts)
+    def watch_lag(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource) -> dg.SensorResult:
+        tick = _Tick(context, files, tallyflow_alerts)
         for pipeline, state in tick.look(lambda pipeline: _state(pipeline, streaming_jobs)):
             decision, memory = decisions.lag(state.lag, tick.memory(pipeline, LagMemory), tick.now, pipeline.config.alerts)
             tick.decided(pipeline, decision, memory.memory() if memory else None, RAW, {"lag_offsets": state.lag or 0})
         return tick.result()
 
     @dg.sensor(
-        name="watch_dead_letters",
+        name=files.name("watch_dead_letters"),
         job=jobs[2],
         minimum_interval_seconds=60,
         default_status=status,
         description="Lets dead letters enter again, once, when the pipeline runs with another configuration; calls people for the others.",
     )
-    def watch_letters(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
-        tick = _Tick(context, files, alerts)
+    def watch_letters(
+        context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
+    ) -> dg.SensorResult:
+        tick = _Tick(context, files, tallyflow_alerts)
         for pipeline, letters in tick.look(lambda pipeline: look_at_letters(pipeline, streaming_jobs, tick.now)):
             before = tick.memory(pipeline, LettersMemory) or LettersMemory()
             decision, memory = decisions.dead_letters(letters, before, tick.now, pipeline.config.alerts)
@@ -104,13 +106,15 @@ def build(files: PipelineFiles) -> dg.Definitions:
         return tick.result()
 
     @dg.sensor(
-        name="watch_pipeline_files",
+        name=files.name("watch_pipeline_files"),
         job=jobs[1],
         minimum_interval_seconds=60,
         default_status=status,
         description="Calls people for new, changed and faulty files; restarts a changed pipeline where `restart_on_change` is set.",
     )
-    def watch_files(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, alerts: AlertsResource) -> dg.SensorResult:
+    def watch_files(
+        context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
+    ) -> dg.SensorResult:
         before = decisions.recalled(dict[str, str], decisions.read_cursor(context.cursor))
         seen, by_path = _files_now(files, streaming_jobs, before or {})
         changes = decisions.changed_files(seen, before)
@@ -123,25 +127,12 @@ def build(files: PipelineFiles) -> dg.Definitions:
                 key = f"changed:{pipeline.key}:{seen[path].digest}:{pipeline.path.stat().st_mtime_ns}"
                 requests.append(_request("restart_pipeline", pipeline, {"if_wanted": True}, key))
             faults = f": {seen[path].faults}" if change == "faulty" else ""
-            alerts.send(Alert(name, f"pipeline file {path} is {change}{faults}", _FILE_REMEDIES[change]))
+            tallyflow_alerts.send(Alert(name, f"pipeline file {path} is {change}{faults}", _FILE_REMEDIES[change]))
         told = "; ".join(f"{path} is {change}" for path, change in changes.items())
         skip = None if requests else dg.SkipReason(told or f"{len(seen)} files, as before")
         return dg.SensorResult(requests, skip_reason=skip, cursor=json.dumps({path: one.mark for path, one in seen.items()}))
 
-    @dg.run_failure_sensor(
-        name="alert_failed_runs",
-        monitored_jobs=[control[name] for name in _WATCHED],
-        default_status=status,
-        description="Calls people when a run that starts, drains or repairs a pipeline has failed.",
-    )
-    def failed(context: dg.RunFailureSensorContext, alerts: AlertsResource) -> None:
-        run = context.dagster_run
-        told = [event.step_failure_data for event in context.get_step_failure_events()]
-        words = [str(one.user_failure_data.description) for one in told if one.user_failure_data and one.user_failure_data.description]
-        what = f"{run.job_name} failed: {words[0] if words else context.failure_event.message}"
-        alerts.send(Alert(next(iter(_pipelines_of(run)), "unknown"), what, f"see run {run.run_id} in Dagster"))
-
-    return dg.Definitions(jobs=[*control.values()], sensors=[keep_running, watch_lag, watch_letters, watch_files, failed])
+    return dg.Definitions(jobs=[*control.values()], sensors=[keep_running, watch_lag, watch_letters, watch_files])
 
 
 class _Tick:
@@ -158,20 +149,12 @@ class _Tick:
 
     def look(self, look: Callable[[Pipeline], T]) -> list[tuple[Pipeline, T]]:
         """What `look` gives for each pipeline, of those that it did in time; the others keep their memory."""
-        pool = ThreadPoolExecutor(max(1, len(self._files.pipelines)), "tick")
-        asked = {pipeline.key: pool.submit(look, pipeline) for pipeline in self._files.pipelines}
-        wait(asked.values(), timeout=WITHIN.total_seconds())
-        pool.shutdown(wait=False, cancel_futures=True)
         found = []
-        for pipeline in self._files.pipelines:
-            one = asked[pipeline.key]
-            if not one.done() or one.cancelled():
-                self.keep(pipeline, f"not seen within {WITHIN.total_seconds():.0f} s")
-                continue
-            try:
-                found.append((pipeline, one.result()))
-            except TallyflowError as error:
-                self.keep(pipeline, str(error))
+        for pipeline, one in look_at_all(self._files.pipelines, look):
+            if isinstance(one, TallyflowError):
+                self.keep(pipeline, str(one))
+            else:
+                found.append((pipeline, one))
         return found
 
     def memory(self, pipeline: Pipeline, kind: type[T]) -> T | None:
@@ -238,20 +221,14 @@ def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Lett
     return Letters(waiting, stream.last_sequence if stream else 0, oldest, version)
 
 
-def _busy(context: dg.SensorEvaluationContext) -> set[str]:
+def _busy(context: dg.SensorEvaluationContext, files: PipelineFiles) -> set[str]:
     """Ids of the pipelines that an unfinished run of ours starts or stops. One that is much older than such work takes is waited for no
     more: its worker was killed, or nothing takes it out of the queue.
     """
     since = datetime.now(UTC) - LONGEST_CONTROL
-    unfinished = (dg.RunsFilter(job_name=name, statuses=_UNFINISHED, created_after=since) for name in _CONTROLS)
+    unfinished = (dg.RunsFilter(job_name=files.name(name), statuses=_UNFINISHED, created_after=since) for name in _CONTROLS)
     runs = (run for one in unfinished for run in context.instance.get_runs(one))
-    return {pipeline_id for run in runs for pipeline_id in _pipelines_of(run)}
-
-
-def _pipelines_of(run: dg.DagsterRun) -> list[str]:
-    """The ids in the configuration of a run of ours."""
-    ops: Any = run.run_config.get("ops", {})
-    return [str(one["config"]["pipeline"]) for one in ops.values() if "pipeline" in one.get("config", {})]
+    return {pipeline_id for run in runs for pipeline_id in pipelines_of(run)}
 
 
 def _restart(pipeline: Pipeline, state: JobState, decision: Decision, trouble: Trouble) -> dg.RunRequest:
@@ -266,15 +243,15 @@ def _reprocess(pipeline: Pipeline, letters: Letters) -> dg.RunRequest:
     return _request("reprocess_dead_letters", pipeline, config, f"dlq:{pipeline.key}:{letters.config_version}:{letters.last_sequence}")
 
 
-def _request(job: str, pipeline: Pipeline, config: dict[str, Any], key: str) -> dg.RunRequest:
-    pipeline_id = pipeline.config.pipeline_id
+def _request(plain: str, pipeline: Pipeline, config: dict[str, Any], key: str) -> dg.RunRequest:
+    pipeline_id, job = pipeline.config.pipeline_id, "_".join((*pipeline.key_prefix, plain))
     run_config = {"ops": {f"{job}_op": {"config": {"pipeline": pipeline_id, **config}}}}
     return dg.RunRequest(run_key=key, job_name=job, run_config=run_config, tags={PIPELINE_TAG: pipeline_id})
 
 
 def _files_now(files: PipelineFiles, jobs: StreamingJobs, before: Mapping[str, str]) -> tuple[dict[str, FileSeen], dict[str, Pipeline]]:
     """Every file with its digests and faults, and the sound ones' pipelines by path. `before`: the marks of the last look."""
-    now = read_pipeline_files(files.directory, jobs.environment())
+    now = read_pipeline_files(files.directory, jobs.environment(), files.skip, files.key_prefix)
     faults = {str(one.path): one.message for one in now.faulty}
     paths = [path for path in (*(one.path for one in now.pipelines), *(one.path for one in now.faulty)) if path.is_file()]
     seen = {str(path): _seen(path, faults.get(str(path), ""), before.get(str(path), "")) for path in paths}

@@ -7,6 +7,8 @@ from typing import Any
 import dagster as dg
 
 from dagster_project import (
+    alerting,
+    automation,
     batch_jobs,
     control_sensors,
     event_log,
@@ -18,10 +20,10 @@ from dagster_project import (
     verification_hours,
 )
 from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
+from dagster_project.run_config import sealed_resources
 from dagster_project.seams import faulty_specs
 from resources.alerts import AlertsResource
 from resources.clickhouse import ClickHouseResource
-from resources.duckdb import DuckDBResource
 from resources.kafka import KafkaResource
 from resources.nats import NatsResource
 from resources.spark import SparkResource
@@ -30,33 +32,38 @@ from resources.streaming_jobs import StreamingJobs
 _LOG = logging.getLogger(__name__)
 
 # Empty fields stand for the environment variables of their names, as in pipeline files: no secret lies in the definitions.
-_KAFKA, _NATS, _CLICKHOUSE = KafkaResource(), NatsResource(), ClickHouseResource()
-RESOURCES: Mapping[str, Any] = {
-    "kafka": _KAFKA,
-    "nats": _NATS,
-    "clickhouse": _CLICKHOUSE,
-    "duckdb": DuckDBResource(),
-    "pyspark": SparkResource(),
-    "alerts": AlertsResource(),
-    "streaming_jobs": StreamingJobs(kafka=_KAFKA, nats=_NATS, clickhouse=_CLICKHOUSE),
-}
+# Sealed once: components that bring them side by side must bring the same ones.
+RESOURCES: Mapping[str, Any] = sealed_resources(
+    {
+        "tallyflow_spark": SparkResource(),
+        "tallyflow_alerts": AlertsResource(),
+        "streaming_jobs": StreamingJobs(kafka=KafkaResource(), nats=NatsResource(), clickhouse=ClickHouseResource()),
+    }
+)
 
 
-def build_definitions(files: PipelineFiles, resources: Mapping[str, Any] = RESOURCES) -> dg.Definitions:
-    """Everything of every sound file; of a faulty one its faults, in the catalog and in the log. Starts nothing and connects to nothing."""
+def build_definitions(
+    files: PipelineFiles, resources: Mapping[str, Any] = RESOURCES, *, with_resources: bool = True, prunes: bool = True
+) -> dg.Definitions:
+    """Everything of every sound file; of a faulty one its faults, in the catalog and in the log. Starts nothing and connects to nothing.
+
+    `with_resources`: else the project has resources of these keys itself. `prunes`: with the job that prunes Dagster's own event log.
+    """
     for one in files.faulty:
         _LOG.warning("pipeline file that is not used: %s", one.message)
     return dg.Definitions.merge(
-        dg.Definitions(resources=resources, assets=faulty_specs(files)),
+        dg.Definitions(resources=sealed_resources(resources) if with_resources else None, assets=faulty_specs(files)),
         pipeline_assets.build(files),
         table_checks.build(files),
         scheduled_assets.build(files),
         verification.build(files),
         verification_hours.build(files),
         observation.build(files),
-        event_log.build(files),
+        event_log.build(files) if prunes else dg.Definitions(),
         control_sensors.build(files),
         batch_jobs.build(files),
+        automation.build(files),
+        alerting.build(files, [event_log.JOB]),
     )
 
 

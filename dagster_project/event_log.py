@@ -13,15 +13,21 @@ from typing import Any
 
 import dagster as dg
 import sqlalchemy as sa
-from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, AssetEventTagsTable, SqlEventLogStorageTable
-from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from pydantic import Field
 from sqlalchemy.engine import Connection
 
+from dagster_project.dagster_private import (
+    AssetCheckExecutionsTable,
+    AssetEventTagsTable,
+    SqlEventLogStorage,
+    SqlEventLogStorageTable,
+)
 from dagster_project.pipeline_files import PipelineFiles
+from dagster_project.run_config import read_config, schema_of
 from dagster_project.schedule_status import schedule_status
 from dagster_project.verification_hours import forget_hours
 
+JOB = "prune_event_log"
 NO_RUN = ""
 """`run_id` of events without a run (dagster._core.instance.RUNLESS_RUN_ID)."""
 _EVENTS = SqlEventLogStorageTable.c
@@ -131,8 +137,9 @@ def _naive(instant: datetime) -> datetime:
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
-    @dg.op(name="prune_event_log_op")
-    def prune_op(context: dg.OpExecutionContext, config: Retention) -> None:
+    @dg.op(name="prune_event_log_op", config_schema=schema_of(Retention))
+    def prune_op(context: dg.OpExecutionContext) -> None:
+        config = read_config(context, Retention)
         now = datetime.now(UTC)
         before = now - timedelta(days=config.keep_days)
         found = prune(context.instance, before, config.max_runs, config.max_events)
@@ -142,16 +149,16 @@ def build(files: PipelineFiles) -> dg.Definitions:
             f"{found.check_results:,} results of checks that sensors had reported, {hours:,} hours of verification"
         )
 
-    @dg.job(name="prune_event_log", description="Deletes old runs and events of Dagster itself; the newest event of every asset stays.")
+    @dg.job(name=JOB, description="Deletes old runs and events of Dagster itself; the newest event of every asset stays.")
     def prune_event_log() -> None:
         prune_op()
 
     schedule = dg.ScheduleDefinition(
-        name="prune_event_log_nightly",
+        name=f"{JOB}_nightly",
         job=prune_event_log,
         cron_schedule="10 4 * * *",
         execution_timezone="UTC",
-        default_status=schedule_status(),
+        default_status=schedule_status(files),
         description=prune_event_log.description,
     )
     return dg.Definitions(jobs=[prune_event_log], schedules=[schedule])

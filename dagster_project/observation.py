@@ -8,8 +8,7 @@ knows another version than the one that runs, or none, is reported once as mater
 
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +20,7 @@ from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import sensor_status
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from dagster_project.seams import REPORTED_EVERY, asset_key, seams
+from dagster_project.side_by_side import look_at_all
 from dagster_project.versions import Tags, Version, is_known, known_tags, tags_of_seams, topic_versions
 from pipelines.errors import TallyflowError
 from pipelines.job_state import JobState
@@ -75,6 +75,25 @@ def observed(seen: Seen, seam_names: list[str]) -> dict[str, Any]:
     return {**told, "state": seen.state.state, "message": seen.state.message or "none"}
 
 
+@dataclass(frozen=True)
+class Reported:
+    """What is remembered of a pipeline: when the out stream was reported as fresh (seconds since 1970), and the state as reported last."""
+
+    fresh: float | None = None
+    state: str = ""
+
+
+RUNNING = "running"
+"""What is remembered of a pipeline that lives, whatever it is doing."""
+
+
+def ended_as(seen: Seen, before: Reported) -> dict[str, Any]:
+    """The table's metadata, once, of a pipeline that was reported as running and has stopped or halted since; else nothing."""
+    if seen.state is None or seen.state.is_alive or before.state in ("", seen.state.state):
+        return {}
+    return {"state": seen.state.state, "message": seen.state.message or "none"}
+
+
 def _words(account: Account) -> str:
     table = numbers(account, TABLE)
     lag = "not known" if account.lag is None else f"{account.lag:,}"
@@ -101,35 +120,43 @@ def build(files: PipelineFiles) -> dg.Definitions:
         return dg.Definitions()
 
     @dg.sensor(
-        name="observe_pipelines",
+        name=files.name("observe_pipelines"),
         minimum_interval_seconds=int(EVERY.total_seconds()),
-        default_status=sensor_status(),
+        default_status=sensor_status(files),
         description="Reports the numbers of running pipelines, once a minute. Starts and stops nothing.",
     )
     def observe(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs) -> dg.SensorResult:
         now = datetime.now(UTC)
-        with ThreadPoolExecutor(8, "observe") as pool:
-            found = [*pool.map(lambda pipeline: look(pipeline, streaming_jobs), files.pipelines)]
-        reported = recalled(dict[str, float], read_cursor(context.cursor)) or {}
+        reported = recalled(dict[str, Reported], read_cursor(context.cursor)) or {}
         known, topics = known_tags(context.instance, files.pipelines), topic_versions(context.instance, files.pipelines)
         events: list[Event] = []
-        cursor: dict[str, float] = {}
+        cursor: dict[str, Reported] = {}
         words = []
-        for pipeline, seen in zip(files.pipelines, found, strict=True):
+        for pipeline, found in look_at_all(files.pipelines, lambda one: look(one, streaming_jobs)):
+            seen = found if isinstance(found, Seen) else Seen(None, None, str(found))
+            before = reported.get(pipeline.key, Reported())
             if seen.account is None:
                 words.append(f"{pipeline.config.pipeline_id}: {seen.said}")
+                ended = ended_as(seen, before)
+                if ended:
+                    events.append(dg.AssetObservation(asset_key(pipeline, TABLE), metadata=ended))
+                cursor[pipeline.key] = Reported(before.fresh, ended["state"]) if ended else before
                 continue
             words.append(f"{pipeline.config.pipeline_id}: {_words(seen.account)}")
             tags = tags_of_seams(pipeline, seen.version, topics) if seen.version else {}
-            last = reported.get(pipeline.key)
+            last = before.fresh
             is_due = is_reported(seen.account, last, now)
             materialized: dict[str, Tags | None] = {OUT: tags.get(OUT)} if is_due else {}
             materialized |= {
                 name: wanted for name, wanted in tags.items() if not is_known(wanted, known.get(asset_key(pipeline, name), {}))
             }
             events += _events(pipeline, seen, seen.account, materialized)
-            cursor |= {pipeline.key: now.timestamp()} if is_due else {pipeline.key: last} if last is not None else {}
+            cursor[pipeline.key] = Reported(now.timestamp() if is_due else last, RUNNING)
         # Dagster calls a tick without a run skipped: the reason is what it has reported.
-        return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=dg.SkipReason("; ".join(words)))
+        return dg.SensorResult(
+            asset_events=events,
+            cursor=json.dumps({key: asdict(one) for key, one in cursor.items()}),
+            skip_reason=dg.SkipReason("; ".join(words)),
+        )
 
     return dg.Definitions(sensors=[observe])

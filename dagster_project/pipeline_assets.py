@@ -15,7 +15,8 @@ from pydantic import Field
 from dagster_project.failures import errors_as_failures
 from dagster_project.numbers import ROW_COUNT, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from dagster_project.repairs import check_same_pipeline
+from dagster_project.repairs import check_same_pipeline, note_pipeline
+from dagster_project.run_config import read_config, schema_of
 from dagster_project.seam_names import TABLE
 from dagster_project.seams import asset_key, seams, specs, topic_specs
 from dagster_project.versions import Version, tags_of_seams, topic_versions
@@ -50,12 +51,15 @@ def build(files: PipelineFiles) -> dg.Definitions:
 def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     @dg.multi_asset(
         specs=specs(pipeline),
-        name=f"{pipeline.key}_pipeline",
+        name=f"{pipeline.label}_pipeline",
         can_subset=True,
         description=f"Runs pipeline {pipeline.config.pipeline_id}. Whatever is selected, the whole job is started.",
-        pool=f"tallyflow_{pipeline.key}",
+        config_schema=schema_of(RunPipeline),
+        pool=f"tallyflow_{pipeline.label}",
     )
-    def run(context: dg.AssetExecutionContext, config: RunPipeline, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
+    def run(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
+        config = read_config(context, RunPipeline)
+        note_pipeline(context, pipeline)
         with errors_as_failures():
             check_same_pipeline(streaming_jobs, pipeline)
             started = _run(pipeline, config, streaming_jobs)

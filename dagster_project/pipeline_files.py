@@ -3,6 +3,7 @@
 A faulty file never takes the code location down: it is listed with its faults, and the sound ones work.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pipelines.preflight import check_supported, check_types
 from resources.local.stack import default_home
 
 DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
+_LOG = logging.getLogger(__name__)
 _SUFFIXES = {".yaml", ".yml", ".json"}
 _DEFAULT = Path(__file__).resolve().parents[1] / "examples"
 
@@ -25,6 +27,7 @@ class Pipeline:
 
     path: Path
     config: PipelineConfig
+    key_prefix: tuple[str, ...] = ()
 
     @property
     def names(self) -> Names:
@@ -33,6 +36,11 @@ class Pipeline:
     @property
     def key(self) -> str:
         return self.config.pipeline_id.replace("-", "_")
+
+    @property
+    def label(self) -> str:
+        """The key with its prefix, as in names of jobs and ops."""
+        return "_".join((*self.key_prefix, self.key))
 
     def directory(self) -> Path:
         """The pipeline's directory on this host, below TALLYFLOW_HOME."""
@@ -54,6 +62,19 @@ class PipelineFiles:
     directory: Path
     pipelines: tuple[Pipeline, ...]
     faulty: tuple[FaultyFile, ...]
+    key_prefix: tuple[str, ...] = ()
+    """In front of asset keys, and of the names of jobs, schedules and sensors: what tells two directories in one project apart."""
+    skip: frozenset[str] = frozenset()
+    """Names of files that are something else."""
+    is_scheduled: bool | None = None
+    """Whether schedules and sensors run as soon as they are there; None: as the environment says."""
+
+    def name(self, plain: str) -> str:
+        """Of a job, a schedule or a sensor that is there once for all pipelines of the directory."""
+        return "_".join((*self.key_prefix, plain))
+
+    def asset_key(self, *path: str) -> list[str]:
+        return [*self.key_prefix, *path]
 
     def get(self, key: str) -> Pipeline:
         """The pipeline of that `key`. Raises KeyError."""
@@ -64,7 +85,12 @@ def pipelines_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get(DIRECTORY_VARIABLE) or _DEFAULT).resolve()
 
 
-def read_pipeline_files(directory: Path, environment: Mapping[str, str] = os.environ, skip: frozenset[str] = frozenset()) -> PipelineFiles:
+def read_pipeline_files(
+    directory: Path,
+    environment: Mapping[str, str] = os.environ,
+    skip: frozenset[str] = frozenset(),
+    key_prefix: tuple[str, ...] = (),
+) -> PipelineFiles:
     """Reads every YAML and JSON file below `directory` that is not hidden; of those with one key the first by path is used.
 
     `skip`: names of files that are something else. What lies below TALLYFLOW_HOME is state and no pipeline file.
@@ -72,22 +98,28 @@ def read_pipeline_files(directory: Path, environment: Mapping[str, str] = os.env
     Connects to nothing. A directory that is not there is a faulty file of that name.
     """
     if not directory.is_dir():
-        return PipelineFiles(directory, (), (FaultyFile(directory, f"{directory} is not a directory; set {DIRECTORY_VARIABLE}"),))
+        return PipelineFiles(
+            directory, (), (FaultyFile(directory, f"{directory} is not a directory; set {DIRECTORY_VARIABLE}"),), key_prefix, skip
+        )
     found: dict[str, Pipeline] = {}
     faulty = []
     home = default_home(environment)
     for path in (one for one in _files(directory) if one.name not in skip and not one.is_relative_to(home)):
         try:
-            pipeline = Pipeline(path, load(path, environment))
+            pipeline = Pipeline(path, load(path, environment), key_prefix)
             check_supported(pipeline.config)
             check_types(pipeline.config)
             if pipeline.key in found:
                 raise ConfigurationError(str(path), [_same_key(pipeline, found[pipeline.key])])
         except TallyflowError as error:
             faulty.append(FaultyFile(path, str(error)))
+        except Exception as error:
+            # Whatever a file does to a reader of it: the others are to be shown. Its words may hold a value of the file.
+            _LOG.warning("reading %s", path, exc_info=True)
+            faulty.append(FaultyFile(path, f"{path}: cannot be read ({type(error).__name__}); the log of the code location has it"))
         else:
             found[pipeline.key] = pipeline
-    return PipelineFiles(directory, tuple(found.values()), tuple(faulty))
+    return PipelineFiles(directory, tuple(found.values()), tuple(faulty), key_prefix, skip)
 
 
 def _files(directory: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_project.pipeline_files import Pipeline
+from dagster_project.seams import PIPELINE_TAG
 from pipelines.key_store.compaction import Compacted, compact
 from pipelines.key_store.state import KeyState
 from pipelines.legs.execute import Tasks
@@ -43,9 +44,9 @@ def instant(name: str, text: str | None) -> datetime | None:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise dg.Failure(f"{name}: {text!r} is no instant such as 2026-01-31T12:00:00+00:00", allow_retries=False) from None
+        raise dg.Failure(f"{name}: write an instant such as 2026-01-31T12:00:00+00:00", allow_retries=False) from None
     if found.tzinfo is None:
-        raise dg.Failure(f"{name}: {text!r} has no time zone; add Z or +00:00", allow_retries=False)
+        raise dg.Failure(f"{name}: the instant has no time zone; add Z or +00:00", allow_retries=False)
     return found
 
 
@@ -62,6 +63,11 @@ def spark_tasks(jobs: StreamingJobs, run: RunSpec, pyspark: SparkResource) -> Ta
     """What a resource says of servers goes with the tasks where it is not what the environment says, which workers have by themselves."""
     variables = {name: value for name, value in jobs.environment().items() if os.environ.get(name) != value}
     return Tasks(pyspark.spark_session, run, variables)
+
+
+def note_pipeline(context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext, pipeline: Pipeline) -> None:
+    """Tags the run with the pipeline, however it was launched, so that the list of runs can be narrowed to it."""
+    context.instance.add_run_tags(context.run.run_id, {PIPELINE_TAG: pipeline.config.pipeline_id})
 
 
 def check_same_pipeline(jobs: StreamingJobs, pipeline: Pipeline) -> None:

@@ -8,9 +8,9 @@ import os
 from contextlib import closing
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from dagster_project.pipeline_files import Pipeline
+from dagster_project.dagster_private import UnresolvedAssetJobDefinition
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import TallyflowError
 from pipelines.existence import NeverStartedError, check_started
@@ -19,16 +19,17 @@ from resources.streaming_jobs import StreamingJobs
 VARIABLE = "TALLYFLOW_SCHEDULES"
 
 
-def schedule_status() -> dg.DefaultScheduleStatus:
-    return dg.DefaultScheduleStatus.RUNNING if _is_running() else dg.DefaultScheduleStatus.STOPPED
+def schedule_status(files: PipelineFiles) -> dg.DefaultScheduleStatus:
+    return dg.DefaultScheduleStatus.RUNNING if _is_running(files) else dg.DefaultScheduleStatus.STOPPED
 
 
-def sensor_status() -> dg.DefaultSensorStatus:
-    return dg.DefaultSensorStatus.RUNNING if _is_running() else dg.DefaultSensorStatus.STOPPED
+def sensor_status(files: PipelineFiles) -> dg.DefaultSensorStatus:
+    return dg.DefaultSensorStatus.RUNNING if _is_running(files) else dg.DefaultSensorStatus.STOPPED
 
 
-def _is_running() -> bool:
-    return os.environ.get(VARIABLE) == "running"
+def _is_running(files: PipelineFiles) -> bool:
+    """As the component says, or the environment where it says nothing."""
+    return files.is_scheduled if files.is_scheduled is not None else os.environ.get(VARIABLE) == "running"
 
 
 def schedule_of(

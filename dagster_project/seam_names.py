@@ -9,3 +9,4 @@ PUBLISHED = "published"
 COMPACTION = "dedup_compaction"
 REPROCESSED = "reprocessed_letters"
 VERIFICATION = "verification"
+ALL = (RAW, DEDUP, OUT, TABLE, DEAD_LETTERS, PUBLISHED, COMPACTION, REPROCESSED, VERIFICATION)

@@ -30,11 +30,15 @@ _TAG_LENGTH = 63
 
 
 def asset_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
-    return dg.AssetKey([pipeline.key, name])
+    return dg.AssetKey([*pipeline.key_prefix, pipeline.key, name])
 
 
-def topic_key(source: KafkaSource) -> dg.AssetKey:
-    return dg.AssetKey(["kafka", source.topic])
+def topic_key(pipeline: Pipeline, source: KafkaSource) -> dg.AssetKey:
+    return dg.AssetKey([*pipeline.key_prefix, "kafka", source.topic])
+
+
+def has_dedup(pipeline: Pipeline) -> bool:
+    return any(transform.type == "dedup" for transform in pipeline.config.transforms)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,6 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
     """In the order of the data."""
     config, names = pipeline.config, pipeline.names
     nats = config.nats.servers[0]
-    has_dedup = any(transform.type == "dedup" for transform in config.transforms)
 
     def stream(role: str) -> dict[str, Any]:
         return {"dagster/uri": f"{nats}/{names.stream(role)}", "stream": names.stream(role), "subjects": names.subjects(role)}
@@ -66,18 +69,18 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
             RAW,
             frozenset({"nats", "spark"}),
             "Every record of the topic, once, as it came: frames on a JetStream stream.",
-            tuple(topic_key(source) for source in config.sources),
+            tuple(topic_key(pipeline, source) for source in config.sources),
             stream("raw"),
         )
     ]
-    if has_dedup:
+    if has_dedup(pipeline):
         found.append(_dedup_seam(pipeline))
     found += [
         Seam(
             OUT,
             frozenset({"nats", "spark"}),
             "Typed rows in the order of their positions, ready for the table.",
-            (DEDUP,) if has_dedup else (RAW,),
+            (DEDUP,) if has_dedup(pipeline) else (RAW,),
             stream("out"),
             _freshness(config.checks.freshness),
         ),
@@ -127,7 +130,7 @@ def _table_schema(pipeline: Pipeline) -> TableSchema:
 
 
 def _lineage(pipeline: Pipeline) -> TableColumnLineage:
-    topic = topic_key(pipeline.config.sources[0])
+    topic = topic_key(pipeline, pipeline.config.sources[0])
     mapping = pipeline.config.sink.mapping
     return TableColumnLineage({entry.column_name: [TableColumnDep(asset_key=topic, column_name=entry.name)] for entry in mapping})
 
@@ -153,11 +156,16 @@ def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:
 
 def op_name(pipeline: Pipeline, name: str) -> str:
     """Of what makes one asset beside the stream; Dagster wants them unique."""
-    return f"{pipeline.key}_{name}"
+    return f"{pipeline.label}_{name}"
 
 
 def spec_behind(
-    pipeline: Pipeline, name: str, after: str, description: str, partitions: dg.PartitionsDefinition[Any] | None = None
+    pipeline: Pipeline,
+    name: str,
+    after: str,
+    description: str,
+    partitions: dg.PartitionsDefinition[Any] | None = None,
+    automation: dg.AutomationCondition[Any] | None = None,
 ) -> dg.AssetSpec:
     """An asset beside the stream, made from one of its seams. It has the kinds of that seam."""
     kinds = next(seam.kinds for seam in seams(pipeline) if seam.name == after)
@@ -168,6 +176,7 @@ def spec_behind(
         metadata={"dagster/code_references": file_reference(pipeline)},
         kinds=set(kinds),
         partitions_def=partitions,
+        automation_condition=automation,
         **about(pipeline),
     )
 
@@ -191,7 +200,7 @@ def topic_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
     sources: dict[dg.AssetKey, list[KafkaSource]] = {}
     for pipeline in files.pipelines:
         for source in pipeline.config.sources:
-            sources.setdefault(topic_key(source), []).append(source)
+            sources.setdefault(topic_key(pipeline, source), []).append(source)
     return [_topic_spec(key, found) for key, found in sources.items()]
 
 
@@ -199,7 +208,7 @@ def faulty_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
     """A faulty file has no assets of its own: an external one in the group `faulty_files` stands for it, with its faults."""
     return [
         dg.AssetSpec(
-            ["faulty_files", *(one.path.relative_to(files.directory).parts or [one.path.name])],
+            files.asset_key("faulty_files", *(one.path.relative_to(files.directory).parts or [one.path.name])),
             description=f"Not used. Correct it, then reload the code location.\n```\n{one.message}\n```",
             group_name="faulty_files",
         )

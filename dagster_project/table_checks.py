@@ -4,33 +4,39 @@ A failed blocking check stops what depends on the table in the same run only: so
 publication. What depends on `published` sees checked rows; what depends on the table itself does not wait for any check.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 from dagster import AssetCheckSeverity
 
+from dagster_project.automation import PUBLISHED_AT, due
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.numbers import ROW_COUNT, numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from dagster_project.schedule_status import schedule_of, schedule_status
+from dagster_project.repairs import note_pipeline
 from dagster_project.seam_names import PUBLISHED, TABLE, VERIFICATION
 from dagster_project.seams import PIPELINE_TAG, asset_key, op_name, spec_behind
 from dagster_project.verification_hours import HOUR, begin_of_hour, hours_without_verdict, key_of
 from pipelines.checks.judge import NAMES, VERIFIED_AFTER, Hours, Verdict, Verified
 from pipelines.checks.run import Look
 from pipelines.config import Check, Checks
+from pipelines.errors import RetryableError, TallyflowError
 from resources.streaming_jobs import StreamingJobs
 
 _SEVERITIES = {"warn": AssetCheckSeverity.WARN, "error": AssetCheckSeverity.ERROR}
 _VERIFICATIONS_AT_ONCE = 500
+PAUSES = (2.0, 5.0)
+"""Seconds until a check is made again whose system is away."""
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
     jobs = [
         dg.define_asset_job(
-            f"publish_{pipeline.key}",
+            f"publish_{pipeline.label}",
             selection=dg.AssetSelection.checks_for_assets(asset_key(pipeline, TABLE))
             | dg.AssetSelection.assets(asset_key(pipeline, PUBLISHED)),
             description="Checks the table; publishes it unless a blocking check has failed.",
@@ -42,10 +48,6 @@ def build(files: PipelineFiles) -> dg.Definitions:
         assets=[_published(pipeline) for pipeline in files.pipelines],
         asset_checks=[_checks(pipeline) for pipeline in files.pipelines if enabled(pipeline.config.checks)],
         jobs=jobs,
-        schedules=[
-            schedule_of(pipeline, job, "hourly", "20 * * * *", schedule_status())
-            for pipeline, job in zip(files.pipelines, jobs, strict=True)
-        ],
     )
 
 
@@ -69,23 +71,52 @@ def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
                 asset=table,
                 description=type(checks).model_fields[name].description,
                 blocking=_check(checks, name).holds_back,
+                automation_condition=due(PUBLISHED_AT),
                 metadata={key: str(value) for key, value in _check(checks, name).model_dump(mode="json").items()},
             )
             for name in enabled(checks)
         ],
-        name=f"{pipeline.key}_checks",
+        name=f"{pipeline.label}_checks",
         can_subset=True,
-        retry_policy=RETRY,
     )
     def run(context: dg.AssetCheckExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.AssetCheckResult]:
+        note_pipeline(context, pipeline)
         selected = {key.name for key in context.selected_asset_check_keys}
         with errors_as_failures(), Look(streaming_jobs.config(pipeline.path)) as look:
             verified = _verified(context.instance, pipeline) if "verification" in selected else None
-            for name in enabled(checks):
-                if name in selected:
-                    yield result(look.verdict(name, verified), _check(checks, name), table)
+            wanted = [name for name in enabled(checks) if name in selected]
+            for verdict in verdicts(wanted, lambda name: look.verdict(name, verified), context.log.error):
+                yield result(verdict, _check(checks, verdict.check), table)
 
     return run
+
+
+def verdicts(names: Sequence[str], judge: Callable[[str], Verdict], log: Callable[[str], None]) -> Iterator[Verdict]:
+    """One of each check, whatever becomes of the others. One that cannot be made is a failed one with the reason; where that may pass by
+    itself, it is made again first, once for each of `PAUSES`, behind the others.
+    """
+    left = list(names)
+    for pause in (*PAUSES, None):
+        waiting = []
+        for name in left:
+            try:
+                verdict = judge(name)
+            except RetryableError as error:
+                if pause is not None:
+                    waiting.append(name)
+                    continue
+                verdict = Verdict.unknown(name, str(error))
+            except TallyflowError as error:
+                verdict = Verdict.unknown(name, str(error))
+            except Exception as error:
+                log(f"check {name}: {traceback.format_exc()}")
+                verdict = Verdict.unknown(name, f"{type(error).__name__}, a fault of Tallyflow itself; the run's log has it")
+            yield verdict
+        left = waiting
+        if not left:
+            return
+        if pause is not None:
+            time.sleep(pause)
 
 
 def result(verdict: Verdict, check: Check, asset: dg.AssetKey) -> dg.AssetCheckResult:
@@ -136,8 +167,11 @@ def _materializations(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilte
 def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
     text = "The table as far as it was checked. Let what needs checked rows depend on this."
 
-    @dg.multi_asset(specs=[spec_behind(pipeline, PUBLISHED, TABLE, text)], name=op_name(pipeline, PUBLISHED), retry_policy=RETRY)
-    def published(streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
+    spec = spec_behind(pipeline, PUBLISHED, TABLE, text, automation=due(PUBLISHED_AT))
+
+    @dg.multi_asset(specs=[spec], name=op_name(pipeline, PUBLISHED), retry_policy=RETRY)
+    def published(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
+        note_pipeline(context, pipeline)
         with errors_as_failures():
             account = read_account(streaming_jobs.config(pipeline.path), None)
         metadata = {ROW_COUNT: numbers(account, TABLE)[ROW_COUNT], "confirmed_to": account.confirmed_to}

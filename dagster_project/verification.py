@@ -3,6 +3,7 @@
 The verdict is a check of the asset itself, and of the table as long as the hour lies in the period that the table's check looks at.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC
@@ -12,6 +13,7 @@ import dagster as dg
 
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.repairs import note_pipeline
 from dagster_project.schedule_status import schedule_status
 from dagster_project.seam_names import TABLE, VERIFICATION
 from dagster_project.seams import PIPELINE_TAG, asset_key, op_name, spec_behind
@@ -37,13 +39,13 @@ CATCH_UP = 3 * HOUR
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
-    return dg.Definitions.merge(dg.Definitions(), *map(_part, files.pipelines))
+    return dg.Definitions.merge(dg.Definitions(), *(_part(files, pipeline) for pipeline in files.pipelines))
 
 
-def _part(pipeline: Pipeline) -> dg.Definitions:
+def _part(files: PipelineFiles, pipeline: Pipeline) -> dg.Definitions:
     asset = _asset(pipeline)
     job = dg.define_asset_job(
-        f"verify_{pipeline.key}",
+        f"verify_{pipeline.label}",
         selection=dg.AssetSelection.assets(asset),
         tags={PIPELINE_TAG: pipeline.config.pipeline_id},
         description="Compares the records that arrived in one hour with ClickHouse.",
@@ -54,7 +56,7 @@ def _part(pipeline: Pipeline) -> dg.Definitions:
         name=f"{job.name}_hourly",
         cron_schedule=f"{MINUTE_OF_HOUR} * * * *",
         execution_timezone="UTC",
-        default_status=schedule_status(),
+        default_status=schedule_status(files),
         description="Verifies the hour that has ended, if records arrived in it, and those before that it has missed.",
     )
     def hourly(context: dg.ScheduleEvaluationContext, streaming_jobs: StreamingJobs) -> list[dg.RunRequest] | dg.SkipReason:
@@ -72,10 +74,14 @@ def _part(pipeline: Pipeline) -> dg.Definitions:
 def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
     text = "The records that arrived in one hour, computed again in DuckDB and compared with the table: counts, checksums, then rows."
     spec = spec_behind(pipeline, VERIFICATION, TABLE, text, partitions(pipeline))
-    check = dg.AssetCheckSpec(CHECK, asset=spec.key, description="ClickHouse holds what the records of the hour call for.")
+    text = "ClickHouse holds what the records of the hour call for."
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        check = dg.AssetCheckSpec(CHECK, asset=spec.key, description=text, partitions_def=partitions(pipeline))
 
     @dg.multi_asset(specs=[spec], check_specs=[check], name=op_name(pipeline, VERIFICATION), retry_policy=RETRY)
     def verification(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
+        note_pipeline(context, pipeline)
         if not context.has_partition_key:
             raise dg.Failure("say which hour: choose a partition", allow_retries=False)
         hour = hour_of(context.partition_key)

@@ -9,12 +9,13 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
-from dagster._time import get_current_datetime
 
+from dagster_project.dagster_private import get_current_datetime
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import sensor_status
 from dagster_project.seam_names import VERIFICATION
 from dagster_project.seams import asset_key
+from dagster_project.side_by_side import look_at_all
 from pipelines.config import PipelineConfig
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import TallyflowError
@@ -35,7 +36,7 @@ def partitions(pipeline: Pipeline) -> dg.DynamicPartitionsDefinition:
 
 
 def partitions_name(pipeline: Pipeline) -> str:
-    return f"{pipeline.key}_verification_hours"
+    return f"{pipeline.label}_verification_hours"
 
 
 def key_of(hour: datetime) -> str:
@@ -77,9 +78,18 @@ def hours_with_records(log: TimedLog, names: Names, now: datetime) -> Iterator[d
 
 def hours_to_list(instance: dg.DagsterInstance, pipeline: Pipeline, config: PipelineConfig, now: datetime) -> list[str]:
     """The partitions that are not there yet, ascending: hours with records, and those with a verdict of an older release."""
+    return hours_not_listed(instance, pipeline, hours_seen(config, now))
+
+
+def hours_seen(config: PipelineConfig, now: datetime) -> set[str]:
+    """Keys of the hours with records. Raises RetryableError while NATS is away."""
     with closing(JetStream(config.nats)) as log:
-        found = {key_of(hour) for hour in hours_with_records(log.connect(), Names(config.pipeline_id), now)}
-    found |= instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
+        return {key_of(hour) for hour in hours_with_records(log.connect(), Names(config.pipeline_id), now)}
+
+
+def hours_not_listed(instance: dg.DagsterInstance, pipeline: Pipeline, seen: set[str]) -> list[str]:
+    """Of these, and of those with a verdict of an older release, the ones that are no partitions yet, ascending."""
+    found = seen | instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
     return sorted(found - {*instance.get_dynamic_partitions(partitions_name(pipeline))})
 
 
@@ -109,19 +119,19 @@ def build(files: PipelineFiles) -> dg.Definitions:
         return dg.Definitions()
 
     @dg.sensor(
-        name="list_hours_to_verify",
+        name=files.name("list_hours_to_verify"),
         minimum_interval_seconds=int(EVERY.total_seconds()),
-        default_status=sensor_status(),
+        default_status=sensor_status(files),
         description="Adds the hours that have ended, and in which records arrived, to the partitions of verification.",
     )
     def list_hours(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs) -> dg.SensorResult:
         requests, told = [], []
-        for pipeline in files.pipelines:
-            try:
-                found = hours_to_list(context.instance, pipeline, streaming_jobs.config(pipeline.path), get_current_datetime())
-            except TallyflowError as error:
-                told.append(f"{pipeline.config.pipeline_id}: {error}")
+        now = get_current_datetime()
+        for pipeline, seen in look_at_all(files.pipelines, lambda one: hours_seen(streaming_jobs.config(one.path), now)):
+            if isinstance(seen, TallyflowError):
+                told.append(f"{pipeline.config.pipeline_id}: {seen}")
                 continue
+            found = hours_not_listed(context.instance, pipeline, seen)
             if found:
                 requests.append(partitions(pipeline).build_add_request(found))
                 told.append(f"{pipeline.config.pipeline_id}: {', '.join(found)}")

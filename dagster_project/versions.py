@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
-from dagster._core.definitions.data_version import (
+
+from dagster_project.dagster_private import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
     DATA_VERSION_TAG,
@@ -18,7 +19,6 @@ from dagster._core.definitions.data_version import (
     get_input_data_version_tag,
     get_input_event_pointer_tag,
 )
-
 from dagster_project.pipeline_files import Pipeline
 from dagster_project.seams import asset_key, seams, topic_key
 
@@ -50,7 +50,7 @@ def tags_of_seams(pipeline: Pipeline, version: Version, topics: Mapping[dg.Asset
 def topic_versions(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline]) -> dict[dg.AssetKey, str]:
     """The data versions that others have reported of the topics; Dagster's own default where nobody has."""
     found = {}
-    for key in {topic_key(source) for pipeline in pipelines for source in pipeline.config.sources}:
+    for key in {topic_key(pipeline, source) for pipeline in pipelines for source in pipeline.config.sources}:
         record = instance.get_latest_data_version_record(key)
         tags = (record.event_log_entry.tags or {}) if record else {}
         found[key] = tags.get(DATA_VERSION_TAG, DEFAULT_DATA_VERSION.value)

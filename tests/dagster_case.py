@@ -51,7 +51,8 @@ class DagsterCase:
         self.pipeline = files.pipelines[0]
         self.jobs = streaming_jobs(case, **fields)
         self.alerts = AlertsResource(webhook_urls=webhook)
-        self.defs = build_definitions(files, {"streaming_jobs": self.jobs, "alerts": self.alerts, "pyspark": SparkResource()})
+        resources = {"streaming_jobs": self.jobs, "tallyflow_alerts": self.alerts, "tallyflow_spark": SparkResource()}
+        self.defs = build_definitions(files, resources)
 
     def key(self, name: str) -> dg.AssetKey:
         return dg.AssetKey([self.pipeline.key, name])
@@ -74,7 +75,7 @@ class DagsterCase:
     def sensor(self, name: str, cursor: str | None = None) -> Any:
         """What the sensor says now."""
         with dg.build_sensor_context(
-            instance=self.instance, cursor=cursor, resources={"streaming_jobs": self.jobs, "alerts": self.alerts}
+            instance=self.instance, cursor=cursor, resources={"streaming_jobs": self.jobs, "tallyflow_alerts": self.alerts}
         ) as context:
             return self.defs.resolve_sensor_def(name).evaluate_tick(context)
 

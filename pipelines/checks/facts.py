@@ -5,9 +5,13 @@ Values go to the server as parameters, names as `Identifier` parameters or as ch
 
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pipelines.checks.judge import Behind, Positions, RepeatedKeys, ViewSum
 from pipelines.columns import parse_type, quote_identifier
@@ -15,11 +19,16 @@ from pipelines.config import DedupConfig, PipelineConfig
 from pipelines.connectors.clickhouse import ClickHouse, Table, TableColumn, View
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic
-from pipelines.ledger import read_chain
+from pipelines.ledger import Entry, read_chain
 from pipelines.naming import LEGS, Names, is_redriven
+from pipelines.records import ORDINAL_BITS, decode_columns, position_keys
 from pipelines.removal import KEEPS_EVERY_ROW, has_removing_ttl, removes_rows
 from pipelines.statements import filled, statement
+from pipelines.verification.span import out_end
+from pipelines.verify import table_batches
 
+Places = npt.NDArray[np.uint64]
+"""Positions as `position_keys`."""
 EXAMPLES = 20
 _SPILL_BYTES = 512 * 2**20
 _POSITIONS = frozenset({"_tf_topic", "_tf_partition", "_tf_offset", "_tf_emit", "_tf_sequence", "_tf_ordinal", "_tf_arrival"})
@@ -52,10 +61,10 @@ class TableFacts:
     def rows(self) -> int:
         return self._number("counting the rows of", "checks/rows", self._database, self._name)
 
-    def positions(self) -> Positions:
-        """Of rows of the pipeline's topic; the table has position columns."""
-        parameters = {**self._of_topic(), "spill_bytes": _SPILL_BYTES}
-        rows, positions, doubled = self._clickhouse.rows(
+    def positions(self, settled_to: int) -> Positions:
+        """Of rows of the pipeline's topic; the table has position columns. `settled_to`: rows of raw frames up to there are confirmed."""
+        parameters = {**self._of_topic(), "spill_bytes": _SPILL_BYTES, "settled_to": settled_to}
+        rows, positions, doubled, settled = self._clickhouse.rows(
             self._doing("counting the positions of"), statement("checks/positions"), parameters
         )[0]
         examples: tuple[dict[str, Any], ...] = ()
@@ -64,7 +73,16 @@ class TableFacts:
             found = self._clickhouse.rows(self._doing("naming positions of"), statement("checks/doubled_positions"), parameters)
             examples = tuple({"topic": self._topic, "partition": p, "offset": o, "rows": n} for p, o, n in found)
         foreign = self._clickhouse.rows(self._doing("counting foreign rows of"), statement("checks/foreign_rows"), self._of_topic())[0][0]
-        return Positions(int(rows), int(positions), int(doubled), examples, int(foreign))
+        return Positions(int(rows), int(positions), int(doubled), examples, int(foreign), int(settled))
+
+    def held_of(self, places: Places) -> int:
+        """How many of these places have a row; the table has position columns. Reads the rows of all raw frames in between."""
+        if not len(places):
+            return 0
+        first, last = (int(place) >> ORDINAL_BITS for place in (places[0], places[-1]))
+        rows = table_batches(self._config.sink, ("_tf_sequence", "_tf_ordinal"), f"_tf_sequence BETWEEN {first} AND {last}")
+        found = [np.intersect1d(position_keys(batch), places) for batch in rows]
+        return len(np.unique(np.concatenate(found))) if found else 0
 
     def key_columns(self, dedup: DedupConfig) -> tuple[str, ...] | str:
         """The columns that hold the key of the dedup; or why its rows cannot be compared by key."""
@@ -187,6 +205,32 @@ class _Redriven:
             message = self._log.get(self._stream, sequence)
             self._known[sequence] = message is not None and is_redriven(message.subject)
         return self._known[sequence]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Which rows the sink has confirmed: those of all raw frames up to `sequence`, and, of later ones, those at `places` (ascending)."""
+
+    sequence: int
+    places: Places
+
+
+def settled(log: JetStream, names: Names) -> Settled | None:
+    """None where the ledger, or out, does not reach back to where the sink is any more. Call it before the table is counted."""
+    ledger = names.stream("ledger")
+    confirmed = read_chain(log, ledger, names.chain("sink")).to or 0
+    done = read_chain(log, ledger, names.chain("process")).done
+    while done is not None and out_end(names, done.body) > confirmed:
+        message = log.get(ledger, done.previous_done) if done.previous_done else None
+        if message is None and done.previous_done:
+            return None
+        done = Entry.decode(message) if message else None
+    sequence, out = (done.body["to"], out_end(names, done.body)) if done else (0, 0)
+    frames = [*log.fetch(names.stream("out"), names.subjects("out"), out, confirmed)] if confirmed > out else []
+    if len(frames) < confirmed - out:
+        return None
+    places = [position_keys(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
+    return Settled(sequence, np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *places])))
 
 
 def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:

@@ -39,6 +39,11 @@ class Verdict:
     is_mild: bool = False
     not_judged: str = ""
 
+    @classmethod
+    def unknown(cls, check: str, why: str) -> "Verdict":
+        """Of a check that could not be made, as a system is away: a failure, for nobody knows."""
+        return cls(check, False, f"could not be checked: {why}", not_judged=why)
+
 
 def conservation(tally: Tally) -> Verdict:
     """Every leg has accounted for what it has read, and has read what the one before it wrote."""
@@ -57,7 +62,7 @@ def conservation(tally: Tally) -> Verdict:
 class Positions:
     """Rows of the pipeline's topic in the table, the positions that they have, and how many positions have more than one row.
 
-    `foreign`: rows of another topic, or of none.
+    `foreign`: rows of another topic, or of none. `settled`: how many of the positions lie in raw frames whose rows are all confirmed.
     """
 
     rows: int
@@ -65,6 +70,7 @@ class Positions:
     doubled: int
     examples: tuple[dict[str, Any], ...] = ()
     foreign: int = 0
+    settled: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,17 +111,22 @@ class Confirmed:
 class Held:
     """Positions that the table holds, or rows where it has no position columns, and rows that are of no record of the topic (`foreign`).
 
-    `removes`: what in the table's definition removes rows; empty for nothing.
+    `confirmed`: as many of them as are of rows that were confirmed before the table was counted; None where these cannot be told from rows
+    of a chunk that is being inserted. `removes`: what in the table's definition removes rows; empty for nothing.
     """
 
     count: int
     is_by_position: bool
     foreign: int = 0
     removes: str = ""
+    confirmed: int | None = None
 
 
 def gaps(confirmed: Confirmed, held: Held, findings: Sequence[Finding] = ()) -> Verdict:
-    """As many rows, each position once, as the sink has confirmed, and no others. `findings` are those of an audit, made if not."""
+    """As many rows, each position once, as the sink has confirmed, and no others. `findings` are those of an audit, made if not.
+
+    Rows of a chunk that is being inserted never make up for a row that is missing: where the two cannot be told apart, nothing is judged.
+    """
     facts: dict[str, int | float | str] = {"confirmed": confirmed.before, "found": held.count}
     if held.is_by_position:
         facts["rows of no record of the topic"] = held.foreign
@@ -124,15 +135,26 @@ def gaps(confirmed: Confirmed, held: Held, findings: Sequence[Finding] = ()) -> 
     )
     what = "positions" if held.is_by_position else "rows"
     not_judged = "" if held.is_by_position else "the table has no position columns: rows were counted"
+    is_still = confirmed.before == confirmed.after
+    of_confirmed = held.count if is_still else held.confirmed
+    if of_confirmed is not None and not is_still:
+        facts["found of the confirmed"] = of_confirmed
+    # Rows of an open chunk among them: at most so many are of what was confirmed.
+    at_most = held.count if of_confirmed is None else min(of_confirmed, held.count)
     said = []
-    if held.count < confirmed.before:
+    if at_most < confirmed.before:
         removed = f", and {held.removes} removes rows: leave the check out if it shall" if held.removes else ""
-        said.append(f"{confirmed.before - held.count:,} of {confirmed.before:,} confirmed rows are missing{removed}")
+        said.append(f"{confirmed.before - at_most:,} of {confirmed.before:,} confirmed rows are missing{removed}")
     if held.count > confirmed.after:
         said.append(f"{held.count - confirmed.after:,} {what} more than the {confirmed.after:,} that were confirmed")
+    elif at_most > confirmed.before and of_confirmed is not None:
+        said.append(f"{at_most - confirmed.before:,} {what} more than the {confirmed.before:,} that were confirmed before")
     if held.foreign:
         said.append(f"{held.foreign:,} rows are of no record of the topic: another writer has made them")
-    return Verdict("gaps", not said, "; ".join(said) or f"{held.count:,} {what}, as confirmed", facts, examples, not_judged=not_judged)
+    if not said and of_confirmed is None:
+        why = f"{held.count:,} {what}, {confirmed.before:,} confirmed: a chunk was being inserted, whose rows cannot be told from these"
+        return Verdict("gaps", False, f"not judged: {why}", facts, is_mild=True, not_judged="; ".join(filter(None, (not_judged, why))))
+    return Verdict("gaps", not said, "; ".join(said) or f"{at_most:,} {what}, as confirmed", facts, examples, not_judged=not_judged)
 
 
 @dataclass(frozen=True)

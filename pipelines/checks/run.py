@@ -1,5 +1,6 @@
 """One look at a pipeline: asks for the facts, gives the verdicts. May be made beside the running pipeline; changes nothing."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -7,7 +8,7 @@ from functools import cached_property
 
 from pipelines.audit.run import Audit
 from pipelines.checks import judge
-from pipelines.checks.facts import TableFacts, behind, confirmed_rows
+from pipelines.checks.facts import TableFacts, behind, confirmed_rows, settled
 from pipelines.checks.judge import Confirmed, Held, Hours, Positions, Verdict
 from pipelines.config import DedupConfig, PipelineConfig
 from pipelines.connectors.clickhouse import ClickHouse
@@ -21,12 +22,15 @@ from pipelines.tally import tally
 AUDITED_ROWS = 20_000_000
 """Where confirmed rows are missing, an audit names them if there are no more rows than these: it reads everything, at 6 bytes a record."""
 _EXAMPLES = 20
+_LOOKS, _PAUSE_SECONDS = 5, 0.2
+"""How often a number is asked for that changes while a chunk is inserted."""
 
 
 class Look:
-    """The connections of one look; use it as a context. Connects at first use.
+    """The connections of one look; use it as a context. Connects to each system when the first check needs it.
 
-    `verdict` raises HaltError for a pipeline that was never started, RetryableError while a system is away: then nothing is known.
+    `verdict` raises HaltError for a pipeline that was never started, RetryableError while a system that the check needs is away: then
+    nothing is known of that check; of others it is.
     """
 
     def __init__(self, config: PipelineConfig) -> None:
@@ -36,7 +40,6 @@ class Look:
         self._table = TableFacts(config, self._clickhouse)
 
     def __enter__(self) -> "Look":
-        self._log.connect()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,13 +63,20 @@ class Look:
         return checks[check]()
 
     @cached_property
-    def _positions(self) -> tuple[Confirmed, Positions] | None:
-        """None where the table has no position columns."""
+    def _positions(self) -> tuple[Confirmed, Positions, int | None] | None:
+        """How many were confirmed, what is held, and how much of it is of the confirmed; None where the table has no position columns."""
         if not self._table.has_positions():
             return None
-        before, _ = confirmed_rows(self._log, self._names)
-        found = self._table.positions()
-        return Confirmed(before, confirmed_rows(self._log, self._names)[1]), found
+        for _ in range(_LOOKS):
+            before, _ = confirmed_rows(self._log, self._names)
+            reached = settled(self._log, self._names)
+            if confirmed_rows(self._log, self._names)[0] == before:
+                break
+        else:
+            reached = None
+        found = self._table.positions(reached.sequence if reached else 0)
+        after = confirmed_rows(self._log, self._names)[1]
+        return Confirmed(before, after), found, found.settled + self._table.held_of(reached.places) if reached else None
 
     @cached_property
     def _now(self) -> datetime:
@@ -101,16 +111,25 @@ class Look:
 
     def _gaps(self) -> Verdict:
         if self._positions is None:
-            before, _ = confirmed_rows(self._log, self._names)
-            rows = self._table.rows() if self._table.columns() else 0
-            held = Held(rows, is_by_position=False, removes=self._table.removes())
-            return judge.gaps(Confirmed(before, confirmed_rows(self._log, self._names)[1]), held)
-        confirmed, found = self._positions
-        held = Held(found.positions, is_by_position=True, foreign=found.foreign, removes=self._table.removes())
+            return self._gaps_of_rows()
+        confirmed, found, of_confirmed = self._positions
+        held = Held(found.positions, True, found.foreign, self._table.removes(), of_confirmed)
         verdict = judge.gaps(confirmed, held)
         if verdict.passed or found.rows + found.foreign > AUDITED_ROWS:
             return verdict
         return judge.gaps(confirmed, held, Audit(self._config, self._log, _EXAMPLES).run().findings)
+
+    def _gaps_of_rows(self) -> Verdict:
+        """Looked at again where a chunk was being inserted: between two chunks the numbers are clear."""
+        for look in range(_LOOKS):
+            before, _ = confirmed_rows(self._log, self._names)
+            rows = self._table.rows() if self._table.columns() else 0
+            confirmed = Confirmed(before, confirmed_rows(self._log, self._names)[1])
+            if confirmed.before == confirmed.after or rows < before:
+                break
+            if look + 1 < _LOOKS:
+                time.sleep(_PAUSE_SECONDS)
+        return judge.gaps(confirmed, Held(rows, is_by_position=False, removes=self._table.removes()))
 
     def _freshness(self) -> Verdict:
         limits = self._config.checks.freshness

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
 SCHEDULES_VARIABLE = "TALLYFLOW_SCHEDULES"
 POSTGRES_VARIABLE = "DAGSTER_POSTGRES_URL"
+HOME_VARIABLE = "DAGSTER_HOME"
 _ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLE = _ROOT / "examples" / "orders" / "pipeline.yaml"
 _INSTANCE = _ROOT / "dagster_project" / "dagster.yaml"
@@ -161,8 +162,9 @@ def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None
             f"it is at {url}; else choose another --port"
         )
     log = directory / "dagster.log"
-    settings = {"DAGSTER_HOME": str(directory), "DAGSTER_DISABLE_TELEMETRY": "yes", SCHEDULES_VARIABLE: "running", **environment}
-    command = [sys.executable, "-m", "dagster", "dev", "-h", HOST, "-p", str(chosen), "-m", "dagster_project.definitions"]
+    settings = {"DAGSTER_DISABLE_TELEMETRY": "yes", SCHEDULES_VARIABLE: "running", **environment, HOME_VARIABLE: str(directory)}
+    _tell_home(directory, environment.get(HOME_VARIABLE, ""))
+    command = [sys.executable, "-m", "dagster_project.dev", "dev", "-h", HOST, "-p", str(chosen), "-m", "dagster_project.definitions"]
     with log.open("wb") as output:
         # In its own session: Ctrl-C reaches this process only, which ends the others in their order.
         process = subprocess.Popen(command, env=settings, cwd=_ROOT, stdout=output, stderr=output, start_new_session=True)  # noqa: S603
@@ -174,6 +176,13 @@ def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None
         finally:
             _end(process)
             _stop_pipelines(home)
+
+
+def _tell_home(directory: Path, foreign: str) -> None:
+    """Another home would bring its own dagster.yaml: without limits, two runs could start one pipeline at a time."""
+    if foreign and Path(foreign).resolve() != directory.resolve():
+        told = f"{HOME_VARIABLE} of your shell is not used: this Dagster has its own, {directory}. Its runs and settings stay apart"
+        out.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:

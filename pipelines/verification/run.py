@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import duckdb
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.audit.streams import Subjects, read_frames
@@ -87,7 +89,9 @@ class Subject:
 
 @dataclass
 class Found:
-    """What was found so far. `last_fault`: the last position that is missing in the table or extra there; 0 for none."""
+    """What was found so far. `last_fault`: the last position that is missing in the table or extra there; 0 for none. `missing`: positions
+    whose rows are missing in a table with position columns, ascending.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     not_proven: list[Gap] = field(default_factory=list)
@@ -95,6 +99,7 @@ class Found:
     counts: dict[str, int] = field(default_factory=dict)
     checksums: list[Checksum] = field(default_factory=list)
     last_fault: int = 0
+    missing: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
     def cannot_prove(self, what: str, count: int | None = None) -> None:
         """Note records or rows of the range that nothing explains; none with a `count` of 0."""
@@ -224,7 +229,7 @@ class Verifier:
             self.found.leaves_out(f"values of column {name} that the table's DEFAULT gave", count)
         self._tell("comparing rows")
         self.found.findings += table.faults(request.examples, config.topic)
-        self.found.last_fault = table.last_fault
+        self.found.last_fault, self.found.missing = table.last_fault, table.missing
         self._find_letters(engine, span, config.topic)
         self._find_other_bytes(engine, span, config.topic)
         unsure = engine.execute("SELECT count(*) FROM dropped WHERE why = 'unsure'").fetchall()[0][0]

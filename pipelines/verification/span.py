@@ -128,7 +128,7 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
         if body["to"] > (body["from"] or 0):
             plans[body["to"]] = Plan((body["from"] or 0) + 1, body["to"], body["config"], body.get("newest_us", NEVER))
             arrivals |= {sequence: at for sequence, at in body.get("arrivals", []) if sequence >= below}
-        if _out_end(names, body) <= confirmed:
+        if out_end(names, body) <= confirmed:
             confirmed_to = body["to"]
     known = sorted(arrivals.items())
     is_whole = bool(known) and known[0][0] == 1
@@ -149,7 +149,7 @@ def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datet
     return max(0, before - 1)
 
 
-def _out_end(names: Names, body: Any) -> int:
+def out_end(names: Names, body: Any) -> int:
     """The last sequence on out that the ranges up to this `done` have written."""
     prefix = names.out(0).removesuffix("0")
     return max((tail[0] for subject, tail in body.get("tails", {}).items() if subject.startswith(prefix)), default=0)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import duckdb
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.columns import parse_type, quote_identifier
@@ -46,6 +48,8 @@ class TableSide:
         self._range = "false"
         self.last_fault = 0
         """The last position that is missing or extra; 0 for none."""
+        self.missing: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        """Positions that are missing, ascending."""
 
     def positions(self, first: int, last: int) -> Iterator[pa.Table]:
         """`position` of the rows of these raw sequences."""
@@ -102,6 +106,9 @@ class TableSide:
         """`faults`: a SELECT of position, wanted and found."""
         count, last = self._engine.execute(f"SELECT count(*), max(position) FROM ({faults})").fetchall()[0]  # noqa: S608
         if count:
+            if kind == "missing":
+                positions = self._engine.execute(f"SELECT position FROM ({faults}) ORDER BY 1").fetchnumpy()["position"]  # noqa: S608
+                self.missing = np.asarray(positions, dtype=np.uint64)
             if kind in ("missing", "extra"):
                 self.last_fault = max(self.last_fault, last)
             yield Finding("rows", kind, count, column, examples_of(self._engine, faults, examples, topic))

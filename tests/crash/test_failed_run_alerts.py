@@ -67,15 +67,15 @@ def failed(client: DagsterGraphQLClient, job: str, pipeline: str) -> str:
     return str(run)
 
 
-def test_a_failed_start_calls_people_with_its_message_and_a_failed_compaction_does_not(
-    case: PipelineCase, address: str, hook: Webhook
-) -> None:
+def test_a_failed_start_and_a_failed_compaction_call_people_each_with_its_message(case: PipelineCase, address: str, hook: Webhook) -> None:
     wait_until(lambda: has_ticked(address, "alert_failed_runs"), "the first tick of the sensor")
     client = DagsterGraphQLClient("127.0.0.1", port_number=int(address.rpartition(":")[2]))
     failed(client, "compact_keys", case.pipeline)
+    wait_until(lambda: hook.got, "an alert of the compaction")
     run = failed(client, "start_pipeline", case.pipeline)
-    wait_until(lambda: hook.got, "an alert")
-    (said,) = hook.got
+    wait_until(lambda: len(hook.got) > 1, "an alert of the start")
+    compaction, said = hook.got
+    assert compaction.startswith(f"pipeline {case.pipeline}: compact_keys failed: ")
     assert said.startswith(f"pipeline {case.pipeline}: start_pipeline failed: starting {case.pipeline}: the runner has ended: ")
     assert "in the sink's connection_params" in said
     assert said.endswith(f"what to do: see run {run} in Dagster")

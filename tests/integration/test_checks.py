@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,10 @@ from pipelines.config import load
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic
 from pipelines.errors import HaltError
+from pipelines.failpoints import VARIABLE
 from pipelines.ledger import Chain, read_chain
+from pipelines.legs.sink import SinkLeg
+from pipelines.sink import chunks
 
 pytestmark = pytest.mark.integration
 SQL_PASSING = [name for name in NAMES if name != "verification"]
@@ -88,6 +92,45 @@ def test_a_deleted_row_is_a_gap_and_named(done: PipelineCase) -> None:
     found = look(done, "gaps")["gaps"]
     assert found.said == "1 of 60 confirmed rows are missing"
     assert (found.examples[0]["kind"], found.examples[0]["partition"], found.examples[0]["offset"]) == ("missing", 17 % 3, 17 // 3)
+
+
+def test_a_row_of_an_open_chunk_never_makes_up_for_one_that_is_missing(done: PipelineCase) -> None:
+    done.send_events(30)
+    killed = done.run_plain(**{VARIABLE: "sink.after-insert:1"})
+    assert (killed.returncode, done.count()) == (-9, 90), "the chunk is in the table, and not confirmed"
+    found = look(done, "gaps")["gaps"]
+    assert (found.passed, found.said, found.facts["found"]) == (True, "60 positions, as confirmed", 90)
+    done.client().command(f"ALTER TABLE {done.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
+    found = look(done, "gaps")["gaps"]
+    assert (found.passed, found.said, found.facts["found"]) == (False, "1 of 60 confirmed rows are missing", 89)
+
+
+def test_a_gap_is_found_where_the_sink_stands_in_the_middle_of_a_range(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last confirmed chunk ends between two frames of one range of the process leg, and the next one is in the table."""
+    case.create_topic()
+    case.send_events(90)
+    case.run_in_turn("ingest", "process")
+    confirmed: list[int] = []
+    insert = SinkLeg._insert
+
+    def insert_once(self: SinkLeg, *arguments: Any) -> None:
+        confirmed.extend(row[1] for row in case.rows())
+        insert(self, *arguments)
+        if confirmed:
+            raise HaltError("stopped by the test")
+
+    monkeypatch.setattr(SinkLeg, "_insert", insert_once)
+    monkeypatch.setattr("pipelines.legs.sink.chunks", partial(chunks, max_rows=20))
+    with pytest.raises(Exception, match="stopped by the test"):
+        case.run_in_turn("sink")
+    assert 0 < len(confirmed) < case.count() < 90
+    assert look(case, "gaps")["gaps"].said == f"{len(confirmed)} positions, as confirmed"
+    (other,) = [row[1] for row in case.rows() if row[1] not in confirmed][:1]
+    delete = f"ALTER TABLE {case.table} DELETE WHERE id = %d SETTINGS mutations_sync = 2"
+    case.client().command(delete % other)
+    assert look(case, "gaps")["gaps"].passed, "what is not confirmed may be there or not"
+    case.client().command(delete % confirmed[0])
+    assert look(case, "gaps")["gaps"].said == f"1 of {len(confirmed)} confirmed rows are missing"
 
 
 def test_a_row_that_no_record_explains_is_found(done: PipelineCase) -> None:

@@ -110,6 +110,29 @@ def test_a_failed_blocking_check_holds_the_publication_back_and_names_the_row(pi
     assert f"| {case.topic} | 2 | 5 | 2 |" in str(doubled.metadata["examples"].value)
 
 
+def test_checks_that_need_no_clickhouse_are_made_while_it_is_away(pipeline: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do need it are failed ones that say why, and the publication waits."""
+    monkeypatch.setattr("dagster_project.table_checks.PAUSES", (0.1,))
+    case = pipeline.case
+    case.send_events(60)
+    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    case.stack.server("clickhouse").kill()
+    try:
+        result = pipeline.job("publish")
+    finally:
+        case.stack.up()
+    assert not result.success
+    assert metadata(result) == {}
+    verdicts = {one.check_name: one for one in result.get_asset_check_evaluations()}
+    passed = {"conservation", "freshness", "dead_letters", "verification"}
+    assert {name for name, one in verdicts.items() if one.passed} == passed
+    for name in {*verdicts} - passed:
+        assert "could not be checked: " in str(verdicts[name].description)
+        assert "ClickHouse did not answer" in str(verdicts[name].description)
+    assert {*verdicts} - passed == {"duplicates", "gaps", "schema_drift", "views", "insert_window"}
+    assert pipeline.job("publish").success
+
+
 def test_a_failed_check_that_only_warns_does_not_hold_back(case: PipelineCase) -> None:
     case.write_file(lambda document: document.update(checks={"duplicates": {"severity": "warn"}}))
     case.create_topic()

@@ -15,6 +15,8 @@ import psutil
 import pytest
 import yaml
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTANCE = ROOT / "dagster_project" / "dagster.yaml"
@@ -25,7 +27,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def command(case: PipelineCase) -> Iterator["subprocess.Popen[str]"]:
-    environment = case.environment(TALLYFLOW_PIPELINES=str(case.directory))
+    (case.directory / "foreign").mkdir()
+    environment = case.environment(TALLYFLOW_PIPELINES=str(case.directory), DAGSTER_HOME=str(case.directory / "foreign"))
     process = subprocess.Popen(
         [sys.executable, "-m", "pipelines.cli", "dagster", "--own-servers"],
         env=environment,
@@ -38,6 +41,38 @@ def command(case: PipelineCase) -> Iterator["subprocess.Popen[str]"]:
     if process.poll() is None:
         process.terminate()
         process.wait(PATIENCE_SECONDS)
+
+
+PAUSE = "mutation { setAutoMaterializePaused(paused: true) }"
+IS_PAUSED = "{instance {autoMaterializePaused}}"
+
+
+def check_guarded(address: str) -> None:
+    """Requests as pages of another site make them change nothing; those of the own page do."""
+
+    def paused() -> bool:
+        answer = httpx.post(f"{address}/graphql", json={"query": IS_PAUSED}, timeout=60)
+        return bool(answer.json()["data"]["instance"]["autoMaterializePaused"])
+
+    before = paused()
+    wanted = PAUSE if not before else PAUSE.replace("true", "false")
+    json_as_text = {"Content-Type": "text/plain;application/json", "Origin": "http://evil.example"}
+    for answer in (
+        httpx.get(f"{address}/graphql", params={"query": wanted}, headers={"Accept": "image/*"}, timeout=60),
+        httpx.post(f"{address}/graphql", content=json.dumps({"query": wanted}), headers=json_as_text, timeout=60),
+        httpx.post(f"{address}/graphql", json={"query": wanted}, headers={"Origin": "http://evil.localhost"}, timeout=60),
+        httpx.post(f"{address}/graphql", json={"query": wanted}, headers={"Host": "evil.example"}, timeout=60),
+        httpx.post(f"{address}/graphql", json={"query": wanted}, headers={"Sec-Fetch-Site": "cross-site"}, timeout=60),
+    ):
+        assert (answer.status_code, answer.text.startswith("refused: ")) == (403, True)
+    assert paused() == before
+    socket = address.replace("http://", "ws://") + "/graphql"
+    with pytest.raises(InvalidStatus):
+        connect(socket, origin="http://evil.example", subprotocols=["graphql-ws"])
+    with connect(socket, origin=address, subprotocols=["graphql-ws"]) as opened:
+        assert opened.subprotocol == "graphql-ws"
+    assert httpx.post(f"{address}/graphql", json={"query": wanted}, headers={"Origin": address}, timeout=60).status_code == 200
+    assert paused() != before
 
 
 def test_it_shows_the_pipelines_on_loopback_and_leaves_nothing_behind(case: PipelineCase, command: "subprocess.Popen[str]") -> None:
@@ -53,6 +88,9 @@ def test_it_shows_the_pipelines_on_loopback_and_leaves_nothing_behind(case: Pipe
     assert f"publish_{case.pipeline.replace('-', '_')}" in [job["name"] for job in answer["jobs"]]
     states = {one["name"]: one["sensorState"]["status"] for one in answer["sensors"]}
     assert states["observe_pipelines"] == "RUNNING"
+    check_guarded(address)
+    assert "DAGSTER_HOME of your shell is not used" in said.read_text()
+    assert list((case.directory / "foreign").iterdir()) == []
     family = psutil.Process(command.pid).children(recursive=True)
     listening = {c.laddr.ip for one in family for c in one.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}

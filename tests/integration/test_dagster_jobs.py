@@ -67,8 +67,7 @@ def test_dead_letters_are_rehearsed_reprocessed_and_discarded(dagster: DagsterCa
 @pytest.mark.parametrize(
     ("job", "config", "words"),
     [
-        ("start_pipeline", {"pipeline": "no-such"}, "there are case-"),
-        ("start_pipeline", {"legs": ["sinc"]}, "legs: sinc; there are ingest, process, sink"),
+        ("start_pipeline", {"legs": ["sinc"]}, "legs: say one or more of ingest, process, sink"),
         ("reprocess_dead_letters", {}, "say which dead letters"),
         ("discard_dead_letters", {"everything": True, "reason": " "}, "reason: say why"),
         ("reprocess_dead_letters", {"positions": ["17"]}, "must be a sequence and an ordinal"),
@@ -104,7 +103,43 @@ def test_a_pipeline_is_verified_from_the_launchpad_and_fails_with_what_differs(d
     assert (metadata["differences"], metadata["is_match"]) == (2, False)
     assert metadata["examples"].count("wrong") == 1
     assert told(launch(dagster, "verify_pipeline", until=(now - timedelta(hours=9)).isoformat()))["is_match"]
-    assert "since: 'yesterday' is no instant" in failure(launch(dagster, "verify_pipeline", since="yesterday"))
+    assert "since: write an instant such as" in failure(launch(dagster, "verify_pipeline", since="yesterday"))
+
+
+def test_rows_that_verification_finds_missing_are_put_back_from_the_launchpad(
+    dagster: DagsterCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.put_back.QUIET_SECONDS", 0)
+    case = dagster.case
+    case.send_events(300)
+    told(launch(dagster, "drain_pipeline"))
+    before = case.rows()
+    case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id IN (17, 18) SETTINGS mutations_sync = 2")
+    found = told(launch(dagster, "put_back_missing"))
+    assert (found["missing"], found["put back"], found["is_match"]) == (2, 2, True)
+    assert case.rows() == before
+    again = told(launch(dagster, "put_back_missing"))
+    assert (again["missing"], again["put back"]) == (0, 0)
+    case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
+    case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 3 SETTINGS mutations_sync = 2")
+    result = launch(dagster, "put_back_missing")
+    assert failure(result) == "1 rows were put back; behind that: 1 different rows name"
+
+
+def test_a_run_is_tagged_with_its_pipeline_and_reports_to_the_asset_that_it_makes(dagster: DagsterCase) -> None:
+    case = dagster.case
+    case.send_events(100, bad_every=10)
+    result = launch(dagster, "drain_pipeline")
+    told(result)
+    run = dagster.instance.get_run_by_id(result.run_id)
+    assert run is not None
+    assert run.tags["tallyflow/pipeline"] == case.pipeline
+    told(launch(dagster, "reprocess_dead_letters", everything=True, dry_run=True))
+    assert dagster.instance.get_latest_materialization_event(dagster.key("reprocessed_letters")) is None
+    told(launch(dagster, "reprocess_dead_letters", everything=True))
+    made = dagster.instance.get_latest_materialization_event(dagster.key("reprocessed_letters"))
+    assert made is not None
+    assert made.asset_materialization.metadata["entered again"].value == 10
 
 
 @pytest.mark.spark

@@ -25,7 +25,7 @@ def dagster(case: PipelineCase) -> Iterator[DagsterCase]:
 def ticks(dagster: DagsterCase) -> dict[str, str | int]:
     """By schedule, how many runs it asks for, or why none."""
     key = dagster.pipeline.key
-    asked = {name: dagster.schedule(name, NOW) for name in (f"publish_{key}_hourly", f"compact_{key}_daily", f"reprocess_{key}_daily")}
+    asked = {name: dagster.schedule(name, NOW) for name in (f"reprocess_{key}_daily",)}
     return {name.partition("_")[0]: one.skip_message or len(one.run_requests) for name, one in asked.items()}
 
 
@@ -33,13 +33,13 @@ def test_a_pipeline_that_was_never_started_is_passed_over(dagster: DagsterCase) 
     assert {str(said).partition(":")[0] for said in ticks(dagster).values()} == {f"pipeline {dagster.case.pipeline} was never started"}
     dagster.case.send_events(60)
     dagster.case.warm_run()
-    assert ticks(dagster) == {"publish": 1, "compact": 1, "reprocess": 1}
+    assert ticks(dagster) == {"reprocess": 1}
 
 
 def test_a_schedule_launches_its_run_while_nats_is_away(dagster: DagsterCase) -> None:
     """The run tries again, and says what is wrong."""
     dagster.case.stack.server("nats").kill()
     try:
-        assert ticks(dagster) == {"publish": 1, "compact": 1, "reprocess": 1}
+        assert ticks(dagster) == {"reprocess": 1}
     finally:
         dagster.case.stack.up()

@@ -56,29 +56,39 @@ def test_duplicates_that_cannot_be_told_are_said_to_be_unjudged() -> None:
     assert (found.passed, found.not_judged) == (True, "the table has no position columns")
 
 
-@pytest.mark.parametrize(("found", "passed"), [(99, False), (100, True), (105, True), (106, False)])
-def test_rows_lie_between_what_was_confirmed_before_and_after_they_were_counted(found: int, passed: bool) -> None:
-    assert judge.gaps(Confirmed(100, 105), Held(found, is_by_position=True)).passed == passed
+@pytest.mark.parametrize(("found", "passed"), [(99, False), (100, True), (101, False)])
+def test_as_many_positions_are_there_as_were_confirmed(found: int, passed: bool) -> None:
+    assert judge.gaps(Confirmed(100, 100), Held(found, is_by_position=True)).passed == passed
 
 
 @pytest.mark.parametrize(
     ("held", "said"),
     [
-        (Held(100, True), "100 positions, as confirmed"),
-        (Held(100, False), "100 rows, as confirmed"),
-        (Held(99, True), "1 of 100 confirmed rows are missing"),
+        (Held(100, True, confirmed=100), "100 positions, as confirmed"),
+        (Held(105, True, confirmed=100), "100 positions, as confirmed"),
+        (Held(104, True, confirmed=99), "1 of 100 confirmed rows are missing"),
         (
-            Held(99, True, removes="its TTL"),
+            Held(99, True, removes="its TTL", confirmed=99),
             "1 of 100 confirmed rows are missing, and its TTL removes rows: leave the check out if it shall",
         ),
-        (Held(107, True, removes="its TTL"), "2 positions more than the 105 that were confirmed"),
+        (Held(107, True, removes="its TTL", confirmed=100), "2 positions more than the 105 that were confirmed"),
+        (Held(105, True, confirmed=103), "3 positions more than the 100 that were confirmed before"),
+        (Held(99, False), "1 of 100 confirmed rows are missing"),
         (Held(107, False), "2 rows more than the 105 that were confirmed"),
     ],
 )
-def test_a_gap_is_told_in_numbers_and_with_what_removes_rows(held: Held, said: str) -> None:
+def test_a_gap_is_told_in_numbers_and_rows_of_an_open_chunk_never_hide_it(held: Held, said: str) -> None:
     found = judge.gaps(Confirmed(100, 105), held)
     assert (found.said, found.facts["found"]) == (said, held.count)
+    assert found.passed == said.endswith(", as confirmed")
     assert found.not_judged == ("" if held.is_by_position else "the table has no position columns: rows were counted")
+
+
+@pytest.mark.parametrize("held", [Held(100, False), Held(103, False), Held(105, True)])
+def test_nothing_is_judged_where_rows_of_an_open_chunk_cannot_be_told_from_confirmed_ones(held: Held) -> None:
+    found = judge.gaps(Confirmed(100, 105), held)
+    assert (found.passed, found.is_mild) == (False, True)
+    assert "a chunk was being inserted" in found.not_judged
 
 
 def test_a_row_of_no_record_of_the_topic_is_one_too_many_also_where_a_row_is_missing() -> None:

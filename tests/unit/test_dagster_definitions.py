@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 
 from dagster_project.components import TallyflowPipelines
 from dagster_project.definitions import build_definitions
-from dagster_project.pipeline_files import read_pipeline_files
+from dagster_project.pipeline_files import PipelineFiles, read_pipeline_files
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "orders" / "pipeline.yaml"
@@ -29,10 +29,14 @@ def document(**changed: Any) -> dict[str, Any]:
     return {**yaml.safe_load(text), **changed}
 
 
-def definitions(directory: Path, *documents: dict[str, Any], **environment: str) -> dg.Definitions:
+def read_files(directory: Path, *documents: dict[str, Any], **environment: str) -> PipelineFiles:
     for number, one in enumerate(documents):
         (directory / f"{number}.yaml").write_text(yaml.safe_dump(one, sort_keys=False))
-    return build_definitions(read_pipeline_files(directory, {**ENVIRONMENT, **environment}))
+    return read_pipeline_files(directory, {**ENVIRONMENT, **environment})
+
+
+def definitions(directory: Path, *documents: dict[str, Any], **environment: str) -> dg.Definitions:
+    return build_definitions(read_files(directory, *documents, **environment))
 
 
 def parents(defs: dg.Definitions) -> dict[str, set[str]]:
@@ -193,8 +197,10 @@ def test_schedules_run_where_somebody_says_so_and_dead_letters_never_by_themselv
     monkeypatch.setenv("TALLYFLOW_SCHEDULES", status)
     defs = definitions(tmp_path, document())
     running = {one.name for one in defs.schedules or () if one.default_status is dg.DefaultScheduleStatus.RUNNING}
-    wanted = {"publish_orders_demo_hourly", "compact_orders_demo_daily", "verify_orders_demo_hourly", "prune_event_log_nightly"}
+    wanted = {"verify_orders_demo_hourly", "prune_event_log_nightly"}
     assert running == (wanted if status else set())
+    (automation,) = [one for one in defs.sensors or () if one.name == "automate_pipelines"]
+    assert automation.default_status is (dg.DefaultSensorStatus.RUNNING if status else dg.DefaultSensorStatus.STOPPED)
     assert {one.name for one in defs.schedules or ()} - wanted == {"reprocess_orders_demo_daily"}
 
 
@@ -213,7 +219,8 @@ def test_the_component_gives_what_the_directory_gives(tmp_path: Path, monkeypatc
         with sandbox.load_component_and_build_defs(path) as (component, defs):
             assert isinstance(component, TallyflowPipelines)
             (tmp_path / "plain").mkdir()
-            assert keys_of(defs) == keys_of(definitions(tmp_path / "plain", document()))
+            assets, jobs, sensors = keys_of(definitions(tmp_path / "plain", document()))
+            assert keys_of(defs) == (assets, jobs - {"prune_event_log"}, sensors)
 
 
 COMPONENT = {"type": "dagster_project.components.TallyflowPipelines", "attributes": {"path": "pipelines"}}
@@ -261,6 +268,92 @@ def test_importing_the_command_line_imports_no_dagster() -> None:
 def test_a_launch_does_not_choose_what_is_executed(tmp_path: Path) -> None:
     job = definitions(tmp_path, document()).resolve_job_def("start_pipeline")
     ops = {"start_pipeline_op": {"config": {"pipeline": "orders-demo"}}}
-    for chosen in ({"command": ["sh", "-c", "id"]}, {"run_options": ["--master", "spark://elsewhere:7077"]}):
+    for chosen in ({"home": "/elsewhere"}, {"command": ["sh", "-c", "id"]}, {"run_options": ["--master", "spark://elsewhere:7077"]}):
         with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
             dg.validate_run_config(job, {"ops": ops, "resources": {"streaming_jobs": {"config": chosen}}})
+
+
+LAUNCHES: list[tuple[str, dict[str, Any]]] = [
+    ("start_pipeline", {"pipeline": {"env": "SECRET"}}),
+    ("start_pipeline", {"pipeline": "orders-demo", "legs": [{"env": "SECRET"}]}),
+    ("verify_pipeline", {"pipeline": "orders-demo", "since": {"env": "SECRET"}}),
+    ("verify_pipeline", {"pipeline": "orders-demo", "examples": {"env": "SECRET"}}),
+    ("reprocess_dead_letters", {"pipeline": "orders-demo", "everything": {"env": "SECRET"}}),
+    ("reprocess_dead_letters", {"pipeline": "orders-demo", "key": {"env": "SECRET"}}),
+    ("discard_dead_letters", {"pipeline": "orders-demo", "reason": {"env": "SECRET"}}),
+    ("prune_event_log", {"keep_days": {"env": "SECRET"}}),
+]
+
+
+@pytest.mark.parametrize(("job", "config"), LAUNCHES)
+def test_no_launch_reads_a_variable_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, config: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("SECRET", CANARY)
+    made = definitions(tmp_path, document()).resolve_job_def(job)
+    with pytest.raises(dg.DagsterInvalidConfigError) as error:
+        dg.validate_run_config(made, {"ops": {f"{job}_op": {"config": config}}})
+    assert CANARY not in str(error.value)
+
+
+def test_no_asset_takes_a_variable_of_the_environment(tmp_path: Path) -> None:
+    """Every field of every op, whatever it is of: none is of a type that takes `{env: NAME}`."""
+    defs = definitions(tmp_path, document())
+    kinds = [
+        field.config_type
+        for job in defs.resolve_all_job_defs()
+        for node in job.all_node_defs
+        if isinstance(node, dg.OpDefinition) and hasattr(node.config_schema.config_type, "fields")
+        for field in node.config_schema.config_type.fields.values()
+    ]
+    assert len(kinds) > 20
+    for kind in kinds:
+        while hasattr(kind, "inner_type"):
+            kind = kind.inner_type
+        assert kind not in (dg.StringSource, dg.IntSource, dg.BoolSource)
+
+
+@pytest.mark.parametrize(
+    ("resource", "config"),
+    [
+        ("tallyflow_spark", {"spark_config": {"spark.submit.pyFiles": "http://elsewhere/evil.zip"}}),
+        ("tallyflow_spark", {"master": "spark://elsewhere:7077"}),
+        ("streaming_jobs", {"clickhouse": {"host": "elsewhere"}}),
+        ("streaming_jobs", {"home": {"env": "SECRET"}}),
+    ],
+)
+def test_no_launch_sets_a_resource(tmp_path: Path, resource: str, config: dict[str, Any]) -> None:
+    job = definitions(tmp_path, document()).resolve_job_def("compact_keys")
+    ops = {"compact_keys_op": {"config": {"pipeline": "orders-demo"}}}
+    assert dg.validate_run_config(job, {"ops": ops})
+    with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
+        dg.validate_run_config(job, {"ops": ops, "resources": {resource: {"config": config}}})
+
+
+def test_the_launchpad_offers_the_pipelines_that_there_are(tmp_path: Path) -> None:
+    job = definitions(tmp_path, document(), document(pipeline_id="second")).resolve_job_def("start_pipeline")
+    field = job.get_node_named("start_pipeline_op").definition.config_schema.config_type.fields["pipeline"]
+    assert [one.config_value for one in field.config_type.enum_values] == ["orders-demo", "second"]
+    assert field.is_required
+
+
+def test_the_publication_and_its_checks_are_due_in_one_run_once_the_table_is_there(tmp_path: Path) -> None:
+    """What is asked for at one moment is one run, in which a failed blocking check holds the publication back."""
+    defs = definitions(tmp_path, document())
+    key = ["orders_demo", "clickhouse_table"]
+    with dg.instance_for_test() as instance:
+        at = datetime(2026, 3, 1, 3, 19, tzinfo=UTC)
+        before = dg.evaluate_automation_conditions(defs, instance, evaluation_time=at)
+        first = dg.evaluate_automation_conditions(defs, instance, evaluation_time=at + timedelta(minutes=2), cursor=before.cursor)
+        assert first.total_requested == 0, "the pipeline was never started"
+        instance.report_runless_asset_event(dg.AssetMaterialization(key))
+        instance.report_runless_asset_event(dg.AssetMaterialization(["orders_demo", "dedup_store"]))
+        due = dg.evaluate_automation_conditions(defs, instance, evaluation_time=at + timedelta(minutes=3), cursor=first.cursor)
+        requested = {one.key.to_user_string() for one in due.results if one.true_subset.size}
+        names = ("conservation", "duplicates", "gaps", "freshness", "dead_letters", "views")
+        assert {f"orders_demo/clickhouse_table:{name}" for name in names} <= requested
+        assert {"orders_demo/published", "orders_demo/dedup_compaction"} <= requested
+        again = dg.evaluate_automation_conditions(defs, instance, evaluation_time=at + timedelta(minutes=4), cursor=due.cursor)
+        assert again.total_requested == 0
+        later = dg.evaluate_automation_conditions(defs, instance, evaluation_time=at + timedelta(hours=1, minutes=2), cursor=again.cursor)
+        assert "orders_demo/published" in {one.key.to_user_string() for one in later.results if one.true_subset.size}

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from dagster_project.pipeline_files import pipelines_directory, read_pipeline_files
 
 ENVIRONMENT = {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "CLICKHOUSE_HOST": "127.0.0.1", "CLICKHOUSE_PORT": "1"}
@@ -73,3 +75,28 @@ def test_the_examples_are_the_default_and_sound() -> None:
     found = read_pipeline_files(pipelines_directory({}), ENVIRONMENT)
     assert [pipeline.config.pipeline_id for pipeline in found.pipelines] == ["orders-demo"]
     assert found.faulty == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 1000, "a: !!bool x", "a: !!timestamp x", "buckets: 0x" + 4000 * "f", "\x00", "a: &a [*a]", "? {a: 1}\n: 2", "%YAML 9.9\n---\na"],
+    ids=["depth", "bool", "timestamp", "number", "NUL", "cycle", "odd key", "directive"],
+)
+def test_whatever_a_file_does_to_its_reader_the_others_are_shown(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "sound.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(text)
+    found = read_pipeline_files(tmp_path, ENVIRONMENT)
+    assert [pipeline.key for pipeline in found.pipelines] == ["orders_demo"]
+    assert [one.path for one in found.faulty] == [broken]
+
+
+def test_a_file_that_breaks_its_reader_is_told_without_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("secret-7d1f")
+
+    monkeypatch.setattr("dagster_project.pipeline_files.load", broken)
+    write(tmp_path / "a.yaml")
+    (found,) = read_pipeline_files(tmp_path, ENVIRONMENT).faulty
+    assert "cannot be read (LookupError)" in found.message
+    assert "secret" not in found.message

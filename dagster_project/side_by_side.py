@@ -1,0 +1,29 @@
+"""What a tick asks of many pipelines: side by side, within a time, so that one whose systems are silent holds up no other."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from typing import TypeVar
+
+from dagster_project.pipeline_files import Pipeline
+from pipelines.errors import RetryableError, TallyflowError
+
+T = TypeVar("T")
+WITHIN = timedelta(seconds=3)
+"""What a tick has for looking at all pipelines; one that is not seen in time is seen by the next tick."""
+
+
+def look_at_all(pipelines: Sequence[Pipeline], look: Callable[[Pipeline], T]) -> Iterator[tuple[Pipeline, T | TallyflowError]]:
+    """What `look` gives for each pipeline, in their order; an error of ours where it raised one, or did not end in time."""
+    pool = ThreadPoolExecutor(max(1, len(pipelines)), "tick")
+    asked = [pool.submit(look, pipeline) for pipeline in pipelines]
+    wait(asked, timeout=WITHIN.total_seconds())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for pipeline, one in zip(pipelines, asked, strict=True):
+        if not one.done() or one.cancelled():
+            yield pipeline, RetryableError(f"not seen within {WITHIN.total_seconds():.0f} s")
+            continue
+        try:
+            yield pipeline, one.result()
+        except TallyflowError as error:
+            yield pipeline, error

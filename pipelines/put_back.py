@@ -1,0 +1,180 @@
+"""Rows that the sink has confirmed and the table has lost, put back: computed again from raw, by the stages that made them.
+
+In: what a verification finds missing. Out: those rows in the table, each once, and a second verification.
+Never doubles: only positions that the sink has confirmed are touched, which it never sends again; each block is sent after a look at which
+of its positions are in the table; one command at a time holds the lease `put-back`, and waits until no insert of an earlier one can be at
+work. May be killed at any time and repeated. Changes nothing on the ledger: the rows are counted there already.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.jetstream import JetStream
+from pipelines.errors import HaltError, RefusedError, RetryableError
+from pipelines.failpoints import reach
+from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
+from pipelines.legs.arrivals import Arrived, steps
+from pipelines.legs.frames import new_counts, stages
+from pipelines.legs.stage_config import StageConfig
+from pipelines.naming import STREAM_ID_KEY, Names
+from pipelines.purge import purge_lease
+from pipelines.records import ORDINAL_BITS, position_keys
+from pipelines.removal import removes_rows
+from pipelines.sink import insert_block
+from pipelines.state.index import Words
+from pipelines.statements import statement
+from pipelines.verification.result import Verification
+from pipelines.verification.run import Request, Subject, Verifier, verify
+
+LEASE = "put-back"
+QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
+"""How long an insert of a command that was killed may be at work."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """`before` found `missing` rows; `rows` were inserted, fewer where somebody else had put some back meanwhile. `after` is the
+    verification behind that, `before` itself where nothing was missing.
+    """
+
+    before: Verification
+    missing: int
+    rows: int
+    after: Verification
+
+
+def put_back(
+    config: PipelineConfig, log: JetStream, request: Request, feed_views: bool = False, tell: Tell = lambda doing: None
+) -> PutBack:
+    """Verifies the range of `request`, puts back what is missing, and verifies again. May be done beside the running pipeline.
+
+    `feed_views`: also where materialized views get the rows once more. Raises HaltError for a table whose rows cannot be put back (no
+    position columns, other columns, rows that it removes by itself, views), and for a pipeline that was never started; FencedError while
+    another command is at work; RetryableError while a system is away: what was inserted stays, and the same call goes on.
+    """
+    verifier = Verifier(config, log, request, tell)
+    subject = verifier.subject()
+    before = verifier.verification(subject, verifier.compare(subject) if subject else None)
+    missing = verifier.found.missing
+    if subject is None or not len(missing):
+        if subject is not None and not subject.has_positions and before.findings:
+            raise HaltError(f"putting rows back into {before.table}: it has no position columns, so nobody can tell which rows are missing")
+        return PutBack(before, 0, 0, before)
+    clickhouse = ClickHouse(config.sink)
+    try:
+        _check_table(config, clickhouse, before, feed_views)
+        with _lease(config, log, request) as lease:
+            rows = _Inserts(config, log, clickhouse, lease, tell).insert(subject, missing)
+    finally:
+        clickhouse.close()
+    return PutBack(before, len(missing), rows, verify(config, log, request, tell))
+
+
+def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verification, feed_views: bool) -> None:
+    doing = f"putting rows back into {before.table}"
+    altered = sorted({str(one.column) for one in before.findings if one.place == "schema"})
+    if altered:
+        raise HaltError(f"{doing}: its columns {', '.join(altered)} are not those that the rows were made for; put the table back first")
+    database, name = config.sink.connection_params.database, config.sink.table
+    table = clickhouse.inspect(database, name)
+    removes = removes_rows(table) if table else ""
+    if removes:
+        raise HaltError(f"{doing}: {removes} removes rows, these would go as well; nothing was inserted")
+    views = [view.full_name for view in clickhouse.views_on(database, name)]
+    if views and not feed_views:
+        raise HaltError(
+            f"{doing}: the materialized views {', '.join(views)} would get the rows once more; nothing was inserted. If the "
+            "rows are not in what they fill either, say feed_views; else detach the views, put the rows back, and attach the views again"
+        )
+
+
+@contextmanager
+def _lease(config: PipelineConfig, log: JetStream, request: Request) -> Iterator[Lease]:
+    names = Names(config.pipeline_id)
+    lease = Lease(log, names, request.directory, LEASE)
+    lease.acquire()
+    try:
+        purge_lease(log, names, LEASE)
+        # What a command that was killed has sent may still be at work in ClickHouse: it must be there before anybody looks.
+        time.sleep(QUIET_SECONDS)
+        yield lease
+    finally:
+        lease.release()
+
+
+class _Inserts:
+    """The inserts of one command, under its lease."""
+
+    def __init__(self, config: PipelineConfig, log: JetStream, clickhouse: ClickHouse, lease: Lease, tell: Tell) -> None:
+        self._config, self._log, self._clickhouse, self._lease, self._tell = config, log, clickhouse, lease, tell
+        self._names = Names(config.pipeline_id)
+
+    def insert(self, subject: Subject, missing: Words) -> int:
+        """How many rows were inserted. `missing`: positions, ascending, of records that must have a row."""
+        count = 0
+        history = subject.history
+        with open_engine() as engine:
+            for first, last, version in history.segments(int(missing[0]) >> ORDINAL_BITS, int(missing[-1]) >> ORDINAL_BITS):
+                for step in steps(self._frames(subject, missing, first, last)):
+                    count += self._insert_step(engine, subject.configs[version], step, missing)
+        return count
+
+    def _frames(self, subject: Subject, missing: Words, first: int, last: int) -> Iterator[Arrived]:
+        """The raw frames with missing rows, with the arrivals that the ledger tells."""
+        stream = self._names.stream("raw")
+        for sequence in np.unique(missing >> np.uint64(ORDINAL_BITS)).tolist():
+            if not first <= sequence <= last:
+                continue
+            message = self._log.get(stream, sequence)
+            if message is None:
+                raise RetryableError(f"reading {stream}: sequence {sequence} was there a moment ago and is not; look again")
+            yield Arrived(message, subject.history.arrival_us(sequence))
+
+    def _insert_step(self, engine: duckdb.DuckDBPyConnection, config: StageConfig, step: list[Arrived], missing: Words) -> int:
+        rows, _ = stages(engine, config, config.version, step, new_counts())
+        rows = rows.filter(pa.array(np.isin(position_keys(rows), missing)))
+        rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(config, step)))).unify_dictionaries().combine_chunks()
+        if not rows.num_rows:
+            return 0
+        positions = position_keys(rows)
+        if len(np.unique(positions)) < len(positions):
+            raise HaltError(f"putting rows back into {config.full_table}: a record has several rows; nothing of them was inserted")
+        self._tell(f"inserting {rows.num_rows:,} rows of raw {step[0].message.sequence}..{step[-1].message.sequence}")
+        if self._lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
+            raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
+        columns = config.insert_columns
+        block, token = insert_block(rows.select(columns)), self._token(config, positions)
+        reach("put-back.before-insert")
+        try:
+            self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS)
+        except RefusedError as error:
+            raise HaltError(
+                f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again"
+            ) from error
+        reach("put-back.after-insert")
+        return len(positions)
+
+    def _held(self, config: StageConfig, step: list[Arrived]) -> Words:
+        """Positions of these frames that are in the table now."""
+        first, last = step[0].message.sequence, step[-1].message.sequence
+        parameters = {"database": config.database, "table": config.table, "first": first, "last": last}
+        found = self._clickhouse.rows(f"looking for rows of {config.full_table}", statement("clickhouse/positions_held"), parameters)
+        return np.array([sequence << ORDINAL_BITS | ordinal for sequence, ordinal in found], dtype=np.uint64)
+
+    def _token(self, config: StageConfig, positions: Words) -> str:
+        """Of the positions, within this command: rows that are lost again must not look like a block that ClickHouse remembers."""
+        state = self._log.state(self._names.stream("raw"))
+        stream_id = state.metadata.get(STREAM_ID_KEY, "") if state else ""
+        digest = hashlib.sha256(positions.tobytes()).hexdigest()[:32]
+        return f"tf:{self._names.pipeline}:{stream_id}:{config.full_table}:put-back:{self._lease.holder.epoch}:{digest}"
