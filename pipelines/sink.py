@@ -65,7 +65,7 @@ def chunks(
     max_bytes: int = MAX_CHUNK_BYTES,
     bytes_of: Callable[[bytes], int] = uncompressed_bytes,
 ) -> Iterator[Chunk]:
-    """Cuts frames into chunks of at most `max_rows` rows and `max_bytes` bytes, uncompressed, at frame borders; one frame alone always fits.
+    """Cuts frames into chunks of at most `max_rows` rows and `max_bytes` bytes, uncompressed, at frame borders; a frame alone always fits.
 
     Raises pyarrow.ArrowInvalid for bytes that are no frame.
     """
