@@ -15,11 +15,13 @@ Made from `pipelines/error_classes`; do not edit. What ClickHouse, NATS and Kafk
 
 - **`retryable`**: the same thing is tried again, with pauses of up to 15 s, for days if need be. The leg's state is `waiting`, with the
   error. Nothing is dropped.
-- **`record`**: single rows are refused, and nothing of their block was stored. They are found by cutting the block and become dead letters;
-  the others are inserted.
+- **`record`**: single rows are refused. They are found by cutting the block and become dead letters; the others are inserted. Before each cut
+  the table is asked which rows it has stored all the same.
 - **`halt`**: the leg stops before anything is lost or doubled. The message ends with what to do next. Nothing becomes a dead letter for it.
 
-What is not listed is a halt. Waited for all the same: an answer without a code and with the HTTP status 408, 429 or 5xx, NATS's status 503,
+What is not listed is a halt, but for an insert into ClickHouse: there a code that is not listed, and those with `*` behind their class, do
+not tell whether a row or the table is the cause. After three refusals the chunk is cut as for a `record`; three rows of a chunk in a row, and
+none taken, are a halt. Waited for all the same: an answer without a code and with the HTTP status 408, 429 or 5xx, NATS's status 503,
 and codes that librdkafka calls retriable. What ClickHouse refuses while it pushes an insert to a materialized view is a halt, unless it is
 `retryable`: the table may hold the rows already.
 
@@ -34,7 +36,7 @@ on_error:
 ```
 
 `retryable` and `halt` are always safe: the next attempt, or the next start, does the same thing again, and ClickHouse knows its token.
-`record` is possible where the last column says so. An error that may come after rows were stored could double them, or lose them; one that
+`record` is possible where the last column says so. An error that may come whatever the rows hold could lose them; one that
 has nothing to do with what a row holds would send every row to the dead letters. An error that the protocol answers itself keeps its class.
 """
 
@@ -55,7 +57,8 @@ def _section(system: System, title: str) -> str:
 def _row(row: ErrorRow) -> str:
     meaning = f"{row.meaning} (`{row.words}`)" if row.words else row.meaning
     code = "" if row.code is None else row.code
-    return f"| {code} | `{row.name}` | `{row.error_class}` | {meaning} | {row.remedy} | {_others(row)} |"
+    kind = f"`{row.error_class}`{' *' if row.is_vague else ''}"
+    return f"| {code} | `{row.name}` | {kind} | {meaning} | {row.remedy} | {_others(row)} |"
 
 
 def _others(row: ErrorRow) -> str:

@@ -3,6 +3,7 @@
     TallyflowError
     ├── ConfigurationError     stop before anything starts; carries every fault with its path
     ├── RetryableError         a system is away or overloaded: back off and wait
+    │   └── InsertTooLargeError  the server gave an insert up for what it takes: a smaller one may pass
     ├── ConflictError          a compare-and-set lost: read the last message again and go on from it
     ├── RefusedError           ClickHouse refuses a block for rows in it: find them, they are dead letters
     └── HaltError              stop the leg; the message says what to do next
@@ -49,6 +50,10 @@ class RetryableError(TallyflowError):
     """The network or a system is away or overloaded; the caller backs off and tries the same thing again."""
 
 
+class InsertTooLargeError(RetryableError):
+    """The server gave an insert up for the time or the memory that it takes; whether it was stored is unknown."""
+
+
 class HaltError(TallyflowError):
     """The leg must stop: going on could lose or double an event, or can never succeed. The message names the remedy."""
 
@@ -78,14 +83,15 @@ class InvariantError(HaltError):
 
 
 class RefusedError(TallyflowError):
-    """ClickHouse refuses a block because of rows in it; nothing of the block was stored, whatever happens next.
+    """ClickHouse refuses a block because of rows in it. Parts of it may be stored all the same: a part is written per partition.
 
-    `row` is the first of them where the server names it, counted from 0 within the block.
+    `row` is the first of them where the server names it, counted from 0 within the block. `is_whole`: the refusal came before anything
+    was written. `is_known`: the error is one that rows cause; else it may as well be the table's, and must be seen more than once.
     """
 
-    def __init__(self, message: str, row: int | None) -> None:
+    def __init__(self, message: str, row: int | None, is_whole: bool = False, is_known: bool = True) -> None:
         super().__init__(message)
-        self.row = row
+        self.row, self.is_whole, self.is_known = row, is_whole, is_known
 
 
 class ConflictError(TallyflowError):

@@ -26,7 +26,8 @@ from pipelines.records import Message
 TTL_SECONDS = 10.0
 RENEW_EVERY_SECONDS = 2.0
 INSERT_MAX_EXECUTION_SECONDS = 6
-"""Server-side bound of one insert. ClickHouse cannot fence a late insert, so an insert starts only with more lease left than this."""
+"""An insert starts only with more lease left than this, and one that was sent has reached ClickHouse by then; ClickHouse cannot fence one
+that is late. Not how long it runs: `max_execution_time` does not bind what a part takes to be written (7.8 s of 1 s, measured, 26.9)."""
 
 
 @dataclass(frozen=True)

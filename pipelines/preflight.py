@@ -4,14 +4,17 @@ Every check fails with one clear message and changes nothing, except that missin
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 from pipelines.columns import parse_type, quote_identifier
 from pipelines.config import PipelineConfig, shape_of, unsupported
 from pipelines.connectors.clickhouse import ClickHouse, Table, TableColumn
+from pipelines.connectors.clickhouse_settings import MAX_PARTITIONS_PER_INSERT
 from pipelines.connectors.jetstream import JetStream, StreamState
 from pipelines.connectors.kafka import KafkaTopic, TopicFacts
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
@@ -27,6 +30,9 @@ CONTACT_SECONDS = 3.0
 """Kafka's first answer is waited for this long at a time: short, so that whoever starts a pipeline soon reads what it waits for."""
 CREATED_DEDUP_WINDOW = 10_000
 MIN_DEDUP_WINDOW = 4
+"""Tokens that a table must remember per partition that one insert can touch: each makes a block of its own."""
+MIN_DEDUP_TIME = timedelta(days=7)
+"""How long a Replicated table must remember them, unless the file says otherwise."""
 POSITION_COLUMN_TYPES = (
     ("_tf_sequence", "UInt64"),
     ("_tf_ordinal", "UInt32"),
@@ -166,8 +172,9 @@ def ensure_table(config: PipelineConfig, clickhouse: ClickHouse) -> Table:
             raise HaltError(f"creating table {database}.{sink.table}: it was created and is not there; is another process dropping it?")
     check_columns(config, table)
     if sink.delivery == "exactly_once":
+        clickhouse.check_insert_settings()
         for target in [table, *clickhouse.view_targets(database, sink.table)]:
-            _check_window(target)
+            _check_window(target, sink.max_outage or MIN_DEDUP_TIME)
     return table
 
 
@@ -240,16 +247,31 @@ def _fits(declared: str, actual: str) -> bool:
     return actual in (wanted, f"Nullable({wanted})", f"LowCardinality({wanted})", f"LowCardinality(Nullable({wanted}))")
 
 
-def _check_window(table: Table) -> None:
+def _check_window(table: Table, longest_outage: timedelta) -> None:
     if "MergeTree" not in table.engine:
         raise HaltError(
             f"checking table {table.full_name}: engine {table.engine} does not deduplicate inserts, so exactly-once is not possible; "
             "use a MergeTree engine, or say `delivery: at_least_once` in the sink"
         )
-    if table.dedup_window < MIN_DEDUP_WINDOW:
-        setting = "replicated_deduplication_window" if table.engine.startswith("Replicated") else "non_replicated_deduplication_window"
-        raise HaltError(
-            f"checking table {table.full_name}: it remembers {table.dedup_window} insert tokens, exactly-once needs at least "
-            f"{MIN_DEDUP_WINDOW}; run ALTER TABLE {table.full_name} MODIFY SETTING {setting} = {CREATED_DEDUP_WINDOW}, "
-            "or say `delivery: at_least_once` in the sink"
+    needed = MIN_DEDUP_WINDOW * (MAX_PARTITIONS_PER_INSERT if table.is_partitioned else 1)
+    setting = "replicated_deduplication_window" if table.is_replicated else "non_replicated_deduplication_window"
+    if table.dedup_window < needed:
+        why = f" ({MIN_DEDUP_WINDOW} for each of {MAX_PARTITIONS_PER_INSERT} partitions of an insert)" if table.is_partitioned else ""
+        raise _window_halt(
+            table, f"{table.dedup_window} insert tokens, exactly-once needs at least {needed}{why}", f"{setting} = {CREATED_DEDUP_WINDOW}"
         )
+    seconds = math.ceil(longest_outage.total_seconds())
+    if table.dedup_seconds is not None and table.dedup_seconds < seconds:
+        raise _window_halt(
+            table,
+            f"insert tokens for {table.dedup_seconds} s, exactly-once needs at least {seconds} s",
+            f"{setting}_seconds = {seconds}",
+            "give the longest time that the pipeline may stand still as `max_outage` of the sink, ",
+        )
+
+
+def _window_halt(table: Table, remembers: str, setting: str, other_way: str = "") -> HaltError:
+    return HaltError(
+        f"checking table {table.full_name}: it remembers {remembers}; run ALTER TABLE {table.full_name} MODIFY SETTING {setting}, "
+        f"{other_way}or say `delivery: at_least_once` in the sink"
+    )

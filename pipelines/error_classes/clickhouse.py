@@ -10,9 +10,9 @@ NO_ROOM = "No space left on device"
 _LOGIN = "check `username` and `password` in the sink's connection_params, then start again"
 _DISK = "the same chunk is sent again with its token; if it lasts, make room on the disk, or look at the object store"
 _TABLE = "compare the table with the mapping (was it altered?), correct one of them and start again; the chunk waits, whole"
-_VALUES = (
-    "nothing was dropped. If single rows hold such values, make it a `record` under `on_error.clickhouse`; "
-    "else mend the table, then start again"
+_VAGUE = (
+    "a chunk that meets it three times is cut: rows that meet it alone are dead letters while others are taken. "
+    "If it halts, compare the table with the mapping, mend the cause and start again"
 )
 
 ROWS: tuple[ErrorRow, ...] = (
@@ -101,19 +101,33 @@ ROWS: tuple[ErrorRow, ...] = (
         "record",
         "the row is a dead letter (`refused`): mend the producer, or the table's constraint or expression that the message names",
         (6, "CANNOT_PARSE_TEXT", "an expression of the table cannot read a text"),
+        (19, "SIZE_OF_FIXED_STRING_DOESNT_MATCH", "a string does not have the length that its column wants"),
+        (26, "CANNOT_PARSE_QUOTED_STRING", "an expression of the table cannot read a text"),
         (27, "CANNOT_PARSE_INPUT_ASSERTION_FAILED", "an expression of the table cannot read a text"),
         (38, "CANNOT_PARSE_DATE", "an expression of the table cannot read a date"),
         (41, "CANNOT_PARSE_DATETIME", "an expression of the table cannot read a time"),
         (69, "ARGUMENT_OUT_OF_BOUND", "an expression of the table was given a value out of its bounds"),
         (70, "CANNOT_CONVERT_TYPE", "a value cannot be converted into its column's type"),
         (72, "CANNOT_PARSE_NUMBER", "an expression of the table cannot read a number"),
+        (117, "INCORRECT_DATA", "a value, or the block, is not what its type says"),
+        (128, "TOO_LARGE_ARRAY_SIZE", "an array is too long"),
+        (130, "CANNOT_READ_ARRAY_FROM_TEXT", "an expression of the table cannot read an array"),
         (131, "TOO_LARGE_STRING_SIZE", "a string is too long for its column"),
         (153, "ILLEGAL_DIVISION", "an expression of the table divides by zero"),
+        (190, "SIZES_OF_ARRAYS_DONT_MATCH", "arrays of a Nested column differ in length"),
         (321, "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE", "a value does not fit into its column's type"),
         (349, "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN", "a null for a column that takes none"),
+        (376, "CANNOT_PARSE_UUID", "an expression of the table cannot read a UUID"),
         (395, "FUNCTION_THROW_IF_VALUE_IS_NON_ZERO", "`throwIf` in an expression of the table"),
         (407, "DECIMAL_OVERFLOW", "a decimal does not fit into its column's type"),
+        (427, "CANNOT_COMPILE_REGEXP", "an expression of the table was given a pattern that is none"),
+        (441, "CANNOT_PARSE_DOMAIN_VALUE_FROM_STRING", "an expression of the table cannot read a value"),
+        (467, "CANNOT_PARSE_BOOL", "an expression of the table cannot read a flag"),
         (469, "VIOLATED_CONSTRAINT", "a CHECK constraint of the table"),
+        (563, "CANNOT_READ_MAP_FROM_TEXT", "an expression of the table cannot read a map"),
+        (632, "UNEXPECTED_DATA_AFTER_PARSED_VALUE", "an expression of the table finds more than a value"),
+        (675, "CANNOT_PARSE_IPV4", "an expression of the table cannot read an address"),
+        (676, "CANNOT_PARSE_IPV6", "an expression of the table cannot read an address"),
         (691, "UNKNOWN_ELEMENT_OF_ENUM", "a value that the Enum does not have"),
     ),
     ErrorRow(
@@ -129,21 +143,16 @@ ROWS: tuple[ErrorRow, ...] = (
     *rows(
         "clickhouse",
         "halt",
-        _VALUES,
-        (19, "SIZE_OF_FIXED_STRING_DOESNT_MATCH", "a string does not have the length that its column wants"),
-        (26, "CANNOT_PARSE_QUOTED_STRING", "an expression of the table cannot read a text"),
-        (117, "INCORRECT_DATA", "a value, or the block, is not what its type says"),
-        (128, "TOO_LARGE_ARRAY_SIZE", "an array is too long"),
-        (130, "CANNOT_READ_ARRAY_FROM_TEXT", "an expression of the table cannot read an array"),
-        (190, "SIZES_OF_ARRAYS_DONT_MATCH", "arrays of a Nested column differ in length"),
-        (376, "CANNOT_PARSE_UUID", "an expression of the table cannot read a UUID"),
-        (441, "CANNOT_PARSE_DOMAIN_VALUE_FROM_STRING", "an expression of the table cannot read a value"),
-        (467, "CANNOT_PARSE_BOOL", "an expression of the table cannot read a flag"),
-        (563, "CANNOT_READ_MAP_FROM_TEXT", "an expression of the table cannot read a map"),
-        (632, "UNEXPECTED_DATA_AFTER_PARSED_VALUE", "an expression of the table finds more than a value"),
-        (675, "CANNOT_PARSE_IPV4", "an expression of the table cannot read an address"),
-        (676, "CANNOT_PARSE_IPV6", "an expression of the table cannot read an address"),
-        may_be_record=True,
+        _VAGUE,
+        (36, "BAD_ARGUMENTS", "an expression of the table, or a setting, is given what it does not take"),
+        (43, "ILLEGAL_TYPE_OF_ARGUMENT", "an expression of the table is given a type that it does not take"),
+        (44, "ILLEGAL_COLUMN", "a column cannot be used in this way"),
+        (49, "LOGICAL_ERROR", "a bug of the server"),
+        (53, "TYPE_MISMATCH", "a column has another type than the block"),
+        (1000, "POCO_EXCEPTION", "a library of the server failed"),
+        (1001, "STD_EXCEPTION", "a library of the server failed"),
+        (1002, "UNKNOWN_EXCEPTION", "the server does not say what failed"),
+        is_vague=True,
     ),
     *rows(
         "clickhouse",
@@ -154,13 +163,9 @@ ROWS: tuple[ErrorRow, ...] = (
         (16, "NO_SUCH_COLUMN_IN_TABLE", "the table has no such column"),
         (20, "NUMBER_OF_COLUMNS_DOESNT_MATCH", "the table has another number of columns"),
         (33, "CANNOT_READ_ALL_DATA", "the server cannot read the block to its end"),
-        (36, "BAD_ARGUMENTS", "an expression of the table, or a setting, is given what it does not take"),
-        (43, "ILLEGAL_TYPE_OF_ARGUMENT", "an expression of the table is given a type that it does not take"),
-        (44, "ILLEGAL_COLUMN", "a column cannot be used in this way"),
         (46, "UNKNOWN_FUNCTION", "an expression of the table uses a function that the server does not have"),
         (47, "UNKNOWN_IDENTIFIER", "an expression of the table names what is not there"),
         (50, "UNKNOWN_TYPE", "the server does not know a type"),
-        (53, "TYPE_MISMATCH", "a column has another type than the block"),
         (122, "INCOMPATIBLE_COLUMNS", "columns of the table and of the block do not go together"),
         (764, "DEDUPLICATION_IS_NOT_POSSIBLE", "the table, or a view on it, cannot tell a repeated insert"),
     ),
@@ -214,15 +219,11 @@ ROWS: tuple[ErrorRow, ...] = (
         (1, "UNSUPPORTED_METHOD", "the table's engine cannot do this"),
         (40, "CHECKSUM_DOESNT_MATCH", "what arrived, or lies on the disk, is damaged"),
         (48, "NOT_IMPLEMENTED", "the server, or the table's engine, cannot do this"),
-        (49, "LOGICAL_ERROR", "a bug of the server"),
         (76, "CANNOT_OPEN_FILE", "a file of the server cannot be opened"),
         (62, "SYNTAX_ERROR", "the server does not understand a statement of ours: it is too old, or this is a bug of ours"),
         (73, "UNKNOWN_FORMAT", "the server cannot read Arrow"),
         (115, "UNKNOWN_SETTING", "the server is too old for a setting that exactly-once needs"),
         (246, "CORRUPTED_DATA", "data of the table is damaged"),
         (774, "TABLE_IS_PERMANENTLY_READ_ONLY", "the table lies on a disk that cannot be written"),
-        (1000, "POCO_EXCEPTION", "a library of the server failed"),
-        (1001, "STD_EXCEPTION", "a library of the server failed"),
-        (1002, "UNKNOWN_EXCEPTION", "the server does not say what failed"),
     ),
 )

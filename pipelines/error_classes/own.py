@@ -8,6 +8,7 @@ ROWS: tuple[ErrorRow, ...] = (
         "retryable",
         "it is tried again, or read again, by itself",
         (None, "RetryableError", "a system is away or overloaded"),
+        (None, "InsertTooLargeError", "ClickHouse gave an insert up for the time or the memory that it takes; the third time it is cut"),
         (None, "ConflictError", "a compare-and-set lost"),
         is_fixed=True,
     ),

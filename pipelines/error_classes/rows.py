@@ -11,7 +11,8 @@ ErrorClass = Literal["retryable", "record", "halt"]
 class ErrorRow:
     """One error: its code (None where the system gives only a name), its name, its class, what it means, what to do next.
 
-    `may_be_record`: it is raised for what single values hold, before anything of their block is stored, so it may be made a `record`.
+    `may_be_record`: it is raised for what single values hold, so it may be made a `record`. `is_vague`: it does not tell whether a row or
+    the table is the cause, so a chunk that meets it again and again is cut, and a row that meets it alone is a dead letter.
     `is_fixed`: the protocol answers it itself; no class but its own makes sense. `words`: only where the server says them with the code.
     """
 
@@ -24,6 +25,7 @@ class ErrorRow:
     may_be_record: bool = False
     is_fixed: bool = False
     words: str = ""
+    is_vague: bool = False
 
 
 Fact = tuple[int | None, str, str]
@@ -31,10 +33,18 @@ Fact = tuple[int | None, str, str]
 
 
 def rows(
-    system: System, error_class: ErrorClass, remedy: str, *facts: Fact, may_be_record: bool = False, is_fixed: bool = False, words: str = ""
+    system: System,
+    error_class: ErrorClass,
+    remedy: str,
+    *facts: Fact,
+    may_be_record: bool = False,
+    is_fixed: bool = False,
+    words: str = "",
+    is_vague: bool = False,
 ) -> tuple[ErrorRow, ...]:
     """Errors that have their class and their remedy in common."""
+    may_be_record = may_be_record or error_class == "record"
     return tuple(
-        ErrorRow(system, code, name, error_class, meaning, remedy, may_be_record or error_class == "record", is_fixed, words)
+        ErrorRow(system, code, name, error_class, meaning, remedy, may_be_record, is_fixed, words, is_vague)
         for code, name, meaning in facts
     )

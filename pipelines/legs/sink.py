@@ -1,14 +1,17 @@
 """The sink leg: out frames to ClickHouse, one insert per chunk, planned and confirmed on the ledger.
 
-A chunk that ClickHouse refuses for single rows is cut until these stand alone: they are dead letters, the others are inserted. Every cut
-and every refusal is on the ledger before the next insert (`sink.Pieces`), so a restart goes on with the very same pieces.
+A chunk that ClickHouse refuses for single rows is cut until these stand alone: they are dead letters, the others are inserted. Before a cut
+or a refusal is decided, the table is asked which rows it has (`settling`). Every such decision is on the ledger before the next insert
+(`sink.Pieces`), so a restart goes on with the very same pieces.
 
 Always in the driver: one chunk at a time is decided, sent and confirmed in order, the rows are Arrow already, and encoding and sending
 release the interpreter lock, so there is nothing for tasks to share out.
 """
 
+import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -17,20 +20,37 @@ from pyspark.sql import SparkSession
 from pipelines.breaker import MEND, Cause, Sample, halt_for
 from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import check_contiguous
-from pipelines.errors import HaltError, InvariantError, RefusedError, RetryableError
+from pipelines.errors import HaltError, InsertTooLargeError, InvariantError, RefusedError, RetryableError
 from pipelines.failpoints import reach
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.ledger import Entry
 from pipelines.legs.leg import Leg, check_input, input_mark
 from pipelines.legs.refused import Refused, append_refused, place_of_row
+from pipelines.legs.settling import Sent, stored_rows
 from pipelines.letters.triage import fingerprint
 from pipelines.naming import insert_token
 from pipelines.preflight import column_faults
 from pipelines.records import Message
-from pipelines.sink import Chunk, Pieces, chunk_rows, chunks, insert_block
+from pipelines.sink import Chunk, Pieces, Rows, chunk_rows, chunks, insert_block
 
 MAX_REFUSED_ROWS = 1000
 """Of one chunk, by one start, with or without the circuit breaker: each costs inserts, and a ledger entry that names all before it."""
+MAX_REFUSED_IN_PLAN = 20_000
+"""Of one chunk, by all starts: its plan names them all, and stays below 1 MiB."""
+UNTOLD_ATTEMPTS = 3
+"""After so many refusals for a cause that may as well be the table's, and so many inserts that took too long, a piece is cut."""
+MAX_UNTOLD_ROWS = 3
+"""So many rows of a chunk may be refused for such a cause before another one of it was taken."""
+
+
+@dataclass
+class _Tries:
+    """Of one piece, under the plan of this sequence. `since`: when an insert whose outcome is unknown was last at work (monotonic)."""
+
+    plan: int
+    since: float | None
+    too_large: int = 0
+    untold: int = 0
 
 
 class SinkLeg(Leg):
@@ -43,6 +63,8 @@ class SinkLeg(Leg):
     """Of chunks that are settled, as far as the circuit breaker has not judged them yet."""
     _refused_here = Sample()
     """Rows of the chunk in work that this start has found refused."""
+    _tries: "_Tries | None" = None
+    """What this start knows of the inserts of the piece in work."""
     _decided: tuple[int, Pieces] | None = None
     """What followed from the last insert, and the sequence of the plan that it was made under."""
 
@@ -139,19 +161,92 @@ class SinkLeg(Leg):
 
     def _attempt(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> Pieces:
         """One insert of the next piece, and what follows from its outcome."""
+        if self._tries is None or self._tries.plan != plan.sequence:
+            # An earlier runner may have sent the piece.
+            self._tries = _Tries(plan.sequence, self.begun if plan.epoch != self.chain.state.epoch else None)
+        tries = self._tries
         try:
             self._insert(plan, chunk, rows, pieces)
         except RefusedError as refusal:
-            if plan.epoch != self.chain.state.epoch and time.monotonic() - self.begun < INSERT_MAX_EXECUTION_SECONDS:
-                # Of an earlier runner: what it has sent may still be at work in ClickHouse, and must not land behind another decision.
-                raise RetryableError(
-                    f"inserting a chunk: waiting until no insert of an earlier runner can be at work; {refusal}"
-                ) from refusal
-            after = pieces.refuse(str(refusal), refusal.row)
-            if after.refused != pieces.refused:
-                self._check_refused(plan, chunk, pieces.sent, refusal)
-            return after
+            return self._after_refusal(plan, chunk, rows, pieces, refusal)
+        except InsertTooLargeError as error:
+            tries.too_large += 1
+            if tries.too_large < UNTOLD_ATTEMPTS or len(pieces.to_send()) == 1:
+                raise
+            return self._after_too_large(plan, chunk, rows, pieces, error)
         return pieces.inserted()
+
+    def _after_refusal(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, refusal: RefusedError) -> Pieces:
+        assert self._tries is not None
+        if not refusal.is_known:
+            self._tries.untold += 1
+            if self._tries.untold < UNTOLD_ATTEMPTS:
+                raise RetryableError(
+                    f"inserting a chunk: {refusal}; the same chunk is sent again with its token before it is cut"
+                ) from refusal
+        if self.connections.config.sink.delivery == "exactly_once":
+            stored = self._stored(plan, chunk, rows, pieces, refusal.is_whole)
+            if len(stored):
+                self._check_no_view(plan, refusal)
+                return pieces.found(stored)
+        row = int(pieces.to_send()[0])
+        after = pieces.refuse(str(refusal), refusal.row)
+        if after.refused != pieces.refused:
+            self._check_refused(plan, chunk, row, refusal)
+            self._check_told(plan, chunk, pieces, refusal)
+        return after
+
+    def _after_too_large(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, error: InsertTooLargeError) -> Pieces:
+        """The piece is cut, unless its rows are in the table. Raises RetryableError where that cannot be told, or a view may lack them."""
+        try:
+            stored = self._stored(plan, chunk, rows, pieces, is_certain=False)
+        except HaltError as halt:
+            raise RetryableError(f"{error}. It is not cut: {halt}. Or raise `max_insert_time` in the sink") from error
+        if not len(stored):
+            return pieces.cut()
+        database, _, name = plan.body["table"].partition(".")
+        if self.clickhouse.views_on(database, name):
+            raise RetryableError(
+                f"{error}. It is not cut: rows of it are in the table, and a materialized view may lack them. "
+                "Raise `max_insert_time` in the sink, or detach the view"
+            ) from error
+        return pieces.found(stored)
+
+    def _stored(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, is_certain: bool) -> Rows:
+        """The rows of the next piece that are in the table, by their numbers in the chunk."""
+        assert self._tries is not None
+        sending = pieces.to_send()
+        sent = Sent(plan.body["table"], rows.take(sending), self._work(chunk), self._tries.since)
+        found: Rows = sending[stored_rows(self.clickhouse, sent, self.connections.config.sink.max_insert_time, is_certain)]
+        return found
+
+    def _work(self, chunk: Chunk) -> str:
+        """Names the inserts of a chunk, of every start, for `system.processes`."""
+        return f"tallyflow {self.connections.names.pipeline} {self.connections.run.stream_ids['out']} {chunk.first}-{chunk.last}"
+
+    def _check_no_view(self, plan: Entry, refusal: RefusedError) -> None:
+        """Raises HaltError when the table that holds rows of a refused piece feeds views: these have not seen them (measured, 26.9)."""
+        database, _, name = plan.body["table"].partition(".")
+        views = self.clickhouse.views_on(database, name)
+        if views:
+            raise HaltError(
+                f"inserting a chunk into {plan.body['table']}: {refusal}. Rows of the chunk are in the table, and its materialized views "
+                f"({', '.join(view.full_name for view in views)}) may lack them. Change what the table refuses and start again: the same "
+                "chunk is sent with its token, and the views get what they lack. Or detach the views, start, and fill them from the table"
+            ) from refusal
+
+    def _check_told(self, plan: Entry, chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
+        """Raises HaltError when row after row is refused for a cause that may be the table's, and none is taken."""
+        if not refusal.is_known and pieces.sent == len(pieces.refused) >= MAX_UNTOLD_ROWS:
+            raise HaltError(
+                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: the table refuses row after row and takes none, "
+                f"with: {refusal}. Compare the table with the mapping, mend the cause and start again; the chunk waits"
+            ) from refusal
+        if len(pieces.refused) >= MAX_REFUSED_IN_PLAN:
+            raise HaltError(
+                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: {MAX_REFUSED_IN_PLAN} of its rows are refused, "
+                f"more than its plan can name, the last with: {refusal}. Mend the table or the mapping and start again; the chunk waits"
+            ) from refusal
 
     def _check_refused(self, plan: Entry, chunk: Chunk, row: int, refusal: RefusedError) -> None:
         """Raises HaltError when a refused row must not be decided to be a dead letter: it is sent again by the next start."""
@@ -173,17 +268,24 @@ class SinkLeg(Leg):
         return self._seen.plus(chunk.rows, self._refused_here.causes.values())
 
     def _insert(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
-        """One attempt. ClickHouse cannot fence a late insert, so none starts that could outlive the lease."""
+        """One attempt. ClickHouse cannot fence a late insert, so none starts when another runner may soon take over."""
         # First: its answer may take long, and the lease is looked at behind it.
         self._check_columns(plan.body["table"])
         if self.lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
         stream_id = self.connections.run.stream_ids["out"]
         of_chunk = insert_token(self.connections.names.pipeline, stream_id, plan.body["table"], chunk.first, chunk.last, chunk.digest)
-        block = insert_block(rows.slice(pieces.sent, pieces.ends[0] - pieces.sent))
+        is_whole = len(sending := pieces.to_send()) == rows.num_rows
+        block = insert_block(rows if is_whole else rows.take(sending))
         token = pieces.token(of_chunk, chunk.rows)
+        seconds = math.ceil(self.connections.config.sink.max_insert_time.total_seconds())
         reach("sink.before-insert")
-        self.clickhouse.insert(plan.body["table"], rows.column_names, block, token, INSERT_MAX_EXECUTION_SECONDS)
+        try:
+            self.clickhouse.insert(plan.body["table"], rows.column_names, block, token, seconds, self._work(chunk))
+        except (RetryableError, HaltError):
+            if self._tries is not None:
+                self._tries.since = time.monotonic()
+            raise
         reach("sink.after-insert")
 
     def _check_columns(self, table: str) -> None:

@@ -1,5 +1,6 @@
--- A target table that remembers insert tokens. Names with a dollar sign stand for checked identifiers, types and numbers.
+-- A target table that remembers insert tokens, and has what it acknowledges on the disk. Names with a dollar sign stand for checked
+-- identifiers, types and numbers.
 CREATE TABLE IF NOT EXISTS $database.$table ($columns)
 ENGINE = MergeTree
 ORDER BY ($order_by)
-SETTINGS non_replicated_deduplication_window = $window
+SETTINGS non_replicated_deduplication_window = $window, fsync_after_insert = 1, fsync_part_directory = 1

@@ -80,6 +80,10 @@ def test_the_nats_connector_agrees_with_the_table(row: ErrorRow) -> None:
 def test_the_clickhouse_connector_agrees_with_the_table(row: ErrorRow) -> None:
     error = DatabaseError(f"Code: {row.code}. DB::Exception: {row.words or 'words'}. ({row.name})", code=row.code, name=row.name)
     found = clickhouse._refusal(error) or clickhouse.map_error("inserting", error)
+    if row.is_vague:
+        assert isinstance(found, RefusedError)
+        assert not found.is_known
+        found = clickhouse.map_error("reading", error)
     assert isinstance(found, KINDS[row.error_class])
     assert f"ClickHouse error {row.code}" in str(found)
 
@@ -111,6 +115,11 @@ def test_a_pipeline_file_changes_classes_by_code_and_by_name() -> None:
     assert type(waits) is RetryableError
     halts = kafka.map_error("reading", KafkaError(KafkaError._RESOLVE), on_error(kafka={"-193": "halt"}).classes("kafka"))
     assert type(halts) is HaltError
+
+
+def test_an_error_that_may_be_the_tables_is_a_halt_at_once_where_the_file_says_so() -> None:
+    assert clickhouse._refusal(server_error(36)) is not None
+    assert clickhouse._refusal(server_error(36), on_error(clickhouse={"BAD_ARGUMENTS": "halt"}).classes("clickhouse")) is None
 
 
 def test_what_a_view_refuses_is_no_record_whatever_the_file_says() -> None:

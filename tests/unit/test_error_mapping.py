@@ -10,7 +10,7 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from urllib3.exceptions import ProtocolError, ReadTimeoutError
 
 from pipelines.connectors import clickhouse, jetstream_errors, kafka
-from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError, TallyflowError
+from pipelines.errors import ConflictError, DataLossError, HaltError, RefusedError, RetryableError, TallyflowError
 
 CLICKHOUSE_WAITS = {
     3: "UNEXPECTED_END_OF_FILE",
@@ -32,7 +32,8 @@ CLICKHOUSE_HALTS = {
     33: "compare the table with the mapping",
     60: "create_table: true",
     81: "create the database",
-    117: "nothing was dropped",
+    117: "the row is a dead letter",
+    36: "compare the table with the mapping",
     192: "check `username` and `password`",
     193: "check `username` and `password`",
     349: "the row is a dead letter",
@@ -120,7 +121,12 @@ VIOLATED = (
     ("text", "code", "row", "words"),
     [
         (VIOLATED, 469, 100, "Constraint `c` for table d.t is violated at row 101. Expression: (a < 100)"),
-        ("Code: 153. DB::Exception: Division by zero: while executing", 153, None, "Division by zero: while executing"),
+        (
+            "Code: 153. DB::Exception: Division by zero: while executing 'FUNCTION intDiv(100 :: 1, id : 0) -> intDiv(100, id) Int64 : 2'",
+            153,
+            None,
+            "divides by zero, in intDiv(100 :: 1, id : 0)",
+        ),
         (
             "Code: 252. DB::Exception: Too many partitions for single INSERT block (more than 100).",
             252,
@@ -134,6 +140,43 @@ def test_an_insert_that_is_refused_for_its_rows_is_told_without_their_values(tex
     assert found is not None
     assert (found.row, str(found).startswith(f"ClickHouse error {code}"), words in str(found)) == (row, True, True)
     assert "Column values" not in str(found)
+
+
+VALUE = "iban DE00 4711 VALUE"
+QUOTING = [
+    (6, f"Cannot parse string '{VALUE}' as UInt8: syntax error at begin of string", "toUInt8(s : 0)"),
+    (376, f"Cannot parse uuid {VALUE}: Cannot parse UUID from String", "toUUID(s : 0)"),
+    (675, f"Cannot parse IPv4 {VALUE[:15]}: Cannot parse IPv4 from String", "toIPv4(s : 0)"),
+    (691, f"Unknown element '{VALUE}' for enum", "CAST(s :: 0, 'Enum8(\\'a\\'=1)'_String :: 1)"),
+    (117, f"Cannot parse JSON object here: {VALUE}", "CAST(s :: 0, 'JSON'_String :: 1)"),
+    (6, f"Cannot parse string '{VALUE}' as Decimal(9, 2)", "toDecimal32(s :: 0, 2_UInt8 :: 1)"),
+    (117, f"Invalid base64Decode value ({VALUE}), cannot be decoded", "base64Decode(s : 0)"),
+    (6, f"Cannot parse string '{VALUE}' as UInt8: while executing 'FUNCTION no", "accurateCast(s : 0)"),
+    (36, f"Cannot load time zone {VALUE}", "toTimeZone(now() : 0, s : 1)"),
+    (467, f"Cannot parse boolean value here: '{VALUE[:10]}', should be 'true' or 'false'", "CAST(s :: 0, 'Bool'_String :: 1)"),
+    (987_654, f"{VALUE} of a code that nobody knows", "unknown(s : 0)"),
+    (1002, f"{VALUE}", "unknown(s : 0)"),
+]
+"""What the engine 26.9 says of expressions that quote the value that they cannot read."""
+
+
+@pytest.mark.parametrize(("code", "words", "call"), QUOTING)
+@pytest.mark.parametrize("view", ["", ": while pushing to view default.v"])
+def test_no_message_of_an_insert_quotes_a_value(code: int, words: str, call: str, view: str) -> None:
+    text = f"Code: {code}. DB::Exception: {words}: while executing 'FUNCTION {call} -> f(s) UInt8 : 2'{view}. (NAME) (version 26.9.2.1)"
+    error = DatabaseError(text, code=code)
+    found = clickhouse._refusal(error) or clickhouse.map_error("inserting", error, sends_rows=True)
+    assert type(found) is (HaltError if view else RefusedError)
+    assert not any(word in str(found) for word in VALUE.split())
+    assert call in str(found), "which expression it is, is the table's own word"
+    assert not view or "default.v" in str(found)
+
+
+def test_an_error_that_may_as_well_be_the_tables_is_told_apart() -> None:
+    found = [clickhouse._refusal(DatabaseError("Code: 1. DB::Exception: words", code=code)) for code in (6, 376, 36, 454, 987_654)]
+    assert [refusal.is_known for refusal in found if refusal] == [True, True, False, False, False]
+    whole = [clickhouse._refusal(DatabaseError(f"Code: 1. DB::Exception: {text}", code=code)) for text, code in ((VIOLATED, 469), ("x", 6))]
+    assert [refusal.is_whole for refusal in whole if refusal] == [True, False]
 
 
 @pytest.mark.parametrize(

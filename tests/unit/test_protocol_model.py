@@ -14,6 +14,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from protocol_outside import NAMES, ModelLog, Topic
 from protocol_stages import configuration
@@ -63,9 +65,11 @@ def chaos(world: World, steps: int) -> None:
             world.topic.expire()
         elif event < 0.3 and len(live) == 1 and not world.table.is_awaited:
             world.table.mend()
-        elif event < 0.38 and log.messages(NAMES.stream("dlq")):
+        elif event < 0.32:
+            world.table.worsen()
+        elif event < 0.4 and log.messages(NAMES.stream("dlq")):
             world.command(rng.choice([ENTER, ENTER, DISCARD, "import", EXPIRE, EXPIRE]), rng.choice([0.3, 1]))
-        elif event < 0.41 and world.commands:
+        elif event < 0.43 and world.commands:
             rng.choice([world.commands[-1].kill, partial(paused.symmetric_difference_update, world.commands[-1:])])()
         else:
             awake = [a for a in world.actors() if a.runner not in paused or a in world.attempts]
@@ -218,6 +222,18 @@ def test_every_single_publish_may_fail(fault: Fault) -> None:
             short_history(lambda world, n=number: world.log.fail_publish(fault, n))
         except BaseException as error:
             raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+
+
+def cuts_without_asking(*_: object) -> npt.NDArray[np.int64]:
+    return np.zeros(0, np.int64)
+
+
+def test_a_sink_that_cuts_without_asking_the_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused may have stored partitions, and what was stored may be refused when it is sent again."""
+    monkeypatch.setattr("pipelines.legs.sink.stored_rows", cuts_without_asking)
+    with pytest.raises(AssertionError, match="table"):
+        for seed in range(300):
+            play(seed)
 
 
 def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age: timedelta) -> int:

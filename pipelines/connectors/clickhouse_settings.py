@@ -1,0 +1,67 @@
+"""The settings that an insert, and a look at what was stored, say themselves, because profiles differ and defaults move between releases.
+
+Each decides whether an insert is one atomic, deduplicated block of the values that were sent (reference/reliability.md section 2.2).
+"""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+MAX_PARTITIONS_PER_INSERT = 100
+"""That one block may touch; a block of more is refused whole, and cut. The server's own default."""
+
+_TRANSPORT = {"wait_end_of_query"}
+"""Parameters of the HTTP interface, which `system.settings` does not list."""
+
+INSERT_SETTINGS: Mapping[str, Any] = {
+    "wait_end_of_query": 1,
+    "async_insert": 0,
+    # Tokens count. `deduplicate_insert` (26.2) overrides the older setting.
+    "insert_deduplicate": 1,
+    "deduplicate_insert": "enable",
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    # A view that fails, fails the insert, and views come behind the table, one after another.
+    "materialized_views_ignore_errors": 0,
+    "ignore_materialized_views_with_dropped_target_table": 0,
+    "parallel_view_processing": 0,
+    # With `break` an insert that is too slow stores nothing, or half, and is acknowledged (measured, 26.9).
+    "timeout_overflow_mode": "throw",
+    # One block per chunk: the same token with another split loses rows silently (reliability.md 2.1, row 7q).
+    "max_insert_threads": 1,
+    "max_insert_block_size": 4_000_000,
+    "max_insert_block_size_bytes": 0,
+    "min_insert_block_size_rows": 0,
+    "min_insert_block_size_bytes": 0,
+    "use_strict_insert_block_limits": 0,
+    "max_partitions_per_insert_block": MAX_PARTITIONS_PER_INSERT,
+    "throw_on_max_partitions_per_insert_block": 1,
+    # Values arrive as they were sent: nulls as the column's default, nothing skipped for an error, no wider decimal cut.
+    "input_format_null_as_default": 1,
+    "input_format_allow_errors_num": 0,
+    "input_format_allow_errors_ratio": 0,
+    "input_format_defaults_for_omitted_fields": 1,
+    "input_format_arrow_case_insensitive_column_matching": 0,
+    "input_format_skip_unknown_fields": 0,
+}
+
+READ_SETTINGS: Mapping[str, Any] = {
+    "timeout_overflow_mode": "throw",
+    "read_overflow_mode": "throw",
+    "result_overflow_mode": "throw",
+    "max_execution_time": 0,
+    "max_result_rows": 0,
+    "limit": 0,
+    "offset": 0,
+    "final": 0,
+    "additional_table_filters": "{}",
+    "additional_result_filter": "",
+}
+
+
+def known_settings(server: Container[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `settings` that the server has: it refuses a request with any other."""
+    return {name: value for name, value in settings.items() if name in server or name in _TRANSPORT}
+
+
+def insert_log_comment(work: str) -> dict[str, Any]:
+    """Names an insert for `system.processes`, on every server: a query id must be unique."""
+    return {"log_comment": work} if work else {}

@@ -1,0 +1,151 @@
+"""Refused and unanswered inserts on tables that may have stored some of their rows: the table is asked, and nothing is doubled."""
+
+import pytest
+from network_case import Proxied, stop, waits
+from pipeline_case import PipelineCase, wait_until
+from refused_case import refused
+
+from pipelines.errors import HaltError
+from pipelines.failpoints import VARIABLE
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
+
+PER_PART = {
+    "sorting key": "ORDER BY (toDecimal64(name, 2), _tf_sequence)",
+    "skip index": "INDEX",
+    "projection": "PROJECTION",
+    "TTL": "ORDER BY _tf_sequence TTL toDateTime('2100-01-01 00:00:00') + INTERVAL toInt32(toDecimal64(name, 2)) SECOND",
+}
+"""What is evaluated while a part is written, for `make_parted`."""
+
+
+def event(number: int, name: str) -> bytes:
+    return b'{"id": %d, "name": "%s", "amount": 1.5}' % (number, name.encode())
+
+
+def make_parted(case: PipelineCase, kind: str, partition_by: str = "id % 5") -> None:
+    """Makes the pipeline's table anew, with partitions and an expression that reads `name` as a decimal while a part is written."""
+    case.create_topic()
+    case.warm_run()
+    client = case.client()
+    definition = str(client.query(f"SHOW CREATE TABLE {case.table}").result_rows[0][0])
+    client.command(f"DROP TABLE {case.table}")
+    order = "ORDER BY (_tf_sequence, _tf_ordinal, _tf_emit)"
+    assert order in definition
+    clause = PER_PART[kind]
+    if clause in ("INDEX", "PROJECTION"):
+        what = (
+            "INDEX i toDecimal64(name, 2) TYPE minmax"
+            if clause == "INDEX"
+            else "PROJECTION p (SELECT toDecimal64(name, 2) AS x ORDER BY x)"
+        )
+        definition = definition.replace("\n)\n", f",\n    {what}\n)\n", 1)
+        clause = order
+    client.command(definition.replace(order, f"PARTITION BY {partition_by} {clause}"))
+
+
+def positions(case: PipelineCase) -> tuple[int, int]:
+    """Rows of the table, and how many positions they have."""
+    asked = f"SELECT count(), uniqExact(_tf_sequence, _tf_ordinal, _tf_emit) FROM {case.table}"
+    rows, unique = case.client().query(asked).result_rows[0]
+    return int(rows), int(unique)
+
+
+@pytest.mark.parametrize("kind", list(PER_PART))
+def test_a_refused_chunk_that_has_stored_partitions_doubles_nothing(case: PipelineCase, kind: str) -> None:
+    """5,000 events over five days, one amount 'n/a': the table had 8,018 rows of 4,999 records."""
+    make_parted(case, kind)
+    case.send(event(number, "n/a" if number == 2503 else str(number % 1000)) for number in range(5000))
+    case.warm_run()
+    assert positions(case) == (4999, 4999)
+    assert refused(case) == [2503]
+    case.check()
+
+
+def test_a_refused_chunk_of_a_table_with_a_view_is_a_halt_when_rows_of_it_are_stored(case: PipelineCase) -> None:
+    """The view has not seen the partitions that were stored; the same token brings it what it lacks."""
+    make_parted(case, "skip index")
+    client, target = case.client(), f"{case.table}_target"
+    client.command(f"CREATE TABLE {target} (id Int64) ENGINE = MergeTree ORDER BY id SETTINGS non_replicated_deduplication_window = 10000")
+    client.command(f"CREATE MATERIALIZED VIEW {case.table}_view TO {target} AS SELECT id FROM {case.table}")
+    case.send((event(number, "n/a" if number == 3 else "1") for number in range(100)), partitions=1)
+    with pytest.raises(HaltError, match=r"its materialized views \(default\.\w+_view\) may lack them.*with its token"):
+        case.warm_run()
+    assert case.count() > 0
+    client.command(f"ALTER TABLE {case.table} DROP INDEX i")
+    case.warm_run()
+    assert (case.letters(), case.count()) == ([], 100)
+    case.check()
+    assert client.query(f"SELECT count(), uniqExact(id) FROM {target}").result_rows[0] == (100, 100)
+
+
+def test_a_table_without_position_columns_that_may_have_stored_rows_is_a_halt_with_the_way_on(case: PipelineCase) -> None:
+    make_parted(case, "skip index")
+    client = case.client()
+    client.command(f"DROP TABLE {case.table}")
+    client.command(
+        f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64), INDEX i toDecimal64(name, 2) TYPE minmax) "
+        "ENGINE = MergeTree PARTITION BY id % 5 ORDER BY id SETTINGS non_replicated_deduplication_window = 10000"
+    )
+    case.send((event(number, "n/a" if number == 3 else "1") for number in range(100)), partitions=1)
+    with pytest.raises(HaltError, match=r"the table does not have the columns _tf_sequence.*the same chunk is sent with its token"):
+        case.warm_run()
+    assert case.letters() == []
+    client.command(f"ALTER TABLE {case.table} DROP INDEX i")
+    case.warm_run()
+    assert client.query(f"SELECT count(), uniqExact(id) FROM {case.table}").result_rows[0] == (100, 100)
+
+
+def test_a_table_of_one_partition_without_position_columns_is_cut(case: PipelineCase) -> None:
+    case.create_topic()
+    case.client().command(
+        f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64), INDEX i toDecimal64(name, 2) TYPE minmax) "
+        "ENGINE = MergeTree ORDER BY id SETTINGS non_replicated_deduplication_window = 10000"
+    )
+    case.send((event(number, "n/a" if number == 3 else "1") for number in range(100)), partitions=1)
+    case.warm_run()
+    assert refused(case) == [3]
+    assert case.client().query(f"SELECT count(), uniqExact(id) FROM {case.table}").result_rows[0] == (99, 99)
+
+
+# -- refused behind an answer that was lost ---------------------------------------------------------------------------------
+
+
+def worsen(case: PipelineCase) -> None:
+    case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT seven CHECK id % 100 != 7")
+
+
+def test_a_chunk_that_was_stored_and_is_refused_when_it_is_sent_again_is_confirmed(case: PipelineCase) -> None:
+    """Killed behind the insert, and the table altered: constraints are looked at before tokens."""
+    case.create_topic()
+    case.warm_run()
+    case.send_events(400)
+    assert case.run_plain(**{VARIABLE: "sink.after-insert:1"}).returncode == -9
+    stored = case.count()
+    assert stored > 0
+    worsen(case)
+    case.warm_run()
+    rows, unique = positions(case)
+    assert rows == unique
+    assert rows + len(case.letters()) == 400
+    case.check()
+
+
+def test_a_chunk_whose_answer_was_lost_and_that_is_refused_by_the_same_start_doubles_nothing(proxied: Proxied) -> None:
+    """What the table takes may change between two attempts without an ALTER, too: a dictionary, `now()`, a profile's limits."""
+    case, _, clickhouse = proxied
+    case.create_topic()
+    case.warm_run()
+    case.send_events(300)
+    clickhouse.cut(1_000_000, b"INSERT")
+    runner = case.warm_runner()
+    case.in_background(runner)
+    case.wait_count(1)
+    waits(runner, "sink", "did not answer")
+    worsen(case)
+    clickhouse.cut(0, b"INSERT")
+    wait_until(lambda: runner.legs["sink"].status.totals.get("rows_in") == 300, "a settled chunk")
+    stop(case, runner)
+    rows, unique = positions(case)
+    assert rows == unique
+    case.check()
