@@ -52,10 +52,12 @@ def conservation(tally: Tally) -> Verdict:
     facts |= {f"residue of {leg.leg}": leg.residue for leg in legs}
     facts |= {f"waiting before {leg.leg}": leg.waiting for leg in tally.legs[1:]}
     if tally.residue == 0:
-        return Verdict("conservation", True, "every event is accounted for", facts)
+        return Verdict("conservation", True, "as the ledger tells it, every event is accounted for", facts)
     bad = [f"{leg.leg} {leg.residue:+,}" for leg in legs if leg.residue]
     bad += [f"{leg.leg} has read {-leg.waiting:,} rows more than were written" for leg in tally.legs if leg.waiting < 0]
-    return Verdict("conservation", False, f"{tally.residue:,} events are not accounted for: {'; '.join(bad)}", facts)
+    return Verdict(
+        "conservation", False, f"as the ledger tells it, {tally.residue:,} events are not accounted for: {'; '.join(bad)}", facts
+    )
 
 
 @dataclass(frozen=True)
