@@ -21,7 +21,6 @@ from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import HaltError, RefusedError, RetryableError
-from pipelines.failpoints import reach
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.legs.arrivals import Arrived, steps
 from pipelines.legs.frames import new_counts, stages
@@ -155,14 +154,12 @@ class _Inserts:
             raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
         columns = config.insert_columns
         block, token = insert_block(rows.select(columns)), self._token(config, positions)
-        reach("put-back.before-insert")
         try:
             self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS)
         except RefusedError as error:
             raise HaltError(
                 f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again"
             ) from error
-        reach("put-back.after-insert")
         return len(positions)
 
     def _held(self, config: StageConfig, step: list[Arrived]) -> Words:
