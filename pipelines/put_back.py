@@ -97,7 +97,8 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
     if views and not feed_views:
         raise HaltError(
             f"putting rows back into {before.table}: the materialized views {', '.join(views)} would get the rows once more; nothing was "
-            "inserted. If the rows are not in what they fill either, say feed_views; else detach the views, put the rows back, and attach the views again"
+            "inserted. If the rows are not in what they fill either, say feed_views; else detach the views, put the rows back, and attach "
+            "the views again"
         )
 
 
