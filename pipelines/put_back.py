@@ -25,7 +25,7 @@ from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.legs.arrivals import Arrived, steps
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
-from pipelines.naming import STREAM_ID_KEY, Names
+from pipelines.naming import PUT_BACK, STREAM_ID_KEY, Names
 from pipelines.purge import purge_lease
 from pipelines.records import ORDINAL_BITS, position_keys
 from pipelines.removal import removes_rows
@@ -35,7 +35,6 @@ from pipelines.statements import statement
 from pipelines.verification.result import Verification
 from pipelines.verification.run import Request, Subject, Verifier, verify
 
-LEASE = "put-back"
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
 """How long an insert of a command that was killed may be at work."""
 Tell = Callable[[str], None]
@@ -104,10 +103,10 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
 
 @contextmanager
 def _lease(names: Names, log: JetStream, request: Request) -> Iterator[Lease]:
-    lease = Lease(log, names, request.directory, LEASE)
+    lease = Lease(log, names, request.directory, PUT_BACK)
     lease.acquire()
     try:
-        purge_lease(log, names, LEASE)
+        purge_lease(log, names, PUT_BACK)
         # What a command that was killed has sent may still be at work in ClickHouse: it must be there before anybody looks.
         time.sleep(QUIET_SECONDS)
         yield lease
