@@ -33,7 +33,14 @@ from resources.streaming_jobs import StreamingJobs
 PIPELINES = 20
 RUNNING = 2
 SILENT = 9
-SENSORS = ("keep_pipelines_running", "watch_lag", "watch_dead_letters", "watch_pipeline_files")
+SENSORS = (
+    "keep_pipelines_running",
+    "watch_lag",
+    "watch_dead_letters",
+    "watch_pipeline_files",
+    "observe_pipelines",
+    "list_hours_to_verify",
+)
 _EXAMPLE = Path(__file__).parents[1] / "examples" / "orders" / "pipeline.yaml"
 
 

@@ -6,13 +6,13 @@ A cause is what the words say, with numbers as long as they are: another check, 
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import dagster as dg
 
 from dagster_project import decisions
-from dagster_project.dagster_private import ASSET_CHECK_FAILED, results_since
+from dagster_project.dagster_private import ASSET_CHECK_FAILED, Looked, results_since
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import sensor_status
 from dagster_project.seam_names import TABLE, VERIFICATION
@@ -64,7 +64,7 @@ def build(files: PipelineFiles, jobs: Iterable[str]) -> dg.Definitions:
                 tallyflow_alerts.send(Alert(pipeline.config.pipeline_id, "; ".join(failed), _REMEDY))
                 told.append(f"{pipeline.config.pipeline_id}: {'; '.join(failed)}")
         skip = dg.SkipReason("; ".join(told) or "no check has failed anew")
-        return dg.SensorResult(skip_reason=skip, cursor=json.dumps({"seen": memory.seen, "told": memory.told}))
+        return dg.SensorResult(skip_reason=skip, cursor=json.dumps(asdict(memory)))
 
     return dg.Definitions(sensors=[failed_runs, failed_checks])
 
@@ -76,9 +76,9 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class ChecksMemory:
-    """By check the last result that was looked at, and, by check and partition, the cause that people were called for."""
+    """By check which results were looked at, and, by check and partition, the cause that people were called for."""
 
-    seen: Mapping[str, int] = field(default_factory=dict)
+    looked: Mapping[str, Looked] = field(default_factory=dict)
     told: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -91,20 +91,21 @@ def watched(pipeline: Pipeline) -> list[dg.AssetCheckKey]:
 
 def newly_failed(instance: dg.DagsterInstance, keys: list[dg.AssetCheckKey], memory: ChecksMemory) -> tuple[list[str], ChecksMemory]:
     """What people are to be called for, and what to remember. A check that passes again is forgotten; a warning changes nothing."""
-    seen, told = dict(memory.seen), dict(memory.told)
+    looked, told = dict(memory.looked), dict(memory.told)
     failed: list[str] = []
-    for key, number, partition, result in results_since(instance, keys, memory.seen):
+    for key, seen, results in results_since(instance, keys, memory.looked):
         name = key.to_user_string()
-        seen[name] = number
-        label = f"{name} {partition}" if partition else name
-        if result.passed:
-            told.pop(label, None)
-        elif result.severity is dg.AssetCheckSeverity.ERROR:
-            cause = cause_of(result.description or "")
-            if told.get(label) != cause:
-                failed.append(f"check {key.name}{f' of {partition}' if partition else ''} failed: {result.description}")
-            told[label] = cause
-    return failed, replace(memory, seen=seen, told=told)
+        looked[name] = seen
+        for partition, result in results:
+            label = f"{name} {partition}" if partition else name
+            if result.passed:
+                told.pop(label, None)
+            elif result.severity is dg.AssetCheckSeverity.ERROR:
+                cause = cause_of(result.description or "")
+                if told.get(label) != cause:
+                    failed.append(f"check {key.name}{f' of {partition}' if partition else ''} failed: {result.description}")
+                told[label] = cause
+    return failed, ChecksMemory(looked, told)
 
 
 def cause_of(words: str) -> str:

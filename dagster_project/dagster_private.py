@@ -6,6 +6,7 @@ the newest results of checks (alerts, which the open source has none of), the cl
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import dagster as dg
 from dagster._core.definitions.data_version import (
@@ -32,6 +33,7 @@ __all__ = [
     "NULL_EVENT_POINTER",
     "AssetCheckExecutionsTable",
     "AssetEventTagsTable",
+    "Looked",
     "SqlEventLogStorage",
     "SqlEventLogStorageTable",
     "TranslationFn",
@@ -48,25 +50,39 @@ ASSET_CHECK_FAILED = "DagsterAssetCheckFailedError"
 _AT_ONCE = 50
 
 
-def results_since(
-    instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], seen: Mapping[str, int]
-) -> Iterator[tuple[dg.AssetCheckKey, int, str | None, dg.AssetCheckEvaluation]]:
-    """(check, id, partition, result) of the checks that were made since, each check's in order; of one that was never seen the newest.
+@dataclass(frozen=True)
+class Looked:
+    """Which results of a check were looked at: up to the id `to`, and those of `also`, which overtook one that is being made."""
 
-    `seen`: the last id by `key.to_user_string()`. One query where nothing is new. At most 50 of one check: the newest.
+    to: int = 0
+    also: tuple[int, ...] = ()
+
+
+Result = tuple[str | None, dg.AssetCheckEvaluation]
+"""A partition, None where there are none, and what was found."""
+
+
+def results_since(
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], looked: Mapping[str, Looked]
+) -> Iterator[tuple[dg.AssetCheckKey, Looked, list[Result]]]:
+    """Of each check with anything new: what was looked at with this, and the results in order; of one that was never seen the newest.
+
+    `looked` by `key.to_user_string()`. One query where nothing is new. At most the 50 newest of one check: others count as looked at.
     """
     storage = instance.event_log_storage
     for key, newest in storage.get_latest_asset_check_execution_by_key(keys).items():
-        last = seen.get(key.to_user_string())
-        if last is not None and newest.id <= last:
+        before = looked.get(key.to_user_string())
+        if before is not None and newest.id <= before.to:
             continue
-        made = storage.get_asset_check_execution_history(key, limit=_AT_ONCE, status={*_MADE})
-        wanted = [one for one in made if last is not None and one.id > last] if last is not None else [*made[:1]]
-        yield from ((key, one.id, one.partition, evaluation) for one in reversed(wanted) if (evaluation := _evaluation(one)))
-
-
-_MADE = (AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED)
+        found = [*reversed(storage.get_asset_check_execution_history(key, limit=_AT_ONCE))]
+        made = [(one.id, one.partition, evaluation) for one in found if (evaluation := _evaluation(one)) is not None]
+        pending = [one.id for one in found if one.status is AssetCheckExecutionRecordStatus.PLANNED]
+        to = max(before.to if before else 0, min(pending) - 1 if pending else found[-1].id)
+        new = made[-1:] if before is None else [one for one in made if one[0] > before.to and one[0] not in before.also]
+        also = tuple(number for number, _, _ in made if number > to)
+        yield key, Looked(to, also), [(partition, evaluation) for _, partition, evaluation in new]
 
 
 def _evaluation(record: AssetCheckExecutionRecord) -> dg.AssetCheckEvaluation | None:
+    """None of one that is being made, or was never ended."""
     return record.evaluation if isinstance(record.evaluation, dg.AssetCheckEvaluation) else None

@@ -8,7 +8,7 @@ from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import JetStream
 from pipelines.existence import never_started
 from pipelines.lease import acquire_all
-from pipelines.naming import LEGS, REDRIVE, ROLES, Names
+from pipelines.naming import LEGS, PUT_BACK, REDRIVE, ROLES, Names
 from pipelines.state.place import Place
 
 
@@ -54,7 +54,7 @@ class Deletion:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             if log.state(self._names.stream("ledger")) is not None:
-                for lease in acquire_all(log, self._names, self._directory, (*LEGS, REDRIVE)).values():
+                for lease in acquire_all(log, self._names, self._directory, (*LEGS, REDRIVE, PUT_BACK)).values():
                     lease.abandon()
             if self._drops_table:
                 clickhouse = ClickHouse(self._config.sink)

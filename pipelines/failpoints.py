@@ -30,8 +30,6 @@ NAMES = (
     "redrive.between-frames",
     "redrive.after-publish",
     "purge.after-decision",
-    "put-back.before-insert",
-    "put-back.after-insert",
     "leg.after-plan",
     "leg.before-commit",
 )

@@ -98,6 +98,8 @@ ROLES = ("raw", "out", "dlq", "duplicates", "ledger")
 LEGS = ("ingest", "process", "sink")
 REDRIVE = "redrive"
 """Names the chain and the lease of whoever takes dead letters: to let them enter again, or to discard them."""
+PUT_BACK = "put-back"
+"""Names the lease of whoever puts rows back into the table."""
 
 
 def bucket_of_key(low_words: npt.NDArray[np.uint64], buckets: int) -> npt.NDArray[np.int64]:

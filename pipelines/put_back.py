@@ -21,12 +21,11 @@ from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import HaltError, RefusedError, RetryableError
-from pipelines.failpoints import reach
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.legs.arrivals import Arrived, steps
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
-from pipelines.naming import STREAM_ID_KEY, Names
+from pipelines.naming import PUT_BACK, STREAM_ID_KEY, Names
 from pipelines.purge import purge_lease
 from pipelines.records import ORDINAL_BITS, position_keys
 from pipelines.removal import removes_rows
@@ -36,7 +35,6 @@ from pipelines.statements import statement
 from pipelines.verification.result import Verification
 from pipelines.verification.run import Request, Subject, Verifier, verify
 
-LEASE = "put-back"
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
 """How long an insert of a command that was killed may be at work."""
 Tell = Callable[[str], None]
@@ -74,38 +72,41 @@ def put_back(
     clickhouse = ClickHouse(config.sink)
     try:
         _check_table(config, clickhouse, before, feed_views)
-        with _lease(config, log, request) as lease:
-            rows = _Inserts(config, log, clickhouse, lease, tell).insert(subject, missing)
+        names = Names(config.pipeline_id)
+        with _lease(names, log, request) as lease:
+            rows = _Inserts(names, log, clickhouse, lease, tell).insert(subject, missing)
     finally:
         clickhouse.close()
     return PutBack(before, len(missing), rows, verify(config, log, request, tell))
 
 
 def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verification, feed_views: bool) -> None:
-    doing = f"putting rows back into {before.table}"
     altered = sorted({str(one.column) for one in before.findings if one.place == "schema"})
     if altered:
-        raise HaltError(f"{doing}: its columns {', '.join(altered)} are not those that the rows were made for; put the table back first")
+        raise HaltError(
+            f"putting rows back into {before.table}: its columns {', '.join(altered)} are not those that the rows were made for; "
+            "put the table back first"
+        )
     database, name = config.sink.connection_params.database, config.sink.table
     table = clickhouse.inspect(database, name)
     removes = removes_rows(table) if table else ""
     if removes:
-        raise HaltError(f"{doing}: {removes} removes rows, these would go as well; nothing was inserted")
+        raise HaltError(f"putting rows back into {before.table}: {removes} removes rows, these would go as well; nothing was inserted")
     views = [view.full_name for view in clickhouse.views_on(database, name)]
     if views and not feed_views:
         raise HaltError(
-            f"{doing}: the materialized views {', '.join(views)} would get the rows once more; nothing was inserted. If the "
-            "rows are not in what they fill either, say feed_views; else detach the views, put the rows back, and attach the views again"
+            f"putting rows back into {before.table}: the materialized views {', '.join(views)} would get the rows once more; nothing was "
+            "inserted. If the rows are not in what they fill either, say feed_views; else detach the views, put the rows back, and attach "
+            "the views again"
         )
 
 
 @contextmanager
-def _lease(config: PipelineConfig, log: JetStream, request: Request) -> Iterator[Lease]:
-    names = Names(config.pipeline_id)
-    lease = Lease(log, names, request.directory, LEASE)
+def _lease(names: Names, log: JetStream, request: Request) -> Iterator[Lease]:
+    lease = Lease(log, names, request.directory, PUT_BACK)
     lease.acquire()
     try:
-        purge_lease(log, names, LEASE)
+        purge_lease(log, names, PUT_BACK)
         # What a command that was killed has sent may still be at work in ClickHouse: it must be there before anybody looks.
         time.sleep(QUIET_SECONDS)
         yield lease
@@ -116,9 +117,8 @@ def _lease(config: PipelineConfig, log: JetStream, request: Request) -> Iterator
 class _Inserts:
     """The inserts of one command, under its lease."""
 
-    def __init__(self, config: PipelineConfig, log: JetStream, clickhouse: ClickHouse, lease: Lease, tell: Tell) -> None:
-        self._config, self._log, self._clickhouse, self._lease, self._tell = config, log, clickhouse, lease, tell
-        self._names = Names(config.pipeline_id)
+    def __init__(self, names: Names, log: JetStream, clickhouse: ClickHouse, lease: Lease, tell: Tell) -> None:
+        self._names, self._log, self._clickhouse, self._lease, self._tell = names, log, clickhouse, lease, tell
 
     def insert(self, subject: Subject, missing: Words) -> int:
         """How many rows were inserted. `missing`: positions, ascending, of records that must have a row."""
@@ -155,14 +155,12 @@ class _Inserts:
             raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
         columns = config.insert_columns
         block, token = insert_block(rows.select(columns)), self._token(config, positions)
-        reach("put-back.before-insert")
         try:
             self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS)
         except RefusedError as error:
             raise HaltError(
                 f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again"
             ) from error
-        reach("put-back.after-insert")
         return len(positions)
 
     def _held(self, config: StageConfig, step: list[Arrived]) -> Words:

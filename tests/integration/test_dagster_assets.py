@@ -203,6 +203,12 @@ def test_the_sensor_reports_a_running_pipeline_and_says_why_it_is_quiet_about_ot
     observed = pipeline.sensor("observe_pipelines", reported.cursor)
     assert [type(one) for one in observed.asset_events] == [dg.AssetObservation]
     assert json.loads(observed.cursor) == json.loads(reported.cursor)
+    # A newest observation that says "running" would be wrong from now on; a second one that it stands still, too many.
+    pipeline.jobs.stop(case.file)
+    ended = pipeline.sensor("observe_pipelines", observed.cursor)
+    (told,) = ended.asset_events
+    assert (told.asset_key.path[-1], told.metadata["state"].value) == ("clickhouse_table", "stopped")
+    assert pipeline.sensor("observe_pipelines", ended.cursor).asset_events == []
 
 
 def fresh(pipeline: DagsterCase) -> Any:

@@ -13,7 +13,8 @@ from pipelines.config import load
 from pipelines.errors import FencedError, HaltError
 from pipelines.failpoints import VARIABLE
 from pipelines.lease import Lease
-from pipelines.put_back import LEASE, PutBack, put_back
+from pipelines.naming import PUT_BACK
+from pipelines.put_back import PutBack, put_back
 from pipelines.verification.run import Request
 
 pytestmark = pytest.mark.integration
@@ -111,7 +112,7 @@ def test_what_came_back_meanwhile_is_not_inserted_again(done: PipelineCase, monk
 def test_two_commands_at_once_are_one(done: PipelineCase, tmp_path: Path) -> None:
     delete(done, "id = 17")
     log = done.log()
-    lease = Lease(log, done.names, done.names.directory(done.home), LEASE)
+    lease = Lease(log, done.names, done.names.directory(done.home), PUT_BACK)
     lease.acquire()
     with pytest.raises(FencedError):
         repaired(done)

@@ -1,13 +1,15 @@
 """What we use of Dagster beside its public names: only in the modules that say so, and as we use it."""
 
 import ast
+import time
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationPlanned
 
 from dagster_project import dagster_private, dev, webserver
-from dagster_project.dagster_private import results_since
+from dagster_project.dagster_private import Looked, results_since
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {"dagster_private.py", "dev.py"}
@@ -50,18 +52,54 @@ def report(instance: dg.DagsterInstance, name: str, passed: bool) -> None:
     instance.report_runless_asset_event(dg.AssetCheckEvaluation(KEY, check_name=name, passed=passed, metadata={}))
 
 
+def told(instance: dg.DagsterInstance, looked: dict[str, Looked]) -> list[tuple[str, bool]]:
+    """What is new, by name of the check; `looked` remembers it."""
+    found = []
+    for key, seen, results in results_since(instance, [dg.AssetCheckKey(KEY, name) for name in ("gaps", "views")], looked):
+        looked[key.to_user_string()] = seen
+        found += [(key.name, result.passed) for _, result in results]
+    return found
+
+
 def test_results_are_those_since_and_the_newest_of_a_check_that_was_never_seen(instance: dg.DagsterInstance) -> None:
-    gaps, views = dg.AssetCheckKey(KEY, "gaps"), dg.AssetCheckKey(KEY, "views")
-    assert list(results_since(instance, [gaps, views], {})) == []
+    looked: dict[str, Looked] = {}
+    assert told(instance, looked) == []
     report(instance, "gaps", False)
     report(instance, "gaps", True)
-    first = list(results_since(instance, [gaps, views], {}))
-    assert [(key.name, result.passed) for key, _, _, result in first] == [("gaps", True)]
-    seen = {gaps.to_user_string(): first[0][1]}
-    assert list(results_since(instance, [gaps, views], seen)) == []
+    assert told(instance, looked) == [("gaps", True)]
+    assert told(instance, looked) == []
     report(instance, "gaps", False)
     report(instance, "views", False)
     report(instance, "gaps", True)
-    found = [(key.name, result.passed) for key, _, _, result in results_since(instance, [gaps, views], seen)]
-    assert sorted(found) == [("gaps", False), ("gaps", True), ("views", False)]
-    assert [passed for name, passed in found if name == "gaps"] == [False, True]
+    assert sorted(told(instance, looked)) == [("gaps", False), ("gaps", True), ("views", False)]
+
+
+def test_a_result_that_another_one_has_overtaken_is_told_when_it_is_there() -> None:
+    """Two runs make the check at once; the one that began first ends last, and fails."""
+    with dg.instance_for_test() as instance:
+        report(instance, "gaps", True)
+        looked: dict[str, Looked] = {}
+        assert told(instance, looked) == [("gaps", True)]
+        slow, quick = (run_of(instance), run_of(instance))
+        for run in (slow, quick):
+            of_run(instance, run, AssetCheckEvaluationPlanned(asset_key=KEY, check_name="gaps"))
+        of_run(instance, quick, dg.AssetCheckEvaluation(KEY, check_name="gaps", passed=True, metadata={}))
+        assert told(instance, looked) == [("gaps", True)]
+        assert told(instance, looked) == []
+        of_run(instance, slow, dg.AssetCheckEvaluation(KEY, check_name="gaps", passed=False, metadata={}))
+        assert told(instance, looked) == [("gaps", False)]
+        assert told(instance, looked) == []
+
+
+def run_of(instance: dg.DagsterInstance) -> str:
+    @dg.job
+    def checked() -> None: ...
+
+    return instance.create_run_for_job(checked).run_id
+
+
+def of_run(instance: dg.DagsterInstance, run_id: str, made: dg.AssetCheckEvaluation | AssetCheckEvaluationPlanned) -> None:
+    is_planned = isinstance(made, AssetCheckEvaluationPlanned)
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED if is_planned else dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    event = dg.DagsterEvent(kind.value, "checked", event_specific_data=made)
+    instance.store_event(dg.EventLogEntry(None, 10, "", run_id, time.time(), dagster_event=event))
