@@ -173,6 +173,8 @@ class SinkLeg(Leg):
             tries.too_large += 1
             if tries.too_large < UNTOLD_ATTEMPTS or len(pieces.to_send()) == 1:
                 raise
+            if self.connections.config.sink.delivery == "at_least_once":
+                return pieces.cut()
             return self._after_too_large(plan, chunk, rows, pieces, error)
         return pieces.inserted()
 
