@@ -31,7 +31,7 @@ and codes that librdkafka calls retriable. What ClickHouse refuses while it push
 
 ```yaml
 on_error:
-  clickhouse: {CANNOT_PARSE_UUID: record, "164": retryable}
+  clickhouse: {CANNOT_PARSE_UUID: halt, "164": retryable}
   kafka: {TOPIC_AUTHORIZATION_FAILED: retryable}
 ```
 

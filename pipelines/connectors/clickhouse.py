@@ -290,11 +290,16 @@ class ClickHouse:
         return int(found[0][0])
 
     def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
-        """(sequence, ordinal, emit, arrival in us) of the table's rows within these bounds, inclusive."""
+        """(sequence, ordinal, emit, arrival in us) of the table's rows within these bounds, inclusive.
+
+        Of a replicated table, of all that was inserted into any replica: without a quorum, only waiting for this one makes that sure.
+        """
         names = {"database": table.database, "table": table.name}
         bounds = {"first": sequences[0], "last": sequences[1], "since": arrivals_us[0], "until": arrivals_us[1]}
         settings = known_settings(self._connected.server_settings, READ_SETTINGS)
         if table.is_replicated:
+            where = {"database": quote_identifier(table.database), "table": quote_identifier(table.name)}
+            self.command(f"waiting for the replica of {table.full_name}", filled("clickhouse/sync_replica", **where))
             settings["select_sequential_consistency"] = 1
         try:
             return self._connected.query_arrow(statement("clickhouse/stored_positions"), parameters=names | bounds, settings=settings)

@@ -45,7 +45,7 @@ def positions(sequences: list[int]) -> pa.Table:
 
 
 def ask(clickhouse: Asked, rows: pa.Table, since: float | None = None, is_certain: bool = False) -> list[int]:
-    return stored_rows(clickhouse, Sent("db.t", rows, "work", since), WITHIN, is_certain).tolist()  # type: ignore[arg-type]
+    return stored_rows(clickhouse, Sent("db.t", rows, "work", since, "refused"), WITHIN, is_certain).tolist()  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
