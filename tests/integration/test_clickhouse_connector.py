@@ -109,6 +109,26 @@ def test_a_table_without_a_window_of_its_own_has_the_servers_default(clickhouse:
     assert table.dedup_window == 7
 
 
+@pytest.mark.parametrize(
+    ("engine", "is_partitioned", "keeps_rows"),
+    [
+        ("MergeTree ORDER BY id", False, True),
+        ("MergeTree PARTITION BY id % 5 ORDER BY id", True, True),
+        ("MergeTree ORDER BY id TTL day + INTERVAL 1 DAY", False, True),
+        ("MergeTree ORDER BY id TTL day + INTERVAL 1 DAY GROUP BY id SET day = max(day)", False, False),
+        ("ReplacingMergeTree ORDER BY id", False, False),
+        ("SummingMergeTree ORDER BY id", False, False),
+    ],
+)
+def test_a_table_tells_whether_it_can_say_what_it_has_stored(
+    clickhouse: ClickHouse, database: str, engine: str, is_partitioned: bool, keeps_rows: bool
+) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64, day Date) ENGINE = {engine}")
+    table = clickhouse.inspect(database, "t")
+    assert table is not None
+    assert (table.is_partitioned, table.keeps_rows, table.is_replicated, table.dedup_seconds) == (is_partitioned, keeps_rows, False, None)
+
+
 @pytest.mark.parametrize("engine", ["Memory", "Null", "Log"])
 def test_an_engine_without_deduplication_has_no_window(clickhouse: ClickHouse, database: str, engine: str) -> None:
     make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = {engine}")
@@ -124,6 +144,7 @@ def test_a_created_table_has_what_was_asked_for(clickhouse: ClickHouse, database
     assert table is not None
     assert (table.engine, table.dedup_window) == ("MergeTree", 33)
     assert [(column.name, column.type) for column in table.columns] == [("id", "Int64"), ("name", "String")]
+    assert "fsync_after_insert = 1, fsync_part_directory = 1" in table.definition, "what is confirmed outlives a power loss"
     clickhouse.drop_table(database, "t")
     clickhouse.drop_table(database, "t")
     assert clickhouse.inspect(database, "t") is None
