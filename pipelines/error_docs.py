@@ -15,12 +15,12 @@ Made from `pipelines/error_classes`; do not edit. What ClickHouse, NATS and Kafk
 
 - **`retryable`**: the same thing is tried again, with pauses of up to 15 s, for days if need be. The leg's state is `waiting`, with the
   error. Nothing is dropped.
-- **`record`**: single rows are refused. They are found by cutting the block and become dead letters; the others are inserted. Before each cut
-  the table is asked which rows it has stored all the same.
+- **`record`**: single rows are refused. They are found by cutting the block and become dead letters; the others are inserted.
+  Before each cut the table is asked which rows it has stored all the same.
 - **`halt`**: the leg stops before anything is lost or doubled. The message ends with what to do next. Nothing becomes a dead letter for it.
 
 What is not listed is a halt, but for an insert into ClickHouse: there a code that is not listed, and those with `*` behind their class, do
-not tell whether a row or the table is the cause. After three refusals the chunk is cut as for a `record`; three rows of a chunk in a row, and
+not tell whether a row or the table is the cause. After three refusals the chunk is cut as for a `record`; three such rows of a chunk, and
 none taken, are a halt. Waited for all the same: an answer without a code and with the HTTP status 408, 429 or 5xx, NATS's status 503,
 and codes that librdkafka calls retriable. What ClickHouse refuses while it pushes an insert to a materialized view is a halt, unless it is
 `retryable`: the table may hold the rows already.
@@ -31,7 +31,7 @@ and codes that librdkafka calls retriable. What ClickHouse refuses while it push
 
 ```yaml
 on_error:
-  clickhouse: {CANNOT_PARSE_UUID: record, "164": retryable}
+  clickhouse: {CANNOT_PARSE_UUID: halt, "164": retryable}
   kafka: {TOPIC_AUTHORIZATION_FAILED: retryable}
 ```
 

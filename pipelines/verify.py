@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseSink
-from pipelines.connectors.clickhouse import map_error as map_clickhouse_error
+from pipelines.connectors.clickhouse_errors import map_error as map_clickhouse_error
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import map_error as map_kafka_error
 from pipelines.errors import RetryableError

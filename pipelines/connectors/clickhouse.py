@@ -5,6 +5,7 @@ Every insert carries a deduplication token and says all settings that its meanin
 """
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +14,14 @@ from typing import Any
 import clickhouse_connect
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError, Error, OperationalError
-from urllib3.exceptions import HTTPError
+from clickhouse_connect.driver.exceptions import Error
 
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseConnection, ClickHouseSink
+from pipelines.connectors.clickhouse_errors import TABLE_CLASSES, insert_error, map_error
 from pipelines.connectors.clickhouse_settings import INSERT_SETTINGS, READ_SETTINGS, insert_log_comment, known_settings
 from pipelines.error_classes import ErrorClasses
-from pipelines.error_classes.clickhouse import ONE_BLOCK
-from pipelines.error_classes.rows import ErrorRow
-from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError, TallyflowError
+from pipelines.errors import HaltError, RetryableError
 from pipelines.statements import filled, statement
 
 # The driver logs what it also raises, with a traceback; unless the program asks for logs, the raised error is enough.
@@ -30,19 +29,6 @@ logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
 
 CONNECT_TIMEOUT_SECONDS = 5
 RESPONSE_TIMEOUT_SECONDS = 60
-
-_VIOLATED_CONSTRAINT = 469
-_PUSHING_TO_VIEW = "while pushing to view"
-"""An insert that a view refuses has stored the block in the table all the same (measured, 26.9)."""
-_SERVER = re.compile(r"DB::\w*Exception: ")
-_TABLE_ID = re.compile(r" \([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\)")
-_AT_ROW = re.compile(r"is violated at row (\d+)")
-_VIEW = re.compile(r"while pushing to view ([\w.`-]+)")
-_EXECUTING = ": while executing 'FUNCTION "
-
-_TABLE_CLASSES = ErrorClasses("clickhouse")
-_TOO_LARGE = (159, 160, 241)
-"""Codes of an insert that the server gives up for what it takes: a smaller one may pass."""
 
 _KEEPS_ROWS = re.compile(r"(Replicated|Shared)?MergeTree")
 _NAME = r"(?:`(?:[^`\\]|\\.)+`|\w+)"
@@ -52,89 +38,6 @@ _VIEW_TARGET = re.compile(rf"CREATE MATERIALIZED VIEW (?:{_NAME}\.)?{_NAME} (?:U
 
 def _unquoted(name: str) -> str:
     return re.sub(r"\\(.)", r"\1", name[1:-1]) if name.startswith("`") else name
-
-
-def map_error(doing: str, error: Exception, classes: ErrorClasses = _TABLE_CLASSES, sends_rows: bool = False) -> TallyflowError:
-    """The driver's exception as one of ours. Network trouble is retryable; a code that is not known is a halt, never a drop.
-
-    `sends_rows`: the server's words may quote a value of a row, and the message goes without them.
-    """
-    if isinstance(error, TallyflowError):
-        return error
-    if not isinstance(error, ClickHouseError):
-        if isinstance(error, HTTPError | OSError):
-            return RetryableError(f"{doing}: ClickHouse did not answer ({type(error).__name__})")
-        return HaltError(f"{doing}: {type(error).__name__}: {error}")
-    code = error.code if isinstance(error, Error) else None
-    text = _first_line(str(error))
-    if code is None and isinstance(error, OperationalError) and error.__cause__ is not None:
-        # urllib3 wraps why it could not connect into what it tried and how often.
-        reason = _first_line(str(getattr(error.__cause__, "reason", error.__cause__)))
-        return RetryableError(f"{doing}: ClickHouse did not answer ({reason})")
-    if code is None:
-        return RetryableError(f"{doing}: {text}") if _may_pass(error, text) else HaltError(f"{doing}: {text}")
-    row = classes.row(code, str(error))
-    return _of_the_server(doing, str(error), _words(str(error), code, row) if sends_rows else text, code, row, classes)
-
-
-def _of_the_server(doing: str, full_text: str, text: str, code: int, row: ErrorRow | None, classes: ErrorClasses) -> TallyflowError:
-    if row is None:
-        return HaltError(f"{doing}: ClickHouse error {code}: {text}; nothing was dropped: mend the cause and start again")
-    if classes.of(row) == "retryable":
-        return RetryableError(f"{doing}: ClickHouse error {code} ({row.name}): {text}; {row.remedy}")
-    if _PUSHING_TO_VIEW in full_text:
-        return HaltError(
-            f"{doing}: ClickHouse error {code}: {text}; a materialized view on the table refuses these rows, which the table itself may "
-            "hold already. Mend the view, or detach it, and start again: the same chunk is sent with its token, and nothing is doubled"
-        )
-    return HaltError(f"{doing}: ClickHouse error {code}: {text}; {row.remedy}")
-
-
-def _refusal(error: Exception, classes: ErrorClasses = _TABLE_CLASSES) -> RefusedError | None:
-    """The error of an insert that a smaller block may survive; None for any other. The message holds no value of the row."""
-    text = str(error)
-    if not isinstance(error, Error) or error.code is None or _PUSHING_TO_VIEW in text:
-        return None
-    row = classes.row(error.code, text)
-    is_known = row is not None and classes.of(row) == "record"
-    # One that is not in the table, or says nothing of its cause, may be caused by a row all the same.
-    if not is_known and row is not None and not classes.is_vague(row):
-        return None
-    words = _words(text, error.code, row)
-    at = _AT_ROW.search(words)
-    name = f" ({row.name})" if row else ""
-    # A constraint, and how many partitions there are, is looked at before anything is written (measured, 26.9).
-    is_whole = error.code == _VIOLATED_CONSTRAINT or (row is not None and row.words == ONE_BLOCK)
-    return RefusedError(f"ClickHouse error {error.code}{name}: {words}", int(at[1]) - 1 if at else None, is_whole, is_known)
-
-
-def _words(full_text: str, code: int, row: ErrorRow | None) -> str:
-    """What the server says, without a value of a row: of an error that may quote one, only what is known to be the table's own words."""
-    if row is not None and not row.may_be_record and not row.is_vague:
-        return _first_line(full_text)
-    if row is not None and row.words:
-        return row.words
-    if code == _VIOLATED_CONSTRAINT:
-        return _TABLE_ID.sub("", _first_line(full_text).partition(". Column values: ")[0])
-    _, mark, call = full_text.rpartition(_EXECUTING)
-    view = _VIEW.findall(full_text)
-    where = f", in {call.partition(' -> ')[0][:200]}" if mark else ""
-    where += f", while pushing to view {view[-1]}" if view else ""
-    return f"{row.meaning if row else 'an error that is not in the table of errors'}{where}"
-
-
-def _may_pass(error: ClickHouseError, text: str) -> bool:
-    """Whether an error without a code is the network's or an overloaded proxy's; the driver's other errors are misuse."""
-    status = re.search(r"HTTP status (\d{3})\b", text)
-    if status:
-        return status[1] in ("408", "429") or status[1] >= "500"
-    return isinstance(error, OperationalError)
-
-
-def _first_line(text: str) -> str:
-    """The server's own words where the driver has wrapped them."""
-    words = _SERVER.split(text, maxsplit=1)[-1]
-    return words.strip().splitlines()[0][:500] if words.strip() else "no message"
 
 
 def _told(settings: Mapping[str, Any]) -> str:
@@ -189,7 +92,7 @@ class View:
 
 
 def open_client(
-    connection: ClickHouseConnection, classes: ErrorClasses = _TABLE_CLASSES, response_seconds: float = RESPONSE_TIMEOUT_SECONDS
+    connection: ClickHouseConnection, classes: ErrorClasses = TABLE_CLASSES, response_seconds: float = RESPONSE_TIMEOUT_SECONDS
 ) -> Client:
     """A client that has connected. Raises RetryableError or HaltError."""
     try:
@@ -219,7 +122,7 @@ class ClickHouse:
     `classes`: which of the server's errors is what; without it the table decides.
     """
 
-    def __init__(self, sink: ClickHouseSink, classes: ErrorClasses = _TABLE_CLASSES) -> None:
+    def __init__(self, sink: ClickHouseSink, classes: ErrorClasses = TABLE_CLASSES) -> None:
         self._sink, self._classes = sink, classes
         self._client: Client | None = None
 
@@ -346,6 +249,7 @@ class ClickHouse:
         """Raises HaltError when the server does not take, or does not obey, the settings that make an insert one deduplicated block."""
         doing = "checking the settings of inserts"
         settings = known_settings(self._connected.server_settings, INSERT_SETTINGS)
+        settings |= {"max_execution_time": math.ceil(self._sink.max_insert_time.total_seconds()), **insert_log_comment("tallyflow")}
         try:
             found = self._connected.query(statement("clickhouse/settings"), parameters={"names": list(settings)}, settings=settings)
         except Exception as error:
@@ -373,11 +277,9 @@ class ClickHouse:
         try:
             client.raw_insert(table, list(columns), insert_block=block, settings=settings, fmt="ArrowStream")
         except Exception as error:
-            doing = f"inserting a chunk into {table}"
-            found = _refusal(error, self._classes) or map_error(doing, error, self._classes, sends_rows=True)
-            if isinstance(found, RetryableError) and isinstance(error, Error) and error.code in _TOO_LARGE:
-                found = InsertTooLargeError(str(found))
-            raise found from error
+            found = insert_error(f"inserting a chunk into {table}", error, self._classes)
+            # A traceback would tell the server's words, with the value that it cannot read.
+            raise found from (None if isinstance(error, Error) and error.code is not None else error)
 
     def inserts_at_work(self, work: str) -> int | None:
         """How many inserts of this name the server works on; None where the user may not see that."""
@@ -388,11 +290,16 @@ class ClickHouse:
         return int(found[0][0])
 
     def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
-        """(sequence, ordinal, emit, arrival in us) of the table's rows within these bounds, inclusive."""
+        """(sequence, ordinal, emit, arrival in us) of the table's rows within these bounds, inclusive.
+
+        Of a replicated table, of all that was inserted into any replica: without a quorum, only waiting for this one makes that sure.
+        """
         names = {"database": table.database, "table": table.name}
         bounds = {"first": sequences[0], "last": sequences[1], "since": arrivals_us[0], "until": arrivals_us[1]}
         settings = known_settings(self._connected.server_settings, READ_SETTINGS)
         if table.is_replicated:
+            where = {"database": quote_identifier(table.database), "table": quote_identifier(table.name)}
+            self.command(f"waiting for the replica of {table.full_name}", filled("clickhouse/sync_replica", **where))
             settings["select_sequential_consistency"] = 1
         try:
             return self._connected.query_arrow(statement("clickhouse/stored_positions"), parameters=names | bounds, settings=settings)

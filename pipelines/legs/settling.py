@@ -24,12 +24,16 @@ NEEDED_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_arrival")
 
 @dataclass(frozen=True)
 class Sent:
-    """Rows of a piece that were sent. `work` names its inserts; `since`: when one of unknown outcome was last at work (monotonic)."""
+    """Rows of a piece that were sent, and what ClickHouse said of it.
+
+    `work` names the chunk's inserts; `since`: when one of unknown outcome was last at work (monotonic), None if none was.
+    """
 
     table: str
     rows: pa.Table
     work: str
     since: float | None
+    outcome: str
 
 
 def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, is_certain: bool) -> Rows:
@@ -50,8 +54,8 @@ def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, 
         # One block that is one part, or was refused before any was written.
         return np.zeros(0, np.int64)
     raise HaltError(
-        f"inserting a chunk into {sent.table}: an insert of it was refused or not answered and may have stored some of its rows; {why}, so "
-        "nothing can tell which. Change what the table refuses (the constraint or the expression that the message names) and start again: "
+        f"inserting a chunk into {sent.table}: {sent.outcome}. An insert of it may have stored some of its rows; {why}, so nothing tells "
+        "which. Change what the table refuses (a constraint, an expression) and start again: "
         "the same chunk is sent with its token, and nothing is doubled. A MergeTree table with the position columns (docs/concepts.md) "
         "is asked instead"
     )

@@ -173,6 +173,8 @@ class SinkLeg(Leg):
             tries.too_large += 1
             if tries.too_large < UNTOLD_ATTEMPTS or len(pieces.to_send()) == 1:
                 raise
+            if self.connections.config.sink.delivery == "at_least_once":
+                return pieces.cut()
             return self._after_too_large(plan, chunk, rows, pieces, error)
         return pieces.inserted()
 
@@ -185,7 +187,7 @@ class SinkLeg(Leg):
                     f"inserting a chunk: {refusal}; the same chunk is sent again with its token before it is cut"
                 ) from refusal
         if self.connections.config.sink.delivery == "exactly_once":
-            stored = self._stored(plan, chunk, rows, pieces, refusal.is_whole)
+            stored = self._stored(plan, chunk, rows, pieces, str(refusal), refusal.is_whole)
             if len(stored):
                 self._check_no_view(plan, refusal)
                 return pieces.found(stored)
@@ -199,9 +201,9 @@ class SinkLeg(Leg):
     def _after_too_large(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, error: InsertTooLargeError) -> Pieces:
         """The piece is cut, unless its rows are in the table. Raises RetryableError where that cannot be told, or a view may lack them."""
         try:
-            stored = self._stored(plan, chunk, rows, pieces, is_certain=False)
+            stored = self._stored(plan, chunk, rows, pieces, str(error), is_certain=False)
         except HaltError as halt:
-            raise RetryableError(f"{error}. It is not cut: {halt}. Or raise `max_insert_time` in the sink") from error
+            raise RetryableError(f"{halt}. Or raise `max_insert_time` in the sink") from error
         if not len(stored):
             return pieces.cut()
         database, _, name = plan.body["table"].partition(".")
@@ -212,11 +214,11 @@ class SinkLeg(Leg):
             ) from error
         return pieces.found(stored)
 
-    def _stored(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, is_certain: bool) -> Rows:
+    def _stored(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, outcome: str, is_certain: bool) -> Rows:
         """The rows of the next piece that are in the table, by their numbers in the chunk."""
         assert self._tries is not None
         sending = pieces.to_send()
-        sent = Sent(plan.body["table"], rows.take(sending), self._work(chunk), self._tries.since)
+        sent = Sent(plan.body["table"], rows.take(sending), self._work(chunk), self._tries.since, outcome)
         found: Rows = sending[stored_rows(self.clickhouse, sent, self.connections.config.sink.max_insert_time, is_certain)]
         return found
 

@@ -20,7 +20,7 @@ from dedup_case import check_first_of_keys, copies, keyed_by
 from network_case import running, waits
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
-from pipelines.connectors.clickhouse import map_error
+from pipelines.connectors.clickhouse_errors import map_error
 from pipelines.errors import RetryableError
 from resources.local.clickhouse import keep_users, users_file
 from resources.local.nats import find_nats_server

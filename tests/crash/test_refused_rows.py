@@ -2,7 +2,7 @@
 
 import pytest
 from pipeline_case import PipelineCase
-from refused_case import BAD, make_strict, mend, refused
+from refused_case import BAD, event, make_parted, make_strict, mend, positions, refused
 
 from pipelines.failpoints import VARIABLE
 
@@ -20,4 +20,17 @@ def test_every_row_is_in_the_table_or_a_dead_letter_once(case: PipelineCase, poi
     case.warm_run()
     assert set(refused(case)) <= set(BAD)
     assert is_mended or refused(case) == BAD
+    case.check()
+
+
+@pytest.mark.parametrize(
+    "point", ["sink.before-insert:1", "sink.before-insert:3", "sink.after-insert:1", "sink.after-amend:1", "sink.after-amend:3"]
+)
+def test_a_chunk_of_which_partitions_were_stored_before_it_was_refused_is_there_once(case: PipelineCase, point: str) -> None:
+    make_parted(case, "skip index")
+    case.send(event(number, "n/a" if number in (123, 301) else "1") for number in range(400))
+    assert case.run_plain(**{VARIABLE: point}).returncode == -9
+    case.warm_run()
+    assert refused(case) == [123, 301]
+    assert positions(case) == (398, 398)
     case.check()

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
+from pipeline_case import wait_until
 
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse import ClickHouse, TableColumn
 from pipelines.error_classes import TABLE
-from pipelines.errors import HaltError, RefusedError, RetryableError
+from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError
+from pipelines.preflight import POSITION_COLUMN_TYPES
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
@@ -106,6 +109,26 @@ def test_a_table_without_a_window_of_its_own_has_the_servers_default(clickhouse:
     assert table.dedup_window == 7
 
 
+@pytest.mark.parametrize(
+    ("engine", "is_partitioned", "keeps_rows"),
+    [
+        ("MergeTree ORDER BY id", False, True),
+        ("MergeTree PARTITION BY id % 5 ORDER BY id", True, True),
+        ("MergeTree ORDER BY id TTL day + INTERVAL 1 DAY", False, True),
+        ("MergeTree ORDER BY id TTL day + INTERVAL 1 DAY GROUP BY id SET day = max(day)", False, False),
+        ("ReplacingMergeTree ORDER BY id", False, False),
+        ("SummingMergeTree ORDER BY id", False, False),
+    ],
+)
+def test_a_table_tells_whether_it_can_say_what_it_has_stored(
+    clickhouse: ClickHouse, database: str, engine: str, is_partitioned: bool, keeps_rows: bool
+) -> None:
+    make(clickhouse, f"CREATE TABLE {database}.t (id Int64, day Date) ENGINE = {engine}")
+    table = clickhouse.inspect(database, "t")
+    assert table is not None
+    assert (table.is_partitioned, table.keeps_rows, table.is_replicated, table.dedup_seconds) == (is_partitioned, keeps_rows, False, None)
+
+
 @pytest.mark.parametrize("engine", ["Memory", "Null", "Log"])
 def test_an_engine_without_deduplication_has_no_window(clickhouse: ClickHouse, database: str, engine: str) -> None:
     make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = {engine}")
@@ -121,6 +144,7 @@ def test_a_created_table_has_what_was_asked_for(clickhouse: ClickHouse, database
     assert table is not None
     assert (table.engine, table.dedup_window) == ("MergeTree", 33)
     assert [(column.name, column.type) for column in table.columns] == [("id", "Int64"), ("name", "String")]
+    assert "fsync_after_insert = 1, fsync_part_directory = 1" in table.definition, "what is confirmed outlives a power loss"
     clickhouse.drop_table(database, "t")
     clickhouse.drop_table(database, "t")
     assert clickhouse.inspect(database, "t") is None
@@ -236,6 +260,114 @@ def test_an_insert_that_a_view_refuses_is_in_the_table_and_reaches_the_view_with
     make(clickhouse, f"DROP VIEW {database}.v", f"{view} FROM {database}.t")
     clickhouse.insert(f"{database}.t", ["id"], block(1, 2), "one", 6)
     assert (numbers(clickhouse, f"{database}.t"), numbers(clickhouse, f"{database}.u")) == ([1, 2], [1, 2])
+
+
+PROFILE = {
+    "timeout_overflow_mode": "break",
+    "deduplicate_insert": "disable",
+    "insert_deduplicate": 0,
+    "use_strict_insert_block_limits": 1,
+    "max_insert_block_size_bytes": 100,
+    "max_insert_block_size": 10,
+    "async_insert": 1,
+    "materialized_views_ignore_errors": 1,
+    "throw_on_max_partitions_per_insert_block": 0,
+}
+"""What a user's profile may say, each of which makes an insert something else than one deduplicated block."""
+
+
+def with_profile(stack: LocalStack, **settings: object) -> ClickHouse:
+    """A client with settings that every statement has which does not say otherwise, as if a profile had them."""
+    opened = ClickHouse(sink(stack)).connect()
+    assert opened._client is not None
+    for name, value in settings.items():
+        opened._client.set_client_setting(name, value)
+    return opened
+
+
+def test_an_insert_is_one_deduplicated_block_whatever_the_profile_says(
+    clickhouse: ClickHouse, database: str, running_stack: LocalStack
+) -> None:
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t (id Int64, INDEX i intDiv(1, id - 777) TYPE minmax) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE TABLE {database}.u (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}",
+        f"CREATE MATERIALIZED VIEW {database}.v TO {database}.u AS SELECT id + throwIf(id = 5000) AS id FROM {database}.t",
+    )
+    client = with_profile(running_stack, **PROFILE)
+    client.check_insert_settings()
+    for _ in range(2):
+        client.insert(f"{database}.t", ["id"], block(*range(100)), "one", 6)
+    assert numbers(clickhouse, f"{database}.t") == numbers(clickhouse, f"{database}.u") == list(range(100))
+    with pytest.raises(RefusedError, match="divides by zero"):
+        client.insert(f"{database}.t", ["id"], block(*range(100, 1000)), "two", 6)
+    assert numbers(clickhouse, f"{database}.t") == list(range(100)), "one block, so one part: all or nothing"
+    with pytest.raises(HaltError, match="a materialized view on the table refuses these rows"):
+        client.insert(f"{database}.t", ["id"], block(5000), "three", 6)
+    client.close()
+
+
+def test_a_slow_insert_is_no_success(clickhouse: ClickHouse, database: str, running_stack: LocalStack) -> None:
+    """With `timeout_overflow_mode = break` it was acknowledged, with 0 of 4,000 rows."""
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t (id Int64, slow UInt8 MATERIALIZED sleepEachRow(0.001)) ENGINE = MergeTree ORDER BY id {WINDOW}",
+    )
+    client = with_profile(running_stack, timeout_overflow_mode="break")
+    with pytest.raises(InsertTooLargeError, match=r"TIMEOUT_EXCEEDED"):
+        client.insert(f"{database}.t", ["id"], block(*range(2500)), "one", 1)
+    client.close()
+
+
+def test_a_server_that_does_not_obey_is_refused_with_the_settings(
+    clickhouse: ClickHouse, monkeypatch: pytest.MonkeyPatch, running_stack: LocalStack
+) -> None:
+    clickhouse.check_insert_settings()
+    assert clickhouse._client is not None
+    query = clickhouse._client.query
+
+    def without_settings(*arguments: Any, settings: Any = None, **rest: Any) -> Any:
+        """As a proxy that strips what it does not know."""
+        return query(*arguments, **rest)
+
+    monkeypatch.setattr(clickhouse._client, "query", without_settings)
+    with pytest.raises(HaltError, match=r"the server says async_insert = 1, .*deduplicated block needs async_insert = 0"):
+        clickhouse.check_insert_settings()
+    monkeypatch.undo()
+    known = dict(clickhouse._client.server_settings)
+    monkeypatch.setitem(clickhouse._client.server_settings, "async_insert", known["async_insert"]._replace(readonly=1))
+    with pytest.raises(HaltError, match=r"async_insert is readonly.*Allow the user's profile what these inserts set: async_insert = 0"):
+        clickhouse.check_insert_settings()
+
+
+def test_the_rows_of_a_chunk_that_a_table_holds_are_told_by_position_and_arrival(clickhouse: ClickHouse, database: str) -> None:
+    columns = ", ".join(f"{name} {kind}" for name, kind in POSITION_COLUMN_TYPES)
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t ({columns}) ENGINE = MergeTree ORDER BY _tf_sequence {WINDOW}",
+        f"INSERT INTO {database}.t SELECT number, 1, 0, 'orders', 0, number, fromUnixTimestamp64Micro(1700000000000000 + number, 'UTC') "
+        "FROM numbers(10)",
+    )
+    table = clickhouse.inspect(database, "t")
+    assert table is not None
+    found = clickhouse.stored_positions(table, (3, 6), (1_700_000_000_000_000, 1_700_000_000_000_005))
+    assert sorted(zip(*found.to_pydict().values(), strict=True)) == [(n, 1, 0, 1_700_000_000_000_000 + n) for n in (3, 4, 5)]
+
+
+def test_an_insert_at_work_is_seen_by_its_name(clickhouse: ClickHouse, database: str, running_stack: LocalStack) -> None:
+    make(
+        clickhouse,
+        f"CREATE TABLE {database}.t (id Int64, slow UInt8 MATERIALIZED sleepEachRow(0.5)) ENGINE = MergeTree ORDER BY id {WINDOW}",
+    )
+    assert clickhouse.inserts_at_work("chunk 1-2") == 0
+    other = ClickHouse(sink(running_stack)).connect()
+    with ThreadPoolExecutor(1) as pool:
+        inserting = pool.submit(other.insert, f"{database}.t", ["id"], block(*range(6)), "one", 60, "chunk 1-2")
+        wait_until(lambda: clickhouse.inserts_at_work("chunk 1-2") == 1, "an insert at work")
+        assert clickhouse.inserts_at_work("chunk 1-3") == 0
+        inserting.result()
+    assert clickhouse.inserts_at_work("chunk 1-2") == 0
+    other.close()
 
 
 def test_an_insert_that_cannot_succeed_is_a_halt(clickhouse: ClickHouse, database: str) -> None:

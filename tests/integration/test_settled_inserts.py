@@ -3,52 +3,12 @@
 import pytest
 from network_case import Proxied, stop, waits
 from pipeline_case import PipelineCase, wait_until
-from refused_case import refused
+from refused_case import PER_PART, event, make_parted, positions, refused
 
 from pipelines.errors import HaltError
 from pipelines.failpoints import VARIABLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
-
-PER_PART = {
-    "sorting key": "ORDER BY (toDecimal64(name, 2), _tf_sequence)",
-    "skip index": "INDEX",
-    "projection": "PROJECTION",
-    "TTL": "ORDER BY _tf_sequence TTL toDateTime('2100-01-01 00:00:00') + INTERVAL toInt32(toDecimal64(name, 2)) SECOND",
-}
-"""What is evaluated while a part is written, for `make_parted`."""
-
-
-def event(number: int, name: str) -> bytes:
-    return b'{"id": %d, "name": "%s", "amount": 1.5}' % (number, name.encode())
-
-
-def make_parted(case: PipelineCase, kind: str, partition_by: str = "id % 5") -> None:
-    """Makes the pipeline's table anew, with partitions and an expression that reads `name` as a decimal while a part is written."""
-    case.create_topic()
-    case.warm_run()
-    client = case.client()
-    definition = str(client.query(f"SHOW CREATE TABLE {case.table}").result_rows[0][0])
-    client.command(f"DROP TABLE {case.table}")
-    order = "ORDER BY (_tf_sequence, _tf_ordinal, _tf_emit)"
-    assert order in definition
-    clause = PER_PART[kind]
-    if clause in ("INDEX", "PROJECTION"):
-        what = (
-            "INDEX i toDecimal64(name, 2) TYPE minmax"
-            if clause == "INDEX"
-            else "PROJECTION p (SELECT toDecimal64(name, 2) AS x ORDER BY x)"
-        )
-        definition = definition.replace("\n)\n", f",\n    {what}\n)\n", 1)
-        clause = order
-    client.command(definition.replace(order, f"PARTITION BY {partition_by} {clause}"))
-
-
-def positions(case: PipelineCase) -> tuple[int, int]:
-    """Rows of the table, and how many positions they have."""
-    asked = f"SELECT count(), uniqExact(_tf_sequence, _tf_ordinal, _tf_emit) FROM {case.table}"
-    rows, unique = case.client().query(asked).result_rows[0]
-    return int(rows), int(unique)
 
 
 @pytest.mark.parametrize("kind", list(PER_PART))
@@ -148,4 +108,67 @@ def test_a_chunk_whose_answer_was_lost_and_that_is_refused_by_the_same_start_dou
     stop(case, runner)
     rows, unique = positions(case)
     assert rows == unique
+    case.check()
+
+
+# -- what takes too long, and what nobody knows -----------------------------------------------------------------------------
+
+
+def test_an_insert_that_takes_too_long_is_cut(case: PipelineCase) -> None:
+    """It was sent again, unchanged, for ever."""
+    case.write_file(lambda document: document["sink"].update(max_insert_time="1s"))
+    case.create_topic()
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN slow UInt8 MATERIALIZED sleepEachRow(0.004)")
+    case.send_events(600, partitions=1)
+    case.warm_run()
+    assert (positions(case), case.letters()) == ((600, 600), [])
+    case.check()
+
+
+@pytest.mark.parametrize(
+    ("code", "good", "expression"),
+    [
+        (36, "0123456789abcdef", "encrypt('aes-128-ecb', name, name)"),
+        (454, "", "decrypt('aes-128-ecb', unhex(name), '0123456789abcdef')"),
+        (376, "61f0c404-5cb3-11e7-907b-a6006ad3dba0", "toUUID(name)"),
+        (675, "10.0.0.1", "toIPv4(name)"),
+        (117, '{\\"a\\": 1}', "CAST(name, 'JSON')"),
+        (467, "true", "CAST(name, 'Bool')"),
+        (130, "[1, 2]", "CAST(name, 'Array(Int64)')"),
+    ],
+)
+def test_a_row_that_is_refused_with_any_code_is_a_dead_letter_without_its_value_in_a_message(
+    case: PipelineCase, code: int, good: str, expression: str
+) -> None:
+    client = case.client()
+    good = good or client.query("SELECT hex(encrypt('aes-128-ecb', 'words', '0123456789abcdef'))").result_rows[0][0]
+    case.create_topic()
+    case.warm_run()
+    client.command(f"ALTER TABLE {case.table} ADD COLUMN told String MATERIALIZED toString({expression})")
+    case.send((event(number, "DE00 VALUE" if number == 13 else good) for number in range(40)), partitions=1)
+    case.warm_run()
+    assert refused(case) == [13]
+    assert positions(case) == (39, 39)
+    (letter,) = case.letters()
+    assert letter["message"].startswith(f"ClickHouse error {code}")
+    log = case.log()
+    entries = log.fetch(case.names.stream("ledger"), case.names.chain("sink"), 0, log.state(case.names.stream("ledger")).last_sequence)
+    told = [letter["message"], *case.told, *(entry.payload.decode() for entry in entries)]
+    log.close()
+    assert not [words for words in told if "DE00" in words or "VALUE" in words]
+    case.check()
+
+
+def test_a_table_that_refuses_every_row_for_a_reason_of_its_own_halts_soon(case: PipelineCase) -> None:
+    case.create_topic()
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN told String MATERIALIZED encrypt('aes-128-ecb', name, 'short')")
+    case.send_events(40, partitions=1)
+    with pytest.raises(HaltError, match=r"the table refuses row after row and takes none, with: ClickHouse error 36 \(BAD_ARGUMENTS\)"):
+        case.warm_run()
+    assert case.letters() == []
+    case.client().command(f"ALTER TABLE {case.table} DROP COLUMN told")
+    case.warm_run()
+    assert len(refused(case)) == 3
     case.check()

@@ -14,7 +14,7 @@ from nats.js.errors import APIError
 from pipelines import error_docs, errors
 from pipelines.config import OnError, PipelineConfig, parse, version_of
 from pipelines.config_docs import EXAMPLE
-from pipelines.connectors import clickhouse, jetstream_errors, kafka
+from pipelines.connectors import clickhouse_errors, jetstream_errors, kafka
 from pipelines.error_classes import TABLE, ErrorClasses
 from pipelines.error_classes.rows import ErrorClass, ErrorRow, System
 from pipelines.errors import ConfigurationError, ConflictError, HaltError, RefusedError, RetryableError, TallyflowError
@@ -79,11 +79,11 @@ def test_the_nats_connector_agrees_with_the_table(row: ErrorRow) -> None:
 @pytest.mark.parametrize("row", rows_of("clickhouse"), ids=name_of)
 def test_the_clickhouse_connector_agrees_with_the_table(row: ErrorRow) -> None:
     error = DatabaseError(f"Code: {row.code}. DB::Exception: {row.words or 'words'}. ({row.name})", code=row.code, name=row.name)
-    found = clickhouse._refusal(error) or clickhouse.map_error("inserting", error)
+    found = clickhouse_errors.refusal(error) or clickhouse_errors.map_error("inserting", error)
     if row.is_vague:
         assert isinstance(found, RefusedError)
         assert not found.is_known
-        found = clickhouse.map_error("reading", error)
+        found = clickhouse_errors.map_error("reading", error)
     assert isinstance(found, KINDS[row.error_class])
     assert f"ClickHouse error {row.code}" in str(found)
 
@@ -104,11 +104,11 @@ def server_error(code: int, text: str = "words") -> DatabaseError:
 
 def test_a_pipeline_file_changes_classes_by_code_and_by_name() -> None:
     classes = on_error(clickhouse={"469": "halt", "CANNOT_PARSE_UUID": "record", "516": "retryable"}).classes("clickhouse")
-    assert clickhouse._refusal(server_error(469), classes) is None
-    assert type(clickhouse.map_error("inserting", server_error(469), classes)) is HaltError
-    assert type(clickhouse._refusal(server_error(376), classes)) is RefusedError
-    assert type(clickhouse.map_error("inserting", server_error(516), classes)) is RetryableError
-    assert type(clickhouse.map_error("inserting", server_error(193), classes)) is HaltError, "any other keeps its class"
+    assert clickhouse_errors.refusal(server_error(469), classes) is None
+    assert type(clickhouse_errors.map_error("inserting", server_error(469), classes)) is HaltError
+    assert type(clickhouse_errors.refusal(server_error(376), classes)) is RefusedError
+    assert type(clickhouse_errors.map_error("inserting", server_error(516), classes)) is RetryableError
+    assert type(clickhouse_errors.map_error("inserting", server_error(193), classes)) is HaltError, "any other keeps its class"
     waits = jetstream_errors.map_error(
         "publishing", APIError(code=404, err_code=10059), on_error(nats={"JSStreamNotFoundErr": "retryable"}).classes("nats")
     )
@@ -118,21 +118,21 @@ def test_a_pipeline_file_changes_classes_by_code_and_by_name() -> None:
 
 
 def test_an_error_that_may_be_the_tables_is_a_halt_at_once_where_the_file_says_so() -> None:
-    assert clickhouse._refusal(server_error(36)) is not None
-    assert clickhouse._refusal(server_error(36), on_error(clickhouse={"BAD_ARGUMENTS": "halt"}).classes("clickhouse")) is None
+    assert clickhouse_errors.refusal(server_error(36)) is not None
+    assert clickhouse_errors.refusal(server_error(36), on_error(clickhouse={"BAD_ARGUMENTS": "halt"}).classes("clickhouse")) is None
 
 
 def test_what_a_view_refuses_is_no_record_whatever_the_file_says() -> None:
     classes = on_error(clickhouse={"CANNOT_PARSE_UUID": "record"}).classes("clickhouse")
     error = server_error(376, "Cannot parse uuid: while pushing to view default.v")
-    assert clickhouse._refusal(error, classes) is None
-    assert type(clickhouse.map_error("inserting", error, classes)) is HaltError
+    assert clickhouse_errors.refusal(error, classes) is None
+    assert type(clickhouse_errors.map_error("inserting", error, classes)) is HaltError
 
 
 def test_a_block_of_too_many_partitions_is_cut_whatever_the_file_says_of_too_many_parts() -> None:
     classes = on_error(clickhouse={"TOO_MANY_PARTS": "halt"}).classes("clickhouse")
-    assert clickhouse._refusal(server_error(252, "Too many partitions for single INSERT block (more than 100)"), classes) is not None
-    assert type(clickhouse.map_error("inserting", server_error(252, "Too many parts (3000)"), classes)) is HaltError
+    assert clickhouse_errors.refusal(server_error(252, "Too many partitions for single INSERT block (more than 100)"), classes) is not None
+    assert type(clickhouse_errors.map_error("inserting", server_error(252, "Too many parts (3000)"), classes)) is HaltError
 
 
 @pytest.mark.parametrize(

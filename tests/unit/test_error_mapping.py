@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from nats.js.errors import APIError, ServiceUnavailableError
 from urllib3.exceptions import ProtocolError, ReadTimeoutError
 
-from pipelines.connectors import clickhouse, jetstream_errors, kafka
+from pipelines.connectors import clickhouse_errors, jetstream_errors, kafka
 from pipelines.errors import ConflictError, DataLossError, HaltError, RefusedError, RetryableError, TallyflowError
 
 CLICKHOUSE_WAITS = {
@@ -51,7 +51,7 @@ def server_error(code: int, name: str = "NAME") -> DatabaseError:
 
 @pytest.mark.parametrize(("code", "name"), CLICKHOUSE_WAITS.items())
 def test_an_overloaded_clickhouse_is_waited_for(code: int, name: str) -> None:
-    found = clickhouse.map_error("inserting", server_error(code, name))
+    found = clickhouse_errors.map_error("inserting", server_error(code, name))
     assert type(found) is RetryableError
     assert str(found).startswith(f"inserting: ClickHouse error {code} ({name})")
 
@@ -67,16 +67,16 @@ def test_an_overloaded_clickhouse_is_waited_for(code: int, name: str) -> None:
     ],
 )
 def test_a_full_disk_is_waited_for_whatever_the_code_that_tells_it(code: int, words: str) -> None:
-    found = clickhouse.map_error("inserting", DatabaseError(f"Code: {code}. {words}. (NAME)", code=code))
+    found = clickhouse_errors.map_error("inserting", DatabaseError(f"Code: {code}. {words}. (NAME)", code=code))
     assert type(found) is RetryableError
     assert "DB::" not in str(found)
-    other = clickhouse.map_error("inserting", DatabaseError(f"Code: {code}. DB::Exception: errno: 13, Permission denied", code=code))
+    other = clickhouse_errors.map_error("inserting", DatabaseError(f"Code: {code}. DB::Exception: errno: 13, Permission denied", code=code))
     assert type(other) is HaltError
 
 
 @pytest.mark.parametrize(("code", "remedy"), CLICKHOUSE_HALTS.items())
 def test_any_other_code_of_clickhouse_is_a_halt_with_a_remedy(code: int, remedy: str) -> None:
-    found = clickhouse.map_error("inserting", server_error(code))
+    found = clickhouse_errors.map_error("inserting", server_error(code))
     assert type(found) is HaltError
     assert str(found).startswith(f"inserting: ClickHouse error {code}: ")
     assert remedy in str(found)
@@ -103,12 +103,12 @@ def test_any_other_code_of_clickhouse_is_a_halt_with_a_remedy(code: int, remedy:
     ids=lambda value: f"{type(value).__name__}: {value}"[:60] if isinstance(value, Exception) else value.__name__,
 )
 def test_clickhouse_errors_without_a_code(error: Exception, kind: type[TallyflowError]) -> None:
-    assert type(clickhouse.map_error("inserting", error)) is kind
+    assert type(clickhouse_errors.map_error("inserting", error)) is kind
 
 
 def test_an_error_of_ours_passes_the_map_unchanged() -> None:
     mine = HaltError("mine")
-    assert clickhouse.map_error("inserting", mine) is mine
+    assert clickhouse_errors.map_error("inserting", mine) is mine
 
 
 VIOLATED = (
@@ -136,7 +136,7 @@ VIOLATED = (
     ],
 )
 def test_an_insert_that_is_refused_for_its_rows_is_told_without_their_values(text: str, code: int, row: int | None, words: str) -> None:
-    found = clickhouse._refusal(DatabaseError(text, code=code))
+    found = clickhouse_errors.refusal(DatabaseError(text, code=code))
     assert found is not None
     assert (found.row, str(found).startswith(f"ClickHouse error {code}"), words in str(found)) == (row, True, True)
     assert "Column values" not in str(found)
@@ -165,7 +165,7 @@ QUOTING = [
 def test_no_message_of_an_insert_quotes_a_value(code: int, words: str, call: str, view: str) -> None:
     text = f"Code: {code}. DB::Exception: {words}: while executing 'FUNCTION {call} -> f(s) UInt8 : 2'{view}. (NAME) (version 26.9.2.1)"
     error = DatabaseError(text, code=code)
-    found = clickhouse._refusal(error) or clickhouse.map_error("inserting", error, sends_rows=True)
+    found = clickhouse_errors.refusal(error) or clickhouse_errors.map_error("inserting", error, sends_rows=True)
     assert type(found) is (HaltError if view else RefusedError)
     assert not any(word in str(found) for word in VALUE.split())
     assert call in str(found), "which expression it is, is the table's own word"
@@ -173,9 +173,11 @@ def test_no_message_of_an_insert_quotes_a_value(code: int, words: str, call: str
 
 
 def test_an_error_that_may_as_well_be_the_tables_is_told_apart() -> None:
-    found = [clickhouse._refusal(DatabaseError("Code: 1. DB::Exception: words", code=code)) for code in (6, 376, 36, 454, 987_654)]
+    found = [clickhouse_errors.refusal(DatabaseError("Code: 1. DB::Exception: words", code=code)) for code in (6, 376, 36, 454, 987_654)]
     assert [refusal.is_known for refusal in found if refusal] == [True, True, False, False, False]
-    whole = [clickhouse._refusal(DatabaseError(f"Code: 1. DB::Exception: {text}", code=code)) for text, code in ((VIOLATED, 469), ("x", 6))]
+    whole = [
+        clickhouse_errors.refusal(DatabaseError(f"Code: 1. DB::Exception: {text}", code=code)) for text, code in ((VIOLATED, 469), ("x", 6))
+    ]
     assert [refusal.is_whole for refusal in whole if refusal] == [True, False]
 
 
@@ -189,18 +191,18 @@ def test_an_error_that_may_as_well_be_the_tables_is_told_apart() -> None:
     ],
 )
 def test_no_row_is_looked_for_behind_any_other_error_of_an_insert(text: str, code: int) -> None:
-    assert clickhouse._refusal(DatabaseError(text, code=code)) is None
+    assert clickhouse_errors.refusal(DatabaseError(text, code=code)) is None
 
 
 def test_what_a_view_refuses_is_a_halt_that_names_it_and_an_overloaded_view_is_waited_for() -> None:
-    found = clickhouse.map_error("inserting", DatabaseError(f"{VIOLATED}: while pushing to view default.v", code=469))
+    found = clickhouse_errors.map_error("inserting", DatabaseError(f"{VIOLATED}: while pushing to view default.v", code=469))
     assert (type(found), "a materialized view on the table refuses these rows" in str(found)) == (HaltError, True)
-    waits = clickhouse.map_error("inserting", DatabaseError("Code: 241. DB::Exception: Memory: while pushing to view d.v", code=241))
+    waits = clickhouse_errors.map_error("inserting", DatabaseError("Code: 241. DB::Exception: Memory: while pushing to view d.v", code=241))
     assert type(waits) is RetryableError
 
 
 def test_only_the_first_line_of_a_clickhouse_error_is_told() -> None:
-    found = clickhouse.map_error("inserting", DatabaseError("Code: 16. No such column\nStack trace:\n" + "frame\n" * 50, code=16))
+    found = clickhouse_errors.map_error("inserting", DatabaseError("Code: 16. No such column\nStack trace:\n" + "frame\n" * 50, code=16))
     assert "Stack trace" not in str(found)
     assert "\n" not in str(found)
 
