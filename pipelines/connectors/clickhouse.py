@@ -232,6 +232,11 @@ class ClickHouse:
         found = self.rows(f"reading the columns of {database}.{name}", statement("clickhouse/columns"), names)
         return tuple(TableColumn(*column) for column in found)
 
+    def stored_positions(self, database: str, name: str, first: int, last: int) -> list[tuple[Any, ...]]:
+        """(sequence, ordinal) of the table's rows between two raw sequences, inclusive. `database` and `name` are checked identifiers."""
+        text = filled("clickhouse/stored_positions", database=database, table=name)
+        return self.rows(f"looking for rows in {database}.{name}", text, {"first": first, "last": last})
+
     def _dedup_window(self, engine: str, definition: str) -> int:
         """Insert tokens that the table remembers: its own setting, else the server's default; 0 for engines without deduplication."""
         if "MergeTree" not in engine:

@@ -68,7 +68,8 @@ def waiting_rows(log: JetStream, names: Names) -> Iterator[Waiting]:
     """What is not confirmed, by the configuration that it was made under, in the order of their first rows; what process has begun last."""
     ledger, stream = names.stream("ledger"), names.stream("out")
     found: dict[str, Waiting] = {}
-    for message in _headers(log, stream, read_chain(log, ledger, names.chain("sink")).to or 0):
+    state = log.state(stream)
+    for message in headers(log, stream, read_chain(log, ledger, names.chain("sink")).to or 0, state.last_sequence if state else 0):
         if message.rows:
             waiting = found.setdefault(message.config, Waiting(message.config, 0, message.sequence))
             waiting.rows, waiting.last = waiting.rows + message.rows, message.sequence
@@ -78,9 +79,8 @@ def waiting_rows(log: JetStream, names: Names) -> Iterator[Waiting]:
     yield from found.values()
 
 
-def _headers(log: JetStream, stream: str, after: int) -> Iterator[Message]:
-    state = log.state(stream)
-    last = state.last_sequence if state else 0
+def headers(log: JetStream, stream: str, after: int, last: int) -> Iterator[Message]:
+    """Messages with `after` < sequence <= `last` without their payloads, however many."""
     for start in range(after, last, _SCANNED_AT_ONCE):
         yield from log.scan(stream, start, min(start + _SCANNED_AT_ONCE, last))
 

@@ -1,45 +1,21 @@
 """The file is edited and the table altered while rows wait: they arrive as they were made, or the start is refused with the way on."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from edited_case import Document, alter, mapping, waiting_at_the_sink
 from pipeline_case import PipelineCase
 
 from pipelines.errors import HaltError
 
 pytestmark = pytest.mark.integration
 
-Document = dict[str, Any]
 MORE = {"name": "name", "column_name": "more", "column_type": "String"}
-
-
-def mapping(*changes: Callable[[list[Document]], object]) -> Callable[[Document], None]:
-    def change(document: Document) -> None:
-        for one in changes:
-            one(document["sink"]["mapping"])
-
-    return change
 
 
 def made_int16(columns: list[Document]) -> None:
     columns[0]["column_type"] = "Int16"
-
-
-def waiting_at_the_sink(case: PipelineCase, count: int = 100) -> None:
-    """`count` rows wait on out, the table is there."""
-    case.create_topic()
-    case.warm_run()
-    case.send_events(count)
-    case.run_in_turn("ingest", "process")
-    assert case.count() == case.sent - count
-
-
-def alter(case: PipelineCase, change: str) -> None:
-    """`change`: one ALTER or more, parted by semicolons."""
-    for one in change.split("; "):
-        case.client().command(f"ALTER TABLE {case.table} {one}")
 
 
 def test_a_column_may_be_added_while_rows_wait_and_the_file_put_back(case: PipelineCase) -> None:
