@@ -62,7 +62,7 @@ def _rejected_rows(message: Message, coded: list[tuple[int, str, str]]) -> pa.Ta
     places, codes, reasons = zip(*coded, strict=True)
     rows = decode_frame(message.payload).select(_PLACE).take(pa.array(places))
     rejections = Rejections("sink", len(places))
-    for code in dict.fromkeys(codes):
-        of_code = np.flatnonzero(np.array(codes) == code)
-        rejections.note_each(of_code, code, None, [reasons[row] for row in of_code])
+    by_code = {code: [row for row, found in enumerate(codes) if found == code] for code in ("refused", "abandoned")}
+    rejections.note_each(np.array(by_code["refused"], dtype=np.int64), "refused", None, [reasons[row] for row in by_code["refused"]])
+    rejections.note_each(np.array(by_code["abandoned"], dtype=np.int64), "abandoned", None, [reasons[row] for row in by_code["abandoned"]])
     return rejections.split(rows, rows).rejected.append_column("_tf_arrival", rows.column("_tf_arrival"))
