@@ -191,8 +191,11 @@ class Table:
     @staticmethod
     def _rows(block: bytes) -> list[tuple[int, int, bytes]]:
         with pa.ipc.open_stream(block, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
-            rows = reader.read_all().select(["_tf_partition", "_tf_offset", "value"])
-        return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+            rows = reader.read_all()
+        # A row without the column takes its DEFAULT, which is nothing.
+        more = rows["more"].to_pylist() if "more" in rows.column_names else [b""] * rows.num_rows
+        columns = (rows[name].to_pylist() for name in ("_tf_partition", "_tf_offset", "value"))
+        return [(partition, offset, value + added) for partition, offset, value, added in zip(*columns, more, strict=True)]
 
 
 class Topic:
