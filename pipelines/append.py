@@ -110,8 +110,11 @@ def last_position(message: Message) -> Position:
     return Position.parse(message.headers[HEADER_LAST])
 
 
-def append_rows(appender: Appender[Position], table: pa.Table) -> list[Written[Position]]:
-    """Appends the rows of a position-sorted table that the subject does not hold yet; returns the frames written now."""
+def append_rows(appender: Appender[Position], table: pa.Table, headers: dict[str, str] | None = None) -> list[Written[Position]]:
+    """Appends the rows of a position-sorted table that the subject does not hold yet; returns the frames written now.
+
+    `headers` go on each frame, beside those that say what it covers.
+    """
     written: list[Written[Position]] = []
     if table.num_rows == 0:
         return written
@@ -119,7 +122,7 @@ def append_rows(appender: Appender[Position], table: pa.Table) -> list[Written[P
     while rest.num_rows:
         for part, payload in cut_frames(rest):
             first, last = first_and_last(part)
-            frame = appender.append(payload, first, last, part.num_rows)
+            frame = appender.append(payload, first, last, part.num_rows, headers)
             if frame is None:
                 break
             written.append(frame)

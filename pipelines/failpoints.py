@@ -26,6 +26,8 @@ NAMES = (
     "sink.before-insert",
     "sink.after-insert",
     "sink.after-amend",
+    "plan.after-amend",
+    "plan.after-letters",
     "redrive.after-plan",
     "redrive.between-frames",
     "redrive.after-publish",

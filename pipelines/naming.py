@@ -138,3 +138,8 @@ def insert_token(pipeline: str, stream_id: str, table: str, first: int, last: in
     The digest turns the silent loss of "same token, other rows" (reference/reliability.md 2.1, row 2) into a halt before the insert.
     """
     return f"tf:{pipeline}:{stream_id}:{table}:{first}-{last}:{digest}"
+
+
+def inserts_of_chunk(pipeline: str, stream_id: str, first: int, last: int) -> str:
+    """Name the inserts of a chunk, of every attempt and every start, for ClickHouse's `system.processes` (`log_comment`)."""
+    return f"tallyflow {pipeline} {stream_id} {first}-{last}"

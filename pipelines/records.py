@@ -82,6 +82,8 @@ HEADER_TOPIC_ID = "Tf-Topic-Id"
 HEADER_PARTITION = "Tf-Partition"
 HEADER_RUN = "Tf-Run"
 HEADER_SKIPPED = "Tf-Skipped"
+HEADER_CONFIG = "Tf-Config"
+"""Of an out frame: the version of the configuration that its rows were made under."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,11 @@ class Message:
     @property
     def rows(self) -> int:
         return int(self.headers.get(HEADER_ROWS, "0"))
+
+    @property
+    def config(self) -> str:
+        """Of an out frame, HEADER_CONFIG; empty where it has none, such as the marks of a rebucketing."""
+        return self.headers.get(HEADER_CONFIG, "")
 
 
 class Position(NamedTuple):

@@ -46,6 +46,7 @@ from pipelines.legs.ingest import DRIVER_OFFSETS, IngestLeg
 from pipelines.legs.leg import Leg
 from pipelines.legs.process import DRIVER_FRAMES, ProcessLeg
 from pipelines.legs.sink import SinkLeg
+from pipelines.legs.waiting import check_waiting
 from pipelines.letters.reprocess import expire_letters
 from pipelines.naming import LEGS, Names
 from pipelines.preflight import Prepared, check_supported, check_types, prepare
@@ -219,7 +220,10 @@ class Runner:
 
     def _write_run(self, prepared: Prepared) -> Path:
         """Stores the stage configuration and the run file of this start."""
-        version = stage_config.store(self.log, self.names, stage_config.stage_config(self.config, prepared.table))
+        stages = stage_config.stage_config(self.config, prepared.table)
+        if "sink" in self.options.legs:
+            check_waiting(self.log, self.names, stages, prepared.table)
+        version = stage_config.store(self.log, self.names, stages)
         run = RunSpec(
             self._text,
             f"pipeline {self.config.pipeline_id}",

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.errors import InvariantError
+from pipelines.errors import HaltError, InvariantError
 from pipelines.frame_sizes import uncompressed_bytes
 from pipelines.records import Message, decode_frame, payloads_digest
 
@@ -58,6 +58,11 @@ class Chunk:
         """Names the chunk's rows."""
         return payloads_digest(self.messages)
 
+    @property
+    def configs(self) -> frozenset[str]:
+        """Versions of the configurations that its rows were made under: one, or none where it has no rows."""
+        return frozenset(message.config for message in self.messages if message.rows)
+
 
 def chunks(
     messages: Iterable[Message],
@@ -67,16 +72,20 @@ def chunks(
 ) -> Iterator[Chunk]:
     """Cuts frames into chunks of at most `max_rows` rows and `max_bytes` bytes, uncompressed, at frame borders; a frame alone always fits.
 
-    Raises pyarrow.ArrowInvalid for bytes that are no frame.
+    The rows of a chunk were made under one configuration, so they have the same columns; a frame without rows has none. Raises
+    pyarrow.ArrowInvalid for bytes that are no frame.
     """
     held: list[Message] = []
     rows = size = 0
+    version = ""
     for message in messages:
         message_bytes = bytes_of(message.payload)
-        if held and (rows + message.rows > max_rows or size + message_bytes > max_bytes):
+        is_of_another = bool(rows and message.rows and message.config != version)
+        if held and (is_of_another or rows + message.rows > max_rows or size + message_bytes > max_bytes):
             yield Chunk(tuple(held))
             held, rows, size = [], 0, 0
         held.append(message)
+        version = message.config if message.rows else version
         rows += message.rows
         size += message_bytes
     if held:
@@ -168,12 +177,16 @@ class Pieces:
 
 
 def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
-    """The chunk's rows, `columns` only.
-
-    Raises KeyError when a frame lacks one of the columns: frames are written under the config of their plan, which named another table.
-    """
+    """The chunk's rows, `columns` only. Raises HaltError for frames that have other columns than those of their configuration."""
     tables = [decode_frame(message.payload) for message in chunk.messages]
-    return pa.concat_tables([t for t in tables if t.num_rows] or tables[:1]).select(list(columns)).unify_dictionaries().combine_chunks()
+    try:
+        together = pa.concat_tables([t.select(list(columns)) for t in tables if t.num_rows] or [tables[0].select(list(columns))])
+    except (KeyError, pa.ArrowException) as error:
+        raise HaltError(
+            f"decoding out sequences {chunk.first}-{chunk.last}: their columns are not those of the configuration that they name "
+            f"({error}); only Tallyflow may write to its streams"
+        ) from error
+    return together.unify_dictionaries().combine_chunks()
 
 
 def insert_block(table: pa.Table) -> bytes:

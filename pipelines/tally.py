@@ -2,7 +2,7 @@
 
     ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
     process   records read    = rows written + duplicates dropped + rejected (dead letters)
-    sink      rows read       = rows confirmed by ClickHouse + refused by it (dead letters)
+    sink      rows read       = rows confirmed by ClickHouse + refused by it + given up by somebody (dead letters, both)
     redrive   dead letters    = entered again + discarded + still there, for somebody to look at
 and between two legs: what one wrote, the next has read or still has before it; process reads what ingest and redrive have written.
 A residue that is not zero is an alarm, not a statistic.
@@ -97,7 +97,10 @@ def _process(totals: Totals) -> dict[str, int]:
 
 
 def _sink(totals: Totals) -> dict[str, int]:
-    return {"confirmed by ClickHouse": totals.get("rows_out", 0), "dead letters": totals.get("rows_rejected", 0)}
+    abandoned = totals.get("rejected.sink.abandoned", 0)
+    outcomes = {"confirmed by ClickHouse": totals.get("rows_out", 0), "dead letters": totals.get("rows_rejected", 0) - abandoned}
+    # Given up by `tallyflow plan abandon`: dead letters as well, on a line of their own once there are some.
+    return {**outcomes, **({"abandoned (dead letters)": abandoned} if abandoned else {})}
 
 
 _OUTCOMES: dict[str, _Outcomes] = {"ingest": _ingest, "process": _process, "sink": _sink}

@@ -30,7 +30,7 @@ from pipelines.records import EMIT_FIELD, MAX_ROW_BYTES, POSITION_COLUMNS, Stage
 from pipelines.rejections import Rejections
 from pipelines.vectors import one_chunk, to_mask
 
-_NO_DEFAULT_FOR_NULL = frozenset({"Array", "Map", "JSON"})
+NO_DEFAULT_FOR_NULL = frozenset({"Array", "Map", "JSON"})
 _CARRIED = {
     "_tf_topic": "string",
     "_tf_partition": "int32",
@@ -70,7 +70,7 @@ class TargetColumn:
 
     @property
     def takes_null(self) -> bool:
-        return self.type.nullable or (self.has_default and self.type.name not in _NO_DEFAULT_FOR_NULL)
+        return self.type.nullable or (self.has_default and self.type.name not in NO_DEFAULT_FOR_NULL)
 
 
 def reject_wide(mapped: pa.Table, widest_value_bytes: int) -> StageOutput:
@@ -155,4 +155,4 @@ def _column(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, target: TargetC
 
 
 def _hint(target: TargetColumn) -> str:
-    return f" that ClickHouse would apply to a null {target.type.name}" if target.type.name in _NO_DEFAULT_FOR_NULL else ""
+    return f" that ClickHouse would apply to a null {target.type.name}" if target.type.name in NO_DEFAULT_FOR_NULL else ""

@@ -243,10 +243,13 @@ class Table:
             table = reader.read_all()
         arrival = table.schema.get_field_index("_tf_arrival")
         table = table.set_column(arrival, "_tf_arrival", table["_tf_arrival"].cast(pa.int64()))
-        rows, positions = (
+        # A row without the column takes its DEFAULT, which is nothing.
+        more = table["more"].to_pylist() if "more" in table.column_names else [b""] * table.num_rows
+        told, positions = (
             list(zip(*(column.to_pylist() for column in table.select(names).columns), strict=True))
             for names in (["_tf_partition", "_tf_offset", "value"], ["_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_arrival"])
         )
+        rows = [(partition, offset, value + added) for (partition, offset, value), added in zip(told, more, strict=True)]
         return rows, positions
 
 

@@ -12,10 +12,16 @@ from pipelines.dedup import KEY_COLUMNS
 from pipelines.legs.stage_config import StageConfig
 from pipelines.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
 
+MORE = b" and more"
+"""What a column holds that only some configurations map."""
 
-def configuration(refused: str, window_us: int) -> StageConfig:
-    """Stages that refuse records with the value `refused`, write its name behind the others, and drop copies within a window, if any."""
-    mapping = (("v", "value", "String", False),)
+
+def configuration(refused: str, window_us: int, has_more: bool = False) -> StageConfig:
+    """Stages that refuse records with the value `refused`, write its name behind the others, and drop copies within a window, if any.
+
+    `has_more`: with a column more.
+    """
+    mapping = (("v", "value", "String", False), *((("v", "more", "String", False),) if has_more else ()))
     key = ("v",) if window_us else ()
     return StageConfig(1, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
 
@@ -23,7 +29,7 @@ def configuration(refused: str, window_us: int) -> StageConfig:
 def apply(value: bytes, config: StageConfig) -> bytes | None:
     """What the modelled stages make of a value: None is refused."""
     refused = config.fields[0][0].encode()
-    return None if value == refused else value + b" not " + refused
+    return None if value == refused else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
 
 
 def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[str] = ()) -> StageOutput:
@@ -55,7 +61,9 @@ def model_map(_: None, table: pa.Table, targets: list[object], keep: Sequence[st
     emit = pa.nulls(table.num_rows, EMIT_FIELD.type).fill_null(0)
     columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
     columns += [table[name] for name in keep]
-    return StageOutput(pa.table([table["value"], *columns], names=["value", *POSITION_COLUMNS, *keep]), REJECTED_SCHEMA.empty_table())
+    more = {target.name: pa.array([MORE] * table.num_rows, pa.binary()) for target in targets if target.name == "more"}
+    names = ["value", *more, *POSITION_COLUMNS, *keep]
+    return StageOutput(pa.table([table["value"], *more.values(), *columns], names=names), REJECTED_SCHEMA.empty_table())
 
 
 def uncompressed(table: pa.Table) -> bytes:

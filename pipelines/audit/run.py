@@ -18,7 +18,7 @@ import numpy as np
 from pipelines.audit.account import DOUBLED, EXTRA, MISSING, RAW_TO_OUT, Account, Limits, Place, decoded, judge
 from pipelines.audit.copies import Copies, config_at
 from pipelines.audit.report import Audited
-from pipelines.audit.streams import Coordinates, RawRead, RawWanted, Subjects, codes_of, coordinates, read_frames, read_raw
+from pipelines.audit.streams import Coordinates, RawRead, RawWanted, Subjects, abandoned_in, codes_of, coordinates, read_frames, read_raw
 from pipelines.audit.table import TableRows
 from pipelines.config import PipelineConfig
 from pipelines.connectors.duckdb import open_engine, open_spilling_engine
@@ -39,6 +39,7 @@ from pipelines.verify import count_rows, end_offsets, first_offsets, is_compacte
 NO_POSITIONS: Words = np.zeros(0, dtype=np.uint64)
 _PLACE = ("_tf_sequence", "_tf_ordinal")
 _POSITIONS_PER_QUERY = 1000
+_ABANDONED = "given up by `plan abandon` (of the dead letters)"
 Tell = Callable[[str], None]
 
 
@@ -128,6 +129,9 @@ class Audit:
             codes = codes_of(message)
             is_refused = message.subject.startswith(of_sink)
             (refused if is_refused else letters).add(codes)
+            if is_refused and (abandoned := abandoned_in(message)):
+                of_these = self._found.records.get(_ABANDONED, 0)
+                self._found.records[_ABANDONED] = of_these + abandoned
             refused_codes += [codes] if is_refused else []
         self._refused = np.sort(np.concatenate(refused_codes))
         waiting = 0

@@ -102,6 +102,12 @@ def read_frames(log: JetStream, names: Names, role: str, subjects: Subjects, to:
         raise RetryableError(f"auditing {stream}: {reached + 1}..{last} are not served yet; try again")
 
 
+def abandoned_in(message: Message) -> int:
+    """How many letters of a dead-letter frame are rows that somebody has given up."""
+    codes = decode_columns(message.payload, ("code",)).column("code")
+    return int(pc.sum(pc.equal(codes, "abandoned")).as_py() or 0)
+
+
 def codes_of(message: Message) -> Words:
     """Raw positions of the rows of an out, dead-letter or duplicates frame."""
     codes: Words = position_keys(decode_columns(message.payload, _PLACE))

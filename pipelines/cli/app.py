@@ -20,6 +20,7 @@ from rich.text import Text
 from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
 from pipelines.cli import dlq as dlq_commands
+from pipelines.cli import plan as plan_commands
 from pipelines.cli import redrive as redrive_commands
 from pipelines.cli import state as state_commands
 from pipelines.cli import verify as verify_commands
@@ -246,6 +247,7 @@ for command in (redrive_commands.reprocess, redrive_commands.discard, redrive_co
     dlq_commands.app.command()(command)
 dlq_commands.app.command("import")(redrive_commands.import_letters)
 app.add_typer(dlq_commands.app, name="dlq")
+app.add_typer(plan_commands.app, name="plan")
 
 
 @app.command()

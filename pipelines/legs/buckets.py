@@ -24,7 +24,7 @@ from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_key, bucket_of_partition
-from pipelines.records import Position, in_position_order
+from pipelines.records import HEADER_CONFIG, Position, in_position_order
 from pipelines.rejections import Rejections
 from pipelines.state.runs import RunFacts
 from pipelines.state.store import KeyedStore, bucket_with_turn
@@ -43,6 +43,7 @@ class Buckets:
 
     def __init__(self, connections: Connections, config: StageConfig, item: Item) -> None:
         self._connections, self._config, self._item = connections, config, item
+        self._headers = {HEADER_CONFIG: item["config"]}
         self._by_subject: dict[str, Appender[Position]] = {}
         self.runs: dict[str, Listing] = {}
         """What the next `done` lists, of the buckets that had rows."""
@@ -51,7 +52,7 @@ class Buckets:
         """Appends rows and dead letters of any buckets, each in position order."""
         names = self._connections.names
         for bucket, share in shares(rows, partition_owners(rows, self._config.buckets)):
-            append_rows(self._appender("out", names.out(bucket)), share)
+            append_rows(self._appender("out", names.out(bucket)), share, self._headers)
         reach("process.between-frames")
         for bucket, share in shares(rejected, partition_owners(rejected, self._config.buckets)):
             append_rows(self._appender("dlq", names.dead_letters("process", bucket)), share)
@@ -88,7 +89,7 @@ class Buckets:
         has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
         self.runs[str(bucket)] = listed(store.add(found.entries, span, self._config.dedup_expired_us(self._item), has_turn))
         reach("process.after-state")
-        append_rows(self._appender("out", names.out(bucket)), found.accepted)
+        append_rows(self._appender("out", names.out(bucket)), found.accepted, self._headers)
         if self._config.dedup_keeps:
             append_rows(self._appender("duplicates", names.duplicates(bucket)), found.duplicates)
         counts.update({"rows_out": found.accepted.num_rows, "duplicates": found.duplicates.num_rows})

@@ -1,8 +1,10 @@
-"""Dead letters of the sink: rows that ClickHouse refuses, with the records that they were made of.
+"""Dead letters of the sink: rows that ClickHouse refuses or somebody has given up, with the records that they were made of.
 
 A letter's subject is `dlq.sink.<bucket>` of the out frame that holds the row: rows of one bucket are in position order there, so letters
 are appended by the position rule like all others, and a replay appends nothing.
 """
+
+from bisect import bisect_left
 
 import numpy as np
 import pyarrow as pa
@@ -23,15 +25,17 @@ Refused = tuple[tuple[int, str], ...]
 _PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
 
 
-def append_refused(connections: Connections, plan: Entry, chunk: Chunk, refused: Refused) -> None:
-    """Appends the letters of a chunk's refused rows. Raises RetryableError while a raw frame is not served."""
+def append_refused(connections: Connections, plan: Entry, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> None:
+    """Appends the letters of a chunk's refused and given up rows. Raises RetryableError while a raw frame is not served."""
+    coded = sorted([*((row, "refused", reason) for row, reason in refused), *((row, "abandoned", reason) for row, reason in abandoned)])
     rows_of: dict[int, list[pa.Table]] = {}
     last_of: dict[int, Position] = {}
     first = 0
     for message in chunk.messages:
         bucket = bucket_of_subject(message.subject)
         last_of[bucket] = last_position(message)
-        here = [(row - first, reason) for row, reason in refused if first <= row < first + message.rows]
+        begin, end = (bisect_left(coded, (row,)) for row in (first, first + message.rows))
+        here = [(row - first, code, reason) for row, code, reason in coded[begin:end]]
         first += message.rows
         if here:
             rows_of.setdefault(bucket, []).append(_rejected_rows(message, here))
@@ -53,10 +57,12 @@ def place_of_row(chunk: Chunk, row: int) -> str:
     raise IndexError(row)
 
 
-def _rejected_rows(message: Message, refused: list[tuple[int, str]]) -> pa.Table:
-    """REJECTED_SCHEMA and `_tf_arrival` of the refused rows of one out frame."""
-    places, reasons = zip(*refused, strict=True)
+def _rejected_rows(message: Message, coded: list[tuple[int, str, str]]) -> pa.Table:
+    """REJECTED_SCHEMA and `_tf_arrival` of the refused and given up rows of one out frame: (row, code, reason)."""
+    places, codes, reasons = zip(*coded, strict=True)
     rows = decode_frame(message.payload).select(_PLACE).take(pa.array(places))
     rejections = Rejections("sink", len(places))
-    rejections.note_each(np.arange(len(places)), "refused", None, reasons)
+    by_code = {code: [row for row, found in enumerate(codes) if found == code] for code in ("refused", "abandoned")}
+    rejections.note_each(np.array(by_code["refused"], dtype=np.int64), "refused", None, [reasons[row] for row in by_code["refused"]])
+    rejections.note_each(np.array(by_code["abandoned"], dtype=np.int64), "abandoned", None, [reasons[row] for row in by_code["abandoned"]])
     return rejections.split(rows, rows).rejected.append_column("_tf_arrival", rows.column("_tf_arrival"))

@@ -24,13 +24,15 @@ from pipelines.errors import HaltError, InsertTooLargeError, InvariantError, Ref
 from pipelines.failpoints import reach
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.ledger import Entry
-from pipelines.legs.leg import Leg, check_input, input_mark
-from pipelines.legs.refused import Refused, append_refused, place_of_row
+from pipelines.legs.abandoned import abandoned_rows, close_abandoned, closing
+from pipelines.legs.fit import check_arrow_types, misfits, way_on
+from pipelines.legs.leg import Leg, check_input
+from pipelines.legs.refused import Refused, place_of_row
 from pipelines.legs.settling import Sent, stored_rows
+from pipelines.legs.stage_config import StageConfig
 from pipelines.letters.triage import fingerprint
-from pipelines.naming import insert_token
-from pipelines.preflight import column_faults
-from pipelines.records import Message
+from pipelines.naming import insert_token, inserts_of_chunk
+from pipelines.records import POSITION_COLUMNS, Message
 from pipelines.sink import Chunk, Pieces, Rows, chunk_rows, chunks, insert_block
 
 MAX_REFUSED_ROWS = 1000
@@ -100,9 +102,35 @@ class SinkLeg(Leg):
         check_input(self.connections.log, self._stream, self.chain.state.done)
         chunk = self._next_chunk(start, end["sequence"])
         self._proposed = chunk
-        config = self.connections.stage_config(self.connections.run.stage_config)
+        config = self._config_of(chunk)
         body = {"config": config.version, "table": config.full_table, "rows": chunk.rows, "digest": chunk.digest}
         return start, chunk.last, body
+
+    def _config_of(self, chunk: Chunk) -> StageConfig:
+        """The configuration that the chunk's rows were made under: they have its columns, whatever the file says now.
+
+        Raises HaltError when the chunk is not of one configuration, or not for the table of this run's file.
+        """
+        versions = chunk.configs or {self.connections.run.stage_config}
+        where = f"sending out sequences {chunk.first}-{chunk.last}"
+        if len(versions) > 1 or "" in versions:
+            raise HaltError(
+                f"{where}: its frames do not name one configuration ({', '.join(sorted(versions))}): an older release wrote them, start "
+                "that one once with --until-caught-up; or somebody else did, and only Tallyflow may write to its streams"
+            )
+        (version,) = versions
+        config = self.connections.stage_config(version)
+        if config.full_table != self._table:
+            raise HaltError(
+                f"{where}: these rows were made for table {config.full_table}, the file of this run says {self._table}; nothing was sent. "
+                f"{way_on(self.connections.names.pipeline)}"
+            )
+        return config
+
+    @property
+    def _table(self) -> str:
+        sink = self.connections.config.sink
+        return f"{sink.connection_params.database}.{sink.table}"
 
     def _next_chunk(self, after: int, to: int) -> Chunk:
         """The first chunk of what waits."""
@@ -133,14 +161,25 @@ class SinkLeg(Leg):
                 f"sending chunk {start + 1}-{to} of {self._stream} again: its rows are not those that were planned (digest {chunk.digest}, "
                 f"planned {plan.body['digest']}); nothing was sent. Compare the table with the stream before anything else is done"
             )
+        abandoned = abandoned_rows(plan.body, chunk.rows)
+        if abandoned is not None:
+            return close_abandoned(self.connections, plan, chunk, abandoned)
+        self._check_plan(plan, chunk)
         refused = self._settle(plan, chunk)
-        counts = {"rows_in": chunk.rows, "rows_out": chunk.rows - len(refused), "chunks": 1, "frames": len(chunk.messages)}
-        if refused:
-            append_refused(self.connections, plan, chunk, refused)
-            counts |= {"rows_rejected": len(refused), "rejected.sink.refused": len(refused)}
+        outcome = closing(self.connections, plan, chunk, refused)
         self._seen = self._with_chunk(chunk).rest
         self._proposed, self._refused_here = None, Sample()
-        return counts, {"input": input_mark(chunk.messages[-1])}
+        return outcome
+
+    def _check_plan(self, plan: Entry, chunk: Chunk) -> None:
+        """Raises HaltError for a plan of another configuration or table than its rows."""
+        config, said = self._config_of(chunk), (plan.body["config"], plan.body["table"])
+        if chunk.rows and said != (config.version, config.full_table):
+            raise HaltError(
+                f"sending out sequences {chunk.first}-{chunk.last}: their plan says configuration {said[0]} and table {said[1]}, the rows "
+                f"are of configuration {config.version} for {config.full_table}; nothing was sent. Only Tallyflow may write to its "
+                "streams; `tallyflow plan abandon` closes the plan"
+            )
 
     def _settle(self, plan: Entry, chunk: Chunk) -> Refused:
         """Inserts what ClickHouse takes of the chunk; the rows that it does not. Each decision stands on the ledger before its effect."""
@@ -148,7 +187,7 @@ class SinkLeg(Leg):
         pieces = Pieces.of(plan.body, chunk.rows)
         if not pieces.ends:
             return pieces.refused
-        rows = chunk_rows(chunk, config.insert_columns)
+        rows = chunk_rows(chunk, self._insert_columns(config))
         while pieces.ends:
             if self._decided is None or self._decided[0] != plan.sequence:
                 self._decided = (plan.sequence, self._attempt(plan, chunk, rows, pieces))
@@ -223,8 +262,7 @@ class SinkLeg(Leg):
         return found
 
     def _work(self, chunk: Chunk) -> str:
-        """Names the inserts of a chunk, of every start, for `system.processes`."""
-        return f"tallyflow {self.connections.names.pipeline} {self.connections.run.stream_ids['out']} {chunk.first}-{chunk.last}"
+        return inserts_of_chunk(self.connections.names.pipeline, self.connections.run.stream_ids["out"], chunk.first, chunk.last)
 
     def _check_no_view(self, plan: Entry, refusal: RefusedError) -> None:
         """Raises HaltError when the table that holds rows of a refused piece feeds views: these have not seen them (measured, 26.9)."""
@@ -272,7 +310,7 @@ class SinkLeg(Leg):
     def _insert(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
         """One attempt. ClickHouse cannot fence a late insert, so none starts when another runner may soon take over."""
         # First: its answer may take long, and the lease is looked at behind it.
-        self._check_columns(plan.body["table"])
+        self._check_columns(self.connections.stage_config(plan.body["config"]), rows)
         if self.lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
         stream_id = self.connections.run.stream_ids["out"]
@@ -290,17 +328,27 @@ class SinkLeg(Leg):
             raise
         reach("sink.after-insert")
 
-    def _check_columns(self, table: str) -> None:
-        """Raises HaltError when the table was altered and the mapping does not fit it any more.
+    def _insert_columns(self, config: StageConfig) -> list[str]:
+        """Those of the mapping that the rows were made under, and the position columns of the table as this run has found it.
 
-        Before every insert: ClickHouse casts what it is given to a narrowed type and cuts the values without a word (measured, 26.9).
+        What the table has besides takes its DEFAULT.
         """
-        config = self.connections.config
-        database, name = config.sink.connection_params.database, config.sink.table
-        columns = self.clickhouse.columns(database, name) if table == f"{database}.{name}" else ()
-        faults = column_faults(config, columns) if columns else []
+        now = self.connections.stage_config(self.connections.run.stage_config)
+        return [*(target.name for target in config.targets), *now.position_columns]
+
+    def _check_columns(self, config: StageConfig, rows: pa.Table) -> None:
+        """Raises HaltError when the rows, made under `config`, do not fit the table as it is now; before every insert.
+
+        A table that is gone is ClickHouse's to refuse.
+        """
+        check_arrow_types(config, rows)
+        columns = self.clickhouse.columns(config.database, config.table)
+        nulls = [name for name in rows.column_names if rows.column(name).null_count]
+        position_columns = [name for name in rows.column_names if name in POSITION_COLUMNS]
+        faults = misfits(config, position_columns, columns, nulls) if columns else []
         if faults:
             raise HaltError(
-                f"inserting a chunk into {table}: the table was altered and does not fit the mapping any more: "
-                f"{'; '.join(map(str, faults))}. Nothing of the chunk was sent: put the table back, or correct the mapping, and start again"
+                f"inserting a chunk into {config.full_table}: the table was altered and does not take the rows any more that were made "
+                f"under configuration {config.version}: {'; '.join(faults)}. Nothing of the chunk was sent. "
+                f"{way_on(self.connections.names.pipeline)}"
             )

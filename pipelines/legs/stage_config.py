@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from pipelines.columns import parse_type
+from pipelines.columns import parse_type, quote_identifier
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse import Table
 from pipelines.dedup import NEVER
@@ -149,17 +149,32 @@ def store(log: Log, names: Names, config: StageConfig) -> str:
 
 
 def load(log: Log, names: Names, version: str) -> StageConfig:
-    """The configuration that a plan names. Raises HaltError when it is gone, or when this release would give it another meaning."""
+    """The configuration that a plan or a frame names. Raises HaltError when it is gone, when it is not what was stored under that name,
+    or when this release would give it another meaning.
+    """
     message = log.last(names.stream("ledger"), names.config(version))
     if message is None:
         raise HaltError(f"reading configuration {version}: it is not in {names.stream('ledger')}; restore the ledger stream from a backup")
-    record = json.loads(message.payload)
-    if record["release"] != RELEASE:
+    if hashlib.sha256(message.payload).hexdigest()[:16] != version:
         raise HaltError(
-            f"configuration {version} was written by release {record['release']} of the stages, this is {RELEASE}: "
-            "start the older version once with --until-caught-up, then this one"
+            f"reading configuration {version}: its content in {names.stream('ledger')} has another version; only Tallyflow may write to "
+            "its streams: restore the ledger stream from a backup"
         )
-    return StageConfig(
+    try:
+        record = json.loads(message.payload)
+        if record["release"] != RELEASE:
+            raise HaltError(
+                f"configuration {version} was written by release {record['release']} of the stages, this is {RELEASE}: "
+                "start the older version once with --until-caught-up, then this one"
+            )
+        return _decoded(record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise HaltError(f"reading configuration {version}: {error}; only Tallyflow may write to its streams") from error
+
+
+def _decoded(record: Mapping[str, Any]) -> StageConfig:
+    """Raises ValueError for names and types that may not be placed in a statement: whoever writes to the ledger decides no INSERT."""
+    found = StageConfig(
         **{
             **record,
             "fields": _tuples(record["fields"]),
@@ -168,6 +183,11 @@ def load(log: Log, names: Names, version: str) -> StageConfig:
             "dedup_key": tuple(record.get("dedup_key", ())),
         }
     )
+    for name in (found.database, found.table, *found.insert_columns):
+        quote_identifier(name)
+    for _, _, kind, _ in found.mapping:
+        parse_type(kind)
+    return found
 
 
 def _tuples(rows: Sequence[Sequence[object]]) -> tuple[tuple[object, ...], ...]:

@@ -63,8 +63,8 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
     accepted, duplicates, late = together.num_rows, 0, 0
     if stage.dedup_key:
         accepted, duplicates, late = state.settled(lambda chain: _judged(state, chain, stage, together))
-    stages_before = pc.value_counts(pa.chunked_array([part for table in tried for part in table.column("stage").chunks])).to_pylist()
-    refused = sum(one["counts"] for one in stages_before if one["values"] == "sink")
+    codes_before = pc.value_counts(pa.chunked_array([part for table in tried for part in table.column("code").chunks])).to_pylist()
+    refused = sum(one["counts"] for one in codes_before if one["values"] == "refused")
     causes = groups(rejected, Selection())
     return Rehearsal(sum(table.num_rows for table in tried), refused, accepted, duplicates, late, tuple(causes))
 

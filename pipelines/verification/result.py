@@ -59,7 +59,7 @@ class Gap:
 class Verification:
     """The range: arrivals (aware UTC, both inclusive) and raw sequences (inclusive) of the frames whose records were compared; None where
     there was nothing to compare. `counts`: records read for it (`records`), what must become of them (`rows`, `copies`, `rejected`,
-    `refused`), and rows found in the table (`found`).
+    `refused`; `abandoned` where rows were given up), and rows found in the table (`found`).
 
     `not_proven`: records and rows that belong to the range and that nothing explains yet. `not_compared`: what lies outside of the range
     that can be proved, and values that were left out; no row is unexplained because of it.

@@ -417,6 +417,10 @@ def _counts(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
         "rows": "SELECT count(*) FROM expected",
         "copies": f"SELECT count(*) FROM dropped WHERE why = 'copy' AND {inside}",  # noqa: S608
         "rejected": f"SELECT count(*) FROM parsed WHERE stage IS NOT NULL AND {inside}",  # noqa: S608
-        "refused": f"SELECT count(*) FROM letters WHERE stage = 'sink' AND {inside}",  # noqa: S608
+        "refused": f"SELECT count(*) FROM letters WHERE stage = 'sink' AND code != 'abandoned' AND {inside}",  # noqa: S608
+        "abandoned": f"SELECT count(*) FROM letters WHERE stage = 'sink' AND code = 'abandoned' AND {inside}",  # noqa: S608
     }
-    return {name: int(engine.execute(sql).fetchall()[0][0]) for name, sql in asked.items()}
+    counts = {name: int(engine.execute(sql).fetchall()[0][0]) for name, sql in asked.items()}
+    if not counts["abandoned"]:
+        del counts["abandoned"]
+    return counts

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import duckdb
@@ -13,7 +14,9 @@ from pipelines.audit.account import MISSING
 from pipelines.audit.rows import CONFIRMED, FOUND, Rows
 from pipelines.columns import arrow_type, parse_type
 from pipelines.connectors.duckdb import open_engine
+from pipelines.convert import integer_bounds
 from pipelines.fields import ParsedField
+from pipelines.legs.fit import keeps_values
 from pipelines.legs.stage_config import RELEASE, StageConfig
 from pipelines.parse import parse
 from pipelines.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
@@ -308,3 +311,61 @@ def test_canonical_text_is_the_engines(clickhouse: Any, text: str) -> None:
     clickhouse.query(f"CREATE TABLE t (c {text}) ENGINE = Memory")
     answer = clickhouse.query("SELECT type FROM system.columns WHERE database = currentDatabase() AND table = 't'", "JSONEachRow").bytes()
     assert str(parse_type(text)) == json.loads(answer)["type"]
+
+
+WIDER = [
+    *((f"{sign}Int{a}", f"{sign}Int{b}") for sign in ("", "U") for a in (8, 16, 32) for b in (16, 32, 64) if a < b),
+    *((f"UInt{a}", f"Int{b}") for a in (8, 16, 32) for b in (16, 32, 64) if a < b),
+    ("Float32", "Float64"),
+    ("Date", "Date32"),
+    ("Decimal(9, 2)", "Decimal(18, 2)"),
+    ("Decimal(18, 2)", "Decimal(38, 2)"),
+    ("Decimal(38, 2)", "Decimal(76, 2)"),
+    ("DateTime64(0)", "DateTime64(3)"),
+    ("DateTime64(3)", "DateTime64(6)"),
+    ("DateTime64(6)", "DateTime64(8)"),
+    ("Enum8('a' = 1, 'b' = -128)", "Enum8('a' = 1, 'b' = -128, 'c' = 127)"),
+    ("Enum16('a' = 1, 'b' = -32768)", "Enum16('a' = 1, 'b' = -32768, 'c' = 7)"),
+    ("DateTime", "DateTime('Europe/Berlin')"),
+    ("String", "LowCardinality(String)"),
+    ("LowCardinality(Nullable(String))", "Nullable(String)"),
+    ("Array(LowCardinality(String))", "Array(String)"),
+]
+"""(what rows were made for, what the column has become)"""
+EXTREMES: dict[str, list[Any]] = {
+    "Float32": [0.1, -3.4e38, float("inf")],
+    "Date": [date(1970, 1, 1), date(2149, 6, 6)],
+    "Decimal": [Decimal("-1234567.89"), Decimal("0.01")],
+    "DateTime64": [datetime(1900, 1, 1, tzinfo=UTC), datetime(2299, 12, 31, 23, 59, 59, tzinfo=UTC)],
+    "Enum8": [1, -128],
+    "Enum16": [1, -32768],
+    "DateTime": [datetime(1970, 1, 1, tzinfo=UTC), datetime(2106, 2, 7, tzinfo=UTC)],
+    "String": ["", "x"],
+    "Array": [["", "x"], []],
+}
+
+
+@pytest.mark.parametrize(("made_for", "now"), WIDER)
+def test_a_column_that_has_become_wider_keeps_what_was_made_for_the_narrower_one(clickhouse: Any, made_for: str, now: str) -> None:
+    kind = parse_type(made_for)
+    assert keeps_values(now, kind)
+    values = EXTREMES.get(kind.name) or list(integer_bounds(kind.name))
+    ordinals = pa.array(range(len(values)), pa.uint32())
+    rows = pa.table({"_tf_ordinal": ordinals, "c": pa.array(values, arrow_type(kind))})
+    assert len(store(clickhouse, rows, f"c {made_for}")) == len(values)
+    answer = clickhouse.query(f"SELECT toString(c::{now}) AS c FROM t ORDER BY position", "JSONEachRow").bytes()
+    assert store(clickhouse, rows, f"c {now}") == [json.loads(line)["c"] for line in answer.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("made_for", "now"),
+    [
+        *(("Int64", "Int32"), ("Int8", "UInt16"), ("UInt64", "Int64"), ("Int64", "Int128"), ("Float64", "Float32"), ("Date32", "Date")),
+        *(("Decimal(9, 2)", "Decimal(9, 3)"), ("Decimal(18, 2)", "Decimal(9, 2)"), ("DateTime64(6)", "DateTime64(3)")),
+        *(("DateTime64(3)", "DateTime64(9)"), ("DateTime", "DateTime64(3)"), ("FixedString(3)", "String"), ("String", "Int64")),
+        *(("Enum8('a' = 1)", "Enum8('b' = 1)"), ("Array(Int32)", "Array(Int64)"), ("Array(Nullable(Int32))", "Array(Int32)")),
+        ("Int64", "AggregateFunction(sum, Int64)"),
+    ],
+)
+def test_a_column_of_another_type_is_not_believed_to_keep_values(made_for: str, now: str) -> None:
+    assert not keeps_values(now, parse_type(made_for))

@@ -55,6 +55,7 @@ PURE_BY_NAME = ["pipelines.checks.judge"]
 COMPOSITION_ROOTS = {
     "pipelines.cli.app",
     "pipelines.cli.state",
+    "pipelines.cli.plan",
     "pipelines.cli.redrive",
     "pipelines.cli.dagster",
     "pipelines.cli.verify",

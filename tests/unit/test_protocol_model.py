@@ -22,6 +22,8 @@ from protocol_stages import configuration
 from protocol_world import EXPIRE, Runner, World
 
 from pipelines.ledger import read_chain
+from pipelines.legs.sink import SinkLeg
+from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import REDRIVE, Names
 from pipelines.purge import Purge
 from pipelines.redrive import DISCARD, ENTER
@@ -56,7 +58,7 @@ def chaos(world: World, steps: int) -> None:
         elif event < 0.22 and len(world.topic.held) and sum(map(len, world.topic.held.values())) < 60:
             world.produce(rng.randint(1, 8))
         elif event < 0.23:
-            world.config = configuration(rng.choice(["bad", "odd"]), world.window_us)
+            world.config = configuration(rng.choice(["bad", "odd"]), world.window_us, rng.random() < 0.5)
         elif event < 0.25:
             world.clock.advance(timedelta(seconds=rng.choice([-5, 1, 10])))
         elif event < 0.26 and len(world.topic.held) < 4:
@@ -244,6 +246,17 @@ def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age
 def test_a_folding_that_forgets_letters_which_are_still_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocol_world.redrive_entries_that_may_go", forgets_plans_of_letters_that_are_there)
     with pytest.raises(AssertionError, match="a letter was taken twice"):
+        for seed in range(300):
+            play(seed)
+
+
+def names_the_configuration_of_the_day(self: SinkLeg, chunk: object) -> StageConfig:
+    return self.connections.stage_config(self.connections.run.stage_config)
+
+
+def test_a_sink_that_plans_what_waits_under_the_configuration_of_the_day_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SinkLeg, "_config_of", names_the_configuration_of_the_day)
+    with pytest.raises(AssertionError, match=r"table|their columns are not those"):
         for seed in range(300):
             play(seed)
 

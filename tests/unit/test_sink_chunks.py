@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipelines.sink
-from pipelines.errors import InvariantError
+from pipelines.errors import HaltError, InvariantError
 from pipelines.frame_sizes import uncompressed_bytes
 from pipelines.records import Message, encode_frame
 from pipelines.sink import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, Chunk, chunk_rows, insert_block
 from pipelines.testing import FIRST_INSTANT
 
 
-def message(sequence: int, rows: int, payload: bytes = b"x") -> Message:
-    return Message("tf.p.out.0", sequence, FIRST_INSTANT, payload, {"Tf-Rows": str(rows)})
+def message(sequence: int, rows: int, payload: bytes = b"x", config: str = "a") -> Message:
+    return Message("tf.p.out.0", sequence, FIRST_INSTANT, payload, {"Tf-Rows": str(rows), "Tf-Config": config})
 
 
 def frame(sequence: int, table: pa.Table) -> Message:
@@ -45,6 +45,19 @@ def test_frames_are_gathered_up_to_the_byte_limit() -> None:
 def test_one_frame_over_the_limits_is_a_chunk_of_its_own() -> None:
     found = list(chunks([message(1, 1), message(2, 99, b"x" * 99), message(3, 1)], max_rows=10, max_bytes=10))
     assert bounds(found) == [(1, 1, 1), (2, 2, 99), (3, 3, 1)]
+
+
+def test_a_chunk_has_the_rows_of_one_configuration() -> None:
+    versions = [("a", 1), ("a", 1), ("b", 1), ("b", 1), ("a", 1)]
+    found = list(chunks([message(n, rows, config=config) for n, (config, rows) in enumerate(versions, 1)]))
+    assert bounds(found) == [(1, 2, 2), (3, 4, 2), (5, 5, 1)]
+    assert [chunk.configs for chunk in found] == [{"a"}, {"b"}, {"a"}]
+
+
+def test_frames_without_rows_cut_nothing() -> None:
+    versions = [("", 0), ("a", 1), ("", 0), ("b", 0), ("a", 1), ("b", 1)]
+    found = list(chunks([message(n, rows, config=config) for n, (config, rows) in enumerate(versions, 1)]))
+    assert bounds(found) == [(1, 5, 2), (6, 6, 1)]
 
 
 def test_no_frames_give_no_chunk() -> None:
@@ -160,5 +173,5 @@ def test_the_same_chunk_gives_the_same_bytes() -> None:
 
 
 def test_a_frame_without_a_column_of_the_table_is_an_error() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(HaltError, match="missing"):
         chunk_rows(Chunk((frame(1, rows(1)),)), ["id", "missing"])

@@ -1,0 +1,134 @@
+"""The commands about plans that a leg has begun and not finished."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, utc
+from pipelines.config import load
+from pipelines.errors import HaltError
+from pipelines.naming import Names
+from resources.local.stack import default_home
+
+if TYPE_CHECKING:
+    from pipelines.plans import GivenUp, OpenPlan
+
+app = typer.Typer(help="What the legs have begun and not finished.", no_args_is_help=True)
+
+_NOT_OFFERED = {
+    "ingest": "nothing of it is a record yet: offsets that are not read would be lost. Mend what the leg waits for, or see "
+    "`on_data_loss` in the pipeline file",
+    "process": "which of its rows, letters and keys are written only its own replay can tell, so a part would be lost or doubled. Start "
+    "the pipeline: the plan is finished under its own configuration; if the circuit breaker holds it, with --accept",
+}
+
+
+@app.command()
+def show(file: File, as_json: AsJson = False) -> None:
+    """Show the open plan of each leg: its range, configuration and table, since when it is open, and what stands in its way."""
+    from pipelines.connectors.jetstream import JetStream
+    from pipelines.plans import open_plans
+    from pipelines.runners import read_halts
+
+    with errors_as_exit():
+        config = load(file)
+        names = Names(config.pipeline_id)
+        log = JetStream(config.nats).connect()
+        try:
+            found = open_plans(log, names)
+        finally:
+            log.close()
+        halts = {leg: halt.message for leg, halt in read_halts(names.directory(default_home())).items()}
+    if as_json:
+        print_json([{**asdict(plan), "halted": halts.get(plan.leg)} for plan in found])
+        return
+    if not found:
+        out.print("no plan is open", highlight=False)
+        return
+    table = Table("leg", "range", "configuration", "table", "rows", "open since", "so far", title=f"open plans of {config.pipeline_id}")
+    for plan in found:
+        rows = "" if plan.rows is None else f"{plan.rows:,}"
+        table.add_row(plan.leg, f"{plan.begin} .. {plan.to}", plan.config, plan.table, rows, utc(plan.since), _so_far(plan))
+    out.print(table)
+    for plan in found:
+        if plan.leg in halts:
+            out.print(f"{plan.leg} has halted: {halts[plan.leg]}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _so_far(plan: "OpenPlan") -> str:
+    if plan.leg != "sink":
+        return ""
+    if plan.abandoned:
+        return f"{plan.abandoned:,} rows are given up; its dead letters are being written"
+    return f"{plan.settled:,} rows settled, {plan.refused:,} of them refused; {plan.pieces} pieces to send"
+
+
+@app.command()
+def abandon(
+    file: File,
+    leg: Annotated[str, typer.Option(help="The leg: only rows of the sink can be given up.")],
+    reason: Annotated[str, typer.Option(help="Why, for the ledger and the dead letters.")],
+    waiting: Annotated[bool, typer.Option("--waiting", help="Also all rows that wait for the sink behind the plan.")] = False,
+    not_stored: Annotated[
+        bool, typer.Option("--not-stored", help="You have looked: the table, which has no position columns, holds no row of the plan.")
+    ] = False,
+    is_rehearsal: Annotated[bool, typer.Option("--dry-run", help="Say what would be given up, change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give up rows of a stopped sink that cannot be delivered: they become dead letters, which may enter again, and are counted."""
+    with errors_as_exit():
+        if leg != "sink":
+            why = _NOT_OFFERED.get(leg, "there is no such leg; legs are ingest, process and sink")
+            raise HaltError(f"giving up a plan of {leg}: this is not offered: {why}")
+        _abandon(file, reason, waiting, not_stored, is_rehearsal, yes, as_json)
+
+
+def _abandon(file: Path, reason: str, waiting: bool, not_stored: bool, is_rehearsal: bool, yes: bool, as_json: bool) -> None:
+    from pipelines.plans import Abandonment
+
+    config = load(file)
+    tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
+    work = Abandonment(config, file.read_text(), Names(config.pipeline_id).directory(default_home()), tell)
+    try:
+        found = work.find(waiting, not_stored)
+        if not as_json:
+            _tell(found)
+        count = 0
+        if not is_rehearsal:
+            if found.rows and not yes:
+                _ask(found)
+            count = work.run(reason)
+    finally:
+        work.close()
+    if as_json:
+        print_json({**asdict(found), "given_up": count})
+    elif not is_rehearsal:
+        out.print(f"{count:,} rows given up; `tallyflow dlq list FILE --stage sink` shows them", highlight=False)
+
+
+def _tell(found: "GivenUp") -> None:
+    if found.table:
+        out.print(
+            f"open plan for {found.table}: {found.stored:,} of its rows are in the table and stay, {found.refused:,} were refused by it; "
+            f"{found.rows - found.waiting:,} would be given up",
+            highlight=False,
+        )
+    if found.waiting:
+        out.print(f"behind it wait {found.waiting:,} rows, which would be given up", highlight=False)
+    if not found.rows:
+        out.print("there is nothing to give up", highlight=False)
+        return
+    out.print(f"together {found.rows:,} rows of out sequences {found.first}..{found.last}", highlight=False)
+    for bounds in found.positions:
+        out.print(f"  raw positions {bounds}", highlight=False)
+
+
+def _ask(found: "GivenUp") -> None:
+    """Raises Abort unless the number of rows is given back."""
+    said = typer.prompt(f"To give them up type how many these are ({found.rows:,})")
+    if said.replace(",", "").strip() != str(found.rows):
+        raise typer.Abort

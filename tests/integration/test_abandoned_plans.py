@@ -1,0 +1,171 @@
+"""`tallyflow plan`: what is begun and not finished; rows of the sink that somebody gives up are counted dead letters and never inserted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edited_case import alter, mapping
+from pipeline_case import PipelineCase
+
+import pipelines.plans
+from pipelines.errors import HaltError
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def no_late_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No insert of these cases is at work when its runner has ended."""
+    monkeypatch.setattr(pipelines.plans, "INSERT_MAX_EXECUTION_SECONDS", 0)
+
+
+def killed_at(case: PipelineCase, failpoint: str) -> None:
+    assert case.run_plain(TALLYFLOW_FAILPOINT=f"{failpoint}:1").returncode == -9
+
+
+def abandon(case: PipelineCase, *arguments: str) -> dict[str, Any]:
+    found = case.invoke("plan", "abandon", str(case.file), "--leg", "sink", "--reason", "the column is gone", "--json", *arguments)
+    assert found.exit_code == 0, found.output
+    return dict(json.loads(found.stdout))
+
+
+def sink_of_tally(case: PipelineCase) -> dict[str, int]:
+    found = json.loads(case.invoke("tally", str(case.file), "--json").stdout)
+    assert found["residue"] == 0
+    return dict(found["legs"][2]["outcomes"])
+
+
+def with_open_plan(case: PipelineCase, failpoint: str) -> None:
+    """100 rows wait in an open plan of the sink."""
+    case.create_topic()
+    case.warm_run()
+    case.send_events(100)
+    case.run_in_turn("ingest", "process")
+    killed_at(case, failpoint)
+
+
+def test_a_plan_that_is_open_is_shown_with_what_stands_in_its_way(case: PipelineCase) -> None:
+    with_open_plan(case, "sink.before-insert")
+    alter(case, "DROP COLUMN amount")
+    (plan,) = json.loads(case.invoke("plan", "show", str(case.file), "--json").stdout)
+    assert (plan["leg"], plan["table"], plan["rows"], plan["settled"], plan["pieces"]) == ("sink", f"default.{case.table}", 100, 0, 1)
+    assert "100" in case.invoke("plan", "show", str(case.file)).stdout
+
+
+def test_rows_of_an_open_plan_that_are_given_up_are_dead_letters_and_enter_again_under_the_new_file(case: PipelineCase) -> None:
+    with_open_plan(case, "sink.before-insert")
+    alter(case, "RENAME COLUMN name TO title")
+    case.write_file(mapping(lambda columns: columns[1].update(column_name="title")))
+    with pytest.raises(HaltError, match="plan abandon"):
+        case.warm_run()
+    tried = abandon(case, "--dry-run")
+    assert (tried["rows"], tried["stored"], tried["given_up"]) == (100, 0, 0)
+    assert abandon(case, "--yes")["given_up"] == 100
+    assert {(letter["stage"], letter["code"], letter["message"]) for letter in case.letters()} == {
+        ("sink", "abandoned", "the column is gone")
+    }
+    assert sink_of_tally(case) == {"confirmed by ClickHouse": 0, "dead letters": 0, "abandoned (dead letters)": 100}
+    audited = case.invoke("audit", str(case.file), "--json")
+    assert audited.exit_code == 0, audited.output
+    assert json.loads(audited.stdout)["records"]["given up by `plan abandon` (of the dead letters)"] == 100
+    case.warm_run()
+    assert case.invoke("dlq", "reprocess", str(case.file), "--stage", "sink").exit_code == 0
+    case.warm_run()
+    assert case.client().query(f"SELECT count(), uniqExact(id), uniqExact(title) FROM {case.table}").result_rows == [(100, 100, 100)]
+    assert json.loads(case.invoke("audit", str(case.file), "--json").stdout)["clean"]
+
+
+def test_rows_that_the_table_holds_are_not_given_up(case: PipelineCase) -> None:
+    with_open_plan(case, "sink.after-insert")
+    case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id % 4 = 0 SETTINGS mutations_sync = 2")
+    found = abandon(case, "--yes")
+    assert (found["stored"], found["given_up"]) == (75, 25)
+    assert sink_of_tally(case) == {"confirmed by ClickHouse": 75, "dead letters": 0, "abandoned (dead letters)": 25}
+    assert case.invoke("audit", str(case.file)).exit_code == 0
+    verified = case.invoke("verify", str(case.file), "--json")
+    assert verified.exit_code == 0, verified.output
+    counts = json.loads(verified.stdout)["counts"]
+    assert (counts["rows"], counts["refused"], counts["abandoned"]) == (75, 0, 25)
+    case.warm_run()
+    assert case.count() == 75
+
+
+def test_rows_that_wait_behind_the_plan_are_given_up_as_well_when_asked_for(case: PipelineCase) -> None:
+    with_open_plan(case, "sink.before-insert")
+    case.send_events(50)
+    case.run_in_turn("ingest", "process")
+    assert abandon(case, "--dry-run")["rows"] == 100
+    assert abandon(case, "--waiting", "--yes")["given_up"] == 150
+    case.warm_run()
+    assert (case.count(), len(case.letters())) == (0, 150)
+    assert case.invoke("audit", str(case.file)).exit_code == 0
+
+
+@pytest.mark.parametrize("failpoint", ["plan.after-amend", "plan.after-letters"])
+@pytest.mark.parametrize("who", ["sink", "command"])
+def test_an_abandonment_that_was_killed_is_finished_as_it_was_decided(case: PipelineCase, failpoint: str, who: str) -> None:
+    with_open_plan(case, "sink.before-insert")
+    killed = case.command(
+        "plan", "abandon", str(case.file), "--leg", "sink", "--reason", "first", "--yes", TALLYFLOW_FAILPOINT=f"{failpoint}:1:worker"
+    )
+    assert killed.returncode == -9
+    if who == "command":
+        assert abandon(case, "--yes")["given_up"] == 100
+    case.warm_run()
+    assert case.count() == 0
+    assert [letter["message"] for letter in case.letters()] == ["first"] * 100
+    assert sink_of_tally(case) == {"confirmed by ClickHouse": 0, "dead letters": 0, "abandoned (dead letters)": 100}
+
+
+def test_a_table_without_position_columns_needs_somebody_who_has_looked(case: PipelineCase) -> None:
+    case.client().command(
+        f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64)) ENGINE = MergeTree ORDER BY id "
+        "SETTINGS non_replicated_deduplication_window = 100"
+    )
+    with_open_plan(case, "sink.before-insert")
+    refused = case.invoke("plan", "abandon", str(case.file), "--leg", "sink", "--reason", "x", "--yes")
+    assert refused.exit_code == 1
+    assert "say --not-stored" in " ".join(refused.stderr.split())
+    assert abandon(case, "--yes", "--not-stored")["given_up"] == 100
+    assert case.invoke("audit", str(case.file)).exit_code == 0
+
+
+def test_a_running_sink_keeps_its_plans_and_other_legs_are_refused_with_the_reason(case: PipelineCase) -> None:
+    case.create_topic()
+    runner = case.warm_runner(until_caught_up=False)
+    case.in_background(runner)
+    refused = case.invoke("plan", "abandon", str(case.file), "--leg", "sink", "--reason", "x", "--yes")
+    assert refused.exit_code == 1
+    assert "already holds leg sink" in refused.stderr
+    for leg in ("ingest", "process"):
+        refused = case.invoke("plan", "abandon", str(case.file), "--leg", leg, "--reason", "x", "--yes")
+        assert (refused.exit_code, "this is not offered" in refused.stderr) == (1, True)
+
+
+def test_the_number_of_rows_is_asked_back(case: PipelineCase) -> None:
+    with_open_plan(case, "sink.before-insert")
+    from typer.testing import CliRunner
+
+    from pipelines.cli.app import app
+
+    arguments = ["plan", "abandon", str(case.file), "--leg", "sink", "--reason", "x"]
+    environment = case.environment()
+    assert CliRunner().invoke(app, arguments, env=environment, input="yes\n").exit_code == 1
+    assert case.letters() == []
+    assert CliRunner().invoke(app, arguments, env=environment, input="100\n").exit_code == 0
+    assert len(case.letters()) == 100
+
+
+def test_an_insert_goes_only_to_the_table_of_the_file(case: PipelineCase, tmp_path: Path) -> None:
+    """Who may write to the ledger decides no INSERT."""
+    with_open_plan(case, "sink.before-insert")
+    log, chain = case.log(), case.names.chain("sink")
+    last = log.last(case.names.stream("ledger"), chain)
+    assert last is not None
+    forged = {**json.loads(last.payload), "table": f"FUNCTION file('{tmp_path}/written', 'CSV')"}
+    log.publish(chain, json.dumps(forged).encode(), {}, last.sequence)
+    log.close()
+    with pytest.raises(HaltError, match="nothing was sent"):
+        case.warm_run()
+    assert case.count() == 0
