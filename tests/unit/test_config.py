@@ -1,6 +1,7 @@
 """The pipeline file: what loads, what is refused and in which words, what never shows."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from pipelines import config as pipeline_file
 from pipelines.config import format_duration, load, notes, parse, parse_duration, parse_size, shape_of, unsupported, version_of
+from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError
 
 CANARY = "canary-7d1f"
@@ -293,6 +296,22 @@ def test_key_stores_may_lie_in_any_of_pyarrows_file_systems(uri: str) -> None:
     assert parsed(changed("state_uri", uri)).state_uri == uri
 
 
+def test_a_secret_file_that_is_no_file_is_a_fault_and_nobody_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"x" * 1_000_001)
+    for path, message in (
+        ("/dev/zero", "is no regular file"),
+        (tmp_path / "pipe", "is no regular file"),
+        (tmp_path / "large", "more than"),
+    ):
+        found = faults_of(changed("sink.connection_params.password", {"file": str(path)}))
+        assert message in found["sink.connection_params.password"]
+
+
+def test_a_variable_that_is_no_text_is_a_fault() -> None:
+    assert faults_of(changed("name", "${A}"), A="a\udc80") == {"name": "the environment variable A is not UTF-8 text"}
+
+
 def test_nats_url_comes_from_the_environment_unless_the_file_has_one() -> None:
     assert parsed(MINIMAL).nats.servers == ("nats://127.0.0.1:4222",)
     assert parsed(MINIMAL, NATS_URL="nats://n:4222").nats.servers == ("nats://n:4222",)
@@ -328,19 +347,56 @@ def test_syntax_fault_names_the_line_and_not_the_text() -> None:
     message = faults_of(f"version: v3\npassword: '{CANARY}\nname: x")[""]
     assert message.startswith("line ")
     assert CANARY not in message
-    assert CANARY not in faults_of(f"password: *{CANARY}")[""]
+    for text in (f"password: *{CANARY}", f"password: !{CANARY} x", f"password: !!{CANARY}", f"password: '{CANARY}", f"password: %{CANARY}"):
+        assert CANARY not in str(faults_of(text))
 
 
-def test_yaml_cannot_build_objects() -> None:
-    assert faults_of("name: !!python/object/apply:os.getcwd []").keys() == {""}
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("!!python/object/apply:os.getcwd []", "line 1, column 7: has a tag"),
+        ("!!timestamp x", "line 1, column 7: has a tag"),
+        ("!!binary x", "line 1, column 7: has a tag"),
+        ("!!set {a}", "line 1, column 7: has a tag"),
+        ("!mine {a: 1}", "line 1, column 7: has a tag"),
+        ("!!bool x", "line 1, column 7: is no bool"),
+        ("!!int x", "line 1, column 7: is no int"),
+        ("!!float x", "line 1, column 7: is no float"),
+        ("!!int ''", "line 1, column 7: is no int"),
+        (f"!!int {'9' * 5000}", "line 1, column 7: is no int"),
+        ("{<<: x}", None),
+        ("*a", "line 1, column 7: starts with *"),
+    ],
+)
+def test_an_odd_value_of_yaml_is_a_fault_at_its_path(value: str, message: str | None) -> None:
+    found = faults_of(f"name: {value}")
+    if message is None:
+        assert "a merge key takes an object" in found["name.<<"]
+    else:
+        assert message in found["name"]
+
+
+def test_half_of_a_surrogate_pair_is_no_text_and_a_pair_is() -> None:
+    assert "half of a surrogate pair" in faults_of('{"name": "\\ud800"}')["name"]
+    assert parse(json.dumps({**MINIMAL, "name": "\U0001f600"}), name="f", environment={}).name == "\U0001f600"
+
+
+def test_what_looks_like_a_date_is_text() -> None:
+    assert parse(json.dumps(MINIMAL)[:-1] + ', "name": "x"}', name="f", environment={}).name == "x"
+    assert read_tree("a: 2026-01-31\nb: 2026-13-45\nc: =\n", "f") == ({"a": "2026-01-31", "b": "2026-13-45", "c": "="}, [])
+
+
+def test_merge_keys_and_aliases_stand_for_what_they_name() -> None:
+    text = "base: &b {x: 1, y: 2}\nmore: &m {y: 3, z: 4}\none: {<<: [*b, *m], x: 0}\ntwo: {<<: *m}\nthree: *b\n"
+    assert read_tree(text, "f") == (yaml.safe_load(text), [])
 
 
 def test_endless_and_huge_trees_are_refused() -> None:
-    assert "too deeply" in faults_of("name: &a [*a]")["name"]
+    assert "is an alias of what holds it" in faults_of("name: &a [*a]")["name[0]"]
     bomb = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)
     )
-    assert any("too large" in message for message in faults_of(bomb).values())
+    assert any("more than 50,000 values" in message for message in faults_of(bomb).values())
 
 
 def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
