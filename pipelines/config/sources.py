@@ -134,6 +134,15 @@ class SchemaField(Model):
 
     name: FieldPath = Field(description="Field name; a dotted path reads a nested object, unless a key with dots is there.")
     type: FieldType = Field(description="Type; a value of another type rejects the record. `int` is int64, `float` is float64.")
+    unit: Literal["s", "ms", "us", "ns"] | None = ours(
+        None,
+        "What a number, or a string of a decimal number, counts since 1970 where it becomes a DateTime or DateTime64, or is dedup's "
+        "`time_field`. Default: `s` for a number; a string is an instant such as `2026-01-31T23:59:59Z`.",
+    )
+
+    def faults(self) -> Faults:
+        if self.unit is not None and self.type in ("bool", "bytes", "array", "object", "map"):
+            yield ("unit",), f"is only for numbers and strings, not {self.type}"
 
 
 class KafkaColumn(Model):
