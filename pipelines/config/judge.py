@@ -53,6 +53,13 @@ def _ignored(config: PipelineConfig) -> _Notes:
             yield ("resources", name), "replicas, requests, limits and storage are ignored: Spark and its master decide them"
     if resources.nats.stream.max_messages is not None:
         yield ("resources", "nats", "stream", "maxMsgs"), "is ignored: one message carries many records; use max_bytes"
+    for index, source in enumerate(config.sources):
+        for name in ("schema_registry", "schema_version"):
+            if getattr(source, name) is not None:
+                yield (
+                    ("sources", index, name),
+                    "is ignored: schema_fields tell the JSON; a value that begins with a registry's schema id is no JSON: a dead letter",
+                )
     if config.sink.order_by and not config.sink.create_table:
         yield ("sink", "order_by"), "is ignored without create_table"
 
@@ -147,7 +154,7 @@ def document_of(config: PipelineConfig) -> dict[str, Any]:
             "sink": {"connection_params": sink_connection},
         },
     )
-    return document
+    return {"version": config.version, **document}
 
 
 def version_of(config: PipelineConfig) -> str:

@@ -55,6 +55,18 @@ class StreamResources(Model):
     )
     max_messages: Whole | None = Field(default=None, alias="maxMsgs", description="Accepted and ignored: one message carries many records.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _both_spellings(cls, value: Any) -> Any:
+        # GlassFlow's files have either.
+        if not isinstance(value, dict):
+            return value
+        renamed = {"maxAge": "max_age", "maxBytes": "max_bytes"}
+        report(
+            "stream", [((name,), f"is {same}, which is given as well") for name, same in renamed.items() if value.keys() >= {name, same}]
+        )
+        return {renamed.get(key, key): item for key, item in value.items()}
+
     def faults(self) -> Faults:
         if 0 < self.max_bytes < LEAST_LIMIT_BYTES:
             yield (
@@ -179,7 +191,7 @@ class DeadLetterLimits(Model):
 class PipelineConfig(Model):
     """One pipeline: from Kafka topics through transforms to one ClickHouse table."""
 
-    version: Annotated[Literal["v3"], BeforeValidator(_only_v3)] = Field(description="Version of the format: `v3`.")
+    version: Annotated[Literal["v3"], BeforeValidator(_only_v3)] = Field(default="v3", description="Version of the format: `v3`.")
     pipeline_id: Annotated[
         str,
         AfterValidator(

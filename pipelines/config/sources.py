@@ -168,13 +168,22 @@ class KafkaColumn(Model):
             yield ("type",), f"a column from {'one header' if self.header else self.origin} is {' or '.join(types)}, not {self.type}"
 
 
+class SchemaRegistry(Model):
+    """Where GlassFlow finds the schema of the JSON; accepted and ignored, `schema_fields` describe it."""
+
+    url: Text = Field(description="Accepted and ignored.")
+    api_key: Secret | None = Field(default=None, description="Accepted and ignored.")
+    api_secret: Secret | None = Field(default=None, description="Accepted and ignored.")
+
+    unshown: ClassVar[frozenset[str]] = frozenset({"url"})
+    """A URL can hold a password."""
+
+
 class KafkaSource(Model):
     """One Kafka topic with JSON values."""
 
     not_supported: ClassVar[dict[str, str]] = {
         "schema": "Avro and Protobuf schemas are not supported: Tallyflow reads JSON, described by schema_fields",
-        "schema_registry": "a schema registry is not supported: describe the JSON with schema_fields",
-        "schema_version": "a schema registry is not supported: describe the JSON with schema_fields",
     }
 
     type: Literal["kafka"] = Field(description="Kind of source; GlassFlow's `otlp.*` sources are not supported.")
@@ -192,6 +201,10 @@ class KafkaSource(Model):
     schema_fields: Annotated[tuple[SchemaField, ...], Field(min_length=1)] = Field(
         description="Fields to read from the values; others are ignored."
     )
+    schema_registry: SchemaRegistry | None = Field(
+        default=None, exclude=True, description="Accepted and ignored: `schema_fields` describe the JSON."
+    )
+    schema_version: str | int | None = Field(default=None, exclude=True, description="Accepted and ignored.")
     columns: tuple[KafkaColumn, ...] = ours((), "Fields to read from the key, headers, offset, partition, timestamp or topic.")
     on_data_loss: Literal["halt", "skip"] = ours(
         "halt", "If offsets expired before they were read: stop, or go on and count what was skipped."

@@ -179,6 +179,21 @@ def test_glassflow_file_loads_unchanged() -> None:
     ]
 
 
+def test_glassflow_files_without_a_version_in_camel_case_and_with_a_registry_load() -> None:
+    document = {name: value for name, value in MINIMAL.items() if name != "version"}
+    registry = {"url": "https://user:secret@registry", "api_key": "key", "api_secret": CANARY}
+    document = changed("resources.nats.stream", {"maxAge": "12h", "maxBytes": "1GiB", "maxMsgs": 5}, document)
+    document = changed("sources.0.schema_registry", registry, changed("sources.0.schema_version", "3", document))
+    config = parse(json.dumps(document), name="file", environment={})
+    stream = config.resources.nats.stream
+    assert (config.version, stream.max_age, stream.max_bytes) == ("v3", timedelta(hours=12), 2**30)
+    told = notes(config)
+    assert any(note.startswith("sources[0].schema_registry: is ignored") for note in told)
+    assert any(note.startswith("sources[0].schema_version: is ignored") for note in told)
+    assert CANARY not in str(told) + repr(config) + json.dumps(pipeline_file.document_of(config))
+    assert "registry" not in json.dumps(pipeline_file.document_of(config))
+
+
 def test_defaults_are_glassflows() -> None:
     config = parsed(MINIMAL)
     assert (config.sink.max_batch_size, config.sink.max_delay_time) == (1000, timedelta(seconds=60))
@@ -414,7 +429,6 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
     ("path", "value", "at", "message"),
     [
         ("version", "v2", "version", "must be v3"),
-        ("version", ..., "version", "is required"),
         ("pipeline_id", "abc", "pipeline_id", "must be 5 to 40"),
         ("pipeline_id", "-orders", "pipeline_id", "must be 5 to 40"),
         ("pipeline_id", "Orders-1", "pipeline_id", "must be 5 to 40"),
@@ -427,8 +441,8 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
         ("sources.0.type", "kafak", "sources[0].type", "must be kafka (did you mean kafka?), got 'kafak'"),
         ("sources.0.type", "otlp.logs", "sources[0].type", "otlp.logs is not supported"),
         ("sources.0.format", "avro", "sources[0].format", "avro is not supported"),
-        ("sources.0.schema_registry", {"url": "x"}, "sources[0].schema_registry", "a schema registry is not supported"),
-        ("sources.0.schema_version", "1", "sources[0].schema_version", "a schema registry is not supported"),
+        ("sources.0.schema_registry", {"uri": "x"}, "sources[0].schema_registry.uri", "did you mean 'url'?"),
+        ("resources.nats.stream", {"maxAge": "1h", "max_age": "1h"}, "resources.nats.stream.maxAge", "is max_age, which is given as well"),
         ("sources.0.schema", {}, "sources[0].schema", "Avro and Protobuf schemas are not supported"),
         ("sources.0.topic", "a b", "sources[0].topic", "must be a Kafka topic name"),
         ("sources.0.topic", "..", "sources[0].topic", "must be a Kafka topic name"),
@@ -909,4 +923,4 @@ def test_json_schema_allows_what_the_file_may_say() -> None:
 
 def test_schema_needs_no_column_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pipelines.columns", None)
-    assert pipeline_file.json_schema()["required"] == ["version", "pipeline_id", "sources", "sink"]
+    assert pipeline_file.json_schema()["required"] == ["pipeline_id", "sources", "sink"]
