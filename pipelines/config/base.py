@@ -214,7 +214,12 @@ Identifier = Annotated[
 FieldPath = Annotated[
     str,
     Field(max_length=512),
-    AfterValidator(matching(r"^[^.\x00-\x1f]+(\.[^.\x00-\x1f]+)*$", "must be a field name, or names joined by single dots")),
+    AfterValidator(
+        matching(
+            r'^[^.\x00-\x1f"\\*]+(\.[^.\x00-\x1f"\\*]+)*$',
+            "must be a field name, or names joined by single dots, without quotes, backslashes, * and control characters",
+        )
+    ),
 ]
 Key = Annotated[
     tuple[FieldPath, ...],

@@ -90,6 +90,9 @@ def _sentence(details: ErrorDetails, location: Location, holder: type[Model] | N
         return _choice(str(context["expected_tags"]).replace("'", "").split(", "), context.get("tag"))
     if kind == "union_tag_not_found":
         return "is required"
+    if location[-1] == "column_type" and isinstance(details["input"], External):
+        # The grammar's message holds the text.
+        return "must be a supported ClickHouse type"
     sentence = _SENTENCES.get(kind)
     return sentence(context) if sentence else details["msg"]
 
@@ -123,6 +126,8 @@ def _shown(details: ErrorDetails, location: Location, sentence: str) -> str:
         return "; the value comes from the environment or a file and is not shown"
     if not isinstance(value, str | int | float | bool):
         return ""
+    if isinstance(value, str) and "@" in value:
+        return "; the value is not shown, there may be a password before its @"
     text = repr(value)
     if isinstance(value, str) and text in sentence:
         return ""

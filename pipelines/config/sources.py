@@ -234,6 +234,7 @@ class KafkaSource(Model):
             at = index - len(self.schema_fields)
             where: Location = ("columns", at, "name") if at >= 0 else ("schema_fields", index, "name")
             yield where, f"the name {name!r} is used twice in this source"
-        for index, column in enumerate(self.columns):
-            if column.name.startswith("_tf_"):
-                yield ("columns", index, "name"), "names that start with _tf_ are reserved"
+        for part, fields in (("schema_fields", self.schema_fields), ("columns", self.columns)):
+            for index, field in enumerate(fields):
+                if field.name.startswith("_tf_"):
+                    yield (part, index, "name"), "names that start with _tf_ are reserved"

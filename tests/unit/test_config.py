@@ -292,7 +292,7 @@ def test_secret_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{CANARY}\n")
     config = parsed(changed("sink.connection_params.password", {"file": "${DIR}/secret"}), DIR=str(tmp_path))
     assert config.sink.connection_params.password.get_secret_value() == CANARY
-    assert notes(config) == []
+    assert not any("written into the file" in note for note in notes(config))
 
 
 def test_unreadable_secret_file_is_a_fault(tmp_path: Path) -> None:
@@ -768,10 +768,76 @@ def test_faults_never_show_a_secret_in_the_wrong_shape(path: str) -> None:
         "sink.max_batch_size",
         "sink.max_delay_time",
         "nats.url",
+        "sink.mapping.0.column_type",
     ],
 )
 def test_faults_never_show_what_the_environment_holds(path: str) -> None:
     assert CANARY not in message_of(changed(path, "${SECRET}"), SECRET=f"{CANARY}, {CANARY}")
+
+
+@pytest.mark.parametrize(
+    ("path", "at"),
+    [
+        ("sources.0.connection_params.brokers.0", "sources[0].connection_params.brokers[0]"),
+        ("sink.connection_params.host", "sink.connection_params.host"),
+        ("sink.connection_params.port", "sink.connection_params.port"),
+    ],
+)
+@pytest.mark.parametrize("value", [f"user:{CANARY}@kafka:9092", f"https://user:{CANARY}@ch", f"SASL://u:{CANARY}@h:1"])
+def test_a_login_in_the_place_of_an_address_is_not_shown(path: str, at: str, value: str) -> None:
+    assert at in faults_of(changed(path, value))
+    assert CANARY not in message_of(changed(path, value))
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a*", "_tf_x", "a.b*", "\x1b[2J"])
+def test_a_field_that_no_record_can_be_read_by_is_a_fault(name: str) -> None:
+    found = faults_of(changed("sources.0.schema_fields.0.name", name))
+    assert "sources[0].schema_fields[0].name" in found
+    assert "\x1b" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "noted"),
+    [
+        ({"nats": {"url": "nats://u:p@nats:4222"}}, "nats.url: the login travels unencrypted"),
+        ({"nats": {"url": "nats://127.0.0.1:4222,nats://nats:4222", "token": "t"}}, "nats.url: the login travels unencrypted"),
+        ({"nats": {"url": "nats://u:p@127.0.0.1:4222"}}, None),
+        ({"nats": {"url": "nats://u:p@localhost"}}, None),
+        ({"nats": {"url": "tls://u:p@nats:4222"}}, None),
+        ({"nats": {"url": "nats://u:p@nats:4222", "tls": {}}}, None),
+        ({"nats": {"url": "nats://nats:4222"}}, None),
+    ],
+)
+def test_a_login_at_nats_in_the_clear_is_noted(change: dict[str, Any], noted: str | None) -> None:
+    found = [note for note in notes(parsed({**MINIMAL, **change})) if "unencrypted" in note]
+    assert [note for note in found if noted is None or not note.startswith(noted)] == []
+    assert bool(found) == (noted is not None)
+
+
+@pytest.mark.parametrize(
+    ("host", "secure", "password", "is_noted"),
+    [
+        ("ch", False, "x", True),
+        ("ch", True, "x", False),
+        ("ch", False, "", False),
+        ("127.0.0.1", False, "x", False),
+        ("::1", False, "x", False),
+    ],
+)
+def test_a_password_for_clickhouse_in_the_clear_is_noted(host: str, secure: bool, password: str, is_noted: bool) -> None:
+    sink = {"host": host, "port": 8123, "secure": secure, "password": password}
+    found = notes(parsed(changed("sink.connection_params", sink)))
+    assert ("sink.connection_params.secure: the password and the rows travel unencrypted" in found) == is_noted
+
+
+@pytest.mark.parametrize(
+    ("url", "is_noted"), [("http://idp/token", True), ("https://idp/token", False), ("HTTP://idp/token", True), ("http://[::1]/t", False)]
+)
+def test_an_oauth_endpoint_in_the_clear_is_noted(url: str, is_noted: bool) -> None:
+    oauth = {"oauth_token_endpoint_url": url, "oauth_client_id": "i", "oauth_client_secret": "s"}
+    connection = {"brokers": ["k:1"], "protocol": "SASL_SSL", "mechanism": "OAUTHBEARER", **oauth}
+    found = notes(parsed(changed("sources.0.connection_params", connection)))
+    assert any("the client secret travels unencrypted" in note for note in found) == is_noted
 
 
 def test_model_errors_hide_their_input() -> None:
