@@ -144,9 +144,7 @@ class _Metrics:
             busy.add_metric([pipeline, leg], facts["seconds_busy"])
             for name in STATES:
                 state.add_metric([pipeline, leg, name], float(facts["state"] == name))
-        waiting = GaugeMetricFamily(
-            "tallyflow_waiting_records", "Records (before ingest: offsets) not yet confirmed by a leg", labels=labels
-        )
+        waiting = GaugeMetricFamily("tallyflow_waiting_records", "Records (before ingest: offsets) a leg has not confirmed", labels=labels)
         age = GaugeMetricFamily("tallyflow_waiting_seconds", "How long the oldest of them has waited", labels=labels)
         for leg, facts in now["legs"].items():
             waiting.add_metric([pipeline, leg], facts["waiting"])

@@ -32,15 +32,16 @@ def test_lag_counts_every_leg_in_records_and_seconds(case: PipelineCase) -> None
             return pace.legs["ingest"].waiting_seconds >= 2
 
         wait_until(is_old, "records that are two seconds old")
-        case.run_in_turn("process")
+        case.run_in_turn("ingest", "process")
         pace.look(20.0)
-        assert [pace.legs[leg].waiting for leg in LEGS] == [50, 0, 100]
-        assert (pace.legs["process"].rows_per_second, pace.legs["ingest"].rows_per_second) == (5.0, 0.0)
-        case.run_in_turn("ingest", "process", "sink")
+        assert [pace.legs[leg].waiting for leg in LEGS] == [0, 0, 150]
+        assert [pace.legs[leg].rows_per_second for leg in LEGS] == [2.5, 7.5, 0.0]
+        case.run_in_turn("sink")
         pace.look(40.0)
         assert [pace.legs[leg].waiting for leg in LEGS] == [0, 0, 0]
         assert [pace.legs[leg].waiting_seconds for leg in LEGS] == [0.0, 0.0, 0.0]
-        assert pace.legs["process"].rows_per_second == 2.5, "150 rows since the look at 1.0 s would be 3.8: older looks are forgotten"
+        # Of the last half minute: what was looked at before counts no more.
+        assert [pace.legs[leg].rows_per_second for leg in LEGS] == [0.0, 0.0, 7.5]
 
 
 def test_a_single_status_shows_rates_and_lag(case: PipelineCase) -> None:
