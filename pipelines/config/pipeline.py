@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from pipelines.config import rules
 from pipelines.config.alerts import Alerts
@@ -42,8 +42,19 @@ class Metadata(Model):
     owners: tuple[Owner, ...] = ours((), "Who answers for the pipeline, shown in Dagster: e-mail addresses, or `team:name`.")
 
 
+_SPELLINGS = {"maxAge": "max_age", "maxBytes": "max_bytes"}
+"""GlassFlow's files have either."""
+
+
+def _with_spellings(schema: dict[str, Any]) -> None:
+    for also, name in _SPELLINGS.items():
+        schema["properties"][also] = {**schema["properties"][name], "description": f"The same as `{name}`."}
+
+
 class StreamResources(Model):
     """How much the raw and out streams keep."""
+
+    model_config = ConfigDict(json_schema_extra=_with_spellings)
 
     max_age: Window = Field(
         default=timedelta(hours=24), description="How long records are kept after they were passed on; what can be rebuilt."
@@ -58,14 +69,11 @@ class StreamResources(Model):
     @model_validator(mode="before")
     @classmethod
     def _both_spellings(cls, value: Any) -> Any:
-        # GlassFlow's files have either.
         if not isinstance(value, dict):
             return value
-        renamed = {"maxAge": "max_age", "maxBytes": "max_bytes"}
-        report(
-            "stream", [((name,), f"is {same}, which is given as well") for name, same in renamed.items() if value.keys() >= {name, same}]
-        )
-        return {renamed.get(key, key): item for key, item in value.items()}
+        twice = [(also, name) for also, name in _SPELLINGS.items() if value.keys() >= {also, name}]
+        report("stream", [((also,), f"is {name}, which is given as well") for also, name in twice])
+        return {_SPELLINGS.get(key, key): item for key, item in value.items()}
 
     def faults(self) -> Faults:
         if 0 < self.max_bytes < LEAST_LIMIT_BYTES:
