@@ -1,4 +1,4 @@
-# Commands for a checkout. Each makes .venv when it is missing, or stale against pyproject.toml and constraints.txt, then does its work.
+# Commands for a checkout. Each makes .venv when it is missing, or stale against pyproject.toml and constraints*.txt, then does its work.
 #
 # Needs Python 3.11 or later and Java 17 or later. uv is used when it is there (`make UV= test` does without).
 # PYTHON=/path/to/python chooses the Python of a new .venv.
@@ -52,16 +52,18 @@ lint: venv
 	$(BIN)/ruff format --check $(wildcard $(LINTED))
 	$(BIN)/mypy
 
-# Exact pins for Python 3.11 and later; needs uv. Present pins stay unless pyproject.toml excludes them; `make constraints UPGRADE=--upgrade`.
+# Exact pins and hashes for Python 3.11 and later; needs uv. Present pins stay unless pyproject.toml excludes them; `make constraints UPGRADE=--upgrade`.
+# What builds the packages that come as source is pinned by itself: it must be there before they are.
+COMPILE = uv pip compile --universal --python-version 3.11 $(UPGRADE) --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet
 constraints:
-	uv pip compile pyproject.toml --extra dagster --extra local --extra dev --universal --python-version 3.11 $(UPGRADE) \
-	    --no-header --no-annotate --no-emit-index-url --quiet --output-file constraints.txt
+	printf 'setuptools>=77\nwheel\n' | $(COMPILE) --output-file constraints-build.txt -
+	$(COMPILE) -c constraints-build.txt --extra dagster --extra local --extra dev --output-file constraints.txt pyproject.toml
 
 # The stamp holds the place and the checksum of what was installed and is written last: an interrupted install is done again.
 # A .venv that was copied along with the tree, or whose Python is gone, is made anew.
 venv:
 	@set -eu; \
-	wanted="$$(pwd -P) $$(cat pyproject.toml constraints.txt | cksum)"; \
+	wanted="$$(pwd -P) $$(cat pyproject.toml constraints-build.txt constraints.txt | cksum)"; \
 	found="$$(cat $(STAMP) 2>/dev/null || true)"; \
 	if [ "$$found" = "$$wanted" ] && $(BIN)/python -c "" 2>/dev/null; then exit 0; fi; \
 	case "$$found" in ""|"$$(pwd -P) "*) ;; *) rm -rf $(VENV);; esac; \
@@ -83,9 +85,12 @@ venv:
 	    rm -rf $(VENV); \
 	    if [ -n "$(UV)" ]; then "$(UV)" venv --no-python-downloads --python "$$(command -v "$$python")" $(VENV); else "$$python" -m venv $(VENV); fi; \
 	fi; \
-	echo "installing what constraints.txt names (about 800 MB, once)"; \
-	if [ -n "$(UV)" ]; then "$(UV)" pip install --python $(BIN)/python -c constraints.txt -e ".[dagster,local,dev]"; \
-	else $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dagster,local,dev]"; fi; \
+	echo "installing what constraints.txt names, each file by its hash (about 800 MB, once)"; \
+	if [ -n "$(UV)" ]; then install="$(UV) pip install --python $(BIN)/python"; \
+	else install="$(BIN)/python -m pip install --disable-pip-version-check"; fi; \
+	$$install --require-hashes -r constraints-build.txt; \
+	$$install --require-hashes --no-build-isolation -r constraints.txt; \
+	$$install --no-deps --no-build-isolation -e .; \
 	$(BIN)/tallyflow prepare || echo "Spark will start slowly until 'tallyflow prepare' has run"; \
 	printf '%s\n' "$$wanted" > $(STAMP)
 

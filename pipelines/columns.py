@@ -7,6 +7,7 @@ statement once it went through here. `arrow_type` says in which Arrow type a col
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NoReturn
 
 import pyarrow as pa
@@ -110,6 +111,7 @@ def quote_string(text: str) -> str:
     return f"'{escaped}'"
 
 
+@lru_cache(maxsize=1024)
 def parse_type(text: str) -> ColumnType:
     """The tree of a ClickHouse type text; raises ValueError that names the position (counted from 1) and what was expected there."""
     parser = _Parser(text)
@@ -295,14 +297,18 @@ class _Parser:
 
     def _enum(self, name: str) -> ColumnType:
         members: list[EnumMember] = []
+        labels: set[str] = set()
+        values: set[int] = set()
         for _ in self._items():
             label = self._quoted("an enum member such as 'a' = 1")
             value = members[-1].value + 1 if members else 1
             if self._peek() == "=":
                 self._mark("=")
                 value = self._number("an enum value", -0x8000, 0x7FFF)
-            if any(label == member.name or value == member.value for member in members):
-                self._fail(f"distinct enum members, got {label!r} = {value}")
+            if label in labels or value in values:
+                self._fail(f"distinct enum members, got {label[:80]!r} = {value}")
+            labels.add(label)
+            values.add(value)
             members.append(EnumMember(label, value))
         fits = all(-0x80 <= member.value <= 0x7F for member in members)
         if name == "Enum8" and not fits:

@@ -21,8 +21,8 @@ from pipelines.rejections import Rejections
 from pipelines.vectors import Mask, ask, to_mask, without
 
 _NULL_INSIDE = "is null and not Nullable"
-_SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool"} | dict.fromkeys(
-    ("Float32", "Float64", "Decimal"), "float64"
+_SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"} | dict.fromkeys(
+    ("Float32", "Float64"), "float64"
 )
 
 
@@ -40,7 +40,7 @@ def convert(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnT
 
 
 def element_source(target: ColumnType) -> str:
-    """The source type as which an element of a composite is read. Instants and dates are text there, Decimals numbers."""
+    """The source type as which an element of a composite is read. Instants and dates are text there, Decimals text or numbers."""
     if target.name in INTEGER_BITS:
         return "uint64" if target.name.startswith("U") else "int64"
     return _SOURCES.get(target.name, "string")
@@ -91,7 +91,7 @@ def _tuple(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnTyp
     faults = [Fault(rows, code, f"member {field}: {message}" if field else message) for rows, code, field, message in rejections.reasons()]
     members = []
     for name, kind, column in zip(names, target.inner, read, strict=True):
-        member, member_faults = convert(engine, without(column, ~rejections.open), kind)
+        member, member_faults = _read(engine, without(column, ~rejections.open), kind)
         members.append(member)
         found = [*member_faults, *_null_faults(column, kind)]
         faults += [Fault(fault.rows & present, fault.code, f"member {name}: {fault.message}") for fault in found]
@@ -105,8 +105,25 @@ def _elements(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: Column
     rejections = Rejections("transform", len(texts))
     (column,) = json_reader((ParsedField("v", element_source(target)),)).read(engine, wrapped, rejections)
     read_faults = [Fault(rows, code, message) for rows, code, _, message in rejections.reasons()]
-    converted, faults = convert(engine, without(column, ~rejections.open), target)
+    converted, faults = _read(engine, without(column, ~rejections.open), target)
     return converted, [*read_faults, *faults, *_null_faults(texts, target)]
+
+
+def _read(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    """What was read as `element_source(target)` as `target`."""
+    if target.name != "Decimal":
+        return convert(engine, column, target)
+    is_text = to_mask(pc.starts_with(column, '"'))
+    (numbers,) = ask(engine, "SELECT try_cast(v AS DOUBLE) FROM _tf_values", without(column, is_text))
+    result, faults = convert_scalar(engine, numbers, target)
+    infinite = to_mask(pc.is_null(numbers)) & to_mask(pc.is_valid(column)) & ~is_text
+    if infinite.any():
+        faults = [*faults, Fault(infinite, "out_of_range", f"the number does not fit {target}")]
+    if is_text.any():
+        (texts,) = ask(engine, "SELECT json_extract_string(v, '$') FROM _tf_values", without(column, ~is_text))
+        decimals, more = convert_scalar(engine, texts, target)
+        result, faults = pc.if_else(pa.array(is_text), decimals, result), [*faults, *more]
+    return result, faults
 
 
 def _null_faults(column: pa.Array, target: ColumnType) -> list[Fault]:

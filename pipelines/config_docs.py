@@ -89,7 +89,9 @@ written into the file itself works, is masked, and `validate` notes it.
 
 GlassFlow's files are read as they are, with these exceptions.
 
-- Not supported, a fault: `otlp.*` sources, `format` other than `json`, `schema`, `schema_registry`, `schema_version`, other versions.
+- Not supported, a fault: `otlp.*` sources, `format` other than `json`, `schema`, other versions.
+- `schema_registry` and `schema_version` are accepted, ignored and noted: `schema_fields` describe the JSON.
+- `maxAge` and `maxBytes` may be written for `max_age` and `max_bytes` of `resources.nats.stream`.
 - Field names that GlassFlow does not know and ignores are faults here.
 - Tallyflow speaks HTTP to ClickHouse: `http_port` is the port used; without it `port` is, which is then no native port.
 - `resources`: only `nats.stream.max_age` and `max_bytes` are used. The rest is accepted, ignored and noted.
@@ -103,6 +105,7 @@ _TITLES = {
     "KafkaSource": "sources[]",
     "KafkaConnection": "sources[].connection_params",
     "SchemaField": "sources[].schema_fields[]",
+    "SchemaRegistry": "sources[].schema_registry",
     "KafkaColumn": "sources[].columns[]",
     "DedupTransform": "transforms[]: dedup",
     "DedupConfig": "transforms[].config of dedup",

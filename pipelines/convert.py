@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.columns import INTEGER_BITS, ColumnType, arrow_type
-from pipelines.instants import parse_dates, parse_instants, seconds_to_instants, truncate_instants
+from pipelines.instants import epoch_texts_to_instants, epoch_to_instants, parse_dates, parse_instants, truncate_instants
 from pipelines.vectors import Mask, ask, mismatch, to_mask, without
 
 
@@ -217,8 +217,18 @@ def _instant_from_string(engine: duckdb.DuckDBPyConnection, column: pa.Array, ta
 
 
 def _instant_from_seconds(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
-    instants, beyond = seconds_to_instants(column, target)
-    return instants, _fault(beyond, "out_of_range", f"the unix seconds do not fit {target}")
+    return convert_epoch(column, target, "s")
+
+
+def convert_epoch(column: pa.Array, target: ColumnType, unit: str) -> Converted:
+    """Numbers, or decimal texts of numbers, of `unit` (s, ms, us or ns) since 1970 as a DateTime or DateTime64."""
+    what = "unix seconds" if unit == "s" else f"{unit} since 1970"
+    if pa.types.is_string(column.type):
+        instants, malformed, beyond = epoch_texts_to_instants(column, target, unit)
+        faults = _fault(malformed, "invalid_value", f"the string is no decimal number of {what}")
+    else:
+        (instants, beyond), faults = epoch_to_instants(column, target, unit), []
+    return instants, [*faults, *_fault(beyond, "out_of_range", f"the {what} do not fit {target}")]
 
 
 def _instant(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.columns import parse_type
-from pipelines.instants import parse_instants, seconds_to_instants
+from pipelines.instants import epoch_texts_to_instants, epoch_to_instants, parse_instants
 from pipelines.records import StageOutput
 from pipelines.rejections import Rejections
 from pipelines.state.index import Rows, Words
@@ -67,8 +67,9 @@ def with_keys(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, fields: Seque
     return rejections.split(parsed, parsed)
 
 
-def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str) -> StageOutput:
-    """`parsed` with the time in `field` as TIME_COLUMN: unix seconds, or a text as a DateTime column takes it; others are rejected.
+def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str, unit: str = "") -> StageOutput:
+    """`parsed` with the time in `field` as TIME_COLUMN: a number or decimal text of `unit` since 1970; without a unit unix seconds, or a
+    text as a DateTime column takes it. Others are rejected.
 
     Times are those of DateTime64, 1900 to 2299. While it runs, a table `_tf_values` is registered in `engine`.
     """
@@ -76,10 +77,10 @@ def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str) 
     rejections = Rejections("dedup", len(values))
     rejections.note(to_mask(pc.is_null(values)), "null_time", field, "the time is null")
     if pa.types.is_string(values.type):
-        instants, malformed, beyond = parse_instants(engine, values, _INSTANT)
-        bad = malformed | beyond
+        found = epoch_texts_to_instants(values, _INSTANT, unit) if unit else parse_instants(engine, values, _INSTANT)
+        instants, bad = found[0], found[1] | found[2]
     else:
-        instants, bad = seconds_to_instants(values, _INSTANT)
+        instants, bad = epoch_to_instants(values, _INSTANT, unit or "s")
     rejections.note(bad, "invalid_time", field, "the value is no instant between 1900 and 2299")
     times = pc.fill_null(instants.cast(pa.int64()), 0)
     return rejections.split(parsed, parsed.append_column(TIME_COLUMN, times))

@@ -48,7 +48,7 @@ class SourceType:
 
     @property
     def is_json_text(self) -> bool:
-        """True for array, object and map, which come out as JSON text."""
+        """True for array, object, map and decimal, which come out as JSON text."""
         return self.engine == "JSON"
 
 
@@ -63,6 +63,7 @@ _UINT64 = SourceType("UBIGINT", _INTEGER, pa.uint64())
 _FLOAT64 = SourceType("DOUBLE", _NUMBER, pa.float64())
 
 SOURCE_TYPES: dict[str, SourceType] = {
+    "decimal": SourceType("JSON", _NUMBER | _TEXT, pa.string()),
     "string": SourceType("VARCHAR", _TEXT, pa.string()),
     "bytes": SourceType("VARCHAR", _TEXT, pa.binary()),
     "bool": SourceType("BOOLEAN", frozenset({"BOOLEAN"}), pa.bool_()),
@@ -83,7 +84,7 @@ SOURCE_TYPES: dict[str, SourceType] = {
     "object": _OBJECT,
     "map": _OBJECT,
 }
-"""The source types by name. `int`, `uint` and `float` are the 64-bit ones."""
+"""The source types by name. `int`, `uint` and `float` are the 64-bit ones. `decimal`, of a composite's member, is a number or a string."""
 
 
 def check_fields(fields: Sequence[ParsedField]) -> list[str]:

@@ -1,10 +1,10 @@
-"""Dates and instants: from text, from unix seconds, into the ranges and precisions of ClickHouse's types.
+"""Dates and instants: from text, from unix seconds or another unit since 1970, into the ranges and precisions of ClickHouse's types.
 
 Ranges (both ends included) are those of the ClickHouse manual, "Date", "Date32", "DateTime", "DateTime64"; a DateTime64 finer than
 microseconds ends where 64 bits of nanoseconds end. Outside of them ClickHouse stores another instant without an error (measured, 26.9).
 """
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import duckdb
@@ -26,6 +26,9 @@ _SECONDS = (_EPOCH, datetime(2106, 2, 7, 6, 28, 15, 999999, tzinfo=UTC))
 _TICKS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2299, 12, 31, 23, 59, 59, 999999, tzinfo=UTC))
 _NANOSECONDS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2262, 4, 11, 23, 47, 15, 999999, tzinfo=UTC))
 _PER_SECOND = 1_000_000
+_MICROSECOND = timedelta(microseconds=1)
+_MAX_SECONDS = 10**11
+"""More than any range has, and few enough for 64 bits of microseconds."""
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 """Decimal places of an Arrow timestamp's unit."""
 
@@ -54,17 +57,63 @@ def parse_instants(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: C
     return result, malformed | impossible, beyond
 
 
-def seconds_to_instants(numbers: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask]:
-    """(timestamps, rows out of range) of unix seconds; a float is taken to the nearest microsecond."""
-    low, high = _bounds(target)
-    # A float32 holds no microseconds of today: its seconds are multiplied as float64.
-    exact = numbers.cast(pa.float64()) if pa.types.is_floating(numbers.type) else numbers
-    seconds: npt.NDArray[Any] = pc.fill_null(exact, 0).to_numpy(zero_copy_only=False)
-    inside = (seconds >= np.ceil(low.timestamp())) & (seconds <= np.floor(high.timestamp()))
-    kept = np.where(inside, seconds, 0)
-    micros = np.rint(kept * float(_PER_SECOND)).astype(np.int64) if kept.dtype.kind == "f" else kept.astype(np.int64) * _PER_SECOND
-    result, _ = truncate_instants(pa.array(micros, pa.int64(), mask=to_mask(pc.is_null(numbers))).cast(_MICROS), target)
-    return result, ~inside
+def epoch_to_instants(numbers: pa.Array, target: ColumnType, unit: str) -> tuple[pa.Array, Mask]:
+    """(timestamps, rows out of range) of numbers of `unit` (s, ms, us or ns) since 1970; a float is taken to the nearest microsecond, and
+    must lie between whole seconds of the range.
+    """
+    low, high = ((bound - _EPOCH) // _MICROSECOND for bound in _bounds(target))
+    per_second = 10 ** _DIGITS[unit]
+    if pa.types.is_floating(numbers.type):
+        # A float32 holds no microseconds of today: its seconds are multiplied as float64.
+        floats: npt.NDArray[Any] = pc.fill_null(numbers.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
+        inside = (floats >= -(-low // _PER_SECOND) * per_second) & (floats <= high // _PER_SECOND * per_second)
+        kept = np.where(inside, floats, 0.0)
+        micros = kept * float(_PER_SECOND // per_second) if per_second <= _PER_SECOND else kept / float(per_second // _PER_SECOND)
+        ticks, wire = np.rint(micros).astype(np.int64), _MICROS
+    else:
+        whole: npt.NDArray[Any] = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
+        limits = np.iinfo(whole.dtype)
+        first, last = -(-low * per_second // _PER_SECOND), ((high + 1) * per_second - 1) // _PER_SECOND
+        inside = (whole >= max(first, limits.min)) & (whole <= min(last, limits.max))
+        kept = np.where(inside, whole, whole.dtype.type(0))
+        # Nanoseconds beyond 64 bits are instants of a column that is less fine.
+        is_finer = unit == "ns" and arrow_type(target).unit != "ns"
+        ticks, wire = (kept // 1000 if is_finer else kept).astype(np.int64), _MICROS if is_finer else pa.timestamp(unit, tz="UTC")
+    return cut_instants(pa.array(ticks, pa.int64(), mask=to_mask(pc.is_null(numbers))).cast(wire), target), ~inside
+
+
+def epoch_texts_to_instants(texts: pa.Array, target: ColumnType, unit: str) -> tuple[pa.Array, Mask, Mask]:
+    """(timestamps, malformed rows, rows out of range) of decimal texts of `unit` since 1970, exact to the nanosecond: `-?` digits, and, but
+    for ns, a point with so many digits that nanoseconds hold them.
+    """
+    digits = _DIGITS[unit]
+    places = 9 - digits
+    malformed = mismatch(texts, rf"^-?[0-9]+(?:\.[0-9]{{1,{places}}})?$" if places else r"^-?[0-9]+$")
+    # Larger numbers do not fit into 64 bits, and are no instant in any unit.
+    large = mismatch(texts, r"^-?0*(?:1[0-7][0-9]{18}|[0-9]{0,19})(?:\..*)?$") & ~malformed
+    plain = without(texts, malformed | large)
+    is_negative = to_mask(pc.starts_with(plain, "-"))
+    whole = _digits_of(pc.replace_substring_regex(plain, r"^-?([0-9]+).*$", r"\1"))
+    rest = _digits_of(pc.utf8_slice_codeunits(pc.replace_substring_regex(plain, r"^[^.]*\.?(.*)$", rf"\1{'0' * 9}"), 0, max(places, 1)))
+    if not places:
+        rest = np.zeros_like(whole)
+    inside = whole <= np.uint64(_MAX_SECONDS) * np.uint64(10**digits) if digits < 9 else np.ones(len(whole), dtype=bool)
+    whole = np.where(inside, whole, np.uint64(0))
+    micros, finer = (whole // 1000, whole % 1000) if digits == 9 else (whole * 10 ** (6 - digits) + rest // 1000, rest % 1000)
+    micros = micros.astype(np.int64)
+    result, beyond = truncate_instants(
+        pa.array(np.where(is_negative, -micros - (finer > 0), micros), pa.int64(), mask=to_mask(pc.is_null(plain))).cast(_MICROS), target
+    )
+    if arrow_type(target).unit == "ns":
+        nanos = np.where(beyond, 0, micros) * 1000 + np.where(beyond, 0, finer.astype(np.int64))
+        signed = pa.array(np.where(is_negative, -nanos, nanos), pa.int64(), mask=to_mask(pc.is_null(plain)))
+        result = cut_instants(signed.cast(pa.timestamp("ns", tz="UTC")), target)
+    return result, malformed, beyond | large | ~inside
+
+
+def _digits_of(texts: pa.Array) -> npt.NDArray[np.uint64]:
+    numbers: npt.NDArray[np.uint64] = pc.fill_null(texts, "0").cast(pa.uint64()).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def truncate_instants(micros: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask]:

@@ -61,6 +61,7 @@ _VALUES = {
     "DOUBLE": _FINITE_NUMBER,
     "ARRAY": _flat_array(_FINITE_NUMBER),
     "OBJECT": _flat_object(_FINITE_NUMBER),
+    "DECIMAL": rf"(?:{_STRING}|{_FINITE_NUMBER})",
 }
 """What a value of the engine's type (for JSON text: of its kind) looks like when it surely fits: integers one digit short of the limit,
 floats far from it, also inside."""
@@ -126,7 +127,8 @@ class _Members(list[tuple[str, Any]]):
 def _value(wanted: "SourceType | Tree | None", sample: Any) -> str:
     """A pattern for the value of a member. In an object that is read, the members of `sample` must all stand in their order."""
     if isinstance(wanted, SourceType):
-        return rf"(?:{_VALUES[next(iter(wanted.kinds)) if wanted.is_json_text else wanted.engine]}|null)"
+        kind = wanted.engine if not wanted.is_json_text else "DECIMAL" if len(wanted.kinds) > 1 else next(iter(wanted.kinds))
+        return rf"(?:{_VALUES[kind]}|null)"
     if wanted is None:
         return _UNREAD
     members = dict(sample) if isinstance(sample, _Members) else {}

@@ -21,7 +21,7 @@ from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError
 from pipelines.existence import check_started
 from pipelines.ledger import read_chain
 from pipelines.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
-from pipelines.parse import ParsedField
+from pipelines.parse import ParsedField, check_fields
 from pipelines.purge import READS
 from pipelines.state.place import Place
 from pipelines.transform import TargetColumn, check_mapping
@@ -64,9 +64,10 @@ def check_types(config: PipelineConfig) -> None:
     """Raises ConfigurationError when a mapped field cannot become its column's type."""
     fields = [ParsedField(field.name, field.type) for field in config.sources[0].schema_fields]
     targets = [TargetColumn(m.name, m.column_name, parse_type(m.column_type), False) for m in config.sink.mapping]
-    faults = check_mapping(fields, targets)
+    faults = [Fault("sources[0].schema_fields", fault) for fault in check_fields(fields)]
+    faults += [Fault("sink.mapping", fault) for fault in check_mapping(fields, targets)]
     if faults:
-        raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("sink.mapping", fault) for fault in faults])
+        raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 
 
 def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhouse: ClickHouse) -> Prepared:

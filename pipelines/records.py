@@ -134,7 +134,7 @@ def record_position(text: str) -> Position:
     """A raw position as people write it: 17.3, or 17.3.0. Raises ValueError."""
     found = _RECORD_POSITION.fullmatch(text)
     if found is None:
-        raise ValueError(f"position {text!r} is not a sequence and an ordinal, such as 17.3")
+        raise ValueError(f"position {text[:80]!r} is not a sequence and an ordinal, such as 17.3")
     return Position(int(found[1]), int(found[2]))
 
 

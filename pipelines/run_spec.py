@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipelines.config import PipelineConfig, parse
+from pipelines.errors import HaltError
 from pipelines.naming import Names
 
 
@@ -68,5 +69,10 @@ def load_run(path: str) -> RunSpec:
 
 
 def read_run(text: str) -> RunSpec:
-    """Inverse of `RunSpec.text`."""
-    return RunSpec(**json.loads(text))
+    """Inverse of `RunSpec.text`. Raises HaltError for any other text."""
+    try:
+        return RunSpec(**json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        raise HaltError(
+            "reading the run file of this start: it is damaged, or another release has written it; start the pipeline again"
+        ) from None

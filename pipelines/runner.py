@@ -49,6 +49,7 @@ from pipelines.legs.sink import SinkLeg
 from pipelines.legs.waiting import check_waiting
 from pipelines.letters.reprocess import expire_letters
 from pipelines.naming import LEGS, Names
+from pipelines.pace import Pace
 from pipelines.preflight import Prepared, check_supported, check_types, prepare
 from pipelines.queries import Queries
 from pipelines.retention import LetterRetention, Retention
@@ -104,6 +105,7 @@ class Runner:
         self.legs: dict[str, Leg] = {}
         self.copier: LedgerCopier | None = None
         self.retention: Retention | None = None
+        self.pace: Pace | None = None
         self.is_ready = False
         self.waits_for = ""
         """What the start waits for before any leg is built: why a system does not answer, and what to do; else empty."""
@@ -270,6 +272,8 @@ class Runner:
         letters = LetterRetention(expire, letters_age) if letters_age is not None else None
         self.retention = Retention(self.log, self.names, self.legs, self.config.resources.nats.stream.max_age, letters)
         self.retention.start()
+        self.pace = Pace(self.log, self.names, self.topic)
+        self.pace.start()
 
     def _anchor(self, leg: Leg, partitions: Sequence[int]) -> None:
         assert isinstance(leg, IngestLeg)
@@ -373,6 +377,8 @@ class Runner:
             queries.stop()
         if self.retention is not None:
             self.retention.close()
+        if self.pace is not None:
+            self.pace.close()
         if session is not None and self.shared_session is None and is_jvm_alive(session):
             session.stop()
         for leg in self.legs.values():

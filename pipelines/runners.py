@@ -144,7 +144,7 @@ def _read(path: Path, *names: str) -> dict[str, Any] | None:
     """
     try:
         found = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     except OSError as error:
         raise HaltError(f"reading {path}: {error.strerror}; let this user read and write what lies below {path.parent}") from error

@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pipelines.errors import TallyflowError
+from pipelines.pace import LegPace
 from pipelines.processes import start_mark
 from pipelines.runners import STATUS_FILE
 
@@ -35,11 +36,13 @@ _KAFKA_ANSWERS_WITHIN_SECONDS = 3.0
 
 
 def snapshot(runner: "Runner") -> dict[str, Any]:
-    """The runner's state now: legs with their last batch and totals, lag per partition, what it waits for; where the
-    file asks for it, how far the ledger is copied to its table.
+    """The runner's state now: legs with their last batch and totals, what waits before each and how fast it goes (`pace`), lag per Kafka
+    partition, what it waits for; where the file asks for it, how far the ledger is copied to its table.
     """
     lag, kafka_away = _lag(runner)
     legs = {name: _leg(runner.legs[name]) if name in runner.legs else _leg_to_come(runner, name) for name in runner.options.legs}
+    for name, facts in legs.items():
+        facts.update(asdict(runner.pace.legs.get(name, LegPace()) if runner.pace else LegPace()))
     if kafka_away and legs["ingest"]["state"] in ("starting", "running"):
         # Its planner sees no new records, so no batch is there to wait in; that is worth the same word.
         legs["ingest"] |= {"state": "waiting", "message": kafka_away}
@@ -141,6 +144,11 @@ class _Metrics:
             busy.add_metric([pipeline, leg], facts["seconds_busy"])
             for name in STATES:
                 state.add_metric([pipeline, leg, name], float(facts["state"] == name))
+        waiting = GaugeMetricFamily("tallyflow_waiting_records", "Records (before ingest: offsets) a leg has not confirmed", labels=labels)
+        age = GaugeMetricFamily("tallyflow_waiting_seconds", "How long the oldest of them has waited", labels=labels)
+        for leg, facts in now["legs"].items():
+            waiting.add_metric([pipeline, leg], facts["waiting"])
+            age.add_metric([pipeline, leg], facts["waiting_seconds"])
         for partition, count in now["lag"].items():
             lag.add_metric([pipeline, partition], count)
         healthy = GaugeMetricFamily("tallyflow_healthy", "1 when ready and no leg has halted", labels=["pipeline"])
@@ -151,7 +159,7 @@ class _Metrics:
             size.add_metric([pipeline, role], facts["bytes"])
             if facts["max_bytes"] > 0:
                 limit.add_metric([pipeline, role], facts["max_bytes"])
-        return [rows, batches, retries, busy, state, lag, size, limit, healthy]
+        return [rows, batches, retries, busy, state, lag, waiting, age, size, limit, healthy]
 
 
 class StatusServer:

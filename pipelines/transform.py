@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from pipelines.columns import ColumnType
 from pipelines.composites import convert, element_source
-from pipelines.convert import FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
+from pipelines.convert import FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS, convert_epoch
 from pipelines.fields import SOURCE_TYPES, ParsedField
 from pipelines.records import EMIT_FIELD, MAX_ROW_BYTES, POSITION_COLUMNS, StageOutput
 from pipelines.rejections import Rejections
@@ -44,6 +44,7 @@ _CARRIED = {
 }
 """Sources besides the parsed fields: the positions, and the raw columns that parse was asked to keep."""
 _TARGETS = {
+    "decimal": frozenset({"Decimal"}),
     "bytes": frozenset({"String", "FixedString"}),
     "bool": frozenset({"Bool"}),
     "array": frozenset({"String", "Array"}),
@@ -60,13 +61,15 @@ _MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal"}
 class TargetColumn:
     """One row of the mapping: the field (or carried column) `source` becomes the column `name` of `type`.
 
-    `has_default`: the table declares a DEFAULT, which the sink lets ClickHouse apply to nulls.
+    `has_default`: the table declares a DEFAULT, which the sink lets ClickHouse apply to nulls. `unit`: that of the field's numbers since
+    1970, where it has one; it counts for columns of instants.
     """
 
     source: str
     name: str
     type: ColumnType
     has_default: bool
+    unit: str = ""
 
     @property
     def takes_null(self) -> bool:
@@ -148,7 +151,10 @@ def _column(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, target: TargetC
     if column.null_count and not target.takes_null and target.source != "_tf_headers":
         message = f"column {target.name} ({target.type}) is not Nullable and has no DEFAULT{_hint(target)}"
         rejections.note(to_mask(pc.is_null(column)), "null_in_non_nullable", target.name, message)
-    converted, faults = convert(engine, column, target.type)
+    if target.unit and target.type.name in INSTANT_TARGETS:
+        converted, faults = convert_epoch(column, target.type, target.unit)
+    else:
+        converted, faults = convert(engine, column, target.type)
     for fault in faults:
         rejections.note(fault.rows, fault.code, target.name, f"column {target.name} ({target.type}): {fault.message}")
     return converted

@@ -5,6 +5,7 @@ Only places, ports and addresses are others.
 
 import configparser
 import os
+import re
 import shlex
 import ssl
 import subprocess
@@ -48,8 +49,8 @@ class Services:
         for port in ("3000", "3001", "4266"):
             self.ports[port] = choose_port(self.ports.values())
         self.home = directory / "dagster"
-        self.environment = self._environment(new_database(postgres))
-        write_instance(self.home, self.environment["DAGSTER_POSTGRES_URL"])
+        self._values = self._all_values(new_database(postgres))
+        write_instance(self.home, self._values["DAGSTER_POSTGRES_URL"])
         self._workspace = directory / "workspace.yaml"
         self._workspace.write_text(filled((FILES / "workspace.yaml").read_text(), {"4266": str(self.ports["4266"])}))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -57,16 +58,20 @@ class Services:
             self.start(unit)
         self.wait_listening()
 
-    def _environment(self, postgres_url: str) -> dict[str, str]:
-        """What the example's file names, with the case's values, and what systemd adds."""
-        named = [line.partition("=")[0] for line in (FILES / "environment").read_text().splitlines() if not line.startswith("#")]
-        values = self.case.environment(
+    def environment(self, unit: str) -> dict[str, str]:
+        """What the files that the unit names hold, with the case's values, and what systemd adds."""
+        files = re.findall(r"^EnvironmentFile=/etc/tallyflow/(\w+)$", (FILES / f"{unit}.service").read_text(), re.MULTILINE)
+        lines = [line for file in files for line in (FILES / file).read_text().splitlines()]
+        named = [line.partition("=")[0] for line in lines if not line.startswith("#")]
+        return {name: self._values[name] for name in [*named, "PATH", "HOME"]}
+
+    def _all_values(self, postgres_url: str) -> dict[str, str]:
+        return self.case.environment(
             DAGSTER_HOME=str(self.home),
             DAGSTER_POSTGRES_URL=postgres_url,
             TALLYFLOW_PIPELINES=str(self.case.directory),
             TALLYFLOW_SCHEDULES="running",
         )
-        return {name: values[name] for name in [*named, "PATH", "HOME"]}
 
     def start(self, unit: str) -> None:
         command = self.settings(unit)["ExecStart"].replace("/opt/tallyflow/deployment/workspace.yaml", str(self._workspace))
@@ -74,12 +79,12 @@ class Services:
         words = [str(self.ports.get(word, word)) for word in shlex.split(command)]
         with self.log(unit).open("ab") as log:
             self.processes[unit] = subprocess.Popen(
-                words, env=self.environment, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                words, env=self.environment(unit), cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
     def settings(self, unit: str) -> Mapping[str, str]:
         """What the unit says of its service."""
-        service = configparser.RawConfigParser()
+        service = configparser.RawConfigParser(strict=False)
         service.read(FILES / f"{unit}.service")
         return service["Service"]
 
@@ -147,6 +152,7 @@ class Proxy:
                 (FILES / "nginx.conf").read_text(),
                 {
                     "listen 443 ssl": f"listen {HOST}:{port} ssl",
+                    "dagster.example.com": HOST,
                     "/etc/ssl/dagster.crt": str(self.certificate),
                     "/etc/ssl/dagster.key": str(key),
                     "/etc/nginx/dagster.users": str(users),

@@ -217,20 +217,26 @@ def _status_view(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
 
 
 def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
-    """One row per leg. Rates are over the time between two looks, or since the start."""
-    lag = sum(now["lag"].values())
-    caption = f"lag {lag:,} offsets over {len(now['lag'])} partitions; up {now['uptime_seconds']:,.0f} s"
+    """One row per leg. Rates are over the time between two looks; at the first one the runner's own, of its last half minute."""
+    lag = sum(leg["waiting"] for leg in now["legs"].values())
+    oldest = max(leg["waiting_seconds"] for leg in now["legs"].values())
+    caption = f"lag {lag:,} records in all legs, the oldest waits {oldest:,.0f} s; {len(now['lag'])} partitions"
+    caption += f"; up {now['uptime_seconds']:,.0f} s"
     if trouble := now.get("ledger_table", {}).get("message"):
         caption += f"\nledger table: {escape(trouble)}"
     title = f"pipeline {now['pipeline']}"
-    table = Table("leg", "state", "rows in", "rows out", "rows/s", "last batch", "message", title=title, caption=caption)
+    table = Table("leg", "state", "waiting", "rows in", "rows out", "rows/s", "last batch", "message", title=title, caption=caption)
     for name, leg in now["legs"].items():
         totals, last = leg["totals"], leg["last_batch"]
         earlier = before["legs"][name]["totals"].get("rows_in", 0) if before and name in before["legs"] else None
         seconds = now["at"] - before["at"] if before else 0.0
-        rate = f"{(totals.get('rows_in', 0) - earlier) / max(seconds, 1e-3):,.0f}" if earlier is not None else ""
+        pace = leg["rows_per_second"] if earlier is None else (totals.get("rows_in", 0) - earlier) / max(seconds, 1e-3)
+        rate = f"{pace:,.0f}" if pace is not None else ""
+        waiting = f"{leg['waiting']:,}" + (f", {leg['waiting_seconds']:,.0f} s" if leg["waiting"] else "")
         batch = f"{last['counts'].get('rows_in', 0):,} rows, {last['seconds'] * 1000:,.0f} ms" if last else ""
-        table.add_row(name, leg["state"], f"{totals.get('rows_in', 0):,}", f"{totals.get('rows_out', 0):,}", rate, batch, leg["message"])
+        table.add_row(
+            name, leg["state"], waiting, f"{totals.get('rows_in', 0):,}", f"{totals.get('rows_out', 0):,}", rate, batch, leg["message"]
+        )
     return table
 
 

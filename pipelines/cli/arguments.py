@@ -1,15 +1,17 @@
 """What all commands share: arguments, the consoles, and errors as one message and an exit code."""
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress
+from rich.segment import Segment
 
 from pipelines.errors import ConfigurationError, TallyflowError
 
@@ -22,9 +24,24 @@ numbers do not add up. 0 is said only when every row is explained, 1 is a comman
 cannot be used.
 """
 
-out = Console()
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys and does not show; but for the ends of lines and tabs."""
+
+
+class Terminal(Console):
+    """Shows control characters as escapes, wherever they stand: a record's key or value could else write to the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or not _CONTROLS.search(segment.text):
+                yield segment
+            else:
+                yield Segment(_CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), segment.text), segment.style)
+
+
+out = Terminal()
 # Messages hold statements and paths to copy: a narrow terminal must not break them.
-err = Console(stderr=True, soft_wrap=True)
+err = Terminal(stderr=True, soft_wrap=True)
 
 
 @contextmanager

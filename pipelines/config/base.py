@@ -152,6 +152,13 @@ def _size(value: Any) -> Any:
     return parse_size(value.strip()) if isinstance(value, str) else no_flag(value)
 
 
+def _countable(number: int) -> int:
+    # What NATS, Kafka and ClickHouse count to.
+    if abs(number) >= 2**63:
+        raise ValueError("is too large a number")
+    return number
+
+
 def _secret(value: Any) -> SecretStr:
     if isinstance(value, SecretStr):
         return value
@@ -174,8 +181,8 @@ _DURATION_SCHEMA = WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN
 _DURATION_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
 
 Text = Annotated[str, Field(min_length=1)]
-Whole = Annotated[int, BeforeValidator(no_flag)]
-Positive = Annotated[int, Field(gt=0), BeforeValidator(no_flag)]
+Whole = Annotated[int, BeforeValidator(no_flag), AfterValidator(_countable)]
+Positive = Annotated[int, Field(gt=0), BeforeValidator(no_flag), AfterValidator(_countable)]
 Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(no_flag)]
 Duration = Annotated[timedelta, BeforeValidator(_duration), _DURATION_TEXT, _DURATION_SCHEMA]
 Window = Annotated[timedelta, BeforeValidator(_duration), AfterValidator(_positive), _DURATION_TEXT, _DURATION_SCHEMA]
@@ -183,6 +190,7 @@ Size = Annotated[
     int,
     BeforeValidator(_size),
     Field(ge=0),
+    AfterValidator(_countable),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SIZE_PATTERN}], "x-type": "size"}),
 ]
 Secret = Annotated[
@@ -206,7 +214,12 @@ Identifier = Annotated[
 FieldPath = Annotated[
     str,
     Field(max_length=512),
-    AfterValidator(matching(r"^[^.\x00-\x1f]+(\.[^.\x00-\x1f]+)*$", "must be a field name, or names joined by single dots")),
+    AfterValidator(
+        matching(
+            r'^[^.\x00-\x1f"\\*]+(\.[^.\x00-\x1f"\\*]+)*$',
+            "must be a field name, or names joined by single dots, without quotes, backslashes, * and control characters",
+        )
+    ),
 ]
 Key = Annotated[
     tuple[FieldPath, ...],

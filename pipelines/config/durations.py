@@ -26,6 +26,7 @@ _BYTES = {"": 1, "b": 1} | {
     for base, suffixes in ((1000, ("", "b")), (1024, ("i", "ib")))
     for suffix in suffixes
 }
+_MAX_CHARACTERS = 64
 SIZE_PATTERN = rf"^{_NUMBER} ?([kKmMgGtTpP]i?)?[bB]?$"
 _SIZE = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
 
@@ -35,7 +36,7 @@ def parse_duration(text: str) -> timedelta:
 
     Raises ValueError with a readable message for other text, for a part finer than a microsecond, and beyond `timedelta.max`.
     """
-    if not _DURATION.fullmatch(text):
+    if len(text) > _MAX_CHARACTERS or not _DURATION.fullmatch(text):
         raise ValueError("must be a duration such as 500ms, 60s, 1h30m or 7d")
     microseconds = sum((Fraction(number) * _MICROSECONDS[unit] for number, unit in _PART.findall(text)), Fraction(0))
     if microseconds.denominator != 1:
@@ -67,7 +68,7 @@ def parse_size(text: str) -> int:
 
     Upper and lower case are the same. Raises ValueError with a readable message for other text and for a part of a byte.
     """
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
     factor = _BYTES.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise ValueError("must be a size such as 1048576, 512MiB or 10Gi")

@@ -1,6 +1,6 @@
 """Pydantic's errors as faults in plain words: the path as in the file, what is expected, what was there (never a secret)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -42,9 +42,8 @@ _WITHOUT_VALUE = {"missing", "rule", "too_short", "string_too_short", "string_to
 _MAX_SHOWN = 60
 
 
-def faults_of(error: ValidationError, tree: Any) -> list[Fault]:
+def faults_of(error: ValidationError, tree: Any) -> Iterator[Fault]:
     """One fault per error of the validation of `tree` as a PipelineConfig, in the order of the model."""
-    faults = []
     for details in error.errors(include_url=False):
         # A list that only looks empty because its items have faults.
         if details["type"] == "too_short" and details["input"]:
@@ -56,8 +55,7 @@ def faults_of(error: ValidationError, tree: Any) -> list[Fault]:
         if details["type"] in ("union_tag_invalid", "union_tag_not_found"):
             location = (*location, "type")
         sentence = _sentence(details, location, model)
-        faults.append(Fault(path_text(location), sentence + _shown(details, location, sentence)))
-    return faults
+        yield Fault(path_text(location), sentence + _shown(details, location, sentence))
 
 
 def _place(loc: Location, tree: Any) -> tuple[Location, type[Model] | None]:
@@ -92,6 +90,9 @@ def _sentence(details: ErrorDetails, location: Location, holder: type[Model] | N
         return _choice(str(context["expected_tags"]).replace("'", "").split(", "), context.get("tag"))
     if kind == "union_tag_not_found":
         return "is required"
+    if location[-1] == "column_type" and isinstance(details["input"], External):
+        # The grammar's message holds the text.
+        return "must be a supported ClickHouse type"
     sentence = _SENTENCES.get(kind)
     return sentence(context) if sentence else details["msg"]
 
@@ -125,6 +126,8 @@ def _shown(details: ErrorDetails, location: Location, sentence: str) -> str:
         return "; the value comes from the environment or a file and is not shown"
     if not isinstance(value, str | int | float | bool):
         return ""
+    if isinstance(value, str) and "@" in value:
+        return "; the value is not shown, there may be a password before its @"
     text = repr(value)
     if isinstance(value, str) and text in sentence:
         return ""

@@ -1,6 +1,8 @@
 """`${NAME}`, `${NAME:-default}` and `{file: PATH}` inside the parsed tree of a pipeline file."""
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,8 @@ from pipelines.config.text import path_text
 from pipelines.errors import Fault
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{")
-_MAX_DEPTH = 50
-_MAX_VALUES = 100_000
+MAX_SECRET_BYTES = 1_000_000
+_MAX_SHOWN = 200
 
 
 class Unavailable:
@@ -38,14 +40,9 @@ def interpolate(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Fa
 class _Walk:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._values = 0
         self.faults: list[Fault] = []
 
     def value(self, value: Any, at: Location) -> Any:
-        # Bounded: YAML aliases make small files into large or endless trees.
-        self._values += 1
-        if len(at) > _MAX_DEPTH or self._values > _MAX_VALUES:
-            return self._refuse(at[:1], "is nested too deeply or too large")
         if isinstance(value, dict):
             return self._mapping(value, at)
         if isinstance(value, list):
@@ -90,22 +87,53 @@ def expand(text: str, environment: Mapping[str, str]) -> str:
             raise _Refused("'${' starts a reference: write ${NAME} or ${NAME:-default}, or $${ for the characters themselves")
         outside = True
         value = environment.get(match[1])
-        if match[2] is not None:
-            return value or match[2]
+        if not value and match[2] is not None:
+            return match[2]
         if value is None:
             raise _Refused(f"the environment variable {match[1]} is not set")
+        if not _is_text(value):
+            raise _Refused(f"the environment variable {match[1]} is not UTF-8 text")
         return value
 
     result = _REFERENCE.sub(replace, text)
     return External(result) if outside else result
 
 
+def _is_text(value: str) -> bool:
+    """False for what Python makes of bytes that are no UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_secret(path: Path) -> External:
     """The text of the file without its last line end; a relative path starts at the working directory. Raises _Refused."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = _content_of(path)
     except OSError as error:
-        raise _Refused(f"cannot read the file {str(path)!r}: {error.strerror}") from error
+        raise _Refused(f"cannot read the file {_named(path)}: {error.strerror}") from error
     except ValueError:
-        raise _Refused(f"the file {str(path)!r} is not UTF-8 text") from None
+        raise _Refused(f"the file {_named(path)} has a name that no file can have") from None
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise _Refused(f"the file {_named(path)} is not UTF-8 text") from None
     return External(text.removesuffix("\n").removesuffix("\r"))
+
+
+def _content_of(path: Path) -> bytes:
+    # Without waiting: a named pipe has no content until somebody writes.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _Refused(f"{_named(path)} is no regular file")
+        content = file.read(MAX_SECRET_BYTES + 1)
+    if len(content) > MAX_SECRET_BYTES:
+        raise _Refused(f"the file {_named(path)} has more than {MAX_SECRET_BYTES:,} bytes")
+    return content
+
+
+def _named(path: Path) -> str:
+    text = repr(str(path))
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."

@@ -3,7 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipelines.config import rules
 from pipelines.config.base import LiteralSecret, Location, Model
@@ -21,7 +23,7 @@ def notes(config: PipelineConfig) -> list[str]:
     """What `validate` tells about a sound file: ignored fields, literal secrets, settings that weaken a guarantee. One sentence each."""
     return [
         f"{path_text(at)}: {message}"
-        for rule in (_secrets, _ignored, _retention, _limits, _connections, _sink)
+        for rule in (_secrets, _ignored, _retention, _limits, _connections, _nats, _sink)
         for at, message in rule(config)
     ]
 
@@ -53,6 +55,13 @@ def _ignored(config: PipelineConfig) -> _Notes:
             yield ("resources", name), "replicas, requests, limits and storage are ignored: Spark and its master decide them"
     if resources.nats.stream.max_messages is not None:
         yield ("resources", "nats", "stream", "maxMsgs"), "is ignored: one message carries many records; use max_bytes"
+    for index, source in enumerate(config.sources):
+        for name in ("schema_registry", "schema_version"):
+            if getattr(source, name) is not None:
+                yield (
+                    ("sources", index, name),
+                    "is ignored: schema_fields tell the JSON; a value that begins with a registry's schema id is no JSON: a dead letter",
+                )
     if config.sink.order_by and not config.sink.create_table:
         yield ("sink", "order_by"), "is ignored without create_table"
 
@@ -96,13 +105,34 @@ def _connections(config: PipelineConfig) -> _Notes:
             yield (*at, "skip_tls_verification"), "anyone can pose as the brokers"
         if connection.logs_in and connection.mechanism == "PLAIN" and not connection.protocol.endswith("SSL"):
             yield (*at, "protocol"), "the password travels unencrypted"
+        if (connection.oauth_token_endpoint_url or "").lower().startswith("http:") and not _is_here(connection.oauth_token_endpoint_url):
+            yield (*at, "oauth_token_endpoint_url"), "the client secret travels unencrypted: use https"
         if connection.username and not connection.logs_in:
             yield (*at, "username"), f"is not used: protocol {connection.protocol} with mechanism {connection.mechanism} does not log in"
+
+
+def _nats(config: PipelineConfig) -> _Notes:
+    nats = config.nats
+    in_the_clear = any(url.startswith("nats://") and not _is_here(url) for url in nats.servers)
+    if (nats.password or nats.token) and not nats.tls and in_the_clear:
+        yield ("nats", "url"), "the login travels unencrypted: use tls://, or give tls"
+
+
+def _is_here(url: str | None) -> bool:
+    """True for a server on this host. A host's name counts for what it says: nothing is looked up."""
+    try:
+        host = urlsplit(url if url and "://" in url else f"//{url or ''}").hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _sink(config: PipelineConfig) -> _Notes:
     connection = config.sink.connection_params
     at: Location = ("sink", "connection_params")
+    host = f"[{connection.host}]" if ":" in connection.host else connection.host
+    if connection.password.get_secret_value() and not connection.secure and not _is_here(host):
+        yield (*at, "secure"), "the password and the rows travel unencrypted"
     if connection.skip_certificate_verification:
         yield (*at, "skip_certificate_verification"), "anyone can pose as the server"
     if connection.http_port is None and connection.port in _NATIVE_PORTS:
@@ -147,7 +177,7 @@ def document_of(config: PipelineConfig) -> dict[str, Any]:
             "sink": {"connection_params": sink_connection},
         },
     )
-    return document
+    return {"version": config.version, **document}
 
 
 def version_of(config: PipelineConfig) -> str:

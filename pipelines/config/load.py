@@ -6,6 +6,7 @@ environment is only ever the text of one scalar; it cannot add fields.
 
 import os
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from pipelines.config.faults import faults_of
 from pipelines.config.interpolate import interpolate
 from pipelines.config.partial import Partial
 from pipelines.config.pipeline import PipelineConfig
-from pipelines.config.text import path_text, read_tree
+from pipelines.config.text import MAX_CHARACTERS, path_text, read_tree
 from pipelines.errors import ConfigurationError, Fault
+
+MAX_FAULTS = 100
+"""Of a file that is no pipeline file every line may be one."""
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> PipelineConfig:
@@ -26,7 +30,9 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> PipelineCon
     Raises ConfigurationError with every fault of the file; nothing was started, the caller shows it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            # One more is enough to be refused below.
+            text = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
         raise ConfigurationError(str(path), [Fault("", f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
@@ -49,16 +55,21 @@ def parse(text: str, *, name: str, environment: Mapping[str, str]) -> PipelineCo
         faults += _model_faults(error, tree, {fault.path for fault in faults})
     if config is None or faults:
         # No cause: a pydantic error can carry values of the file.
-        raise ConfigurationError(name, list(dict.fromkeys(faults))) from None
+        raise ConfigurationError(name, _first(list(dict.fromkeys(faults)))) from None
     return config
 
 
 def _model_faults(error: ValidationError, tree: Any, known: set[str]) -> list[Fault]:
     """The faults that pydantic and the rules found, but for places where a fault is known already: a value that could not be had."""
-    faults = faults_of(error, tree)
+    faults = list(islice(faults_of(error, tree), MAX_FAULTS + 1))
     if isinstance(tree, dict):
-        faults += [Fault(path_text(location), message) for location, message in Partial(PipelineConfig, tree).all_faults()]
+        between = Partial(PipelineConfig, tree).all_faults()
+        faults += [Fault(path_text(location), message) for location, message in islice(between, MAX_FAULTS + 1)]
     return [fault for fault in faults if fault.path not in known]
+
+
+def _first(faults: list[Fault]) -> list[Fault]:
+    return faults if len(faults) <= MAX_FAULTS else [*faults[:MAX_FAULTS], Fault("", "and more: mend these first")]
 
 
 def _with_nats_url(tree: Any, environment: Mapping[str, str]) -> Any:

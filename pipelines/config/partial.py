@@ -1,12 +1,19 @@
 """What is sound of a faulty pipeline file, so that the rules between its fields are judged too and one run names all faults."""
 
 from contextlib import suppress
+from functools import cache
 from typing import Any, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from pipelines.config.base import Faults, Location, Model, model_for, models_in
+
+
+@cache
+def _adapter(model: type[Model], name: str) -> TypeAdapter[Any]:
+    """Made once: a faulty file may hold thousands of faulty objects."""
+    return TypeAdapter(model.model_fields[name].rebuild_annotation())
 
 
 class Unjudged(Exception):
@@ -32,7 +39,7 @@ class Partial:
     def _judge(self, name: str, field: FieldInfo, raw: Any) -> None:
         models = models_in(field.annotation)
         try:
-            self._values[name] = TypeAdapter(field.rebuild_annotation()).validate_python(raw)
+            self._values[name] = _adapter(self._model, name).validate_python(raw)
         except ValidationError:
             # The fault itself is reported by the validation of the whole file.
             many = get_origin(field.annotation) is tuple

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from pipelines.config import rules
 from pipelines.config.alerts import Alerts
@@ -42,8 +42,19 @@ class Metadata(Model):
     owners: tuple[Owner, ...] = ours((), "Who answers for the pipeline, shown in Dagster: e-mail addresses, or `team:name`.")
 
 
+_SPELLINGS = {"maxAge": "max_age", "maxBytes": "max_bytes"}
+"""GlassFlow's files have either."""
+
+
+def _with_spellings(schema: dict[str, Any]) -> None:
+    for also, name in _SPELLINGS.items():
+        schema["properties"][also] = {**schema["properties"][name], "description": f"The same as `{name}`."}
+
+
 class StreamResources(Model):
     """How much the raw and out streams keep."""
+
+    model_config = ConfigDict(json_schema_extra=_with_spellings)
 
     max_age: Window = Field(
         default=timedelta(hours=24), description="How long records are kept after they were passed on; what can be rebuilt."
@@ -54,6 +65,15 @@ class StreamResources(Model):
         "a full one delays its writer.",
     )
     max_messages: Whole | None = Field(default=None, alias="maxMsgs", description="Accepted and ignored: one message carries many records.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _both_spellings(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        twice = [(also, name) for also, name in _SPELLINGS.items() if value.keys() >= {also, name}]
+        report("stream", [((also,), f"is {name}, which is given as well") for also, name in twice])
+        return {_SPELLINGS.get(key, key): item for key, item in value.items()}
 
     def faults(self) -> Faults:
         if 0 < self.max_bytes < LEAST_LIMIT_BYTES:
@@ -179,7 +199,7 @@ class DeadLetterLimits(Model):
 class PipelineConfig(Model):
     """One pipeline: from Kafka topics through transforms to one ClickHouse table."""
 
-    version: Annotated[Literal["v3"], BeforeValidator(_only_v3)] = Field(description="Version of the format: `v3`.")
+    version: Annotated[Literal["v3"], BeforeValidator(_only_v3)] = Field(default="v3", description="Version of the format: `v3`.")
     pipeline_id: Annotated[
         str,
         AfterValidator(

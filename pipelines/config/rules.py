@@ -3,11 +3,15 @@
 Each takes a PipelineConfig or, of a faulty file, a `Partial` that raises Unjudged where a value has a fault of its own.
 """
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from pipelines.config.base import Faults, Location, repeated
 from pipelines.config.partial import Unjudged
+
+_MAX_SEARCHED = 200
+_MAX_NAME = 80
 
 
 def faults(config: Any) -> Faults:
@@ -83,9 +87,10 @@ def _join_sources(config: Any) -> Faults:
 
 def _mapping(config: Any) -> Faults:
     known = fields_at_sink(config)
+    are_known = frozenset(known)
     for index, column in enumerate(config.sink.mapping):
         try:
-            yield from _unknown_fields(("sink", "mapping", index, "name"), [column.name], known)
+            yield from _unknown(("sink", "mapping", index, "name"), [column.name], known, are_known)
         except Unjudged:
             continue
 
@@ -117,12 +122,16 @@ def fields_at_sink(config: Any) -> list[str]:
 
 
 def suggestion(name: str, known: list[str]) -> str:
-    """ "; did you mean ...?" if one of `known` is close to `name`, else nothing."""
-    close = get_close_matches(name, known, n=1)
+    """ "; did you mean ...?" if one of `known` is close to `name`, else nothing; a long list or name is not searched."""
+    close = get_close_matches(name, known, n=1) if len(known) <= _MAX_SEARCHED and len(name) <= _MAX_NAME else []
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _unknown_fields(location: Location, names: Any, known: Any) -> Faults:
+def _unknown_fields(location: Location, names: Any, known: Sequence[str]) -> Faults:
+    yield from _unknown(location, names, known, frozenset(known))
+
+
+def _unknown(location: Location, names: Any, known: Sequence[str], are_known: frozenset[str]) -> Faults:
     for name in names:
-        if name not in known:
+        if name not in are_known:
             yield location, f"there is no field {name!r} here{suggestion(name, list(known))}"

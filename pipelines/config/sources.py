@@ -134,6 +134,15 @@ class SchemaField(Model):
 
     name: FieldPath = Field(description="Field name; a dotted path reads a nested object, unless a key with dots is there.")
     type: FieldType = Field(description="Type; a value of another type rejects the record. `int` is int64, `float` is float64.")
+    unit: Literal["s", "ms", "us", "ns"] | None = ours(
+        None,
+        "What a number, or a string of a decimal number, counts since 1970 where it becomes a DateTime or DateTime64, or is dedup's "
+        "`time_field`. Default: `s` for a number; a string is an instant such as `2026-01-31T23:59:59Z`.",
+    )
+
+    def faults(self) -> Faults:
+        if self.unit is not None and self.type in ("bool", "bytes", "array", "object", "map"):
+            yield ("unit",), f"is only for numbers and strings, not {self.type}"
 
 
 class KafkaColumn(Model):
@@ -159,13 +168,22 @@ class KafkaColumn(Model):
             yield ("type",), f"a column from {'one header' if self.header else self.origin} is {' or '.join(types)}, not {self.type}"
 
 
+class SchemaRegistry(Model):
+    """Where GlassFlow finds the schema of the JSON; accepted and ignored, `schema_fields` describe it."""
+
+    url: Text = Field(description="Accepted and ignored.")
+    api_key: Secret | None = Field(default=None, description="Accepted and ignored.")
+    api_secret: Secret | None = Field(default=None, description="Accepted and ignored.")
+
+    unshown: ClassVar[frozenset[str]] = frozenset({"url"})
+    """A URL can hold a password."""
+
+
 class KafkaSource(Model):
     """One Kafka topic with JSON values."""
 
     not_supported: ClassVar[dict[str, str]] = {
         "schema": "Avro and Protobuf schemas are not supported: Tallyflow reads JSON, described by schema_fields",
-        "schema_registry": "a schema registry is not supported: describe the JSON with schema_fields",
-        "schema_version": "a schema registry is not supported: describe the JSON with schema_fields",
     }
 
     type: Literal["kafka"] = Field(description="Kind of source; GlassFlow's `otlp.*` sources are not supported.")
@@ -183,6 +201,10 @@ class KafkaSource(Model):
     schema_fields: Annotated[tuple[SchemaField, ...], Field(min_length=1)] = Field(
         description="Fields to read from the values; others are ignored."
     )
+    schema_registry: SchemaRegistry | None = Field(
+        default=None, exclude=True, description="Accepted and ignored: `schema_fields` describe the JSON."
+    )
+    schema_version: str | int | None = Field(default=None, exclude=True, description="Accepted and ignored.")
     columns: tuple[KafkaColumn, ...] = ours((), "Fields to read from the key, headers, offset, partition, timestamp or topic.")
     on_data_loss: Literal["halt", "skip"] = ours(
         "halt", "If offsets expired before they were read: stop, or go on and count what was skipped."
@@ -212,6 +234,7 @@ class KafkaSource(Model):
             at = index - len(self.schema_fields)
             where: Location = ("columns", at, "name") if at >= 0 else ("schema_fields", index, "name")
             yield where, f"the name {name!r} is used twice in this source"
-        for index, column in enumerate(self.columns):
-            if column.name.startswith("_tf_"):
-                yield ("columns", index, "name"), "names that start with _tf_ are reserved"
+        for part, fields in (("schema_fields", self.schema_fields), ("columns", self.columns)):
+            for index, field in enumerate(fields):
+                if field.name.startswith("_tf_"):
+                    yield (part, index, "name"), "names that start with _tf_ are reserved"

@@ -194,7 +194,7 @@ def stages(
         refused.append(parsed.rejected)
         keep = (*keep, *KEY_COLUMNS)
     if config.dedup_time_field:
-        parsed = with_times(engine, parsed.accepted, config.dedup_time_field)
+        parsed = with_times(engine, parsed.accepted, config.dedup_time_field, config.unit_of(config.dedup_time_field))
         refused.append(parsed.rejected)
         keep = (*keep, TIME_COLUMN)
     mapped = map_columns(engine, parsed.accepted, config.targets, keep)

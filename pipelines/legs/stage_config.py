@@ -22,7 +22,7 @@ from pipelines.parse import ParsedField
 from pipelines.records import POSITION_COLUMNS
 from pipelines.transform import TargetColumn
 
-RELEASE = 1
+RELEASE = 2
 """Meaning of the stages: raised when a release would give other rows for the same records and configuration."""
 
 
@@ -32,6 +32,7 @@ class StageConfig:
 
     `dedup_key`: the fields of the key, none without dedup; `dedup_window_us` in microseconds; `dedup_keeps`: dropped copies go to a stream.
     `dedup_time_field`: the field that the window is measured on, none for the arrival; `dedup_lateness_us` in microseconds.
+    `units`: (field, s, ms, us or ns) of the fields that count so much since 1970.
     """
 
     release: int
@@ -48,6 +49,7 @@ class StageConfig:
     dedup_keeps: bool = False
     dedup_time_field: str = ""
     dedup_lateness_us: int = 0
+    units: tuple[tuple[str, str], ...] = ()
 
     def encode(self) -> bytes:
         record = asdict(self)
@@ -58,6 +60,8 @@ class StageConfig:
             del record["dedup_keeps"]
         if not self.dedup_time_field:
             del record["dedup_time_field"], record["dedup_lateness_us"]
+        if not self.units:
+            del record["units"]
         return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
     @property
@@ -70,7 +74,14 @@ class StageConfig:
 
     @property
     def targets(self) -> list[TargetColumn]:
-        return [TargetColumn(source, name, parse_type(kind), has_default) for source, name, kind, has_default in self.mapping]
+        return [
+            TargetColumn(source, name, parse_type(kind), has_default, self.unit_of(source))
+            for source, name, kind, has_default in self.mapping
+        ]
+
+    def unit_of(self, field: str) -> str:
+        """Of its numbers since 1970; empty without one."""
+        return dict(self.units).get(field, "")
 
     def dedup_clock_us(self, done: Mapping[str, Any]) -> int:
         """What windows are over by, as of a `done` of the process leg: the arrival, or the watermark, NEVER before the first."""
@@ -118,6 +129,7 @@ def stage_config(config: PipelineConfig, table: Table) -> StageConfig:
         database=table.database,
         table=table.name,
         position_columns=tuple(name for name in POSITION_COLUMNS if name in actual),
+        units=tuple((field.name, field.unit) for field in source.schema_fields if field.unit),
         **_dedup(config),
     )
 
@@ -181,6 +193,7 @@ def _decoded(record: Mapping[str, Any]) -> StageConfig:
             "mapping": _tuples(record["mapping"]),
             "position_columns": tuple(record["position_columns"]),
             "dedup_key": tuple(record.get("dedup_key", ())),
+            "units": _tuples(record.get("units", ())),
         }
     )
     for name in (found.database, found.table, *found.insert_columns):

@@ -23,6 +23,8 @@ from pipelines.redrive import MAX_PLAN_RANGES, Places, ranges_of
 
 MAX_FAULTS = 20
 """Of a file that something else has written, every line may be one."""
+MAX_LINE_BYTES = 8 * MAX_RECORD_BYTES
+"""JSON writes a byte of text as six at most."""
 _CONTENT = ("key", "value", "headers")
 _TOLD = ("stage", "code", "field", "message", "fingerprint", "state", "attempts")
 
@@ -71,7 +73,10 @@ def read_edited(path: Path) -> Edited:
     faults: list[Fault] = []
     changes: dict[Position, dict[str, Any]] = {}
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            if len(line) > MAX_LINE_BYTES:
+                faults.append(Fault(f"line {number}", f"is longer than {MAX_LINE_BYTES:,} bytes, as no letter is; the rest was not read"))
+                break
             if not line.strip():
                 continue
             try:

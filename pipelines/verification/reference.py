@@ -170,6 +170,7 @@ class _Field:
     name: str
     source: str
     paths: tuple[tuple[str, ...], ...]
+    unit: str
 
     @property
     def kind(self) -> str:
@@ -186,11 +187,11 @@ class _Field:
 
 def parse_statement(config: StageConfig, columns: Iterable[Column], known: Shapes | None = None, with_bytes: bool = False) -> str:
     """`parse.sql` for the fields and the mapping of `config`, with the values of those of its columns that are among `columns`."""
-    fields = [_Field(place, name, source, _paths(name)) for place, (name, source) in enumerate(config.fields)]
+    fields = [_Field(place, name, source, _paths(name), config.unit_of(name)) for place, (name, source) in enumerate(config.fields)]
     by_name = {field.name: field for field in fields}
     paths = [path for field in fields for path in field.paths]
     mapped = {name: (by_name[source], parse_type(kind), has_default) for source, name, kind, has_default in config.mapping}
-    readings = {name: reading(field.source, kind, field.kind, field.text) for name, (field, kind, _) in mapped.items()}
+    readings = {name: reading(field.source, kind, field.kind, field.text, unit=field.unit) for name, (field, kind, _) in mapped.items()}
     key = [by_name[name] for name in config.dedup_key]
     at = _time(by_name[config.dedup_time_field]) if config.dedup_time_field else "arrival_us"
     is_keyed = [f"{field.kind} <> 'NULL'" for field in key] + ([f"({at}) IS NOT NULL"] if config.dedup_time_field else [])
@@ -265,4 +266,4 @@ def _key(fields: Sequence[_Field]) -> str:
 
 def _time(field: _Field) -> str:
     """The event's own time in microseconds, NULL where it is none."""
-    return reading(field.source, _MICROSECONDS, field.kind, field.text).value
+    return reading(field.source, _MICROSECONDS, field.kind, field.text, unit=field.unit).value

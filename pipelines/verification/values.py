@@ -31,8 +31,10 @@ _KINDS = {
     "array": ("ARRAY",),
     "object": ("OBJECT",),
     "map": ("OBJECT",),
+    "decimal": ("UBIGINT", "BIGINT", "DOUBLE", "VARCHAR"),
 }
-"""What `json_type` may say of a value, by the declared type of its field."""
+"""What `json_type` may say of a value, by the declared type of its field; `decimal` is a Decimal inside of a composite."""
+_PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _DUCKDB_INTEGERS = {8: "TINYINT", 16: "SMALLINT", 32: "INTEGER", 64: "BIGINT"}
 _WIDEST_DECIMAL = 38
 _NO_DEFAULT_FOR_NULL = ("Array", "Map", "JSON")
@@ -63,6 +65,8 @@ def is_sound(source: str, kind: str, text: str) -> str:
         wanted += f" AND try_cast({text} AS {_INTEGERS[source]}) IS NOT NULL"
     elif source in _FLOATS:
         wanted += f" AND isfinite({_number(source, text)})"
+    elif source == "decimal":
+        wanted += f" AND ({kind} = 'VARCHAR' OR isfinite(try_cast({text} AS DOUBLE)))"
     elif source in ("array", "object", "map"):
         wanted += f" AND tf_is_finite_json({text})"
     return f"({kind} = 'NULL' OR coalesce({wanted}, false))"
@@ -94,9 +98,10 @@ def takes_null(kind: ColumnType, has_default: bool) -> bool:
 # -- what a record calls for ----------------------------------------------------------------------------------------------------------
 
 
-def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int = 0) -> Reading:
+def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int = 0, unit: str = "") -> Reading:
     """Of a value with this declared type, whose `json_type` is `json_kind` and whose text is `text`, for a column. The value is NULL where
-    it is null or has no place. `fits` says nothing of nulls: the caller knows what the column does with them.
+    it is null or has no place. `fits` says nothing of nulls: the caller knows what the column does with them. `unit` is that of a number
+    since 1970.
     """
     if kind.name == "Array":
         return _array(kind, text, depth)
@@ -106,7 +111,12 @@ def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int
         return _tuple(kind, text, depth)
     if kind.name == "JSON":
         return Reading("NULL", _is_object_text(text) if source == "string" else f"({text} IS NOT NULL)")
-    value = _scalar(source, kind, text)
+    if source == "decimal":
+        value = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {_decimal('string', kind, text)} ELSE {_decimal('float64', kind, text)} END"
+    elif unit and kind.name in ("DateTime", "DateTime64"):
+        value = _instant_of_unit(source, kind, text, unit)
+    else:
+        value = _scalar(source, kind, text)
     return Reading(value, f"(({value}) IS NOT NULL)")
 
 
@@ -125,11 +135,11 @@ def _element(kind: ColumnType, document: str, depth: int) -> Reading:
 
 
 def _element_source(kind: ColumnType) -> str:
-    """As what an element is read: instants, dates, addresses and enums are texts there, decimals numbers."""
+    """As what an element is read: instants, dates, addresses and enums are texts there, decimals texts or numbers."""
     if kind.name in INTEGER_BITS:
         return "uint64" if kind.name.startswith("U") else "int64"
-    known = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool"}
-    return known.get(kind.name, "float64" if kind.name in ("Float32", "Float64", "Decimal") else "string")
+    known = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"}
+    return known.get(kind.name, "float64" if kind.name in ("Float32", "Float64") else "string")
 
 
 def _all(elements: str, name: str, fits: str) -> str:
@@ -242,6 +252,28 @@ def _instant(source: str, kind: ColumnType, text: str) -> str:
         fits = f"{number} BETWEEN {-(-low // 1_000_000)} AND {high // 1_000_000}"
     ticks = f"({micros} * 1000 + {rest})" if digits > 6 else f"({micros})"
     return f"CASE WHEN {fits} THEN tf_floor_divide({ticks}, {10 ** ((9 if digits > 6 else 6) - digits)}) END"
+
+
+def _instant_of_unit(source: str, kind: ColumnType, text: str, unit: str) -> str:
+    """Of a number since 1970, exact in nanoseconds; only a float is taken to the nearest microsecond, and lies between whole seconds."""
+    digits = kind.number(0) if kind.name == "DateTime64" else 0
+    low, high = _instant_bounds(kind.name, digits)
+    places = 9 - _PLACES[unit]
+    fits = "true"
+    if source in _FLOATS:
+        number, per_second = f"{_number(source, text)}::DOUBLE", 10 ** _PLACES[unit]
+        micros = f"{number} * {10 ** (6 - _PLACES[unit])}" if places >= 3 else f"{number} / 1000"
+        nanos = f"round_even({micros}, 0)::HUGEINT * 1000"
+        fits = f"{number} BETWEEN {-(-low // 1_000_000) * per_second} AND {high // 1_000_000 * per_second}"
+    elif source == "string":
+        fits = f"regexp_full_match({text}, '-?[0-9]+{f'([.][0-9]{{1,{places}}})?' if places else ''}')"
+        digits_of = f"regexp_extract({text}, '[0-9]+') || rpad(regexp_extract({text}, '[.]([0-9]+)', 1), {places}, '0')"
+        nanos = f"try_cast(ltrim({digits_of}, '0') || '' AS HUGEINT)"
+        nanos = f"CASE WHEN ltrim({digits_of}, '0') = '' THEN 0 WHEN starts_with({text}, '-') THEN -{nanos} ELSE {nanos} END"
+    else:
+        nanos = f"try_cast({text} AS HUGEINT) * {10**places}"
+    inside = f"({nanos}) BETWEEN {low * 1000}::HUGEINT AND {high * 1000 + 999}::HUGEINT"
+    return f"CASE WHEN {fits} AND {inside} THEN tf_floor_divide(({nanos}), {10 ** (9 - digits)}::HUGEINT)::BIGINT END"
 
 
 def _instant_bounds(name: str, digits: int) -> tuple[int, int]:

@@ -142,7 +142,7 @@ def websocket(proxy: Proxy, user: str = "", origin: str = "") -> Any:
 def test_nothing_is_reached_without_a_login_of_ours(proxy: Proxy, method: str, path: str) -> None:
     with proxy.client() as nobody, proxy.client(OPERATOR, "wrong") as stranger:
         for client in (nobody, stranger):
-            answer = client.request(method, path)
+            answer = client.request(method, path, json={})
             assert (answer.status_code, "Basic" in answer.headers["WWW-Authenticate"]) == (401, True)
 
 
@@ -192,6 +192,29 @@ def test_a_page_of_another_site_starts_nothing_with_a_login_that_the_browser_sen
     # What would be done: Dagster takes a mutation as a mere address.
     answer = operator.request(method, "/graphql", params={**given, "query": START_SENSOR}, headers=own).json()
     assert answer["data"]["startSensor"]["__typename"] == "Sensor"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content_type"),
+    [
+        ("POST", "/graphql", "text/plain"),
+        ("POST", "/graphql", "text/plain;application/json"),
+        ("POST", "/graphql", "application/x-www-form-urlencoded"),
+        ("GET", "/graphql", ""),
+        ("POST", "/report_asset_check/orders", ""),
+    ],
+)
+def test_a_browser_that_does_not_say_where_a_request_comes_from_starts_nothing(
+    operator: httpx.Client, method: str, path: str, content_type: str
+) -> None:
+    given = {"query": STOP_SENSOR, "variables": json.dumps(SENSOR)}
+    headers = {"Content-Type": content_type} if content_type else {}
+    assert operator.request(method, path, params=given, headers=headers).status_code == 403
+    assert operator.get("/runs").status_code == 200
+
+
+def test_another_name_that_leads_here_is_refused(operator: httpx.Client) -> None:
+    assert operator.get("/runs", headers={"Host": "evil.example"}).status_code == 421
 
 
 def test_a_link_on_another_site_leads_here(operator: httpx.Client) -> None:
@@ -297,3 +320,9 @@ def test_a_viewer_reads_the_pages_where_an_operator_finds_the_buttons(case: Pipe
     other = browse(OPERATOR)
     other.open(*launchpad)
     other.wait_for("Launch Run")
+
+
+def test_whoever_tries_passwords_is_slowed_down(proxy: Proxy) -> None:
+    """Last: the pages of everybody at this address wait with it."""
+    with proxy.client(OPERATOR, "wrong") as stranger:
+        wait_until(lambda: stranger.get("/").status_code == 429, "a brake on wrong passwords")

@@ -122,6 +122,36 @@ def test_copies_by_the_time_of_the_event_are_found_again(case: PipelineCase) -> 
     assert counts["rejected"] > 0
 
 
+def test_milliseconds_become_instants_and_the_time_of_a_window(case: PipelineCase) -> None:
+    def change(document: dict[str, Any]) -> None:
+        timed_by("at", "id", "10s", "5s")(document)
+        document["sources"][0]["schema_fields"][-1]["unit"] = "ms"
+        document["sources"][0]["schema_fields"].append({"name": "text", "type": "string", "unit": "ns"})
+        document["sink"]["mapping"] += [
+            {"name": "at", "column_name": "at", "column_type": "DateTime64(3, 'UTC')"},
+            {"name": "at", "column_name": "at_ms", "column_type": "Int64"},
+            {"name": "text", "column_name": "text", "column_type": "Nullable(DateTime64(9, 'UTC'))"},
+        ]
+
+    case.write_file(change)
+    case.create_topic(1)
+    first = 1_780_000_000_123
+    events = [{"id": n % 7, "name": "x", "at": first + n * 1000, "text": f"{first + n * 1000}000001"} for n in range(100)]
+    odd = [{"id": 8, "name": "x", "at": 2**62}, {"id": 9, "name": "x", "at": first, "text": "now"}, {"id": 10, "name": "x", "at": "1"}]
+    case.send([json.dumps(one).encode() for one in [*events, *odd]], 1)
+    case.warm_run()
+    counts = assert_match(case)["counts"]
+    rows = case.client().query(f"SELECT toString(at), at_ms, toString(text) FROM {case.table} ORDER BY at_ms LIMIT 1").result_rows
+    assert rows == [("2026-05-28 20:26:40.123", first, "2026-05-28 20:26:40.123000001")]
+    assert {(one["code"], one["field"]) for one in case.letters()} == {
+        ("invalid_time", "at"),
+        ("invalid_value", "text"),
+        ("wrong_type", "at"),
+    }
+    # Of each key every second record lies within ten seconds of the one before.
+    assert (counts["rejected"], counts["copies"], counts["rows"]) == (3, 49, 51)
+
+
 def test_rows_that_clickhouse_refused_are_told_and_no_fault(case: PipelineCase) -> None:
     make_strict(case)
     case.send_events(300)

@@ -103,6 +103,29 @@ def faults_of(path: Path) -> list[str]:
     return [str(fault) for fault in caught.value.faults]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"position": "' + "9" * 5000 + '.0"}',
+        '{"position": "' + "9" * 30 + '.0"}',
+        '{"position": ' + "9" * 5000 + "}",
+        '{"position": "1.1", "value": ' + "9" * 5000 + "}",
+        '{"position": "1.1", "value": "\\ud800"}',
+        '{"position": "1.1", "headers": [[1, 2]]}',
+        '{"position": "1.1", "key": {"base64": "\u00e9"}}',
+        "NaN",
+        '"' + "x" * 9 * 448 * 1024,
+    ],
+)
+def test_a_hostile_line_is_a_fault_of_its_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "letters.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ConfigurationError) as caught:
+        read_edited(tmp_path / "letters.jsonl")
+    assert [fault.path for fault in caught.value.faults] == ["line 1"]
+    assert len(str(caught.value)) < 1000
+
+
 def test_a_file_that_something_else_has_written_is_refused_in_a_few_lines(tmp_path: Path) -> None:
     binary = tmp_path / "letters.bin"
     binary.write_bytes(b"\x7fELF\xff\n" + b"\x80\n" * 5000)

@@ -1,0 +1,56 @@
+"""How far each leg is behind and how fast it goes, as `tallyflow status` tells it at once."""
+
+from contextlib import closing
+
+import pytest
+from pipeline_case import PipelineCase, wait_until
+
+from pipelines.config import load
+from pipelines.connectors.kafka import KafkaTopic
+from pipelines.naming import LEGS, Names
+from pipelines.pace import Pace
+
+pytestmark = pytest.mark.integration
+
+
+def test_lag_counts_every_leg_in_records_and_seconds(case: PipelineCase) -> None:
+    case.write_file()
+    case.create_topic()
+    case.send_events(100)
+    case.run_in_turn("ingest")
+    case.send_events(50)
+    config = load(case.file, case.environment())
+    with closing(case.log()) as log:
+        pace = Pace(log, Names(case.pipeline), KafkaTopic(config.sources[0]))
+        pace.look(0.0)
+        assert [pace.legs[leg].waiting for leg in LEGS] == [50, 100, 0]
+        assert {leg.rows_per_second for leg in pace.legs.values()} == {None}
+        assert pace.legs["process"].waiting_seconds > 0 == pace.legs["sink"].waiting_seconds
+
+        def is_old() -> bool:
+            pace.look(1.0)
+            return pace.legs["ingest"].waiting_seconds >= 2
+
+        wait_until(is_old, "records that are two seconds old")
+        case.run_in_turn("ingest", "process")
+        pace.look(20.0)
+        assert [pace.legs[leg].waiting for leg in LEGS] == [0, 0, 150]
+        assert [pace.legs[leg].rows_per_second for leg in LEGS] == [2.5, 7.5, 0.0]
+        case.run_in_turn("sink")
+        pace.look(40.0)
+        assert [pace.legs[leg].waiting for leg in LEGS] == [0, 0, 0]
+        assert [pace.legs[leg].waiting_seconds for leg in LEGS] == [0.0, 0.0, 0.0]
+        # Of the last half minute: what was looked at before counts no more.
+        assert [pace.legs[leg].rows_per_second for leg in LEGS] == [0.0, 0.0, 7.5]
+
+
+def test_a_single_status_shows_rates_and_lag(case: PipelineCase) -> None:
+    case.write_file()
+    case.create_topic()
+    case.in_background(case.warm_runner(until_caught_up=False))
+    with case.load():
+        wait_until(lambda: (now := case.ask()) and now["legs"]["sink"]["rows_per_second"], "a rate of the sink")
+        shown = case.invoke("status", str(case.file)).stdout
+    (sink,) = (line for line in shown.splitlines() if line.startswith("│ sink"))
+    assert int(sink.split("│")[6].strip().replace(",", "")) > 0
+    assert "records in all legs, the oldest waits" in shown
