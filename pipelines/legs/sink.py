@@ -51,7 +51,8 @@ class _Tries:
 
     plan: int
     since: float | None
-    too_large: int = 0
+    too_large: InsertTooLargeError | None = None
+    too_large_count: int = 0
     untold: int = 0
 
 
@@ -204,17 +205,17 @@ class SinkLeg(Leg):
             # An earlier runner may have sent the piece.
             self._tries = _Tries(plan.sequence, self.begun if plan.epoch != self.chain.state.epoch else None)
         tries = self._tries
+        if tries.too_large is not None and tries.too_large_count >= UNTOLD_ATTEMPTS:
+            # Not sent again before it is settled, or an insert of it would always be on its way.
+            return self._after_too_large(plan, chunk, rows, pieces, tries.too_large)
         try:
             self._insert(plan, chunk, rows, pieces)
         except RefusedError as refusal:
             return self._after_refusal(plan, chunk, rows, pieces, refusal)
         except InsertTooLargeError as error:
-            tries.too_large += 1
-            if tries.too_large < UNTOLD_ATTEMPTS or len(pieces.to_send()) == 1:
-                raise
-            if self.connections.config.sink.delivery == "at_least_once":
-                return pieces.cut()
-            return self._after_too_large(plan, chunk, rows, pieces, error)
+            if len(pieces.to_send()) > 1:
+                tries.too_large, tries.too_large_count = error, tries.too_large_count + 1
+            raise
         return pieces.inserted()
 
     def _after_refusal(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, refusal: RefusedError) -> Pieces:
@@ -239,14 +240,19 @@ class SinkLeg(Leg):
 
     def _after_too_large(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, error: InsertTooLargeError) -> Pieces:
         """The piece is cut, unless its rows are in the table. Raises RetryableError where that cannot be told, or a view may lack them."""
+        assert self._tries is not None
+        if self.connections.config.sink.delivery == "at_least_once":
+            return pieces.cut()
         try:
             stored = self._stored(plan, chunk, rows, pieces, str(error), is_certain=False)
         except HaltError as halt:
+            self._tries.too_large_count = 0
             raise RetryableError(f"{halt}. Or raise `max_insert_time` in the sink") from error
         if not len(stored):
             return pieces.cut()
         database, _, name = plan.body["table"].partition(".")
         if self.clickhouse.views_on(database, name):
+            self._tries.too_large_count = 0
             raise RetryableError(
                 f"{error}. It is not cut: rows of it are in the table, and a materialized view may lack them. "
                 "Raise `max_insert_time` in the sink, or detach the view"
