@@ -68,10 +68,10 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def write_records(addresses: Addresses, topic: str, count: int) -> None:
-    admin = AdminClient({"bootstrap.servers": addresses.kafka_bootstrap, **SILENT})
+    admin = AdminClient({**addresses.kafka_client, **SILENT})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     failures: list[object] = []
-    producer = Producer({"bootstrap.servers": addresses.kafka_bootstrap, "acks": "all", **SILENT})
+    producer = Producer({**addresses.kafka_client, "acks": "all", **SILENT})
     for number in range(count):
         producer.produce(topic, b"%d" % number, partition=0, on_delivery=lambda error, _record: failures.append(error))
     assert producer.flush(20) == 0
@@ -79,7 +79,7 @@ def write_records(addresses: Addresses, topic: str, count: int) -> None:
 
 
 def read_records(addresses: Addresses, topic: str, count: int) -> list[bytes | None]:
-    consumer = Consumer({"bootstrap.servers": addresses.kafka_bootstrap, "group.id": "reader", **SILENT})
+    consumer = Consumer({**addresses.kafka_client, "group.id": "reader", **SILENT})
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         return [record.value() for record in consumer.consume(count, timeout=20)]
@@ -164,13 +164,13 @@ def test_down_leaves_no_process_and_the_next_up_has_the_same_addresses_and_recor
 def test_clickhouse_users_are_followed_without_a_restart_and_kept(stack: LocalStack) -> None:
     default = stack.up()
     before = pids(stack)
-    addresses = stack.up(users=["writer:s3cret", "default:"])
+    addresses = stack.up(users=["writer:s3cret", f"default:{default.clickhouse_password}"])
     assert (addresses.clickhouse_user, addresses.clickhouse_password) == ("writer", "s3cret")
     assert pids(stack) == before
     assert query(addresses, "SELECT 1") == "1"
     command_lines = " ".join(" ".join(psutil.Process(pid).cmdline()) for pid in before.values())
     assert "s3cret" not in command_lines
-    assert stack.up(users=["default:"]) == default
+    assert stack.up(users=[f"default:{default.clickhouse_password}"]) == default
 
 
 def test_kill_of_one_server_leaves_the_others_running(stack: LocalStack) -> None:
