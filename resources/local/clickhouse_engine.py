@@ -129,10 +129,18 @@ class Engine:
             self._anchor = self._connect(f"{self._path}?config-file={config}")
         except RuntimeError as error:
             raise _engine_error(error, "") from error
+        self._close_default()
         self.version, self.display_name, self.timezone = self._text("SELECT version(), displayName(), timezone()").split("\t")
 
     def _text(self, sql: str) -> str:
         return bytes(self._anchor.query(sql, "TabSeparated").bytes()).decode().rstrip("\n")
+
+    def _close_default(self) -> None:
+        """Makes `default` the database that a server has: with clickhouse-local the files of the whole host lie over its tables."""
+        engine, identifier = self._text("SELECT engine, uuid FROM system.databases WHERE name = 'default'").split("\t")
+        if engine == "Overlay":
+            self._anchor.query("DETACH DATABASE default", "Null")
+            self._anchor.query(f"ATTACH DATABASE default UUID '{identifier}' ENGINE = Atomic", "Null")
 
     def check(self, sql: str) -> tuple[str, int]:
         """How the engine's parser classes the text: READ_ONLY, MUTATING, ... or UNKNOWN if it cannot parse it; and how many statements."""
