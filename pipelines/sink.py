@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.records import Message, decode_frame, payloads_digest
+from pipelines.records import Message, decode_frame, payloads_digest, place_of_frame
 
 MAX_CHUNK_ROWS = 200_000
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
@@ -107,7 +107,7 @@ def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
 
     Raises KeyError when a frame lacks one of the columns: frames are written under the config of their plan, which named another table.
     """
-    tables = [decode_frame(message.payload) for message in chunk.messages]
+    tables = [decode_frame(message.payload, place_of_frame(message)) for message in chunk.messages]
     return pa.concat_tables([t for t in tables if t.num_rows] or tables[:1]).select(list(columns)).unify_dictionaries().combine_chunks()
 
 

@@ -38,6 +38,8 @@ USERS: dict[str, dict[str, Any]] = {
     "moody": {"password": "m-secret", "rights": ["insert", "select"]},
 }
 OURS = ("default", "d-secret")
+USER = ("--user", ":".join(OURS))
+HEAD = b"Host: 127.0.0.1\r\nX-ClickHouse-User: default\r\nX-ClickHouse-Key: d-secret\r\n"
 
 
 class Server:
@@ -593,7 +595,7 @@ def test_a_right_is_taken_away_by_rewriting_the_users_file(server: Server, table
 
 def test_slow_selects_hold_up_neither_inserts_nor_ping(server: Server, table: str) -> None:
     sql = b"SELECT sleepEachRow(0.1) FROM numbers(30) SETTINGS max_block_size = 1 FORMAT JSON"
-    request = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(sql) + sql
+    request = b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % len(sql) + sql
     counting = "INSERT INTO t SELECT 1, '' FROM system.processes WHERE query LIKE 'SELECT sleepEachRow%'"
 
     def written() -> int:
@@ -620,7 +622,7 @@ def test_concurrent_clients_get_their_own_answers(server: Server, table: str) ->
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_inserts_nothing(server: Server, table: str) -> None:
-    head = b"POST /?query=INSERT+INTO+t+FORMAT+CSV HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /?query=INSERT+INTO+t+FORMAT+CSV HTTP/1.1\r\n" + HEAD + b"Content-Length: 1000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head + b"1,a\n2,b\n")
     assert server.sql("SELECT count() FROM t") == "0"
@@ -632,7 +634,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_inserts_nothing(server: 
 def test_a_select_whose_client_leaves_is_killed(server: Server, output: str) -> None:
     sql = f"SELECT count() FROM numbers(100000000000) WHERE sipHash64(number) = 7 FORMAT {output}"
     body = sql.encode()
-    request = b"POST /?query_id=left-%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (output.encode(), len(body)) + body
+    line = b"POST /?query_id=left-%s HTTP/1.1\r\n" % output.encode()
+    request = line + HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
     running = f"SELECT count() FROM system.processes WHERE Settings['log_comment'] = 'left-{output}'"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(request)
@@ -641,7 +644,7 @@ def test_a_select_whose_client_leaves_is_killed(server: Server, output: str) -> 
 
 
 def test_bodies_and_headers_have_a_bound(tmp_path: Path) -> None:
-    server = Server(tmp_path, "--max-body-bytes", "1000", "--user", "default:d-secret:all")
+    server = Server(tmp_path, "--max-body-bytes", "1000", *USER)
     assert server.http.post("/", content=b"SELECT 1" + b" " * 2000).status_code == 413
     assert server.http.post("/", content=iter([b"SELECT 1", b" " * 2000])).status_code == 413
     with socket.create_connection(("127.0.0.1", server.port)) as connection, contextlib.suppress(ConnectionError):
@@ -652,7 +655,7 @@ def test_bodies_and_headers_have_a_bound(tmp_path: Path) -> None:
 
 
 def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
-    server = Server(tmp_path)
+    server = Server(tmp_path, *USER)
     server.sql(f"CREATE TABLE t (a UInt64, s String) {WINDOW}")
     acknowledged: list[int] = []
 
@@ -671,7 +674,7 @@ def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
 
-    again = Server(tmp_path)
+    again = Server(tmp_path, *USER)
     last = acknowledged[-1]
     stored = [int(n) for n in again.sql("SELECT a FROM t").splitlines()]
     assert set(acknowledged) <= set(stored)
@@ -682,12 +685,12 @@ def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_it_soon_with_a_statement_running_and_releases_the_directory(tmp_path: Path) -> None:
-    server = Server(tmp_path, "--user", "default:d-secret:all")
+    server = Server(tmp_path, *USER)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.http.post, "/", content="SELECT count() FROM numbers(100000000000) WHERE sipHash64(number) = 7")
         wait_for(lambda: "sipHash64" in server.sql("SELECT query FROM system.processes WHERE query NOT LIKE '%processes%'"), "it runs")
         second = subprocess.run(
-            [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(tmp_path / "data"), "--port", "0"],
+            [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(tmp_path / "data"), "--port", "0", *USER],
             capture_output=True,
             text=True,
             timeout=30,
@@ -698,7 +701,7 @@ def test_sigterm_ends_it_soon_with_a_statement_running_and_releases_the_director
             running.result()
     assert second.returncode == 1
     assert second.stderr.splitlines() == [f"clickhouse_server: another ClickHouse server already uses {tmp_path / 'data'}"]
-    assert Server(tmp_path).end() == 0
+    assert Server(tmp_path, *USER).end() == 0
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
@@ -716,7 +719,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        refused = start("--port", str(taken.getsockname()[1]))
+        refused = start(*USER, "--port", str(taken.getsockname()[1]))
     assert refused.returncode == 1
     assert "Address already in use" in refused.stderr
     assert not (tmp_path / "data").exists()

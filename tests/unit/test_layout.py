@@ -18,6 +18,7 @@ PURE = STAGES | {
     *(
         "records",
         "naming",
+        "frame_sizes",
         "errors",
         "append",
         "ledger",
