@@ -216,8 +216,8 @@ def _frames_of_ours_only(what: str) -> Iterator[None]:
 
 def _foreign(what: str, reason: str) -> HaltError:
     return HaltError(
-        f"decoding {what}: {reason}; only Tallyflow may write to its streams: see who else may publish there, and restore the stream from a "
-        "backup, or delete the pipeline and start it anew"
+        f"decoding {what}: {reason}; only Tallyflow may write to its streams: see who else may publish there, and restore the stream from "
+        "a backup, or delete the pipeline and start it anew"
     )
 
 

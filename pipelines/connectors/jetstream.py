@@ -165,8 +165,8 @@ class JetStream:
         connecting.cancel()
         if any(isinstance(error, NoTlsError) for error in refused):
             raise HaltError(
-                f"{doing}: the server offers no TLS, and nothing was sent to it; turn TLS on at the server, or ask for none in `nats` of the "
-                "pipeline file: neither `tls` nor a tls:// URL"
+                f"{doing}: the server offers no TLS, and nothing was sent to it; turn TLS on at the server, or ask for none in the "
+                "pipeline file: neither `nats.tls` nor a tls:// URL"
             )
         if any("authorization" in str(error).lower() for error in refused):
             raise HaltError(f"{doing}: the server refused the credentials; check `nats` in the pipeline file")
