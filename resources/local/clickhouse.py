@@ -33,7 +33,7 @@ class ClickHouse:
         return f"{place.address} {_RELEASE}"
 
     def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
-        if not users_file(place.directory).is_file() or _are_of_no_password(place.directory):
+        if not users_file(place.directory).is_file():
             _write_users(place.directory, [User(DEFAULT_NAME, place.password)])
         command = [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(place.directory / "data")]
         return [*command, "--host", HOST, "--port", str(place.port), "--users-file", str(users_file(place.directory))]
@@ -87,13 +87,14 @@ def read_first_user(directory: Path, default_password: str) -> User:
     return next(iter(users.values()))
 
 
-def _are_of_no_password(directory: Path) -> bool:
-    """Whether the users are those of a release that made `default` without a password."""
+def close_default_user(directory: Path, password: str) -> None:
+    """Gives `default` this password where an earlier release has made it, as the only user, without one; else changes nothing."""
     try:
         kept = json.loads(users_file(directory).read_text())
-    except ValueError:
-        return False
-    return kept in ({DEFAULT_NAME: {"password": ""}}, {DEFAULT_NAME: {"password": "", "rights": ["all"]}})
+    except (FileNotFoundError, ValueError):
+        return
+    if kept == {DEFAULT_NAME: {"password": "", "rights": ["all"]}}:
+        _write_users(directory, [User(DEFAULT_NAME, password)])
 
 
 def _write_users(directory: Path, users: Sequence[User]) -> None:

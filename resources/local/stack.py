@@ -18,7 +18,7 @@ from threading import Event
 from filelock import FileLock, Timeout
 
 from pipelines.private import private_directory
-from resources.local.clickhouse import ClickHouse, keep_users, read_first_user
+from resources.local.clickhouse import ClickHouse, close_default_user, keep_users, read_first_user
 from resources.local.errors import LocalServerError
 from resources.local.files import write_atomically
 from resources.local.kafka import MECHANISM as KAFKA_MECHANISM
@@ -110,6 +110,7 @@ class LocalStack:
         """
         with self._locked(progress):
             passwords = keep_passwords(self._passwords_path, SERVERS)
+            close_default_user(self._directory / "clickhouse", passwords["clickhouse"])
             if users:
                 keep_users(self._directory / "clickhouse", users)
             ports = keep_ports(self._ports_path, SERVERS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.local.clickhouse import ClickHouse, keep_users, read_first_user, users_file
+from resources.local.clickhouse import close_default_user, keep_users, read_first_user, users_file
 from resources.local.clickhouse_users import User
 from resources.local.errors import LocalServerError
 from resources.local.kafka import cluster_id, render_properties
@@ -46,9 +46,8 @@ def test_nats_wants_the_login() -> None:
 
 
 def test_the_one_user_of_a_release_without_passwords_gets_one(tmp_path: Path) -> None:
-    place = Place(tmp_path, 21001, {}, "s3cret")
     users_file(tmp_path).write_text('{"default": {"password": "", "rights": ["all"]}}')
-    ClickHouse().prepare(place, lambda _: None)
+    close_default_user(tmp_path, "s3cret")
     assert read_first_user(tmp_path, "made") == User("default", "s3cret")
 
 
@@ -56,7 +55,7 @@ def test_the_one_user_of_a_release_without_passwords_gets_one(tmp_path: Path) ->
 def test_other_users_without_a_password_are_refused_with_the_remedy(tmp_path: Path, kept: str) -> None:
     users_file(tmp_path).write_text(kept)
     users_file(tmp_path).chmod(0o600)
-    ClickHouse().prepare(Place(tmp_path, 21001, {}, "s3cret"), lambda _: None)
+    close_default_user(tmp_path, "s3cret")
     with pytest.raises(LocalServerError, match=r"needs a password.*tallyflow up --user name:password"):
         read_first_user(tmp_path, "made")
     with pytest.raises(LocalServerError, match="has no password"):
