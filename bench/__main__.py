@@ -72,7 +72,7 @@ def main(
                 continue
             topic = f"bench-{size}-{uuid4().hex[:6]}"
             console.print(f"producing {count:,} events of about {size} bytes, {share:.0%} of them copies")
-            made = produce(stack.addresses().kafka_bootstrap, topic, count, None, size, share, 0.0, 1, 4)
+            made = produce(stack.addresses().kafka_client, topic, count, None, size, share, 0.0, 1, 4)
             for name, legs in cases:
                 measured = []
                 for number in range(runs):
@@ -101,7 +101,7 @@ def main(
 
 def _verification(stack: LocalStack, events: int) -> verification.Verified:
     topic = f"bench-verification-{uuid4().hex[:6]}"
-    made = produce(stack.addresses().kafka_bootstrap, topic, events, None, 200, 0.1, 0.0, 1, 4)
+    made = produce(stack.addresses().kafka_client, topic, events, None, 200, 0.1, 0.0, 1, 4)
     found = verification.measure(stack, topic, events, made.duplicates)
     cpu = ", ".join(f"{'tallyflow verify' if group == 'driver' else group} {spent:.1f}" for group, spent in found.cpu_seconds.items())
     console.print(
@@ -113,7 +113,7 @@ def _verification(stack: LocalStack, events: int) -> verification.Verified:
 
 def _batch(stack: LocalStack, events: int) -> list[batch.Batch]:
     topic = f"bench-batch-{uuid4().hex[:6]}"
-    produce(stack.addresses().kafka_bootstrap, topic, events, None, 200, 0.1, 0.0, 1, 4)
+    produce(stack.addresses().kafka_client, topic, events, None, 200, 0.1, 0.0, 1, 4)
     found = []
     for one in batch.measure(stack, topic, events):
         console.print(f"{one.work}: {one.seconds:.1f} s, CPU seconds {one.cpu_seconds:.1f}, load average {one.load:.1f}")

@@ -35,7 +35,7 @@ class Latency:
 
 def measure(stack: LocalStack, topic: str, per_second: int, seconds: float, idle_seconds: float) -> Latency:
     addresses = stack.addresses()
-    ensure_topic(addresses.kafka_bootstrap, topic, 4)
+    ensure_topic(addresses.kafka_client, topic, 4)
     with MeasuredPipeline(stack, topic, with_dedup=False) as pipeline:
         return _measure(stack, pipeline, per_second, seconds, idle_seconds)
 
@@ -46,7 +46,7 @@ def _measure(stack: LocalStack, pipeline: MeasuredPipeline, per_second: int, sec
     pipeline.wait(lambda: (pipeline.status() or {}).get("ready"))
     meter = Meter(pid, {name: int(stack.server(name).pid or 0) for name in ("kafka", "nats", "clickhouse")})
     stop = threading.Event()
-    producer = threading.Thread(target=_produce, args=(stack.addresses().kafka_bootstrap, topic, per_second, stop), daemon=True)
+    producer = threading.Thread(target=_produce, args=(stack.addresses().kafka_client, topic, per_second, stop), daemon=True)
     producer.start()
     time.sleep(WARM_UP_SECONDS)
     before, begun = meter.read(), time.monotonic()
@@ -69,9 +69,9 @@ def _measure(stack: LocalStack, pipeline: MeasuredPipeline, per_second: int, sec
     )
 
 
-def _produce(bootstrap: str, topic: str, per_second: int, stop: threading.Event) -> None:
+def _produce(connection: dict[str, str], topic: str, per_second: int, stop: threading.Event) -> None:
     """Sends `per_second` orders evenly, in steps of 10 ms, each with the instant of its sending."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+    producer = Producer({**connection, "linger.ms": 0})
     begun = time.monotonic()
     number = 0
     while not stop.is_set():

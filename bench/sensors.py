@@ -26,6 +26,8 @@ from pipelines.processes import start_mark
 from pipelines.produce import produce
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
+from resources.local.kafka import MECHANISM, PROTOCOL
+from resources.local.passwords import USER
 from resources.local.stack import LocalStack
 from resources.nats import NatsResource
 from resources.streaming_jobs import StreamingJobs
@@ -59,7 +61,7 @@ def measure(stack: LocalStack, ticks: int = 100) -> list[Ticks]:
     """The servers must be up. Starts and stops two runners with a JVM each."""
     addresses = stack.addresses()
     topic = f"bench-sensors-{time.time_ns()}"
-    produce(addresses.kafka_bootstrap, topic, 1000, None, 200, 0.0, 0.0, 1, 4)
+    produce(addresses.kafka_client, topic, 1000, None, 200, 0.0, 0.0, 1, 4)
     with TemporaryDirectory(prefix="tallyflow-bench-") as made, ExitStack() as open_things:
         directory, home = Path(made) / "files", Path(made) / "home"
         directory.mkdir()
@@ -75,7 +77,13 @@ def measure(stack: LocalStack, ticks: int = 100) -> list[Ticks]:
             password=addresses.clickhouse_password,
         )
         jobs = StreamingJobs(
-            kafka=KafkaResource(bootstrap_servers=addresses.kafka_bootstrap),
+            kafka=KafkaResource(
+                bootstrap_servers=addresses.kafka_bootstrap,
+                security_protocol=PROTOCOL,
+                sasl_mechanism=MECHANISM,
+                sasl_username=USER,
+                sasl_password=addresses.kafka_password,
+            ),
             nats=NatsResource(url=addresses.nats_url),
             clickhouse=clickhouse,
             home=str(home),

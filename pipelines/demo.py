@@ -100,7 +100,7 @@ def _start_servers(console: Console, stack: LocalStack) -> Addresses:
 
         addresses = stack.up(show)
     console.print(
-        f"   Kafka {addresses.kafka_bootstrap}, {addresses.nats_url}, ClickHouse http://{addresses.clickhouse_host}:{addresses.clickhouse_port}"
+        f"   Kafka {addresses.kafka_bootstrap}, NATS {addresses.nats_address}, ClickHouse http://{addresses.clickhouse_host}:{addresses.clickhouse_port}"
     )
     return addresses
 
@@ -203,11 +203,10 @@ class _Stage:
     def _produce(self, recipe: Recipe, count: int) -> ProduceSummary:
         source = self._config.sources[0]
         _headline(self._console, 2, f"Producing {count:,} orders of {recipe.size:,} bytes to topic {source.topic}")
-        brokers = ",".join(source.connection_params.brokers)
         with _bar(self._console) as bar:
             task = bar.add_task("produced", total=count)
             made = produce(
-                brokers,
+                client_settings(source),
                 source.topic,
                 count,
                 size=recipe.size,

@@ -1,67 +1,72 @@
-"""How large an Arrow IPC stream is once it is decoded, told by its metadata: nothing is decompressed.
+"""What an Arrow IPC stream declares of itself, read before anything of it is uncompressed.
 
-Format.html of Arrow, "Serialization and Interprocess Communication": a message's flatbuffer lists (offset, length) of its buffers, and a
-buffer of a compressed body begins with its own length as an int64, -1 where it is not compressed.
+Layouts: Arrow's Message.fbs and the flatbuffers' "Internals". pyarrow does not show them; that the metadata is a sound flatbuffer Arrow has
+verified when it opens the message.
 """
 
 import struct
-from collections.abc import Iterator
 
 import pyarrow as pa
 
-_HEADER, _BUFFERS, _COMPRESSION, _DICTIONARY_DATA = 2, 2, 3, 1
-"""Field numbers in Message, RecordBatch and DictionaryBatch (Message.fbs)."""
+LZ4_FRAME = 0
+_LENGTHS = {"dictionary": True, "record batch": False}
+"""By type of message that has a body: whether its header is that of a dictionary, which holds a record batch's."""
 
 
-def uncompressed_bytes(payload: bytes) -> int:
-    """Bytes of all buffers of an IPC stream, decompressed. Raises pyarrow.ArrowInvalid for bytes that are none."""
+def declared_bytes(payload: bytes) -> int:
+    """Uncompressed bytes of all bodies of the stream. Raises pyarrow.ArrowInvalid for what is no stream, or not compressed with lz4."""
+    total = 0
     try:
-        return sum(map(_message_bytes, pa.ipc.MessageReader.open_stream(payload)))
-    except (struct.error, OverflowError) as error:
-        raise pa.ArrowInvalid(f"a message of an Arrow IPC stream is damaged: {error}") from error
+        for message in pa.ipc.MessageReader.open_stream(payload):
+            if message.type in _LENGTHS:
+                total += _body_bytes(message.metadata.to_pybytes(), memoryview(message.body), _LENGTHS[message.type])
+    except (struct.error, IndexError, EOFError) as error:
+        raise pa.ArrowInvalid(f"its metadata is damaged: {error}") from error
+    return total
 
 
-def _message_bytes(message: pa.ipc.Message) -> int:
-    if message.type not in ("record batch", "dictionary"):
+def _body_bytes(metadata: bytes, body: memoryview, is_dictionary: bool) -> int:
+    batch = _child(metadata, _root(metadata), 2)
+    if is_dictionary:
+        batch = _child(metadata, batch, 1)
+    compression = _child(metadata, batch, 3)
+    if compression and (at := _field(metadata, compression, 0)) and metadata[at] != LZ4_FRAME:
+        raise pa.ArrowInvalid("its buffers are compressed, and not with lz4")
+    buffers = _child(metadata, batch, 2)
+    if not buffers:
         return 0
-    metadata, body = memoryview(message.metadata), memoryview(message.body)
-    batch = _field(metadata, _int(metadata, 0), _HEADER)
-    if message.type == "dictionary":
-        batch = _field(metadata, batch, _DICTIONARY_DATA)
-    buffers = _buffers(metadata, _field(metadata, batch, _BUFFERS))
-    if not _has(metadata, batch, _COMPRESSION):
-        return sum(length for _, length in buffers)
-    return sum(_buffer_bytes(body, offset, length) for offset, length in buffers)
+    (count,) = struct.unpack_from("<I", metadata, buffers)
+    places = struct.unpack_from(f"<{2 * count}q", metadata, buffers + 4)
+    total = 0
+    for offset, length in zip(places[::2], places[1::2], strict=True):
+        if not compression or length == 0:
+            total += length
+            continue
+        if offset < 0 or length < 8 or offset + length > len(body):
+            raise pa.ArrowInvalid("a buffer lies outside its message")
+        # -1: this one did not become smaller and is not compressed.
+        (declared,) = struct.unpack_from("<q", body, offset)
+        if declared < -1:
+            raise pa.ArrowInvalid("a buffer declares a negative length")
+        total += length - 8 if declared == -1 else declared
+    return total
 
 
-def _buffers(metadata: memoryview, at: int) -> Iterator[tuple[int, int]]:
-    (count,) = struct.unpack_from("<I", metadata, at)
-    yield from struct.iter_unpack("<qq", metadata[at + 4 : at + 4 + 16 * count])
+def _root(metadata: bytes) -> int:
+    return int(struct.unpack_from("<I", metadata, 0)[0])
 
 
-def _buffer_bytes(body: memoryview, offset: int, length: int) -> int:
-    if length < 8:
+def _field(metadata: bytes, table: int, number: int) -> int:
+    """Where the field of a table lies; 0 if it is not there."""
+    vtable = table - struct.unpack_from("<i", metadata, table)[0]
+    (size,) = struct.unpack_from("<H", metadata, vtable)
+    if 4 + 2 * number >= size:
         return 0
-    (size,) = struct.unpack_from("<q", body, offset)
-    return length - 8 if size == -1 else max(0, int(size))
+    (offset,) = struct.unpack_from("<H", metadata, vtable + 4 + 2 * number)
+    return table + offset if offset else 0
 
 
-def _offset(metadata: memoryview, table: int, number: int) -> int:
-    """Where field `number` lies within the table at `table`; 0 for a field that is not there."""
-    vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
-    size, place = struct.unpack_from("<H", metadata, vtable)[0], 4 + 2 * number
-    return int(struct.unpack_from("<H", metadata, vtable + place)[0]) if place < size else 0
-
-
-def _has(metadata: memoryview, table: int, number: int) -> bool:
-    return _offset(metadata, table, number) != 0
-
-
-def _field(metadata: memoryview, table: int, number: int) -> int:
-    """Where the table or vector lies that field `number` of the table at `table` refers to."""
-    at = table + _offset(metadata, table, number)
-    return at + _int(metadata, at)
-
-
-def _int(metadata: memoryview, at: int) -> int:
-    return int(struct.unpack_from("<I", metadata, at)[0])
+def _child(metadata: bytes, table: int, number: int) -> int:
+    """The table or vector that the field refers to; 0 if the field is not there."""
+    at = _field(metadata, table, number)
+    return at + struct.unpack_from("<I", metadata, at)[0] if at else 0

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from pipelines.errors import ConflictError, DataLossError, FencedError, InvariantError, RetryableError
+from pipelines.errors import ConflictError, DataLossError, FencedError, HaltError, InvariantError, RetryableError
 from pipelines.records import Message
 
 Json = Any
@@ -47,9 +47,20 @@ class Entry:
 
     @classmethod
     def decode(cls, message: Message) -> "Entry":
-        record = json.loads(message.payload)
-        own = {name: record.pop(name) for name in ("kind", "epoch", "previous_done", "open_plan")}
-        return cls(own["kind"], own["epoch"], record, own["previous_done"], own["open_plan"], message.sequence)
+        """Raises HaltError for a message that is no entry: whoever may publish on the ledger can write it."""
+        try:
+            record = json.loads(message.payload)
+            kind, *numbers = (record.pop(name) for name in ("kind", "epoch", "previous_done", "open_plan"))
+            if not isinstance(kind, str) or not all(type(number) is int and 0 <= number < message.sequence for number in numbers[1:]):
+                raise ValueError("its kind or its references are none")
+            if type(numbers[0]) is not int or numbers[0] < 0:
+                raise ValueError("its epoch is none")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise HaltError(
+                f"reading {message.subject} at {message.sequence}: no entry of a ledger ({type(error).__name__}); only Tallyflow may write "
+                "to its streams: see who else may publish there, and restore them from a backup of one moment"
+            ) from error
+        return cls(kind, numbers[0], record, numbers[1], numbers[2], message.sequence)
 
 
 @dataclass(frozen=True)

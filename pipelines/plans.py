@@ -225,8 +225,8 @@ class Abandonment:
             return np.zeros(chunk.rows, dtype=bool)
         if not columns.issuperset(NEEDED_COLUMNS):
             raise HaltError(
-                f"giving up a plan of table {plan.body['table']}: it has not the columns {', '.join(NEEDED_COLUMNS)}, so nobody can tell "
-                f"by position which of the {chunk.rows:,} rows it holds already. Look yourself: if none of them is there, say --not-stored; "
+                f"giving up a plan of table {plan.body['table']}: it has not the columns {', '.join(NEEDED_COLUMNS)}, so nobody "
+                f"can tell by position which of the {chunk.rows:,} rows it holds already. Look yourself: if none is there, say --not-stored; "
                 "else delete those that are, and say it then"
             )
         rows = pa.concat_tables([decode_columns(frame.payload, NEEDED_COLUMNS) for frame in chunk.messages if frame.rows])

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from pipelines.private import OWNER_ONLY
+
 POLL_SECONDS = 0.02
 _LAST_THREAD_SECONDS = 30.0
 
@@ -116,7 +118,7 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], directory: Path, output: Path) -> ProcessIdentity:
     """Starts a detached process: own session, no terminal, no open files of ours, stdout and stderr in `output` (truncated, then
-    appended to, so that it may be truncated again while the process writes).
+    appended to, so that it may be truncated again while the process writes). What it makes only this user can read.
 
     Raises OSError if the program cannot be started.
     """
@@ -129,6 +131,7 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], directory: Pat
             cwd=directory,
             env=dict(environment),
             start_new_session=True,
+            umask=OWNER_ONLY,
         )
     _CHILDREN[child.pid] = child
     # A child that has ended already is a zombie until it is asked, so it still has its start mark.

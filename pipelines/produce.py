@@ -6,7 +6,7 @@ producer), in order per key. When it raises, some prefix may be there.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -48,7 +48,7 @@ class ProduceSummary:
 
 
 def produce(
-    bootstrap: str,
+    connection: Mapping[str, str | bool | int],
     topic: str,
     count: int,
     rate: float | None = None,
@@ -61,6 +61,7 @@ def produce(
 ) -> ProduceSummary:
     """Sends `count` orders with their ids as keys; makes the topic with `partitions` partitions if it is missing.
 
+    `connection`: librdkafka settings that connect and log in, as `connection_settings` gives them.
     `rate`: events per second, kept on average from the first event on: after a stall the rest comes faster. None: as fast as it goes.
     Raises ConfigurationError for numbers that make no recipe, RetryableError when Kafka is away or an event was not acknowledged within
     30 s, HaltError for what waiting does not mend.
@@ -71,8 +72,8 @@ def produce(
         recipe = Recipe(seed, size, duplicate_share, bad_share)
     except ValueError as error:
         raise ConfigurationError("produce", [Fault("", str(error))]) from error
-    ensure_topic(bootstrap, topic, partitions)
-    sending = _Sending(bootstrap, topic)
+    ensure_topic(connection, topic, partitions)
+    sending = _Sending(connection, topic)
     kinds: Counter[str] = Counter()
     value_bytes = 0
     started = time.monotonic()
@@ -88,10 +89,10 @@ def produce(
     return ProduceSummary(topic, kinds.total(), kinds[GOOD], bad, kinds[DUPLICATE], bad_kinds, value_bytes, seconds, sending.offsets())
 
 
-def ensure_topic(bootstrap: str, topic: str, partitions: int) -> None:
+def ensure_topic(connection: Mapping[str, str | bool | int], topic: str, partitions: int) -> None:
     """Makes the topic unless it is there; an existing one keeps its partitions. Raises RetryableError or HaltError."""
     doing = f"creating topic {topic}"
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin = AdminClient({**connection, "log_level": 0})
     wanted = NewTopic(topic, num_partitions=partitions, replication_factor=-1)
     try:
         admin.create_topics([wanted], request_timeout=_REQUEST_SECONDS)[topic].result()
@@ -122,14 +123,14 @@ def _paced(blocks: Iterator[Events], rate: float | None, started: float) -> Iter
 class _Sending:
     """One producer and what was acknowledged to it. Use it from one thread."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
+    def __init__(self, connection: Mapping[str, str | bool | int], topic: str) -> None:
         self._topic = topic
         self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self._failure: KafkaError | None = None
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap,
+                **connection,
                 "enable.idempotence": True,
                 "compression.type": "lz4",
                 "linger.ms": 10,

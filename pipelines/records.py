@@ -7,6 +7,7 @@ positions it covers, so that a writer can resume, and a reader can plan, without
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -15,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.errors import HaltError
+from pipelines.frame_sizes import declared_bytes
 from pipelines.stream_limits import MAX_FRAME_BYTES
 
 MAX_RECORD_BYTES = 448 * 1024
@@ -22,6 +25,8 @@ MAX_RECORD_BYTES = 448 * 1024
 MAX_ROW_BYTES = MAX_FRAME_BYTES - 16 * 1024
 """A row that takes more, uncompressed, might not fit into a frame of its own; it is rejected."""
 OVERSIZE_HEAD_BYTES = 1024
+MAX_DECODED_BYTES = 256 * MAX_FRAME_BYTES
+"""Of a frame, uncompressed: lz4 makes of a byte at most 255."""
 _RECORD_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
 _TARGET_FRAME_BYTES = 384 * 1024
 
@@ -158,20 +163,69 @@ def encode_frame(table: pa.Table) -> bytes:
     return payload
 
 
-def decode_frame(payload: bytes) -> pa.Table:
-    """Inverse of `encode_frame`. Raises pyarrow.ArrowInvalid for bytes that are no frame; the caller halts (a foreign writer)."""
-    with pa.ipc.open_stream(payload) as reader:
-        return reader.read_all()
+def decode_frame(payload: bytes, what: str = "a frame", most_bytes: int | None = MAX_DECODED_BYTES) -> pa.Table:
+    """Inverse of `encode_frame`. Nothing in the bytes is believed: whoever may publish on the streams can write them.
+
+    Raises HaltError that names `what` for bytes that are no frame: they do not decode, would take more than `most_bytes` uncompressed, or
+    point outside their own buffers. `validate(full=True)` takes 5 % of a raw frame's decoding and 33 % of an out frame's.
+    """
+    with _frames_of_ours_only(what):
+        _check_declared(payload, most_bytes)
+        with pa.ipc.open_stream(payload) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+        return table
 
 
-def decode_columns(payload: bytes, names: Sequence[str]) -> pa.Table:
+def decode_columns(payload: bytes, names: Sequence[str], what: str = "a frame") -> pa.Table:
     """`decode_frame` of these columns only; the others are not uncompressed. Raises KeyError for a column that is not there."""
-    with pa.ipc.open_stream(payload) as reader:
-        places = [reader.schema.names.index(name) if name in reader.schema.names else -1 for name in names]
+    with _frames_of_ours_only(what):
+        _check_declared(payload, MAX_DECODED_BYTES)
+        with pa.ipc.open_stream(payload) as reader:
+            places = [reader.schema.names.index(name) if name in reader.schema.names else -1 for name in names]
     if -1 in places:
         raise KeyError(names[places.index(-1)])
-    with pa.ipc.open_stream(payload, options=pa.ipc.IpcReadOptions(included_fields=sorted(places))) as reader:
-        return reader.read_all().select(list(names))
+    with _frames_of_ours_only(what):
+        with pa.ipc.open_stream(payload, options=pa.ipc.IpcReadOptions(included_fields=sorted(places))) as reader:
+            table = reader.read_all().select(list(names))
+        table.validate(full=True)
+        return table
+
+
+def place_of_frame(message: Message) -> str:
+    """What errors call a stored frame."""
+    return f"{message.subject} at {message.sequence}"
+
+
+def check_columns(table: pa.Table, schema: pa.Schema, optional: pa.Schema, what: str) -> None:
+    """Raises HaltError unless the frame has the columns of `schema`, perhaps some of `optional`, no others, each with its type."""
+    known = {field.name: field.type for field in (*schema, *optional)}
+    wrong = [field.name for field in table.schema if known.get(field.name) != field.type]
+    missing = [name for name in schema.names if name not in table.column_names]
+    if wrong or missing or len(table.column_names) != len({*table.column_names}):
+        names = ", ".join(repr(name[:80]) for name in (wrong + missing or table.column_names)[:5])
+        raise _foreign(what, f"its columns are not those of a frame: {names}")
+
+
+def _check_declared(payload: bytes, most_bytes: int | None) -> None:
+    declared = declared_bytes(payload)
+    if most_bytes is not None and declared > most_bytes:
+        raise pa.ArrowInvalid(f"it would take {declared} bytes uncompressed, a frame at most {most_bytes}")
+
+
+@contextmanager
+def _frames_of_ours_only(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise _foreign(what, str(error)) from error
+
+
+def _foreign(what: str, reason: str) -> HaltError:
+    return HaltError(
+        f"decoding {what}: {reason}; only Tallyflow may write to its streams: see who else may publish there, and restore the stream from "
+        "a backup, or delete the pipeline and start it anew"
+    )
 
 
 def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:

@@ -51,6 +51,7 @@ from pipelines.letters.reprocess import expire_letters
 from pipelines.naming import LEGS, Names
 from pipelines.pace import Pace
 from pipelines.preflight import Prepared, check_supported, check_types, prepare
+from pipelines.private import private_directory
 from pipelines.queries import Queries
 from pipelines.retention import LetterRetention, Retention
 from pipelines.run_spec import RunSpec
@@ -129,7 +130,7 @@ class Runner:
             prepared = self._wait_for_systems()
         if prepared is None:
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
+        private_directory(self.directory)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
         forget_halts(self.directory, self.options.legs)
         self._make_own_directory()
@@ -194,7 +195,7 @@ class Runner:
         if self._waiting_service is None and self.on_start is not None:
             # No lease is held yet: another start may wait beside this one.
             self.own_directory = self.directory / f"{'-'.join(self.options.legs)}-waiting-{os.getpid()}"
-            self.own_directory.mkdir(parents=True, exist_ok=True)
+            private_directory(self.own_directory)
             self._waiting_service = self.on_start(self)
             self._waiting_service.start()
 

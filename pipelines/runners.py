@@ -25,6 +25,7 @@ from filelock import FileLock
 
 from pipelines.errors import HaltError
 from pipelines.naming import LEGS
+from pipelines.private import private_directory
 from pipelines.processes import POLL_SECONDS, ProcessIdentity, host_mark, start_mark
 
 STATUS_FILE = "status.json"
@@ -89,7 +90,7 @@ def controlled(directory: Path) -> Iterator[None]:
     """Of those who start and stop a pipeline on this host one at a time decides, and notes what it has decided. Brief: nobody waits for a
     runner in it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    private_directory(directory)
     with FileLock(directory / _LOCK_FILE):
         yield
 
@@ -153,7 +154,7 @@ def _read(path: Path, *names: str) -> dict[str, Any] | None:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     """Whole or not at all, whoever writes beside us, also where the host loses its power."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_directory(path.parent)
     partial = path.with_name(f"{path.stem}.{uuid4().hex}.partial")
     with partial.open("w") as file:
         json.dump(content, file)

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.errors import HaltError, InvariantError
-from pipelines.frame_sizes import uncompressed_bytes
-from pipelines.records import Message, decode_frame, payloads_digest
+from pipelines.frame_sizes import declared_bytes
+from pipelines.records import Message, decode_frame, payloads_digest, place_of_frame
 
 MAX_CHUNK_ROWS = 200_000
 MAX_CHUNK_BYTES = 128 * 1024 * 1024
@@ -68,7 +68,7 @@ def chunks(
     messages: Iterable[Message],
     max_rows: int = MAX_CHUNK_ROWS,
     max_bytes: int = MAX_CHUNK_BYTES,
-    bytes_of: Callable[[bytes], int] = uncompressed_bytes,
+    bytes_of: Callable[[bytes], int] = declared_bytes,
 ) -> Iterator[Chunk]:
     """Cuts frames into chunks of at most `max_rows` rows and `max_bytes` bytes, uncompressed, at frame borders; a frame alone always fits.
 
@@ -178,7 +178,7 @@ class Pieces:
 
 def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
     """The chunk's rows, `columns` only. Raises HaltError for frames that have other columns than those of their configuration."""
-    tables = [decode_frame(message.payload) for message in chunk.messages]
+    tables = [decode_frame(message.payload, place_of_frame(message)) for message in chunk.messages]
     try:
         together = pa.concat_tables([t.select(list(columns)) for t in tables if t.num_rows] or [tables[0].select(list(columns))])
     except (KeyError, pa.ArrowException) as error:

@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pipelines.errors import TallyflowError
+from pipelines.loopback import BoundedConnection, local_only
 from pipelines.pace import LegPace
 from pipelines.processes import start_mark
 from pipelines.runners import STATUS_FILE
@@ -181,7 +182,16 @@ class StatusServer:
             return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
         application = Starlette(routes=[Route("/status", status), Route("/healthz", healthz), Route("/metrics", metrics)])
-        settings = uvicorn.Config(application, log_level="error", access_log=False, timeout_graceful_shutdown=_CLOSE_SECONDS)
+        settings = uvicorn.Config(
+            local_only(application),
+            http=BoundedConnection,
+            ws="none",
+            log_level="error",
+            access_log=False,
+            # As many are accepted before the first of them is looked at.
+            backlog=BoundedConnection.most_connections,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+        )
         self._server = uvicorn.Server(settings)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="status", daemon=True)

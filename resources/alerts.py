@@ -1,5 +1,6 @@
 """Alerts as a Dagster resource: to a Slack-compatible webhook, by e-mail, or both. One that cannot be sent is logged and fails nothing."""
 
+import asyncio
 import logging
 import smtplib
 import ssl
@@ -18,6 +19,9 @@ from resources.connection import ConnectionResource
 _PORTS = {"starttls": "587", "tls": "465", "none": "25"}
 """Usual ports of a mail server, by how the connection is secured."""
 SEND_TIMEOUT_SECONDS = 2.0
+"""For each step of sending: connecting, a piece that is sent or comes."""
+WEBHOOK_SECONDS = 5.0
+"""For a webhook in all: one that answers in drops keeps nobody longer."""
 # The address of a webhook is a secret, and httpx logs the address of each request.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 _LOG = logging.getLogger("tallyflow.alerts")
@@ -86,7 +90,7 @@ class AlertsResource(ConnectionResource):
         return failed
 
     def _post(self, url: str, alert: Alert) -> None:
-        httpx.post(url, json={"text": alert.text}, timeout=SEND_TIMEOUT_SECONDS).raise_for_status()
+        asyncio.run(asyncio.wait_for(_posted(url, alert.text), WEBHOOK_SECONDS))
 
     def _mail(self, alert: Alert) -> None:
         message = EmailMessage()
@@ -109,6 +113,12 @@ class AlertsResource(ConnectionResource):
             if self.value("smtp_user"):
                 connection.login(self.value("smtp_user"), self.value("smtp_password"))
             connection.send_message(message)
+
+
+async def _posted(url: str, text: str) -> None:
+    """Raises httpx.HTTPError. Of the answer only the head is read: the body may be as long as it likes."""
+    async with httpx.AsyncClient(timeout=SEND_TIMEOUT_SECONDS) as client, client.stream("POST", url, json={"text": text}) as answer:
+        answer.raise_for_status()
 
 
 def _shown(error: BaseException) -> str:

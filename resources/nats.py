@@ -23,7 +23,9 @@ class NatsResource(ConnectionResource):
         "credentials_file": "NATS_CREDENTIALS_FILE",
     }
 
-    url: str = Field(default="", description="`nats://host:port`, several separated by commas. Empty: NATS_URL, else 127.0.0.1:4222.")
+    url: str = Field(
+        default="", repr=False, description="`nats://host:port`, several separated by commas. Empty: NATS_URL, else 127.0.0.1:4222."
+    )
     user: str = Field(default="", description="User name. Empty: NATS_USER.")
     password: str = Field(default="", repr=False, description="Password, as `dg.EnvVar`. Empty: NATS_PASSWORD.")
     token: str = Field(default="", repr=False, description="Token, as `dg.EnvVar`. Empty: NATS_TOKEN.")

@@ -94,7 +94,7 @@ def brief_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
 def proxied(case: PipelineCase) -> Iterator[Proxied]:
     """A case, and the proxies through which its pipeline reaches NATS and ClickHouse."""
     with proxies(case) as (nats, clickhouse):
-        case.write_file(through(nats, clickhouse))
+        case.write_file(through(case, nats, clickhouse))
         yield case, nats, clickhouse
         # While its servers can still be reached.
         case.end()

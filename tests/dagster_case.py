@@ -17,11 +17,11 @@ from dagster_project.pipeline_files import read_pipeline_files
 from resources.alerts import AlertsResource
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
+from resources.local.kafka import MECHANISM, PROTOCOL
+from resources.local.passwords import USER
 from resources.nats import NatsResource
 from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
-
-KAFKA_PASSWORD = "only-by-the-environment"
 
 
 class PlainJobs(StreamingJobs):
@@ -37,7 +37,13 @@ def streaming_jobs(case: PipelineCase, **fields: Any) -> StreamingJobs:
     clickhouse = ClickHouseResource(
         host=a.clickhouse_host, port=str(a.clickhouse_port), user=a.clickhouse_user, password=a.clickhouse_password
     )
-    kafka = KafkaResource(bootstrap_servers=a.kafka_bootstrap, sasl_password=KAFKA_PASSWORD)
+    kafka = KafkaResource(
+        bootstrap_servers=a.kafka_bootstrap,
+        security_protocol=PROTOCOL,
+        sasl_mechanism=MECHANISM,
+        sasl_username=USER,
+        sasl_password=a.kafka_password,
+    )
     return PlainJobs(kafka=kafka, nats=NatsResource(url=a.nats_url), clickhouse=clickhouse, home=str(case.home), **fields)
 
 

@@ -10,12 +10,12 @@ from proxy import HOST, Proxy
 from pipelines.runner import Runner
 
 
-def through(nats: Proxy | None = None, clickhouse: Proxy | None = None) -> Callable[[dict[str, Any]], None]:
+def through(case: PipelineCase, nats: Proxy | None = None, clickhouse: Proxy | None = None) -> Callable[[dict[str, Any]], None]:
     """A change of the pipeline file: its addresses are those of the proxies."""
 
     def change(document: dict[str, Any]) -> None:
         if nats is not None:
-            document["nats"] = {"url": f"nats://{HOST}:{nats.port}"}
+            document["nats"] = {"url": case.addresses.nats_url.replace(case.addresses.nats_address, f"{HOST}:{nats.port}")}
         if clickhouse is not None:
             document["sink"]["connection_params"] |= {"host": HOST, "port": str(clickhouse.port)}
 

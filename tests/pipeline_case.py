@@ -72,7 +72,7 @@ class PipelineCase:
         self.names = Names(self.pipeline)
         self.home = directory / "home"
         self.file = directory / "pipeline.yaml"
-        self.admin = AdminClient({"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap})
+        self.admin = AdminClient({"log_level": 0, **self.addresses.kafka_client})
         self.session: SparkSession | None = None
         """Where runners inside this process run; None: without Spark (plain_runner.py)."""
         self.told: list[str] = []
@@ -95,7 +95,13 @@ class PipelineCase:
                     "type": "kafka",
                     "source_id": "events",
                     "topic": self.topic,
-                    "connection_params": {"brokers": ["${KAFKA_BOOTSTRAP}"]},
+                    "connection_params": {
+                        "brokers": ["${KAFKA_BOOTSTRAP}"],
+                        "protocol": "${KAFKA_SECURITY_PROTOCOL}",
+                        "mechanism": "${KAFKA_SASL_MECHANISM}",
+                        "username": "${KAFKA_SASL_USERNAME}",
+                        "password": "${KAFKA_SASL_PASSWORD}",
+                    },
                     "consumer_group_initial_offset": "earliest",
                     "schema_fields": [
                         {"name": "id", "type": "int"},
@@ -159,7 +165,7 @@ class PipelineCase:
     def send(self, values: Iterable[bytes | None], partitions: int = 3, **settings: Any) -> None:
         """Sends values round robin, in their order; every one is acknowledged when this returns."""
         # Without idempotence a retry at a topic that was just made may change the order.
-        ours = {"log_level": 0, "bootstrap.servers": self.addresses.kafka_bootstrap, "linger.ms": 5, "enable.idempotence": True}
+        ours = {"log_level": 0, **self.addresses.kafka_client, "linger.ms": 5, "enable.idempotence": True}
         producer = Producer({**ours, **settings})
         for number, value in enumerate(values):
             producer.produce(self.topic, value, key=str(number).encode(), partition=number % partitions)
@@ -200,7 +206,7 @@ class PipelineCase:
         consumer = Consumer(
             {
                 "log_level": 0,
-                "bootstrap.servers": self.addresses.kafka_bootstrap,
+                **self.addresses.kafka_client,
                 "group.id": f"oracle-{uuid4().hex}",
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",

@@ -16,7 +16,7 @@ from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import RetryableError
 from pipelines.ledger import Log
 from pipelines.naming import Names, is_redriven
-from pipelines.records import HEADER_FIRST, HEADER_TOPIC, Message, Position, decode_columns, position_keys
+from pipelines.records import HEADER_FIRST, HEADER_TOPIC, Message, Position, decode_columns, place_of_frame, position_keys
 from pipelines.state.index import Words
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
@@ -110,7 +110,7 @@ def abandoned_in(message: Message) -> int:
 
 def codes_of(message: Message) -> Words:
     """Raw positions of the rows of an out, dead-letter or duplicates frame."""
-    codes: Words = position_keys(decode_columns(message.payload, _PLACE))
+    codes: Words = position_keys(decode_columns(message.payload, _PLACE, place_of_frame(message)))
     return codes
 
 

@@ -14,7 +14,7 @@ from pipelines.audit.rows import CONFIRMED, FOUND, PENDING, Rows
 from pipelines.config import ClickHouseSink
 from pipelines.errors import HaltError
 from pipelines.legs.stage_config import StageConfig
-from pipelines.records import Message, decode_frame, position_keys
+from pipelines.records import Message, decode_frame, place_of_frame, position_keys
 from pipelines.state.index import Words
 from pipelines.verify import table_batches
 
@@ -96,7 +96,7 @@ class TableRows:
 
 
 def _inserted(message: Message, refused: Words, config: StageConfig) -> pa.Table:
-    rows = decode_frame(message.payload)
+    rows = decode_frame(message.payload, place_of_frame(message))
     missing = [target.name for target in config.targets if rows.num_rows and target.name not in rows.column_names]
     if missing:
         raise HaltError(

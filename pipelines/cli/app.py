@@ -288,12 +288,12 @@ def produce(
     partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic is made.")] = 4,
 ) -> None:
     """Send restaurant orders to the topic of a pipeline file (examples/orders)."""
+    from pipelines.connectors.kafka_settings import client_settings
     from pipelines.produce import produce as send
 
     with errors_as_exit():
         source = load(file).sources[0]
-        brokers = ",".join(source.connection_params.brokers)
-        summary = send(brokers, source.topic, count, rate, size, duplicate_share, bad_share, seed, partitions)
+        summary = send(client_settings(source), source.topic, count, rate, size, duplicate_share, bad_share, seed, partitions)
     typer.echo(json.dumps(asdict(summary), indent=2))
 
 

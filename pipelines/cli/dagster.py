@@ -119,13 +119,14 @@ def _servers(home: Path, own_servers: bool) -> Iterator[dict[str, str]]:
 def _give_orders(environment: Mapping[str, str]) -> None:
     """Puts orders into the topic of the example while it is empty, so that there is something to start for."""
     from pipelines.connectors.kafka import KafkaTopic
+    from pipelines.connectors.kafka_settings import client_settings
     from pipelines.produce import ensure_topic, produce
 
     source = load(_EXAMPLE, environment).sources[0]
-    brokers = ",".join(source.connection_params.brokers)
-    ensure_topic(brokers, source.topic, 4)
+    connection = client_settings(source)
+    ensure_topic(connection, source.topic, 4)
     if _is_empty(KafkaTopic(source)):
-        made = produce(brokers, source.topic, _SAMPLE_ORDERS, duplicate_share=0.1, bad_share=0.001)
+        made = produce(connection, source.topic, _SAMPLE_ORDERS, duplicate_share=0.1, bad_share=0.001)
         out.print(f"produced {made.produced:,} orders to topic {made.topic}, 1 in 10 a copy, 1 in 1,000 broken on purpose", highlight=False)
 
 

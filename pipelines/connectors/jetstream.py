@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import nats
-import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
@@ -23,7 +21,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from pipelines.config import NatsConnection
 from pipelines.connectors.jetstream_errors import TABLE_CLASSES, map_error
-from pipelines.connectors.nats_settings import connection_options
+from pipelines.connectors.nats_settings import NoTlsError, connection_options, new_client
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.naming import stream_of_subject
@@ -144,8 +142,9 @@ class JetStream:
             if len(refused) >= len(self._settings.servers):
                 all_refused.set()
 
+        client = new_client(self._settings)
         connecting = asyncio.ensure_future(
-            nats.connect(
+            client.connect(
                 list(self._settings.servers),
                 name=self._name,
                 connect_timeout=CONNECT_TIMEOUT_SECONDS,
@@ -161,8 +160,14 @@ class JetStream:
         await asyncio.wait({connecting, giving_up}, timeout=CONNECT_TIMEOUT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         giving_up.cancel()
         if connecting.done():
-            return connecting.result()
+            connecting.result()
+            return client
         connecting.cancel()
+        if any(isinstance(error, NoTlsError) for error in refused):
+            raise HaltError(
+                f"{doing}: the server offers no TLS, and nothing was sent to it; turn TLS on at the server, or ask for none in the "
+                "pipeline file: neither `nats.tls` nor a tls:// URL"
+            )
         if any("authorization" in str(error).lower() for error in refused):
             raise HaltError(f"{doing}: the server refused the credentials; check `nats` in the pipeline file")
         reason = refused[-1] if refused else f"no answer within {CONNECT_TIMEOUT_SECONDS:.0f} s"

@@ -4,7 +4,39 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import nats.errors
+from nats.aio.client import Client
+
 from pipelines.config import NatsConnection
+
+
+class NoTlsError(nats.errors.Error):
+    """A server that was to encrypt does not: it has been told nothing."""
+
+
+class TlsClient(Client):
+    """A client that speaks to a server only after TLS, at each connect and reconnect, whatever the server's greeting says.
+
+    The greeting is not encrypted, and nats-py 2.16 starts TLS only if it says `tls_required`: who changes it gets the login. For nats-py
+    with the check of nats.go (`ErrSecureConnWanted`; nats.py pull request 912) this class may go.
+    """
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and info.get("tls_available"):
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    def _connect_command(self) -> bytes:
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is None or writer.get_extra_info("ssl_object") is None:
+            raise NoTlsError("nats: the server offers no TLS")
+        return super()._connect_command()
+
+
+def new_client(settings: NatsConnection) -> Client:
+    """A client that is not connected yet; one that insists on TLS if any server's URL or the `tls` settings ask for it."""
+    asks_for_tls = settings.tls is not None or any(url.startswith("tls://") for url in settings.servers)
+    return TlsClient() if asks_for_tls else Client()
 
 
 def connection_options(settings: NatsConnection) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def add_keys(connections: Connections, item: Item, bucket: int, parcels: list[tu
         if kind == COUNTS:
             counts.update(json.loads(payload))
     report: Report = {"counts": counts, "newest_us": times.last if times is not None else NEVER}
-    rows = [decode_frame(payload) for kind, payload in parcels if kind == ROWS]
+    rows = [decode_frame(payload, most_bytes=None) for kind, payload in parcels if kind == ROWS]
     if rows:
         report |= _add(connections, item, bucket, pa.concat_tables(rows, promote_options="default"), times)
     return report

@@ -27,7 +27,7 @@ from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, bucket_of_key
 from pipelines.parse import parse
 from pipelines.purge import read_purged
-from pipelines.records import RAW_SCHEMA, Position, decode_frame, instant, with_positions
+from pipelines.records import RAW_SCHEMA, Position, decode_frame, instant, place_of_frame, with_positions
 from pipelines.run_spec import RunSpec
 from pipelines.state.runs import RunFacts
 from pipelines.state.store import KeyedStore
@@ -222,7 +222,7 @@ class KeyState:
         message = self.connections.log.get(self.names.stream("raw"), position.sequence)
         if message is None:
             return Seen(at, str(position), None, None, None)
-        row = decode_frame(message.payload).slice(position.ordinal, 1).to_pylist()[0]
+        row = decode_frame(message.payload, place_of_frame(message)).slice(position.ordinal, 1).to_pylist()[0]
         return Seen(at, str(position), message.headers["Tf-Topic"], row["partition"], row["offset"])
 
     def _copies(

@@ -10,7 +10,17 @@ import pyarrow as pa
 from pipelines.errors import HaltError, RetryableError
 from pipelines.ledger import Log
 from pipelines.naming import bucket_of_partition
-from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, decode_frame, with_positions
+from pipelines.records import (
+    HEADER_PARTITION,
+    HEADER_TOPIC,
+    HISTORY_SCHEMA,
+    RAW_SCHEMA,
+    Message,
+    check_columns,
+    decode_frame,
+    place_of_frame,
+    with_positions,
+)
 
 FRAMES_PER_STEP = 12
 
@@ -47,10 +57,11 @@ def steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
 
 def records_of(message: Message, arrival_us: int) -> pa.Table:
     """The frame's records with their positions. Raises HaltError for a frame that nobody of ours has written."""
-    try:
-        table = decode_frame(message.payload)
-    except pa.ArrowInvalid as error:
-        raise HaltError(f"decoding {message.subject} at {message.sequence}: {error}; only Tallyflow may write to its streams") from error
+    what = place_of_frame(message)
+    table = decode_frame(message.payload, what)
+    check_columns(table, RAW_SCHEMA, HISTORY_SCHEMA, what)
+    if HEADER_TOPIC not in message.headers:
+        raise HaltError(f"decoding {what}: it has no header {HEADER_TOPIC}; only Tallyflow may write to its streams")
     return with_positions(table, message.sequence, message.headers[HEADER_TOPIC], arrival_us)
 
 

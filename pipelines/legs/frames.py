@@ -91,7 +91,7 @@ def after_exchange(connections: Connections, item: Item, bucket: int, parcels: l
     for kind, payload in parcels:
         if kind == COUNTS:
             counts.update(json.loads(payload))
-    rows, rejected = ([decode_frame(payload) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, LETTERS))
+    rows, rejected = ([decode_frame(payload, most_bytes=None) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, LETTERS))
     counts.update(buckets.append_bucket(bucket, together(rows) if rows else None, together(rejected) if rejected else None, frames))
     reach("process.after-publish")
     return _report(buckets, counts, frames)

@@ -19,7 +19,7 @@ from pipelines.errors import DataLossError, FencedError
 from pipelines.failpoints import reach
 from pipelines.ledger import Chain, Entry
 from pipelines.naming import REDRIVE, Names
-from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Position, cut_frames, decode_frame
+from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Position, cut_frames, decode_frame, place_of_frame
 from pipelines.redrive import DISCARD, ENTER, STATE_AFTER, Places, Rows, Taken, batches, count, records_of_letters, rows_of
 
 _LAST = 2**32 - 1
@@ -111,7 +111,7 @@ class Redrive:
                 raise DataLossError(
                     f"reading dead letters: frame {sequence} of {stream} is gone, an open plan needs it; restore the stream from a backup"
                 )
-            letters = decode_frame(message.payload).take(pa.array(rows_of(ranges)))
+            letters = decode_frame(message.payload, place_of_frame(message)).take(pa.array(rows_of(ranges)))
             yield Portion(records_of_letters(letters), letters.column("_tf_topic"), np.arange(first, first + letters.num_rows))
             first += letters.num_rows
 

@@ -16,7 +16,7 @@ from pipelines.ledger import Entry
 from pipelines.legs.arrivals import read_again
 from pipelines.legs.connections import Connections
 from pipelines.naming import bucket_of_subject
-from pipelines.records import Message, Position, decode_frame
+from pipelines.records import Message, Position, decode_frame, place_of_frame
 from pipelines.rejections import Rejections
 from pipelines.sink import Chunk
 
@@ -52,7 +52,7 @@ def place_of_row(chunk: Chunk, row: int) -> str:
     """Where the record of a row of the chunk comes from, in words."""
     for message in chunk.messages:
         if row < message.rows:
-            return place_of(decode_frame(message.payload).slice(row, 1))
+            return place_of(decode_frame(message.payload, place_of_frame(message)).slice(row, 1))
         row -= message.rows
     raise IndexError(row)
 
@@ -60,7 +60,7 @@ def place_of_row(chunk: Chunk, row: int) -> str:
 def _rejected_rows(message: Message, coded: list[tuple[int, str, str]]) -> pa.Table:
     """REJECTED_SCHEMA and `_tf_arrival` of the refused and given up rows of one out frame: (row, code, reason)."""
     places, codes, reasons = zip(*coded, strict=True)
-    rows = decode_frame(message.payload).select(_PLACE).take(pa.array(places))
+    rows = decode_frame(message.payload, place_of_frame(message)).select(_PLACE).take(pa.array(places))
     rejections = Rejections("sink", len(places))
     by_code = {code: [row for row, found in enumerate(codes) if found == code] for code in ("refused", "abandoned")}
     rejections.note_each(np.array(by_code["refused"], dtype=np.int64), "refused", None, [reasons[row] for row in by_code["refused"]])

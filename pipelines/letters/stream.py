@@ -16,7 +16,7 @@ from pipelines.letters.dropped_copies import dropped_copies
 from pipelines.letters.triage import Group, Selection, groups, letter_at, listed, with_fingerprints
 from pipelines.naming import Names
 from pipelines.purge import PurgeLog, read_purged
-from pipelines.records import Position, decode_frame
+from pipelines.records import Position, decode_frame, place_of_frame
 from pipelines.redrive import DISCARDED, REDRIVEN, Taken
 
 
@@ -87,7 +87,7 @@ def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
             sequence = message.sequence - 1
         check_contiguous(stream, [message.sequence], sequence, message.sequence)
         sequence = message.sequence
-        yield sequence, decode_frame(message.payload)
+        yield sequence, decode_frame(message.payload, place_of_frame(message))
     check_contiguous(stream, [], sequence, state.last_sequence)
 
 
@@ -109,7 +109,7 @@ def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: dateti
         last[message.subject] = message.sequence
         if message.subject in ended:
             continue
-        letters = decode_frame(message.payload)
+        letters = decode_frame(message.payload, place_of_frame(message))
         is_taken = np.isin(known.states(message.sequence, letters.column("attempts").to_numpy(), 1), (REDRIVEN, DISCARDED)).all()
         if is_taken and pc.max(letters.column("_tf_arrival")).as_py() < before:
             below[message.subject] = message.sequence + 1

@@ -11,32 +11,35 @@ from pathlib import Path
 
 import httpx
 
+from pipelines.private import private_directory
 from resources.local.clickhouse_users import User, UsersError, parse_user, read_users
 from resources.local.errors import LocalServerError
 from resources.local.files import write_atomically
 from resources.local.ports import HOST
 from resources.local.server import NotReadyError, Place
 
-DEFAULT_USER = User("default", "")
+DEFAULT_NAME = "default"
+_RELEASE = 2
+"""Of the server's own code: one that runs since before a change of it is started anew."""
 
 
 class ClickHouse:
-    """How to run ClickHouse on a loopback port, with the users that `keep_users` kept, else `default` without a password."""
+    """How to run ClickHouse on a loopback port, with the users that `keep_users` kept, else `default` with the place's password."""
 
     name = "clickhouse"
 
     def settings(self, place: Place) -> str:
         """The users are not part of it: the server reads their file again by itself."""
-        return place.address
+        return f"{place.address} {_RELEASE}"
 
     def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
         if not users_file(place.directory).is_file():
-            _write_users(place.directory, [DEFAULT_USER])
+            _write_users(place.directory, [User(DEFAULT_NAME, place.password)])
         command = [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(place.directory / "data")]
         return [*command, "--host", HOST, "--port", str(place.port), "--users-file", str(users_file(place.directory))]
 
     def probe(self, place: Place, timeout: timedelta) -> str:
-        user = read_first_user(place.directory)
+        user = read_first_user(place.directory, place.password)
         asking = f"asking ClickHouse for its version at {place.address}"
         try:
             # Without the environment's proxies: this is loopback.
@@ -61,7 +64,7 @@ def users_file(directory: Path) -> Path:
 def keep_users(directory: Path, users: Sequence[str]) -> None:
     """Keeps users given as `name:password[:rights]`, in place of those kept before; a running server follows at once.
 
-    Raises LocalServerError if one is malformed; nothing is kept then.
+    Raises LocalServerError if one is malformed or has no password; nothing is kept then.
     """
     try:
         parsed = [parse_user(user) for user in users]
@@ -70,24 +73,34 @@ def keep_users(directory: Path, users: Sequence[str]) -> None:
     _write_users(directory, parsed)
 
 
-def read_first_user(directory: Path) -> User:
-    """The user that the addresses carry: the first of those kept, else `default` without a password. Raises LocalServerError."""
+def read_first_user(directory: Path, default_password: str) -> User:
+    """The user that the addresses carry: the first of those kept, else `default` with its password. Raises LocalServerError."""
     path = users_file(directory)
     if not path.is_file():
-        return DEFAULT_USER
+        return User(DEFAULT_NAME, default_password)
     try:
         users = read_users(path)
     except UsersError as error:
-        raise LocalServerError(str(error)) from error
+        raise LocalServerError(f"{error}; or name them anew with `tallyflow up --user name:password`") from error
     if not users:
         raise LocalServerError(f"reading users file {path}: no user in it; name one with `tallyflow up --user name:password`")
     return next(iter(users.values()))
 
 
+def close_default_user(directory: Path, password: str) -> None:
+    """Gives `default` this password where an earlier release has made it, as the only user, without one; else changes nothing."""
+    try:
+        kept = json.loads(users_file(directory).read_text())
+    except (FileNotFoundError, ValueError):
+        return
+    if kept == {DEFAULT_NAME: {"password": "", "rights": ["all"]}}:
+        _write_users(directory, [User(DEFAULT_NAME, password)])
+
+
 def _write_users(directory: Path, users: Sequence[User]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+    private_directory(directory)
     entries = {
         user.name: {"password": user.password, "rights": ["all"] if user.is_unlimited else sorted(right.value for right in user.rights)}
         for user in users
     }
-    write_atomically(users_file(directory), json.dumps(entries, indent=2) + "\n", mode=0o600)
+    write_atomically(users_file(directory), json.dumps(entries, indent=2) + "\n")

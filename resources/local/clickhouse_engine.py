@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import filelock
 
@@ -40,6 +41,25 @@ _CONFIG = """<clickhouse>
   <background_schedule_pool_size>2</background_schedule_pool_size>
   <asynchronous_metrics_update_period_s>60</asynchronous_metrics_update_period_s>
   <async_insert_threads>1</async_insert_threads>
+  <users_config>{users}</users_config>
+</clickhouse>
+"""
+# chdb is clickhouse-local, which keeps nothing back: without this `file()` reads and writes whatever the account may. Our own inserts come
+# from files, too, and need no such right. What the grants do not cover, statements may not name (`clickhouse_statement`).
+_USERS = """<clickhouse>
+  <profiles><default></default></profiles>
+  <quotas><default></default></quotas>
+  <users><default>
+    <password></password>
+    <networks><ip>::/0</ip></networks>
+    <profile>default</profile>
+    <quota>default</quota>
+    <grants>
+      <query>GRANT ALL ON *.*</query>
+      <query>REVOKE READ, WRITE ON FILE</query>
+      <query>REVOKE READ, WRITE ON SQLITE</query>
+    </grants>
+  </default></users>
 </clickhouse>
 """
 
@@ -98,9 +118,10 @@ class Engine:
             raise DirectoryInUseError(f"another ClickHouse server already uses {directory}") from error
         for left_over in self.spool.iterdir():
             left_over.unlink()
-        config = directory / "config.xml"
-        config.write_text(_CONFIG.format(memory_bytes=memory_bytes))
-        # Relative file names in statements are looked up here, not in whatever directory the server was started from.
+        config, users = directory / "config.xml", directory / "users.xml"
+        config.write_text(_CONFIG.format(memory_bytes=memory_bytes, users=escape(str(users))))
+        users.write_text(_USERS)
+        # A file name of our own statements is looked up from here, not from whatever directory the server was started in.
         os.chdir(directory / "files")
         self._path = str(directory / "store")
         self._connect = _load_engine()
@@ -108,10 +129,18 @@ class Engine:
             self._anchor = self._connect(f"{self._path}?config-file={config}")
         except RuntimeError as error:
             raise _engine_error(error, "") from error
+        self._close_default()
         self.version, self.display_name, self.timezone = self._text("SELECT version(), displayName(), timezone()").split("\t")
 
     def _text(self, sql: str) -> str:
         return bytes(self._anchor.query(sql, "TabSeparated").bytes()).decode().rstrip("\n")
+
+    def _close_default(self) -> None:
+        """Makes `default` the database that a server has: with clickhouse-local the files of the whole host lie over its tables."""
+        engine, identifier = self._text("SELECT engine, uuid FROM system.databases WHERE name = 'default'").split("\t")
+        if engine == "Overlay":
+            self._anchor.query("DETACH DATABASE default", "Null")
+            self._anchor.query(f"ATTACH DATABASE default UUID '{identifier}' ENGINE = Atomic", "Null")
 
     def check(self, sql: str) -> tuple[str, int]:
         """How the engine's parser classes the text: READ_ONLY, MUTATING, ... or UNKNOWN if it cannot parse it; and how many statements."""

@@ -3,6 +3,7 @@
 In: a `Call` (parameters, headers, the body as it came). Out: a `Work`, or an `EngineError` in the words of a server. Nothing is kept.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +16,7 @@ from starlette.datastructures import Headers
 from resources.local.clickhouse_engine import NOT_IMPLEMENTED, Engine, Options, server_error
 from resources.local.clickhouse_formats import UnknownEncodingError, decoded
 from resources.local.clickhouse_sessions import SessionTable
-from resources.local.clickhouse_statement import Right, Statement, read_statement
+from resources.local.clickhouse_statement import FORBIDDEN, Right, Statement, read_statement
 from resources.local.clickhouse_users import ACCESS_DENIED, User
 
 # The engine's max_query_size: the head of an INSERT must lie within it, the data may follow.
@@ -28,6 +29,8 @@ _RESERVED = {
     *("wait_end_of_query", "buffer_size", "compress", "decompress", "quota_key", "stacktrace", "client_protocol_version", "close_session"),
 }
 _READS = frozenset({Right.SELECT})
+_LITERALLY = {"input_format_values_interpret_expressions": "0", "input_format_values_deduce_templates_of_expressions": "0"}
+_CALLS = re.compile(rb"\bfile\b|[`\"]")
 
 
 @dataclass
@@ -67,8 +70,10 @@ def plan(call: Call, engine: Engine, sessions: SessionTable) -> Work:
     """The work of a request. Raises EngineError, and ValueError for a body that cannot be decoded."""
     pieces = _body(call, engine)
     statement, sql, data = _split(call.parameters.get("query", "").encode("utf-8", "surrogateescape"), pieces, engine)
+    data, literally = _without_functions(statement, data)
     head = sql[: statement.target_end] if data is not None else sql
-    work = Work(statement, _text(head, engine), _text(sql[len(head) :], engine), data, _output(call, statement), _options(call, sessions))
+    clauses, options = _text(sql[len(head) :], engine), _options(call, sessions, literally)
+    work = Work(statement, _text(head, engine), clauses, data, _output(call, statement), options)
     _check(call, work, engine)
     return work
 
@@ -147,14 +152,28 @@ def _output(call: Call, statement: Statement) -> str:
     return asked if statement.data_start is not None else statement.format or asked
 
 
-def _options(call: Call, sessions: SessionTable) -> Options:
+def _without_functions(statement: Statement, data: Iterator[bytes] | None) -> tuple[Iterator[bytes] | None, dict[str, str]]:
+    """The data, and settings with which VALUES are read as literals: those whose expressions could call what statements may not name.
+
+    Expressions are read from one piece at most, and from one that shows no such name.
+    """
+    if data is None or statement.format != "Values":
+        return data, {}
+    first, second = next(data, b""), next(data, b"")
+    whole = chain([first, second] if second else [first], data)
+    if not second and not _CALLS.search(first):
+        return whole, {}
+    return whole, _LITERALLY
+
+
+def _options(call: Call, sessions: SessionTable, literally: dict[str, str]) -> Options:
     parameters = {name: value for name, value in call.parameters.items() if name not in _RESERVED}
     session = call.parameters.get("session_id", "")
     return Options(
-        settings={name: value for name, value in parameters.items() if not name.startswith("param_")},
+        settings={name: value for name, value in parameters.items() if not name.startswith("param_")} | literally,
         parameters={name.removeprefix("param_"): value for name, value in parameters.items() if name.startswith("param_")},
         database=call.parameters.get("database") or call.headers.get("x-clickhouse-database") or "",
-        is_read_only=call.method == "GET",
+        is_read_only=call.method != "POST",
         setup=sessions.statements(call.user.name, session, call.session_timeout) if session else (),
         tag=call.query_id,
     )
@@ -170,6 +189,16 @@ def _check(call: Call, work: Work, engine: Engine) -> None:
         raise server_error(358, "INTO OUTFILE and FROM INFILE are not allowed", "INTO_OUTFILE_NOT_ALLOWED", version)
     if statement.is_temporary:
         raise server_error(NOT_IMPLEMENTED, "Temporary tables are not supported here", "NOT_IMPLEMENTED", version)
+    # The engine's `readonly` lets INSERT INTO FUNCTION pass.
+    if call.method != "POST" and not work.is_read:
+        text = f"Cannot execute query in readonly mode. For queries over HTTP, method {call.method} implies readonly; use POST"
+        raise server_error(164, text, "READONLY", version)
+    names = [value for value in work.options.parameters.values() if "Identifier" in work.sql and FORBIDDEN.fullmatch(value.lower())]
+    # Settings in the statement itself would outdo those of the request.
+    names += [name for name, value in _LITERALLY.items() if work.options.settings.get(name) == value and name in work.clauses]
+    if found := statement.forbidden or "".join(names[:1]):
+        text = f"{found} is not supported here: it could reach files and programs of the account that runs this server"
+        raise server_error(NOT_IMPLEMENTED, text, "NOT_IMPLEMENTED", version)
     if call.user.is_unlimited:
         return
     refusal = call.user.refusal(statement)

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import uvicorn
 
+from pipelines.loopback import BoundedConnection, local_only
+from pipelines.private import OWNER_ONLY
 from resources.local.clickhouse_engine import DirectoryInUseError, Engine, EngineError
 from resources.local.clickhouse_http import ClickHouseApp
 from resources.local.clickhouse_users import UsersError, UserTable, parse_user
@@ -33,14 +35,22 @@ _GRACE = timedelta(seconds=3)
 _KILL_TIME = timedelta(seconds=2)
 _MAX_BODY_BYTES = 1 << 30
 _MAX_MEMORY_BYTES = 4 << 30
+# So many connections are accepted before the first of them is looked at.
+_BACKLOG = 64
 # Request line and headers; http_max_uri_size of a server is 1 MiB.
 _MAX_HEADER_BYTES = (1 << 20) + (64 << 10)
+
+
+class _Connection(BoundedConnection):
+    most_connections = 256
+    head_seconds = 10.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the server until it is told to stop; gives the exit code."""
     options = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    os.umask(OWNER_ONLY)
     users_file = options.users_file.resolve() if options.users_file else None
     try:
         users = UserTable([parse_user(text) for text in options.user], users_file)
@@ -53,9 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     app = ClickHouseApp(engine, users, options.max_body_bytes)
     config = uvicorn.Config(
-        app,
+        local_only(app),
         lifespan="off",
-        http="h11",
+        http=_Connection,
+        ws="none",
+        backlog=_BACKLOG,
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         log_config=None,
         log_level="critical",

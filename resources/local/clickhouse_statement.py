@@ -46,6 +46,10 @@ _FILE_OR_NETWORK = re.compile(
     r"distributed|backup|datalakecatalog|eval"
 )
 
+# What the engine's own grants do not cover: the function `file`, programs as a source, disks and databases at a path, text run as SQL.
+FORBIDDEN = re.compile(r"file|executable\w*|python|disk|sqlite|embeddedrocksdb|filelog|eval|kql")
+_NO_CALL_BEHIND = {"INTO", "TABLE", "EXISTS", "VIEW", "DICTIONARY", "DATABASE"}
+
 _TOKEN = re.compile(
     rb"""(?P<skip>\s+|--[^\n]*|\#[\ !][^\n]*|/\*.*?\*/)
     |(?P<string>'(?:[^'\\]|\\.|'')*'|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$)
@@ -77,6 +81,8 @@ class Statement:
     writes_file: bool = False
     is_temporary: bool = False
     reaches_outside: bool = False
+    forbidden: str = ""
+    """What it names that nobody may use here: a way to files or programs that a server does not have, or has only below its folders."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,11 @@ class _Token:
     start: int
     end: int
     depth: int
+
+    @property
+    def identifier(self) -> str:
+        """The name that a word or a quoted name stands for, in lower case; one with an escape in it as it is written."""
+        return (self.text[1:-1] if self.kind == "name" else self.text if self.kind == "word" else "").lower()
 
 
 def read_statement(sql: bytes) -> Statement:
@@ -175,6 +186,7 @@ def _read_insert(sql: bytes, tokens: list[_Token]) -> Statement | None:
         data_start=data_start,
         is_multiple=name != "Values" and sql[data_start : data_start + 1] == b";",
         reaches_outside=_reaches_outside(tokens),
+        forbidden=_forbidden(tokens),
     )
 
 
@@ -196,6 +208,7 @@ def _read_other(verb: str, tokens: list[_Token]) -> Statement:
         is_temporary=verb in ("CREATE", "ATTACH")
         and bool({"TEMPORARY", "TEMP"} & set(takewhile(lambda word: word not in ("TABLE", "VIEW"), words))),
         reaches_outside=_reaches_outside(tokens),
+        forbidden=_forbidden(tokens),
     )
 
 
@@ -213,7 +226,7 @@ def _reaches_outside(tokens: list[_Token]) -> bool:
     for previous, token, following in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         before = previous.text.upper() if previous else ""
         opens = following is not None and following.text == "("
-        if token.kind == "word" and (opens or before == "=") and _FILE_OR_NETWORK.fullmatch(token.text.lower()):
+        if (opens or before == "=") and _FILE_OR_NETWORK.fullmatch(token.identifier):
             return True
         # The embedded engine takes a path as a table of `default`: FROM '/etc/passwd', FROM `/etc/passwd`.
         if token.kind == "name" and ("/" in token.text or "\\" in token.text):
@@ -221,3 +234,23 @@ def _reaches_outside(tokens: list[_Token]) -> bool:
         if token.kind == "string" and before in ("FROM", "JOIN", "INTO", "TABLE", "DESCRIBE", "DESC"):
             return True
     return False
+
+
+def _forbidden(tokens: list[_Token]) -> str:
+    """The first name that nobody may use, as it is written; empty if there is none."""
+    takes_functions = False
+    for previous, token, following in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
+        before = previous.text.upper() if previous else ""
+        is_called = following is not None and following.text == "("
+        # INSERT INTO file (a), but DESCRIBE TABLE file('x').
+        is_table = before == "." or (before in _NO_CALL_BEHIND and tokens[0].text.upper() not in ("DESCRIBE", "DESC"))
+        has_escape = token.kind == "name" and "\\" in token.text
+        if is_called and not is_table and (has_escape or FORBIDDEN.fullmatch(token.identifier)):
+            return token.text
+        # arrayMap(file, x), * APPLY file, APPLY(file): handed on by its name.
+        is_handed_on = before == "APPLY" or (before == "(" and takes_functions)
+        if is_handed_on and (has_escape or token.identifier == "file"):
+            return token.text
+        if token.text == "(":
+            takes_functions = previous is not None and previous.identifier.startswith(("apply", "array", "map"))
+    return ""

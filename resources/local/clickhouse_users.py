@@ -48,14 +48,19 @@ class User:
 
 
 def parse_user(text: str) -> User:
-    """The user in `name:password[:right,right,...]`. A password that ends in `:right` needs a users file. Raises UsersError."""
+    """The user in `name:password[:right,right,...]`. A password that ends in `:right` needs a users file. Raises UsersError.
+
+    A password there must be: every user of the host, and every web page that one of them opens, can reach a loopback port.
+    """
     name, separator, rest = text.partition(":")
     if not name or not separator:
         raise UsersError("--user takes name:password[:insert,select,...]")
     password, separator, words = rest.rpartition(":")
-    if separator and (rights := _rights(words.split(","))) is not None:
-        return User(name, password, rights)
-    return User(name, rest)
+    rights = _rights(words.split(",")) if separator else None
+    user = User(name, rest) if rights is None else User(name, password, rights)
+    if not user.password:
+        raise UsersError(f"--user {name!r} has no password: give it one as name:password")
+    return user
 
 
 def read_users(path: Path) -> dict[str, User]:
@@ -73,7 +78,7 @@ def read_users(path: Path) -> dict[str, User]:
         else:
             document = json.loads(text)
     except UsersError as error:
-        raise UsersError(f"reading users file {path}: a line is not name:password[:rights]") from error
+        raise UsersError(f"reading users file {path}: a line is not name:password[:rights] with a password") from error
     except (OSError, ValueError) as error:
         raise UsersError(f"reading users file {path}: {error.__class__.__name__}; it must be a readable JSON object") from error
     if mode & 0o077:
@@ -87,7 +92,7 @@ def _user(path: Path, name: str, entry: object) -> User:
     password = entry.get("password") if isinstance(entry, dict) else None
     words = entry.get("rights", ["all"]) if isinstance(entry, dict) else None
     rights = _rights(words) if isinstance(words, list) else None
-    if not isinstance(password, str) or rights is None:
+    if not isinstance(password, str) or not password or rights is None:
         known = ", ".join(right.value for right in Right)
         raise UsersError(f"reading users file {path}: user {name!r} needs a password and rights out of {known}, all")
     return User(name, password, rights)
@@ -104,7 +109,7 @@ class UserTable:
     """The users, re-read from the users file whenever that file changes. Safe to use from several threads."""
 
     def __init__(self, users: list[User], path: Path | None = None) -> None:
-        """Raises UsersError if the file cannot be used. With neither users nor file: `default`, empty password, all rights."""
+        """Raises UsersError if the file cannot be used, or if there are neither users nor a file."""
         self._fixed = {user.name: user for user in users}
         self._path = path
         self._lock = threading.Lock()
@@ -114,7 +119,7 @@ class UserTable:
             self._stamp = _stamp(path)
             self._users |= read_users(path)
         elif not users:
-            self._users = {"default": User("default", "")}
+            raise UsersError("there is nobody who may log in: give --user name:password or --users-file")
 
     def authenticate(self, name: str, password: str) -> User | None:
         """The user, or None for an unknown name as for a wrong password; both take the same time."""

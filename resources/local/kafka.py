@@ -11,14 +11,19 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from pipelines.private import OWNER_ONLY
 from resources.local.errors import LocalServerError
 from resources.local.files import write_atomically
 from resources.local.java import find_java
 from resources.local.kafka_jars import KAFKA_VERSION, ensure_jars
+from resources.local.passwords import USER
 from resources.local.ports import HOST, choose_port
 from resources.local.server import NotReadyError, Place
 
 _LOG4J = Path(__file__).parent / "kafka_log4j2.xml"
+
+PROTOCOL, MECHANISM = "SASL_PLAINTEXT", "PLAIN"
+_LOGIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 # Measured, 2 cores (docs/local-servers.md): the serial collector starts faster and is 40 MB smaller than G1; reads go from the
 # page cache to the socket and do not touch the heap.
@@ -56,7 +61,7 @@ class Kafka:
         asking = f"asking Kafka for its topics at {place.address}"
         # The library writes each refused connection to stderr unless told otherwise; the exception says the same.
         admin = AdminClient(
-            {"bootstrap.servers": place.address, "log_level": 0, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
+            {**client_settings(place.address, place.password), "log_level": 0, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
         )
         try:
             metadata = admin.list_topics(timeout=timeout.total_seconds())
@@ -80,14 +85,22 @@ def render_properties(place: Place, log_directory: Path, controller_port: int) -
     """The text of server.properties; what is not named has Kafka's default (retention 7 days, records up to 1 MiB)."""
     # java.util.Properties reads a backslash as an escape.
     directory = str(log_directory).replace("\\", "\\\\")
+    # Broker and controller log in to each other, too: the controller's port takes what the broker's takes.
+    login = f'{_LOGIN_MODULE} required username="{USER}" password="{place.password}" user_{USER}="{place.password}";'
     return f"""\
 process.roles=broker,controller
 node.id=1
 controller.quorum.bootstrap.servers={HOST}:{controller_port}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://{place.address},CONTROLLER://{HOST}:{controller_port}
-advertised.listeners=PLAINTEXT://{place.address}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=CLIENT://{place.address},CONTROLLER://{HOST}:{controller_port}
+advertised.listeners=CLIENT://{place.address}
+inter.broker.listener.name=CLIENT
+listener.security.protocol.map=CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT
+sasl.enabled.mechanisms={MECHANISM}
+sasl.mechanism.inter.broker.protocol={MECHANISM}
+sasl.mechanism.controller.protocol={MECHANISM}
+listener.name.client.plain.sasl.jaas.config={login}
+listener.name.controller.plain.sasl.jaas.config={login}
 log.dirs={directory}
 auto.create.topics.enable=false
 group.initial.rebalance.delay.ms=0
@@ -110,6 +123,12 @@ broker.session.timeout.ms=3000
 """
 
 
+def client_settings(address: str, password: str) -> dict[str, str]:
+    """librdkafka settings that connect and log in. They hold the password: never log them."""
+    login = {"sasl.mechanism": MECHANISM, "sasl.username": USER, "sasl.password": password}
+    return {"bootstrap.servers": address, "security.protocol": PROTOCOL, **login}
+
+
 def cluster_id(log_directory: Path) -> str | None:
     """The cluster id that the storage was formatted with, or None if it is not formatted."""
     try:
@@ -129,7 +148,14 @@ def _format(launch: Sequence[str], place: Place, controller_port: int) -> None:
     # `=`, because an identifier may begin with a dash.
     command = [*launch, "kafka.tools.StorageTool", "format", "--standalone", f"--cluster-id={identifier}", f"--config={properties}"]
     done = subprocess.run(  # noqa: S603
-        command, env=dict(place.environment), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+        command,
+        env=dict(place.environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        umask=OWNER_ONLY,
     )
     if done.returncode != 0:
         raise LocalServerError(f"formatting Kafka's storage in {fresh}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}")

@@ -14,6 +14,7 @@ import nats.errors
 
 from resources.local.errors import LocalServerError
 from resources.local.files import write_atomically
+from resources.local.passwords import USER
 from resources.local.ports import accepts_connections
 from resources.local.server import NotReadyError, Place
 
@@ -38,7 +39,7 @@ class Nats:
         if not accepts_connections(place.port):
             raise NotReadyError(f"asking JetStream for its account at {place.address}: nothing listens")
         try:
-            return asyncio.run(asyncio.wait_for(_ask_jetstream(f"nats://{place.address}"), timeout.total_seconds()))
+            return asyncio.run(asyncio.wait_for(_ask_jetstream(f"nats://{place.address}", place.password), timeout.total_seconds()))
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise NotReadyError(f"asking JetStream for its account at {place.address}: {error or type(error).__name__}") from error
 
@@ -54,6 +55,10 @@ listen: {json.dumps(place.address)}
 log_file: {json.dumps(str(place.directory / "nats.log"))}
 logfile_size_limit: 10MB
 logfile_max_num: 3
+authorization {{
+  user: {USER}
+  password: {json.dumps(place.password)}
+}}
 jetstream {{
   store_dir: {json.dumps(str(place.directory / "data"))}
   # Far above any disk: the default, 75 % of what is free at the start, shrinks with every restart as streams fill.
@@ -84,11 +89,11 @@ def find_nats_server() -> Path:
     return Path(found)
 
 
-async def _ask_jetstream(url: str) -> str:
+async def _ask_jetstream(url: str, password: str) -> str:
     async def leave_to_caller(_error: Exception) -> None:
         """The library logs what it also raises, on every attempt while a server starts."""
 
-    client = await nats.connect(url, allow_reconnect=False, connect_timeout=1, error_cb=leave_to_caller)
+    client = await nats.connect(url, user=USER, password=password, allow_reconnect=False, connect_timeout=1, error_cb=leave_to_caller)
     try:
         await client.jetstream().account_info()
         version = client.connected_server_version

@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event
 from typing import Literal, Protocol
 
+from pipelines.private import private_directory
 from pipelines.processes import POLL_SECONDS, ProcessIdentity, spawn
 from resources.local.errors import LocalServerError
 from resources.local.files import write_atomically
@@ -49,11 +50,12 @@ class NotReadyError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where one server lives: its directory (absolute), its loopback port and the environment it starts with."""
+    """Where one server lives: its directory (absolute), its loopback port, the environment it starts with and its password."""
 
     directory: Path
     port: int
     environment: Mapping[str, str]
+    password: str = field(repr=False)
 
     @property
     def address(self) -> str:
@@ -114,13 +116,13 @@ def _environment(home: Path, name: str) -> dict[str, str]:
 class LocalServer:
     """Starts, stops, kills and inspects one server. Safe against other processes that do the same to the same home."""
 
-    def __init__(self, kind: ServerKind, home: Path, port: int, lock: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self, kind: ServerKind, home: Path, port: int, password: str, lock: Callable[[], AbstractContextManager[object]]) -> None:
         self.kind = kind
         self.name = kind.name
         self._home = home
         self._lock = lock
         directory = home / "servers" / kind.name
-        self.place = Place(directory, port, _environment(home, kind.name))
+        self.place = Place(directory, port, _environment(home, kind.name), password)
         self._record_path = directory / "pid.json"
 
     def start(self, timeout: timedelta = START_TIMEOUT) -> None:
@@ -212,7 +214,7 @@ class LocalServer:
                 )
 
     def _launch(self, timeout: timedelta, progress: Progress, cancelled: Event) -> None:
-        self.place.directory.mkdir(parents=True, exist_ok=True)
+        private_directory(self.place.directory)
         command = self.kind.prepare(self.place, lambda text: progress(self.name, text))
         progress(self.name, "starting")
         try:

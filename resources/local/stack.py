@@ -17,11 +17,16 @@ from threading import Event
 
 from filelock import FileLock, Timeout
 
-from resources.local.clickhouse import ClickHouse, keep_users, read_first_user
+from pipelines.private import private_directory
+from resources.local.clickhouse import ClickHouse, close_default_user, keep_users, read_first_user
 from resources.local.errors import LocalServerError
 from resources.local.files import write_atomically
+from resources.local.kafka import MECHANISM as KAFKA_MECHANISM
+from resources.local.kafka import PROTOCOL as KAFKA_PROTOCOL
 from resources.local.kafka import Kafka
+from resources.local.kafka import client_settings as kafka_client_settings
 from resources.local.nats import Nats
+from resources.local.passwords import USER, keep_passwords, read_passwords
 from resources.local.ports import HOST, is_free, keep_ports, read_ports
 from resources.local.server import START_TIMEOUT, LocalServer, Progress, ServerKind, ServerStatus
 
@@ -32,19 +37,34 @@ SERVERS = ("kafka", "nats", "clickhouse")
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the servers listen. The ClickHouse password is not part of the repr."""
+    """Where the servers listen, and how to log in. No password is part of the repr; `nats_url` and `kafka_client` hold theirs."""
 
     kafka_bootstrap: str
-    nats_url: str
+    kafka_password: str = field(repr=False)
+    nats_address: str
+    nats_password: str = field(repr=False)
     clickhouse_host: str
     clickhouse_port: int
     clickhouse_user: str
     clickhouse_password: str = field(repr=False)
 
+    @property
+    def nats_url(self) -> str:
+        return f"nats://{USER}:{self.nats_password}@{self.nats_address}"
+
+    @property
+    def kafka_client(self) -> dict[str, str]:
+        """librdkafka settings that connect and log in."""
+        return kafka_client_settings(self.kafka_bootstrap, self.kafka_password)
+
     def environment(self) -> dict[str, str]:
-        """The addresses as environment variables, by the names that pipeline files use."""
+        """Addresses and logins as environment variables, by the names that pipeline files use."""
         return {
             "KAFKA_BOOTSTRAP": self.kafka_bootstrap,
+            "KAFKA_SECURITY_PROTOCOL": KAFKA_PROTOCOL,
+            "KAFKA_SASL_MECHANISM": KAFKA_MECHANISM,
+            "KAFKA_SASL_USERNAME": USER,
+            "KAFKA_SASL_PASSWORD": self.kafka_password,
             "NATS_URL": self.nats_url,
             "CLICKHOUSE_HOST": self.clickhouse_host,
             "CLICKHOUSE_PORT": str(self.clickhouse_port),
@@ -53,7 +73,7 @@ class Addresses:
         }
 
     def shell_exports(self) -> str:
-        """One `export NAME=value` per line, quoted for a POSIX shell."""
+        """One `export NAME=value` per line, with passwords, quoted for a POSIX shell."""
         return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in self.environment().items())
 
 
@@ -78,6 +98,7 @@ class LocalStack:
         self._kinds = {kind.name: kind for kind in kinds if kind.name in servers}
         self._directory = self.home / "servers"
         self._ports_path = self._directory / "ports.json"
+        self._passwords_path = self._directory / "passwords.json"
 
     def up(self, progress: Progress = ignore_progress, users: Sequence[str] = (), new_ports: bool = False) -> Addresses:
         """Starts what does not run, repairs what does not answer, leaves the rest alone; returns when all answer.
@@ -88,54 +109,68 @@ class LocalStack:
         the others run. Interrupted (Ctrl-C), it leaves what it has started to the next `up` or `down`.
         """
         with self._locked(progress):
+            passwords = keep_passwords(self._passwords_path, SERVERS)
+            close_default_user(self._directory / "clickhouse", passwords["clickhouse"])
             if users:
                 keep_users(self._directory / "clickhouse", users)
             ports = keep_ports(self._ports_path, SERVERS)
             if new_ports:
-                taken = [name for name in self._kinds if not is_free(ports[name]) and self._make(name, ports[name]).pid is None]
+                taken = [name for name in self._kinds if not is_free(ports[name]) and self._make(name, ports[name], "").pid is None]
                 ports = keep_ports(self._ports_path, SERVERS, renew=taken)
-            self._ensure_all([self._make(name, ports[name]) for name in self._kinds], progress)
+            self._ensure_all([self._make(name, ports[name], passwords[name]) for name in self._kinds], progress)
         return self.addresses()
 
     def down(self, progress: Progress = ignore_progress, purge: bool = False) -> None:
         """Stops all servers, one after the other, and waits until no process of theirs is left.
 
-        `purge` deletes what they hold, and the ClickHouse users, but not the ports.
+        `purge` deletes what they hold, and the ClickHouse users, but not the ports and the passwords made for them.
         """
         if not self._directory.exists():
             return
         with self._locked(progress):
             ports = keep_ports(self._ports_path, SERVERS)
             for name in reversed(self._kinds):
-                self._make(name, ports[name]).end(progress)
+                self._make(name, ports[name], "").end(progress)
                 if purge and (self._directory / name).exists():
                     shutil.rmtree(self._directory / name)
 
     def status(self) -> list[ServerStatus]:
         """One entry per server, in the order of the data; changes nothing."""
-        ports = read_ports(self._ports_path)
-        servers = [self._make(name, ports[name]) if name in ports else None for name in self._kinds]
+        ports, passwords = read_ports(self._ports_path), read_passwords(self._passwords_path)
+        servers = [self._make(name, ports[name], passwords.get(name, "")) if name in ports else None for name in self._kinds]
         with ThreadPoolExecutor(max_workers=len(servers)) as pool:
             found = pool.map(lambda server: server.status() if server else None, servers)
         return [status or ServerStatus(name, "stopped", "") for name, status in zip(self._kinds, found, strict=True)]
 
     def addresses(self) -> Addresses:
-        """The addresses, whether the servers run or not. Raises LocalServerError if `up` never ran for this home."""
-        ports = read_ports(self._ports_path)
-        if not ports.keys() >= set(SERVERS):
-            raise LocalServerError(f"reading the addresses of {self.home}: no servers were set up there; run `tallyflow up`")
-        user = read_first_user(self._directory / "clickhouse")
-        return Addresses(f"{HOST}:{ports['kafka']}", f"nats://{HOST}:{ports['nats']}", HOST, ports["clickhouse"], user.name, user.password)
+        """The addresses, whether the servers run or not. Raises LocalServerError if `up` never ran for this home.
+
+        So it does for servers of a release that gave them no passwords.
+        """
+        ports, passwords = read_ports(self._ports_path), read_passwords(self._passwords_path)
+        if not (ports.keys() >= set(SERVERS) and passwords.keys() >= set(SERVERS)):
+            raise LocalServerError(f"reading the addresses of {self.home}: no servers with passwords were set up there; run `tallyflow up`")
+        user = read_first_user(self._directory / "clickhouse", passwords["clickhouse"])
+        return Addresses(
+            f"{HOST}:{ports['kafka']}",
+            passwords["kafka"],
+            f"{HOST}:{ports['nats']}",
+            passwords["nats"],
+            HOST,
+            ports["clickhouse"],
+            user.name,
+            user.password,
+        )
 
     def server(self, name: str) -> LocalServer:
         """One server, for fault tests: `.kill()`, `.stop()`, `.start(timeout)`, `.pid`. Raises LocalServerError before the first `up`."""
         if name not in self._kinds:
             raise LocalServerError(f"looking for the server {name!r}: there are {', '.join(self._kinds)}")
         self.addresses()
-        return self._make(name, read_ports(self._ports_path)[name])
+        return self._make(name, read_ports(self._ports_path)[name], read_passwords(self._passwords_path)[name])
 
-    def _make(self, name: str, port: int) -> LocalServer:
-        return LocalServer(self._kinds[name], self.home, port, lambda: self._locked(ignore_progress))
+    def _make(self, name: str, port: int, password: str) -> LocalServer:
+        return LocalServer(self._kinds[name], self.home, port, password, lambda: self._locked(ignore_progress))
 
     def _ensure_all(self, servers: Sequence[LocalServer], progress: Progress) -> None:
         cancelled = Event()
@@ -155,7 +190,7 @@ class LocalStack:
     @contextmanager
     def _locked(self, progress: Progress) -> Iterator[None]:
         """Holds the home's lock, which the kernel frees if this process dies."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        private_directory(self._directory)
         ignored = self.home / ".gitignore"
         if not ignored.exists():
             write_atomically(ignored, "*\n")

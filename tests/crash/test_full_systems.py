@@ -165,10 +165,10 @@ def test_a_full_disk_below_nats_is_waited_for_until_it_has_room_and_was_started_
 def clickhouse_on_a_small_disk(case: PipelineCase, options: str) -> Iterator[SmallDisk]:
     """In place of the case's shared one."""
     disk, port = case.directory / "disk", choose_port(())
-    keep_users(case.directory, ["default:"])
+    keep_users(case.directory, ["default:secret"])
     server = [sys.executable, "-m", "resources.local.clickhouse_server", "--data", disk / "data", "--port", str(port)]
     with on_a_small_disk(disk, options, port, [*server, "--users-file", users_file(case.directory)]) as small:
-        case.addresses = replace(case.addresses, clickhouse_port=port, clickhouse_user="default", clickhouse_password="")
+        case.addresses = replace(case.addresses, clickhouse_port=port, clickhouse_user="default", clickhouse_password="secret")
         yield small
 
 

@@ -35,7 +35,7 @@ def test_an_answer_of_clickhouse_that_is_lost_a_hundred_times_doubles_nothing(pr
     case, nats, clickhouse = proxied
 
     def wide(document: dict[str, Any]) -> None:
-        through(nats, clickhouse)(document)
+        through(case, nats, clickhouse)(document)
         document["buckets"] = MANY
 
     case.write_file(wide)

@@ -63,7 +63,7 @@ def _check(case: PipelineCase) -> None:
 
 def test_a_clickhouse_that_refuses_for_long_costs_no_event_and_the_backlog_goes_faster_than_it_came(case: PipelineCase) -> None:
     with proxies(case) as (_, clickhouse):
-        case.write_file(through(clickhouse=clickhouse))
+        case.write_file(through(case, clickhouse=clickhouse))
         case.create_topic()
         process = case.start()
         case.wait_ready(process)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from dagster_case import KAFKA_PASSWORD, streaming_jobs
+from dagster_case import streaming_jobs
 from pipeline_case import PipelineCase, wait_until
 
 from pipelines.errors import ConfigurationError, HaltError
@@ -58,9 +58,10 @@ def test_the_runner_has_a_session_of_its_own_and_none_of_dagsters_variables(
     assert pid is not None
     environment = psutil.Process(pid).environ()
     assert not [name for name in environment if name.startswith("DAGSTER_")]
-    assert environment["KAFKA_SASL_PASSWORD"] == KAFKA_PASSWORD
-    assert KAFKA_PASSWORD not in " ".join(psutil.Process(pid).cmdline())
-    assert KAFKA_PASSWORD not in repr(jobs)
+    passwords = case.addresses.kafka_password, case.addresses.nats_password, case.addresses.clickhouse_password
+    assert environment["KAFKA_SASL_PASSWORD"] == case.addresses.kafka_password
+    shown = " ".join(psutil.Process(pid).cmdline()) + repr(jobs)
+    assert [password for password in passwords if password in shown] == []
     assert os.getsid(pid) == pid
 
 

@@ -1,11 +1,17 @@
 """Alerts over real sockets: a web server and mail servers of this process, with certificates and logins."""
 
+import itertools
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from alert_servers import PASSWORD, USER, MailServer, Webhook, mail_server, webhook
 
+from resources import alerts
 from resources.alerts import Alert, AlertsResource
 
 pytestmark = [
@@ -45,8 +51,8 @@ def test_every_receiver_gets_the_pipeline_what_is_wrong_and_the_remedy(hook: Web
 def test_a_receiver_that_fails_is_told_without_its_address_and_the_others_get_the_alert(
     hook: Webhook, caplog: pytest.LogCaptureFixture
 ) -> None:
-    alerts = AlertsResource(webhook_urls=f"{hook.server}/wrong/secret {hook.url} http://127.0.0.1:1/secret")
-    assert alerts.send(ALERT) == ["webhook 1: HTTPStatusError", "webhook 3: ConnectError"]
+    resource = AlertsResource(webhook_urls=f"{hook.server}/wrong/secret {hook.url} http://127.0.0.1:1/secret")
+    assert resource.send(ALERT) == ["webhook 1: HTTPStatusError", "webhook 3: ConnectError"]
     assert len(hook.got) == 2
     assert "secret" not in caplog.text
     assert "secret" not in repr(alerts)
@@ -108,3 +114,38 @@ def test_an_unknown_security_is_named_and_nothing_goes_in_the_clear(tmp_path: Pa
 def test_without_receivers_an_alert_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert AlertsResource().send(ALERT) == []
     assert "the table is missing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("beginning", "drops", "told"),
+    [
+        (b"HTTP/1.1 200 ", [b"O", b"K"], ["webhook 1: TimeoutError"]),
+        (b"HTTP/1.1 200 OK\r\n", [b"X", b": y\r\n"], ["webhook 1: TimeoutError"]),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n", [b"x" * 65536], []),
+    ],
+    ids=["a status in drops", "a head in drops", "a body without end"],
+)
+def test_a_webhook_that_answers_without_end_holds_nobody(
+    monkeypatch: pytest.MonkeyPatch, beginning: bytes, drops: list[bytes], told: list[str]
+) -> None:
+    monkeypatch.setattr(alerts, "WEBHOOK_SECONDS", 1.0)
+    is_left = threading.Event()
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(beginning)
+            for piece in itertools.cycle(drops):
+                connection.sendall(piece)
+                time.sleep(0.05)
+        is_left.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/secret"
+        assert AlertsResource(webhook_urls=url).send(ALERT) == told
+        # The connection is ended, and no more of the answer is taken.
+        thread.join(60)
+        assert is_left.is_set()

@@ -36,7 +36,7 @@ def event_of_size(number: int, size: int) -> bytes:
 
 def produce(case: PipelineCase, records: Sequence[Record]) -> None:
     """Sends the records to partition 0, in order."""
-    settings = {"bootstrap.servers": case.addresses.kafka_bootstrap, "message.max.bytes": 8 * 1024 * 1024, "log_level": 0}
+    settings = {**case.addresses.kafka_client, "message.max.bytes": 8 * 1024 * 1024, "log_level": 0}
     producer = Producer(settings)
     for key, value, headers in records:
         producer.produce(case.topic, value, key=key, headers=headers, partition=0)

@@ -370,7 +370,7 @@ def test_records_that_wait_in_a_partition_that_was_added_are_not_fresh(case: Pip
 
 def send_aged(case: PipelineCase, partition: int, age: timedelta) -> None:
     """One good event whose own time is so long ago."""
-    producer = Producer({"log_level": 0, "bootstrap.servers": case.addresses.kafka_bootstrap})
+    producer = Producer({"log_level": 0, **case.addresses.kafka_client})
     instant = datetime.now(UTC) - age
     producer.produce(case.topic, b'{"id": 1, "name": "aged"}', partition=partition, timestamp=int(instant.timestamp() * 1000))
     assert producer.flush(60) == 0

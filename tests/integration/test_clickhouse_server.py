@@ -32,11 +32,14 @@ pytestmark = pytest.mark.integration
 
 WINDOW = "ENGINE = MergeTree ORDER BY a SETTINGS non_replicated_deduplication_window = 100"
 USERS: dict[str, dict[str, Any]] = {
-    "default": {"password": ""},
+    "default": {"password": "d-secret"},
     "writer": {"password": "w-secret", "rights": ["insert"]},
     "reader": {"password": "r-secret", "rights": ["select"]},
     "moody": {"password": "m-secret", "rights": ["insert", "select"]},
 }
+OURS = ("default", "d-secret")
+USER = ("--user", ":".join(OURS))
+HEAD = b"Host: 127.0.0.1\r\nX-ClickHouse-User: default\r\nX-ClickHouse-Key: d-secret\r\n"
 
 
 class Server:
@@ -52,7 +55,7 @@ class Server:
         environment = os.environ | {"TZ": "Asia/Tokyo"}
         self.process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log, env=environment)
         log.close()
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=30)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", auth=OURS, trust_env=False, timeout=30)
         wait_for(lambda: self.process.poll() is not None or self.answers(), "the server answers /ping")
         assert self.process.poll() is None, self.log()
 
@@ -65,7 +68,8 @@ class Server:
         return (self.directory / "server.log").read_text()
 
     def client(self, **options: Any) -> Client:
-        return clickhouse_connect.get_client(host="127.0.0.1", port=self.port, **options)
+        login = {"username": OURS[0], "password": OURS[1]}
+        return clickhouse_connect.get_client(host="127.0.0.1", port=self.port, **login | options)
 
     def sql(self, text: str, **parameters: str) -> str:
         answer = self.http.post("/", content=text, params=parameters)
@@ -417,16 +421,137 @@ def test_wrong_passwords_and_unknown_users_are_refused_alike(server: Server) -> 
         assert (answer.status_code, answer.headers["X-ClickHouse-Exception-Code"]) == (403, "516")
         assert "AUTHENTICATION_FAILED" in answer.text
     headers = {"X-ClickHouse-User": "reader", "X-ClickHouse-Key": "r-secret"}
-    assert server.http.post("/", content="SELECT 1", headers=headers).text == "1\n"
-    assert server.http.post("/", content="SELECT 1", params={"user": "reader", "password": "r-secret"}).text == "1\n"
+    assert server.http.post("/", content="SELECT 1", headers=headers, auth=None).text == "1\n"
+    assert server.http.post("/", content="SELECT 1", params={"user": "reader", "password": "r-secret"}, auth=None).text == "1\n"
     with pytest.raises(DatabaseError, match="516"):
         server.client(username="writer", password="wrong")
+
+
+def test_nobody_gets_in_without_a_password(server: Server) -> None:
+    for auth in (None, ("default", ""), ("reader", "")):
+        for answer in (
+            server.http.post("/", content="SELECT 1", auth=auth),
+            server.http.get("/", params={"query": "SELECT 1"}, auth=auth),
+        ):
+            assert (answer.status_code, answer.headers["X-ClickHouse-Exception-Code"]) == (403, "516")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": "evil.localhost:8123"},
+        {"Host": ""},
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_web_page_is_refused_even_with_the_password(server: Server, table: str, headers: dict[str, str], method: str) -> None:
+    sql = "INSERT INTO t VALUES (1, 'by a page')" if method == "POST" else "SELECT 1"
+    answer = server.http.request(method, "/", params={"query": sql}, headers=headers)
+    assert (answer.status_code, "answers" in answer.text) == (403, True), answer.text
+    assert server.sql("SELECT count() FROM t") == "0"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:8123", "[::1]"])
+def test_the_hosts_own_names_are_answered(server: Server, host: str) -> None:
+    headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+    assert server.http.post("/", content="SELECT 1", headers=headers).text == "1\n"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO t VALUES (1, 'x')",
+        "INSERT INTO FUNCTION file('by-get.csv', 'CSV', 'a Int8') VALUES (1)",
+        "INSERT INTO FUNCTION url('http://127.0.0.1:1/', 'CSV', 'a Int8') SELECT 1",
+        "CREATE TABLE by_get (a Int8) ENGINE = Memory",
+        "DROP TABLE t",
+        "SYSTEM FLUSH LOGS",
+    ],
+)
+def test_only_post_changes_anything(server: Server, table: str, method: str, sql: str) -> None:
+    answer = server.http.request(method, "/", params={"query": sql, "readonly": "0"})
+    assert answer.headers["X-ClickHouse-Exception-Code"] == "164"
+    assert server.sql("SELECT count() FROM t") == "0"
+    assert server.sql("EXISTS by_get") == "0"
+    assert not [*server.directory.rglob("by-get.csv")]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM file('{path}', 'LineAsString')",
+        "SELECT * FROM `file`('{path}', 'LineAsString')",
+        "SELECT * FROM {{f:Identifier}}",
+        "SELECT * FROM '{path}'",
+        "SELECT * FROM `{path}`",
+        "SELECT * FROM url('file://{path}', 'LineAsString')",
+        "SELECT * FROM fileCluster('default', '{path}', 'LineAsString')",
+        "SELECT * FROM view(SELECT * FROM file('{path}', 'LineAsString'))",
+        "SELECT * FROM eval('SELECT file(''{path}'')') SETTINGS allow_experimental_eval_table_function = 1",
+        "SELECT file('{path}')",
+        "SELECT \"file\"('{path}')",
+        "SELECT `f\\x69le`('{path}')",
+        "SELECT arrayMap(file, ['{path}'])",
+        "SELECT arrayMap(path -> file(path), ['{path}'])",
+        "SELECT * APPLY file FROM (SELECT '{path}')",
+        "SELECT arrayMap({{f:Identifier}}, ['{path}'])",
+        "CREATE FUNCTION read_file AS path -> file(path)",
+        "CREATE TABLE outside (a String) ENGINE = File(LineAsString, '{path}')",
+        "CREATE DATABASE outside ENGINE = Filesystem('/')",
+        "CREATE TABLE outside (a String) ENGINE = SQLite('{path}', 't')",
+        "CREATE TABLE outside (a Int8) ENGINE = MergeTree ORDER BY a SETTINGS disk = disk(type = 'local_blob_storage', path = '{path}.d/')",
+        "CREATE TABLE outside (k String, v String) ENGINE = EmbeddedRocksDB(0, '{path}.d') PRIMARY KEY k",
+        "CREATE TABLE outside (a String) ENGINE = `Executable`('id', 'TSV')",
+        "SELECT * FROM executable('id', 'TSV', 'a String')",
+        "CREATE DICTIONARY outside (k UInt8) PRIMARY KEY k SOURCE(EXECUTABLE(COMMAND 'touch {path}.d' FORMAT 'CSV')) LAYOUT(FLAT())",
+        "CREATE DICTIONARY outside (k UInt8) PRIMARY KEY k SOURCE(`executable`(COMMAND 'touch {path}.d' FORMAT 'CSV')) LAYOUT(FLAT())",
+        "INSERT INTO FUNCTION file('{path}.d', 'CSV', 'a Int8') VALUES (1)",
+        "INSERT INTO t VALUES (1, file('{path}'))",
+        "INSERT INTO t VALUES (1, `f\\x69le`('{path}'))",
+        "INSERT INTO t SETTINGS input_format_values_interpret_expressions = 1 VALUES (1, file('{path}'))",
+        "BACKUP TABLE t TO File('{path}.d')",
+        "SELECT 1 INTO OUTFILE '{path}.d'",
+    ],
+)
+def test_not_even_a_user_of_all_rights_reaches_files_or_programs(server: Server, table: str, tmp_path: Path, sql: str) -> None:
+    path = tmp_path / "secret.csv"
+    path.write_text("TOPSECRET\n")
+    answer = server.http.post("/", content=sql.format(path=path), params={"param_f": "file"})
+    if answer.status_code == 200:
+        # What may be made must not be of use.
+        answer = server.http.post("/", content=f"SELECT * FROM outside.`{path}`")
+        server.sql("DROP DATABASE outside")
+    assert answer.status_code != 200
+    assert "TOPSECRET" not in answer.text
+    assert [one.name for one in tmp_path.iterdir()] == ["secret.csv"]
+    assert server.sql("SELECT count() FROM t") == "0"
+    assert server.sql("EXISTS outside") == "0"
+
+
+def test_tables_and_columns_may_have_the_names_of_what_is_refused(server: Server) -> None:
+    server.sql("CREATE TABLE `file` (`file` String, disk Int8) ENGINE = MergeTree ORDER BY (file, disk)")
+    server.sql('INSERT INTO `default`.`file` (`file`, `disk`) FORMAT CSV\n"a file",1')
+    server.sql("INSERT INTO file (file, disk) VALUES ('the `file`', 2)")
+    assert (
+        server.sql("SELECT count(file), max(disk), length(file) FROM file GROUP BY file, length(file) ORDER BY file LIMIT 1") == "1\t1\t6"
+    )
+    server.sql("DROP TABLE `file`")
 
 
 @pytest.mark.parametrize(
     ("user", "sql", "code"),
     [
         ("reader", "SELECT 1 FORMAT CSV", None),
+        ("reader", "SELECT * FROM `url`('http://127.0.0.1:1/', 'CSV', 'a Int8')", "497"),
+        ("reader", "SELECT * FROM \"remote\"('127.0.0.1:1', system.one)", "497"),
         ("reader", "/* c */ WITH 1 AS x SELECT x", None),
         ("reader", "DESCRIBE TABLE t", None),
         ("reader", "INSERT INTO t FORMAT CSV\n1,a", "497"),
@@ -434,7 +559,7 @@ def test_wrong_passwords_and_unknown_users_are_refused_alike(server: Server) -> 
         ("reader", "TRUNCATE TABLE t", "497"),
         ("reader", "CREATE TABLE u (a Int8) ENGINE = Memory", "497"),
         ("reader", "SYSTEM FLUSH LOGS", "497"),
-        ("reader", "SELECT * FROM file('/etc/hostname', 'LineAsString')", "497"),
+        ("reader", "SELECT * FROM s3('http://127.0.0.1:1/b/k', 'LineAsString')", "497"),
         ("reader", "SELECT * FROM `/etc/hostname`", "497"),
         ("reader", "SELECT * FROM '/etc/hostname'", "497"),
         ("reader", "SELECT 1; DROP TABLE t", "62"),
@@ -470,7 +595,7 @@ def test_a_right_is_taken_away_by_rewriting_the_users_file(server: Server, table
 
 def test_slow_selects_hold_up_neither_inserts_nor_ping(server: Server, table: str) -> None:
     sql = b"SELECT sleepEachRow(0.1) FROM numbers(30) SETTINGS max_block_size = 1 FORMAT JSON"
-    request = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(sql) + sql
+    request = b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % len(sql) + sql
     counting = "INSERT INTO t SELECT 1, '' FROM system.processes WHERE query LIKE 'SELECT sleepEachRow%'"
 
     def written() -> int:
@@ -497,7 +622,7 @@ def test_concurrent_clients_get_their_own_answers(server: Server, table: str) ->
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_inserts_nothing(server: Server, table: str) -> None:
-    head = b"POST /?query=INSERT+INTO+t+FORMAT+CSV HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /?query=INSERT+INTO+t+FORMAT+CSV HTTP/1.1\r\n" + HEAD + b"Content-Length: 1000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head + b"1,a\n2,b\n")
     assert server.sql("SELECT count() FROM t") == "0"
@@ -509,7 +634,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_inserts_nothing(server: 
 def test_a_select_whose_client_leaves_is_killed(server: Server, output: str) -> None:
     sql = f"SELECT count() FROM numbers(100000000000) WHERE sipHash64(number) = 7 FORMAT {output}"
     body = sql.encode()
-    request = b"POST /?query_id=left-%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (output.encode(), len(body)) + body
+    line = b"POST /?query_id=left-%s HTTP/1.1\r\n" % output.encode()
+    request = line + HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
     running = f"SELECT count() FROM system.processes WHERE Settings['log_comment'] = 'left-{output}'"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(request)
@@ -518,7 +644,7 @@ def test_a_select_whose_client_leaves_is_killed(server: Server, output: str) -> 
 
 
 def test_bodies_and_headers_have_a_bound(tmp_path: Path) -> None:
-    server = Server(tmp_path, "--max-body-bytes", "1000", "--user", "default::all")
+    server = Server(tmp_path, "--max-body-bytes", "1000", *USER)
     assert server.http.post("/", content=b"SELECT 1" + b" " * 2000).status_code == 413
     assert server.http.post("/", content=iter([b"SELECT 1", b" " * 2000])).status_code == 413
     with socket.create_connection(("127.0.0.1", server.port)) as connection, contextlib.suppress(ConnectionError):
@@ -529,7 +655,7 @@ def test_bodies_and_headers_have_a_bound(tmp_path: Path) -> None:
 
 
 def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
-    server = Server(tmp_path)
+    server = Server(tmp_path, *USER)
     server.sql(f"CREATE TABLE t (a UInt64, s String) {WINDOW}")
     acknowledged: list[int] = []
 
@@ -548,7 +674,7 @@ def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
 
-    again = Server(tmp_path)
+    again = Server(tmp_path, *USER)
     last = acknowledged[-1]
     stored = [int(n) for n in again.sql("SELECT a FROM t").splitlines()]
     assert set(acknowledged) <= set(stored)
@@ -559,12 +685,12 @@ def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_it_soon_with_a_statement_running_and_releases_the_directory(tmp_path: Path) -> None:
-    server = Server(tmp_path, "--user", "default::all")
+    server = Server(tmp_path, *USER)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.http.post, "/", content="SELECT count() FROM numbers(100000000000) WHERE sipHash64(number) = 7")
         wait_for(lambda: "sipHash64" in server.sql("SELECT query FROM system.processes WHERE query NOT LIKE '%processes%'"), "it runs")
         second = subprocess.run(
-            [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(tmp_path / "data"), "--port", "0"],
+            [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(tmp_path / "data"), "--port", "0", *USER],
             capture_output=True,
             text=True,
             timeout=30,
@@ -575,7 +701,7 @@ def test_sigterm_ends_it_soon_with_a_statement_running_and_releases_the_director
             running.result()
     assert second.returncode == 1
     assert second.stderr.splitlines() == [f"clickhouse_server: another ClickHouse server already uses {tmp_path / 'data'}"]
-    assert Server(tmp_path).end() == 0
+    assert Server(tmp_path, *USER).end() == 0
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
@@ -593,7 +719,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        refused = start("--port", str(taken.getsockname()[1]))
+        refused = start(*USER, "--port", str(taken.getsockname()[1]))
     assert refused.returncode == 1
     assert "Address already in use" in refused.stderr
     assert not (tmp_path / "data").exists()

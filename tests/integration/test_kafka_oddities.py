@@ -93,7 +93,7 @@ def test_a_compacted_topic_has_gaps_and_every_record_that_is_left_arrives(case: 
     }
     case.compact_soon()
     case.create_topic(1, **compacted)
-    producer = Producer({"bootstrap.servers": case.addresses.kafka_bootstrap, "log_level": 0})
+    producer = Producer({**case.addresses.kafka_client, "log_level": 0})
     for number in range(500):
         key = number if number % 10 == 0 else number % 7
         producer.produce(case.topic, event(number), key=b"%d" % key)
@@ -115,7 +115,7 @@ def test_a_compacted_topic_has_gaps_and_every_record_that_is_left_arrives(case: 
 
 def transaction(case: PipelineCase, name: str, numbers: Iterable[int]) -> Producer:
     """A producer that has sent its events in a transaction that is still open."""
-    producer = Producer({"bootstrap.servers": case.addresses.kafka_bootstrap, "transactional.id": f"{case.topic}-{name}", "log_level": 0})
+    producer = Producer({**case.addresses.kafka_client, "transactional.id": f"{case.topic}-{name}", "log_level": 0})
     producer.init_transactions(30)
     producer.begin_transaction()
     for number in numbers:
@@ -245,7 +245,7 @@ def remake_topic(case: PipelineCase, first: int, count: int) -> None:
         return True
 
     wait_until(made, "the topic to be made again")
-    producer = Producer({"bootstrap.servers": case.addresses.kafka_bootstrap, "log_level": 0})
+    producer = Producer({**case.addresses.kafka_client, "log_level": 0})
     for number in range(first, first + count):
         producer.produce(case.topic, event(number), partition=number % 3)
     assert producer.flush(60) == 0

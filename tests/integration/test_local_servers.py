@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import httpx
 import nats
+import nats.errors
 import psutil
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from nats.js.api import StorageType, StreamConfig
 
@@ -68,10 +70,10 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def write_records(addresses: Addresses, topic: str, count: int) -> None:
-    admin = AdminClient({"bootstrap.servers": addresses.kafka_bootstrap, **SILENT})
+    admin = AdminClient({**addresses.kafka_client, **SILENT})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     failures: list[object] = []
-    producer = Producer({"bootstrap.servers": addresses.kafka_bootstrap, "acks": "all", **SILENT})
+    producer = Producer({**addresses.kafka_client, "acks": "all", **SILENT})
     for number in range(count):
         producer.produce(topic, b"%d" % number, partition=0, on_delivery=lambda error, _record: failures.append(error))
     assert producer.flush(20) == 0
@@ -79,7 +81,7 @@ def write_records(addresses: Addresses, topic: str, count: int) -> None:
 
 
 def read_records(addresses: Addresses, topic: str, count: int) -> list[bytes | None]:
-    consumer = Consumer({"bootstrap.servers": addresses.kafka_bootstrap, "group.id": "reader", **SILENT})
+    consumer = Consumer({**addresses.kafka_client, "group.id": "reader", **SILENT})
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         return [record.value() for record in consumer.consume(count, timeout=20)]
@@ -101,6 +103,10 @@ async def stored(addresses: Addresses, stream: str, count: int) -> list[bytes | 
     messages = [(await client.jetstream().get_msg(stream, number)).data for number in range(1, count + 1)]
     await client.close()
     return messages
+
+
+async def ignore(_error: Exception) -> None:
+    """The client logs what it also raises."""
 
 
 def query(addresses: Addresses, sql: str) -> str:
@@ -128,6 +134,59 @@ def test_servers_listen_on_loopback_only(stack: LocalStack) -> None:
     for pid in pids(stack).values():
         listening = [one.laddr for one in psutil.Process(pid).net_connections() if one.status == psutil.CONN_LISTEN]
         assert listening and {address.ip for address in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
+def test_nobody_gets_in_without_the_password(stack: LocalStack) -> None:
+    addresses = stack.up()
+    for login in ({}, {**addresses.kafka_client, "sasl.password": "wrong"}):
+        admin = AdminClient({"bootstrap.servers": addresses.kafka_bootstrap, **login, **SILENT})
+        with pytest.raises(KafkaException):
+            admin.list_topics(timeout=3)
+    ports = {one.laddr.port for one in psutil.Process(pids(stack)["kafka"]).net_connections() if one.status == psutil.CONN_LISTEN}
+    (controller,) = ports - {int(addresses.kafka_bootstrap.rpartition(":")[2])}
+    with pytest.raises(KafkaException):
+        AdminClient({"bootstrap.servers": f"127.0.0.1:{controller}", **SILENT}).list_topics(timeout=3)
+
+    for url in (f"nats://{addresses.nats_address}", f"nats://tallyflow:wrong@{addresses.nats_address}"):
+        with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
+            asyncio.run(nats.connect(url, allow_reconnect=False, error_cb=ignore))
+
+    clickhouse = f"http://{addresses.clickhouse_host}:{addresses.clickhouse_port}/"
+    for auth in (None, ("default", ""), ("default", "wrong")):
+        assert httpx.post(clickhouse, content="SELECT 1", auth=auth, trust_env=False, timeout=60).status_code == 403
+
+
+def test_what_the_servers_keep_is_for_their_owner_only(stack: LocalStack) -> None:
+    stack.up()
+    opened = [path for path in (stack.home / "servers").rglob("*") if path.is_dir() and path.stat().st_mode & 0o077]
+    assert stat.S_IMODE((stack.home / "servers").stat().st_mode) == 0o700
+    assert [path for path in opened if "data" not in path.parts] == []
+    for name in ("passwords.json", "kafka/server.properties", "nats/nats.conf", "clickhouse/users.json"):
+        assert stat.S_IMODE((stack.home / "servers" / name).stat().st_mode) == 0o600
+    assert not (stack.home / "servers/kafka/data/meta.properties").stat().st_mode & 0o077
+
+
+def test_servers_of_a_release_without_passwords_get_them_and_keep_what_they_hold(tmp_path: Path) -> None:
+    stack = LocalStack(tmp_path / "home", servers=("nats", "clickhouse"))
+    addresses = stack.up()
+    try:
+        query(addresses, "CREATE TABLE default.kept (n UInt64) ENGINE = MergeTree ORDER BY n")
+        query(addresses, "INSERT INTO default.kept VALUES (7)")
+        asyncio.run(publish(addresses, "kept", 1))
+        servers = stack.home / "servers"
+        (servers / "passwords.json").unlink()
+        (servers / "clickhouse" / "users.json").write_text('{"default": {"password": "", "rights": ["all"]}}')
+        servers.chmod(0o755)
+        with pytest.raises(LocalServerError, match="run `tallyflow up`"):
+            stack.addresses()
+        upgraded = stack.up()
+        assert "" not in (upgraded.clickhouse_password, upgraded.nats_password)
+        assert upgraded.nats_password != addresses.nats_password
+        assert query(upgraded, "SELECT n FROM default.kept") == "7"
+        assert asyncio.run(stored(upgraded, "kept", 1)) == [b"0"]
+        assert stat.S_IMODE(servers.stat().st_mode) == 0o700
+    finally:
+        stack.down()
 
 
 def test_acknowledged_records_survive_kill_of_every_server_and_up_repairs(stack: LocalStack) -> None:
@@ -164,13 +223,13 @@ def test_down_leaves_no_process_and_the_next_up_has_the_same_addresses_and_recor
 def test_clickhouse_users_are_followed_without_a_restart_and_kept(stack: LocalStack) -> None:
     default = stack.up()
     before = pids(stack)
-    addresses = stack.up(users=["writer:s3cret", "default:"])
+    addresses = stack.up(users=["writer:s3cret", f"default:{default.clickhouse_password}"])
     assert (addresses.clickhouse_user, addresses.clickhouse_password) == ("writer", "s3cret")
     assert pids(stack) == before
     assert query(addresses, "SELECT 1") == "1"
     command_lines = " ".join(" ".join(psutil.Process(pid).cmdline()) for pid in before.values())
     assert "s3cret" not in command_lines
-    assert stack.up(users=["default:"]) == default
+    assert stack.up(users=[f"default:{default.clickhouse_password}"]) == default
 
 
 def test_kill_of_one_server_leaves_the_others_running(stack: LocalStack) -> None:

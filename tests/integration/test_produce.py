@@ -18,8 +18,9 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def bootstrap(running_stack: LocalStack) -> str:
-    return running_stack.addresses().kafka_bootstrap
+def kafka(running_stack: LocalStack) -> dict[str, str]:
+    """Settings that connect."""
+    return running_stack.addresses().kafka_client
 
 
 @pytest.fixture
@@ -27,9 +28,9 @@ def topic() -> str:
     return f"orders-{uuid4().hex[:10]}"
 
 
-def records_in(bootstrap: str, topic: str) -> list[tuple[int, int, bytes, bytes | None]]:
+def records_in(kafka: dict[str, str], topic: str) -> list[tuple[int, int, bytes, bytes | None]]:
     """(partition, offset, key, value) of every record, in order per partition."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid4().hex, "enable.partition.eof": True, "log_level": 0})
+    consumer = Consumer({**kafka, "group.id": uuid4().hex, "enable.partition.eof": True, "log_level": 0})
     partitions = consumer.list_topics(topic, 10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     found: list[tuple[int, int, bytes, bytes | None]] = []
@@ -45,14 +46,14 @@ def records_in(bootstrap: str, topic: str) -> list[tuple[int, int, bytes, bytes 
     return found
 
 
-def test_the_topic_holds_exactly_the_events_of_the_recipe_and_the_summary_says_so(bootstrap: str, topic: str) -> None:
-    summary = produce(bootstrap, topic, 20_000, duplicate_share=0.1, bad_share=0.05, seed=3, partitions=3)
+def test_the_topic_holds_exactly_the_events_of_the_recipe_and_the_summary_says_so(kafka: dict[str, str], topic: str) -> None:
+    summary = produce(kafka, topic, 20_000, duplicate_share=0.1, bad_share=0.05, seed=3, partitions=3)
     expected = [
         event
         for block in orders(Recipe(3, 200, 0.1, 0.05), 20_000)
         for event in zip(block.keys.to_pylist(), block.values.to_pylist(), strict=True)
     ]
-    found = records_in(bootstrap, topic)
+    found = records_in(kafka, topic)
     assert Counter((key, value) for *_, key, value in found) == Counter(expected)
     assert summary.produced == summary.good + summary.bad + summary.duplicates == 20_000
     assert summary.bad == sum(summary.bad_kinds.values()) > 0
@@ -63,56 +64,56 @@ def test_the_topic_holds_exactly_the_events_of_the_recipe_and_the_summary_says_s
         assert (first, last) == (offsets[0], offsets[-1])
 
 
-def test_records_of_one_key_are_in_one_partition_in_their_order(bootstrap: str, topic: str) -> None:
-    produce(bootstrap, topic, 5000, duplicate_share=0.5, partitions=4)
+def test_records_of_one_key_are_in_one_partition_in_their_order(kafka: dict[str, str], topic: str) -> None:
+    produce(kafka, topic, 5000, duplicate_share=0.5, partitions=4)
     partitions_of: dict[bytes, set[int]] = {}
-    for partition, _, key, _ in records_in(bootstrap, topic):
+    for partition, _, key, _ in records_in(kafka, topic):
         partitions_of.setdefault(key, set()).add(partition)
     assert {len(partitions) for partitions in partitions_of.values()} == {1}
 
 
-def test_a_second_call_appends_and_tells_its_own_offsets(bootstrap: str, topic: str) -> None:
-    first = produce(bootstrap, topic, 300, partitions=1)
-    second = produce(bootstrap, topic, 200, seed=2, partitions=7)
+def test_a_second_call_appends_and_tells_its_own_offsets(kafka: dict[str, str], topic: str) -> None:
+    first = produce(kafka, topic, 300, partitions=1)
+    second = produce(kafka, topic, 200, seed=2, partitions=7)
     assert first.offsets == {0: (0, 299)}
     assert second.offsets == {0: (300, 499)}
 
 
-def test_the_rate_is_kept_without_drift(bootstrap: str, topic: str) -> None:
+def test_the_rate_is_kept_without_drift(kafka: dict[str, str], topic: str) -> None:
     seen: list[tuple[float, int]] = []
     started = time.monotonic()
-    produce(bootstrap, topic, 1500, rate=1000, partitions=1, progress=lambda sent: seen.append((time.monotonic() - started, sent)))
+    produce(kafka, topic, 1500, rate=1000, partitions=1, progress=lambda sent: seen.append((time.monotonic() - started, sent)))
     assert seen[-1][1] == 1500
     # Never ahead of the schedule; behind it only while the machine is busy.
     assert all(sent - 1 <= 1000 * elapsed for elapsed, sent in seen)
 
 
-def test_an_event_that_kafka_refuses_is_an_error(bootstrap: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+def test_an_event_that_kafka_refuses_is_an_error(kafka: dict[str, str], topic: str) -> None:
+    admin = AdminClient({**kafka, "log_level": 0})
     admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": "1000"})])[topic].result()
     with pytest.raises(TallyflowError, match="MSG_SIZE_TOO_LARGE"):
-        produce(bootstrap, topic, 10, size=50_000)
+        produce(kafka, topic, 10, size=50_000)
 
 
-def test_numbers_that_make_no_recipe_are_refused_before_anything_is_sent(bootstrap: str, topic: str) -> None:
+def test_numbers_that_make_no_recipe_are_refused_before_anything_is_sent(kafka: dict[str, str], topic: str) -> None:
     for wrong in ({"bad_share": 0.7, "duplicate_share": 0.7}, {"size": 0}, {"rate": 0.0}):
         with pytest.raises(ConfigurationError):
-            produce(bootstrap, topic, 10, **wrong)
-    assert topic not in AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=10).topics
+            produce(kafka, topic, 10, **wrong)
+    assert topic not in AdminClient({**kafka, "log_level": 0}).list_topics(timeout=10).topics
 
 
-def test_the_oracle_reads_every_position_and_value_once(bootstrap: str, topic: str) -> None:
-    produce(bootstrap, topic, 12_000, bad_share=0.01, partitions=3)
-    found = read_topic({"bootstrap.servers": bootstrap}, topic, ["value"])
+def test_the_oracle_reads_every_position_and_value_once(kafka: dict[str, str], topic: str) -> None:
+    produce(kafka, topic, 12_000, bad_share=0.01, partitions=3)
+    found = read_topic({**kafka}, topic, ["value"])
     rows = zip(found["_tf_partition"].to_pylist(), found["_tf_offset"].to_pylist(), found["value"].to_pylist(), strict=True)
     assert sorted(rows, key=lambda row: row[:2]) == sorted(
-        ((p, o, value) for p, o, _, value in records_in(bootstrap, topic)), key=lambda row: row[:2]
+        ((p, o, value) for p, o, _, value in records_in(kafka, topic)), key=lambda row: row[:2]
     )
 
 
-def test_the_oracle_passes_over_offsets_without_a_committed_record(bootstrap: str, topic: str) -> None:
-    produce(bootstrap, topic, 1, partitions=1)
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "log_level": 0})
+def test_the_oracle_passes_over_offsets_without_a_committed_record(kafka: dict[str, str], topic: str) -> None:
+    produce(kafka, topic, 1, partitions=1)
+    producer = Producer({**kafka, "transactional.id": topic, "log_level": 0})
     producer.init_transactions(30)
     for is_committed in (True, False, True, False):
         producer.begin_transaction()
@@ -120,12 +121,12 @@ def test_the_oracle_passes_over_offsets_without_a_committed_record(bootstrap: st
             producer.produce(topic, b"%d" % number)
         assert producer.flush(30) == 0
         producer.commit_transaction(30) if is_committed else producer.abort_transaction(30)
-    offsets = read_topic({"bootstrap.servers": bootstrap}, topic)["_tf_offset"].to_pylist()
+    offsets = read_topic({**kafka}, topic)["_tf_offset"].to_pylist()
     assert offsets == [0, 1, 2, 3, 9, 10, 11]
 
 
-def test_the_oracle_reads_an_empty_topic_and_refuses_one_that_is_not_there(bootstrap: str, topic: str) -> None:
+def test_the_oracle_reads_an_empty_topic_and_refuses_one_that_is_not_there(kafka: dict[str, str], topic: str) -> None:
     with pytest.raises(HaltError, match="create the topic"):
-        read_topic({"bootstrap.servers": bootstrap}, topic)
-    ensure_topic(bootstrap, topic, 2)
-    assert read_topic({"bootstrap.servers": bootstrap}, topic).num_rows == 0
+        read_topic({**kafka}, topic)
+    ensure_topic(kafka, topic, 2)
+    assert read_topic({**kafka}, topic).num_rows == 0

@@ -10,6 +10,8 @@ from pipeline_case import PipelineCase
 from resources.clickhouse import ClickHouseResource
 from resources.duckdb import DuckDBResource
 from resources.kafka import KafkaResource
+from resources.local.kafka import MECHANISM, PROTOCOL
+from resources.local.passwords import USER
 from resources.nats import NatsResource
 
 pytestmark = pytest.mark.integration
@@ -18,11 +20,14 @@ pytestmark = pytest.mark.integration
 def test_each_resource_gives_a_client_that_works(case: PipelineCase, tmp_path: Path) -> None:
     case.create_topic()
     a = case.addresses
-    with KafkaResource(bootstrap_servers=a.kafka_bootstrap).get_client() as kafka:
+    kafka_login = {"security_protocol": PROTOCOL, "sasl_mechanism": MECHANISM, "sasl_username": USER, "sasl_password": a.kafka_password}
+    with KafkaResource(bootstrap_servers=a.kafka_bootstrap, **kafka_login).get_client() as kafka:
         assert case.topic in kafka.list_topics(timeout=30).topics
     with NatsResource(url=a.nats_url).get_client() as nats:
         assert nats.state("no-such-stream") is None
-    clickhouse = ClickHouseResource(host=a.clickhouse_host, port=str(a.clickhouse_port), user=a.clickhouse_user)
+    clickhouse = ClickHouseResource(
+        host=a.clickhouse_host, port=str(a.clickhouse_port), user=a.clickhouse_user, password=a.clickhouse_password
+    )
     with clickhouse.get_connection() as connection:
         assert connection.query("SELECT currentDatabase(), 1 + 1").result_rows == [("default", 2)]
     with DuckDBResource(database=str(tmp_path / "one.duckdb"), memory_limit="512MiB", threads=1).get_connection() as engine:

@@ -15,7 +15,7 @@ from resources.local import kafka
 from resources.local.java import find_java
 from resources.local.ports import choose_port
 from resources.local.server import Place
-from resources.local.stack import LocalStack
+from resources.local.stack import Addresses, LocalStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -30,8 +30,8 @@ def keytool(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def broker(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
-    """(address in the clear, address with TLS and login, the certificate to trust) of a broker of our own."""
+def broker(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Addresses, str, Path]]:
+    """(addresses with that in the clear, address with TLS and login, the certificate to trust) of a broker of our own."""
     directory = tmp_path_factory.mktemp("secure")
     store, certificate = directory / "broker.p12", directory / "broker.pem"
     name = ["-alias", "broker", "-keystore", str(store)]
@@ -41,14 +41,14 @@ def broker(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Itera
     rendered = kafka.render_properties
 
     def with_login(place: Place, log_directory: Path, controller_port: int) -> str:
-        plain = f"PLAINTEXT://{place.address}"
+        plain = f"CLIENT://{place.address}"
         text = rendered(place, log_directory, controller_port)
         text = text.replace(f"listeners={plain},", f"listeners={plain},SECURE://{secure},")
         text = text.replace(f"advertised.listeners={plain}", f"advertised.listeners={plain},SECURE://{secure}")
         text = text.replace("protocol.map=", "protocol.map=SECURE:SASL_SSL,")
         return text + (
             f"ssl.keystore.location={store}\nssl.keystore.password={STORE_PASSWORD}\n"
-            "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512\n"
+            "listener.name.secure.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512\n"
             f"listener.name.secure.plain.sasl.jaas.config={PLAIN}\n"
             f"listener.name.secure.scram-sha-512.sasl.jaas.config={SCRAM}\n"
         )
@@ -57,25 +57,25 @@ def broker(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Itera
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kafka, "render_properties", with_login)
-            address = servers.up().kafka_bootstrap
+            addresses = servers.up()
         user = UserScramCredentialUpsertion("reader", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), b"right")
-        admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+        admin = AdminClient({**addresses.kafka_client, "log_level": 0})
         admin.alter_user_scram_credentials([user])["reader"].result(30)
-        yield address, secure, certificate
+        yield addresses, secure, certificate
     finally:
         servers.down()
 
 
 @pytest.fixture
-def secure_case(case: PipelineCase, broker: tuple[str, str, Path]) -> PipelineCase:
+def secure_case(case: PipelineCase, broker: tuple[Addresses, str, Path]) -> PipelineCase:
     """A case whose records are on that broker; it sends and looks in the clear, the pipeline uses the other address."""
-    case.addresses = replace(case.addresses, kafka_bootstrap=broker[0])
-    case.admin = AdminClient({"log_level": 0, "bootstrap.servers": broker[0]})
+    case.addresses = replace(case.addresses, kafka_bootstrap=broker[0].kafka_bootstrap, kafka_password=broker[0].kafka_password)
+    case.admin = AdminClient({"log_level": 0, **case.addresses.kafka_client})
     case.create_topic()
     return case
 
 
-def connect(case: PipelineCase, broker: tuple[str, str, Path], **changes: Any) -> None:
+def connect(case: PipelineCase, broker: tuple[Addresses, str, Path], **changes: Any) -> None:
     _, address, certificate = broker
     login = {"protocol": "SASL_SSL", "mechanism": "PLAIN", "username": "reader", "password": "right", "root_ca": str(certificate)}
     case.write_file(lambda document: document["sources"][0].update(connection_params={"brokers": [address], **login, **changes}))
@@ -83,7 +83,7 @@ def connect(case: PipelineCase, broker: tuple[str, str, Path], **changes: Any) -
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 def test_every_record_arrives_over_tls_with_a_login(
-    secure_case: PipelineCase, way: dict[str, Any], broker: tuple[str, str, Path], mechanism: str
+    secure_case: PipelineCase, way: dict[str, Any], broker: tuple[Addresses, str, Path], mechanism: str
 ) -> None:
     connect(secure_case, broker, mechanism=mechanism)
     secure_case.send_events(2000, bad_every=100)
@@ -93,7 +93,7 @@ def test_every_record_arrives_over_tls_with_a_login(
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 def test_a_wrong_password_is_refused_at_once_and_not_shown(
-    secure_case: PipelineCase, broker: tuple[str, str, Path], mechanism: str
+    secure_case: PipelineCase, broker: tuple[Addresses, str, Path], mechanism: str
 ) -> None:
     connect(secure_case, broker, mechanism=mechanism, password="canary-7d1f")
     with pytest.raises(TallyflowError, match="check the credentials and rights in `connection_params`") as caught:
@@ -101,7 +101,7 @@ def test_a_wrong_password_is_refused_at_once_and_not_shown(
     assert "canary-7d1f" not in str(caught.value)
 
 
-def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(secure_case: PipelineCase, broker: tuple[str, str, Path]) -> None:
+def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(secure_case: PipelineCase, broker: tuple[Addresses, str, Path]) -> None:
     connect(secure_case, broker, root_ca=None)
     with pytest.raises(TallyflowError, match="certificate verify failed"):
         secure_case.warm_run(connect_seconds=0)

@@ -18,7 +18,6 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
     ("text", "expected"),
     [
         ("ann:pw", User("ann", "pw")),
-        ("ann:", User("ann", "")),
         ("ann:pw:all", User("ann", "pw")),
         ("ann:pw:insert,select", User("ann", "pw", frozenset({Right.INSERT, Right.SELECT}))),
         ("ann:p:w", User("ann", "p:w")),
@@ -29,17 +28,17 @@ def test_user_option(text: str, expected: User) -> None:
     assert parse_user(text) == expected
 
 
-@pytest.mark.parametrize("text", ["ann", ":pw", ""])
+@pytest.mark.parametrize("text", ["ann", ":pw", "", "ann:", "ann::all"])
 def test_malformed_user_option_is_refused(text: str) -> None:
     with pytest.raises(UsersError):
         parse_user(text)
 
 
 def test_users_file_holds_json_or_lines(tmp_path: Path) -> None:
-    document = {"ann": {"password": "a:b", "rights": ["insert"]}, "bob": {"password": ""}}
-    expected = {"ann": User("ann", "a:b", frozenset({Right.INSERT})), "bob": User("bob", "", ALL_RIGHTS)}
+    document = {"ann": {"password": "a:b", "rights": ["insert"]}, "bob": {"password": "b"}}
+    expected = {"ann": User("ann", "a:b", frozenset({Right.INSERT})), "bob": User("bob", "b", ALL_RIGHTS)}
     assert read_users(write(tmp_path / "users.json", json.dumps(document))) == expected
-    assert read_users(write(tmp_path / "users", "ann:a:b:insert\nbob:\n")) == expected
+    assert read_users(write(tmp_path / "users", "ann:a:b:insert\nbob:b\n")) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,6 +47,8 @@ def test_users_file_holds_json_or_lines(tmp_path: Path) -> None:
         '{"ann": {}}',
         '{"ann": {"password": "x", "rights": ["fly"]}}',
         '{"ann": {"password": 1}}',
+        '{"ann": {"password": ""}}',
+        "ann:",
         '{"ann"',
         "ann",
         '{"ann": {"password": "x", "rights": "all"}}',
@@ -68,11 +69,11 @@ def test_password_never_shows_in_the_repr() -> None:
     assert "secret" not in repr(parse_user("ann:secret"))
 
 
-def test_without_users_default_may_do_everything() -> None:
-    user = UserTable([]).authenticate("default", "")
-    assert user is not None
-    assert user.is_unlimited
+def test_without_a_user_there_is_no_table_and_nobody_gets_in_without_a_password() -> None:
+    with pytest.raises(UsersError, match="--users-file"):
+        UserTable([])
     assert UserTable([parse_user("ann:x")]).authenticate("default", "") is None
+    assert UserTable([parse_user("ann:x")]).authenticate("ann", "") is None
 
 
 def test_changed_file_is_read_again_and_a_broken_one_leaves_the_last_users(tmp_path: Path) -> None:

@@ -1,26 +1,34 @@
 import json
+import stat
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from pipelines.private import private_directory
 from resources.local.cli import app
 from resources.local.errors import LocalServerError
+from resources.local.passwords import keep_passwords, read_passwords
 from resources.local.stack import Addresses, LocalStack, default_home
 
-ADDRESSES = Addresses("127.0.0.1:21001", "nats://127.0.0.1:21002", "127.0.0.1", 21003, "default", "it's $ecret")
+ADDRESSES = Addresses("127.0.0.1:21001", "k-secret", "127.0.0.1:21002", "n-secret", "127.0.0.1", 21003, "default", "it's $ecret")
 
 
 def set_up(home: Path) -> None:
     (home / "servers").mkdir(parents=True)
     (home / "servers" / "ports.json").write_text('{"kafka": 21001, "nats": 21002, "clickhouse": 21003}')
+    (home / "servers" / "passwords.json").write_text('{"kafka": "k-secret", "nats": "n-secret", "clickhouse": "c-secret"}')
 
 
 def test_addresses_become_quoted_shell_exports() -> None:
     assert ADDRESSES.shell_exports().splitlines() == [
         "export KAFKA_BOOTSTRAP=127.0.0.1:21001",
-        "export NATS_URL=nats://127.0.0.1:21002",
+        "export KAFKA_SECURITY_PROTOCOL=SASL_PLAINTEXT",
+        "export KAFKA_SASL_MECHANISM=PLAIN",
+        "export KAFKA_SASL_USERNAME=tallyflow",
+        "export KAFKA_SASL_PASSWORD=k-secret",
+        "export NATS_URL=nats://tallyflow:n-secret@127.0.0.1:21002",
         "export CLICKHOUSE_HOST=127.0.0.1",
         "export CLICKHOUSE_PORT=21003",
         "export CLICKHOUSE_USER=default",
@@ -41,6 +49,35 @@ def test_home_is_the_named_directory_or_one_below_the_working_directory(tmp_path
 def test_addresses_before_the_first_up_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(LocalServerError, match="run `tallyflow up`"):
         LocalStack(tmp_path).addresses()
+
+
+def test_servers_of_a_release_without_passwords_have_no_addresses_until_up(tmp_path: Path) -> None:
+    set_up(tmp_path)
+    (tmp_path / "servers" / "passwords.json").unlink()
+    with pytest.raises(LocalServerError, match="run `tallyflow up`"):
+        LocalStack(tmp_path).addresses()
+
+
+def test_passwords_are_random_kept_and_for_their_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "passwords.json"
+    made = keep_passwords(path, ["kafka", "nats"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert made["kafka"] != made["nats"] and min(map(len, made.values())) >= 32
+    assert keep_passwords(path, ["kafka", "nats", "clickhouse"]).items() >= made.items()
+    path.write_text('{"kafka": ""}')
+    with pytest.raises(LocalServerError, match="delete it and run `tallyflow up`"):
+        read_passwords(path)
+
+
+def test_a_home_is_private_and_what_was_open_in_it_is_closed(tmp_path: Path) -> None:
+    old = tmp_path / "home" / "servers"
+    old.mkdir(parents=True, mode=0o755)
+    private_directory(old)
+    private_directory(tmp_path / "home" / "pipelines" / "orders")
+    private_directory(tmp_path / "new" / "servers")
+    modes = {str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode) for path in sorted(tmp_path.rglob("*"))}
+    assert modes.pop("home") & 0o700 == 0o700
+    assert set(modes.values()) == {0o700}, modes
 
 
 def test_inspecting_or_stopping_an_unused_home_creates_nothing(tmp_path: Path) -> None:
@@ -71,7 +108,8 @@ def test_purge_deletes_what_the_servers_hold_but_not_the_ports(tmp_path: Path) -
     assert (tmp_path / "servers" / "nats" / "data").exists()
     stack.down(purge=True)
     assert not (tmp_path / "servers" / "nats").exists()
-    assert stack.addresses().nats_url == "nats://127.0.0.1:21002"
+    assert stack.addresses().nats_url == "nats://tallyflow:n-secret@127.0.0.1:21002"
+    assert stack.addresses().clickhouse_password == "c-secret"
 
 
 def test_env_prints_exports_or_json(tmp_path: Path) -> None:

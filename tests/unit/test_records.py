@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.connectors.kafka import shorten_oversize
+from pipelines.errors import HaltError
 from pipelines.records import (
     MAX_FRAME_BYTES,
     MAX_RECORD_BYTES,
@@ -81,7 +82,7 @@ def test_a_slice_is_encoded_alone() -> None:
 
 
 def test_bytes_that_are_no_frame_are_refused() -> None:
-    with pytest.raises(pa.ArrowInvalid):
+    with pytest.raises(HaltError, match="only Tallyflow may write to its streams"):
         decode_frame(b"not a frame")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import pipelines.sink
 from pipelines.errors import HaltError, InvariantError
-from pipelines.frame_sizes import uncompressed_bytes
+from pipelines.frame_sizes import declared_bytes
 from pipelines.records import Message, encode_frame
 from pipelines.sink import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, Chunk, chunk_rows, insert_block
 from pipelines.testing import FIRST_INSTANT
@@ -92,7 +92,7 @@ def test_rows_that_lz4_packs_250_to_1_are_cut_by_what_they_take_in_memory_and_ev
     found = list(pipelines.sink.chunks(messages))
     assert [chunk.rows for chunk in found] == [300, 300, 200]
     for chunk in found:
-        assert sum(uncompressed_bytes(one.payload) for one in chunk.messages) <= MAX_CHUNK_BYTES
+        assert sum(declared_bytes(one.payload) for one in chunk.messages) <= MAX_CHUNK_BYTES
         (batch,) = read(insert_block(chunk_rows(chunk, ["id", "text"])))
         assert batch.num_rows == chunk.rows
 
@@ -112,7 +112,7 @@ def test_what_a_frame_takes_is_told_without_decoding_it(texts: list[str], is_com
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4" if is_compressed else None)) as writer:
         writer.write_table(table)
-    told = uncompressed_bytes(out.getvalue().to_pybytes())
+    told = declared_bytes(out.getvalue().to_pybytes())
     # Uncompressed, bitmaps and offsets are padded.
     assert table.nbytes - 64 <= told <= table.nbytes + 64 * 8
 
@@ -120,7 +120,7 @@ def test_what_a_frame_takes_is_told_without_decoding_it(texts: list[str], is_com
 @pytest.mark.parametrize("payload", [b"garbage" * 10, encode_frame(pa.table({"id": [1]}))[:200]])
 def test_what_is_no_frame_has_no_size(payload: bytes) -> None:
     with pytest.raises((pa.ArrowInvalid, OSError)):
-        uncompressed_bytes(payload)
+        declared_bytes(payload)
 
 
 def test_the_digest_names_the_rows() -> None:

@@ -1,0 +1,91 @@
+"""HTTP on a loopback port, which every user of the host can reach, and every web page that one of them looks at.
+
+`local_only` refuses what a page sends or what came by another name than the host's own (DNS rebinding). `BoundedConnection` keeps those
+who connect and say nothing from taking the descriptors of the process.
+"""
+
+import asyncio
+import ipaddress
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+def local_only(application: ASGIApp) -> ASGIApp:
+    """The application, for requests that `refusal` has nothing against."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        reason = refusal(Headers(scope=scope)) if scope["type"] == "http" else ""
+        if reason:
+            await PlainTextResponse(f"{reason}\n", 403, {"Connection": "close"})(scope, receive, send)
+        else:
+            await application(scope, receive, send)
+
+    return guarded
+
+
+def refusal(headers: Headers) -> str:
+    """Why a request must not be answered: it names another host, or a browser says that another origin's page sends it; empty if it may.
+
+    No port is compared: a tunnel or a proxy has another one.
+    """
+    host = headers.get("host", "")
+    if not _is_loopback(host):
+        return "this server answers to 127.0.0.1, [::1] and localhost only"
+    if headers.get("origin", f"http://{host}") != f"http://{host}":
+        return "this server answers no page of another origin"
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return "this server answers no page of another site"
+    return ""
+
+
+def _is_loopback(host: str) -> bool:
+    name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    if not name:
+        name, port = port, ""
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+class BoundedConnection(H11Protocol):
+    """One connection: refused beyond `most_connections`, closed when its request's head is not there `head_seconds` after it began.
+
+    uvicorn 0.54 bounds neither: `limit_concurrency` counts what has sent a whole request.
+    """
+
+    most_connections = 32
+    head_seconds = 5.0
+    _closing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= self.most_connections:
+            self.transport = transport
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+        elif self._closing is None:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._closing = self.loop.call_later(self.head_seconds, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None

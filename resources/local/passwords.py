@@ -1,0 +1,38 @@
+"""The passwords of the local servers: random, made at the first `up`, then kept where only their owner can read them."""
+
+import json
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from resources.local.errors import LocalServerError
+from resources.local.files import write_atomically
+
+USER = "tallyflow"
+"""Who logs in to Kafka and NATS; to ClickHouse it is `default`, as clients have it."""
+
+
+def read_passwords(path: Path) -> dict[str, str]:
+    """The passwords kept in `path`, by server; empty if the file is not there. Raises LocalServerError if it is damaged."""
+    remedy = "stop the servers, delete it and run `tallyflow up` for new passwords"
+    try:
+        kept = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise LocalServerError(f"reading {path}: not JSON; {remedy}") from error
+    if not isinstance(kept, dict) or not all(isinstance(password, str) and password for password in kept.values()):
+        raise LocalServerError(f"reading {path}: not a table of passwords; {remedy}")
+    return kept
+
+
+def keep_passwords(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """The kept passwords, with a random one for each name that has none yet; writes `path` if any is new."""
+    kept = read_passwords(path)
+    missing = [name for name in names if name not in kept]
+    for name in missing:
+        # No sign that means something in a URL, a shell, a .properties file or a JAAS configuration.
+        kept[name] = secrets.token_hex(24)
+    if missing:
+        write_atomically(path, json.dumps(kept, indent=2) + "\n")
+    return kept
