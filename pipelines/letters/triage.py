@@ -29,6 +29,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _TRANSFORM = "correct the mapping or the column's type in ClickHouse"
 REMEDIES = {
     "oversize": "fetch the record from Kafka by its coordinates; let the producer send less than 448 KiB",
+    "unreadable": "let the producer give its headers names in UTF-8; the record is whole in Kafka, at its coordinates",
     "tombstone": "a record without a value: let the producer leave it out, if the topic is not meant to delete by key",
     "invalid_json": "correct the producer; a schema registry's prefix or another encoding than UTF-8 looks like this, too",
     "wrong_type": "correct the type in `schema_fields`, or the producer",
