@@ -1,6 +1,7 @@
 """The connections of one process (driver or worker), opened at first use and kept, because opening costs more than a small batch."""
 
 import os
+from contextlib import suppress
 from functools import lru_cache
 
 import duckdb
@@ -84,11 +85,16 @@ class Connections:
             self._reader.close()
             self._reader = None
 
+    def discard_engine(self) -> None:
+        """After an error in a stage: it may have left an engine that does nothing more."""
+        if self._engine is not None:
+            with suppress(duckdb.Error):
+                self._engine.close()
+            self._engine = None
+
     def close(self) -> None:
         self.discard_reader()
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        self.discard_engine()
         if self._log is not None and self._owns_log:
             self._log.close()
 

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pipelines import errors
-from pipelines.errors import HaltError, InvariantError, TallyflowError
+from pipelines.errors import HaltError, InvariantError, TallyflowError, UndecidedError
 from pipelines.legs.connections import Connections, batch_connections, worker_connections
 from pipelines.run_spec import RunSpec
 
@@ -158,10 +158,13 @@ def _attempt(connect: Connect, work: Work, text: str) -> str:
 
 
 def _failure(error: TallyflowError) -> str:
-    return json.dumps({"error": type(error).__name__, "message": str(error)})
+    places = {"places": error.places} if isinstance(error, UndecidedError) else {}
+    return json.dumps({"error": type(error).__name__, "message": str(error), **places})
 
 
 def _revive(report: Report) -> TallyflowError:
+    if "places" in report:
+        return UndecidedError(report["message"], report["places"])
     kind = getattr(errors, report["error"], HaltError)
     if not issubclass(kind, HaltError | errors.RetryableError | errors.ConflictError):
         kind = HaltError

@@ -41,6 +41,7 @@ REMEDIES = {
     "null_time": "correct `time_field` of the dedup, or let the producer fill the field",
     "invalid_time": "correct `time_field` of the dedup, or the producer",
     "refused": "read the message: a constraint or an expression of the table refuses the row; mend the table, or the producer",
+    "internal_error": "a fault of ours, at this record alone: report it with the record; `dlq reprocess` under the release that mends it",
     "late": "raise `allowed_lateness` of the dedup, or see to the producer's delay",
 }
 """What most likely mends the cause of a code."""
