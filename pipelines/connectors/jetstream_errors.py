@@ -28,10 +28,12 @@ def map_error(doing: str, error: BaseException, classes: ErrorClasses = TABLE_CL
 
 
 def _of_the_server(doing: str, error: APIError, classes: ErrorClasses) -> TallyflowError:
-    code = error.err_code or error.code or 0
+    # The status of a pull has its code as text.
+    status = int(error.code or 0)
+    code = error.err_code or status
     if code == _WRONG_LAST_SEQUENCE:
         return ConflictError(f"{doing}: {error.description}")
-    row = classes.row(code) or (classes.row(_UNAVAILABLE) if error.code == _UNAVAILABLE else None)
+    row = classes.row(code) or (classes.row(_UNAVAILABLE) if status == _UNAVAILABLE else None)
     told = f"{doing}: JetStream error {code}: {error.description}"
     if row is None:
         return HaltError(f"{told}; nothing was dropped: look it up in NATS's own list of errors")

@@ -9,6 +9,7 @@ ROWS: tuple[ErrorRow, ...] = (
         "it is tried again, or read again, by itself",
         (None, "RetryableError", "a system is away or overloaded"),
         (None, "ConflictError", "a compare-and-set lost"),
+        (None, "UndecidedError", "a stage ends on some records: the plan names them, and it is tried again without them"),
         is_fixed=True,
     ),
     *rows(
