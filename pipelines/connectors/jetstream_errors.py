@@ -3,7 +3,7 @@
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import nats.errors
-from nats.js.errors import APIError
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import ConflictError, HaltError, RetryableError, TallyflowError
@@ -28,8 +28,8 @@ def map_error(doing: str, error: BaseException, classes: ErrorClasses = TABLE_CL
 
 
 def _of_the_server(doing: str, error: APIError, classes: ErrorClasses) -> TallyflowError:
-    # The status of a pull has its code as text.
-    status = int(error.code or 0)
+    # The answer to a pull has its code as text, or only in the kind of the error.
+    status = _UNAVAILABLE if isinstance(error, ServiceUnavailableError) else int(error.code or 0)
     code = error.err_code or status
     if code == _WRONG_LAST_SEQUENCE:
         return ConflictError(f"{doing}: {error.description}")
