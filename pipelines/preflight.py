@@ -66,7 +66,7 @@ def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhous
     """All checks, in the order of the data. Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest."""
     facts = topic.facts(CONTACT_SECONDS)
     # Partitions of a topic that was made a moment ago may have no leader yet.
-    topic.ends(facts.partitions, CONTACT_SECONDS)
+    topic.known_ends(facts.partitions, CONTACT_SECONDS)
     log.connect()
     if config.state_uri:
         Place.at(config.state_uri).names()

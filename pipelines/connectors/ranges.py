@@ -31,6 +31,8 @@ LINGER_SECONDS = 0.25
 """While a source trickles, its ranges are planned this far apart: a batch costs 100 ms of CPU over three legs, however few rows it has."""
 _FACTS_EVERY_SECONDS = 5.0
 _OUTAGE_PAUSE_SECONDS = 0.25
+_SILENT_ANSWER_WITHIN_SECONDS = 0.5
+"""A partition without a leader is asked again beside the others, who wait for it that long."""
 
 RANGE_SCHEMA = StructType(
     [StructField("part", StringType(), False), StructField("start", LongType(), False), StructField("stop", LongType(), False)]
@@ -136,6 +138,8 @@ class _KafkaRangeReader(_RangeReader):
         self._until = _offset(options["until"]) if "until" in options else None
         self._topic: KafkaTopic | None = None
         self._partitions: tuple[int, ...] = ()
+        self._silent: set[int] = set()
+        self._ask_silent_at = 0.0
         self._looked_at = -_FACTS_EVERY_SECONDS
         self._quiet_since = time.monotonic()
         self._few = int(options.get("few", "0"))
@@ -152,10 +156,28 @@ class _KafkaRangeReader(_RangeReader):
         if now - self._looked_at >= _FACTS_EVERY_SECONDS:
             self._partitions = self._topic.facts().partitions
             self._looked_at = now
-        ends = {str(p): end for p, end in sorted(self._topic.ends(self._partitions).items())}
+        ends = self._ends(self._topic, start)
         if self._until is None:
             return ends
         return {part: min(end, self._until[part]) for part, end in ends.items() if part in self._until}
+
+    def _ends(self, topic: "KafkaTopic", start: Offset) -> Offset:
+        """The end of each partition; of one that has no leader now its `start`, so that the others go on. It is asked every 5 s."""
+        asked = [p for p in self._partitions if p not in self._silent]
+        ends: dict[int, int] = {}
+        if asked:
+            ends, lost = topic.known_ends(asked)
+            self._silent |= set(lost)
+        now = time.monotonic()
+        if self._silent and now >= self._ask_silent_at:
+            self._ask_silent_at = now + _FACTS_EVERY_SECONDS
+            try:
+                found, _ = topic.known_ends(sorted(self._silent), _SILENT_ANSWER_WITHIN_SECONDS)
+            except RetryableError:
+                found = {}
+            ends |= found
+            self._silent -= set(found)
+        return {str(p): ends.get(p, start.get(str(p), 0)) for p in sorted(self._partitions)}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         self._sleep(max(0.0, self._linger_until - time.monotonic()))
