@@ -285,6 +285,7 @@ class RangeReader:
             self._paused.update(full)
 
     def _resume(self, asked_for: Iterable[int]) -> None:
+        """Lets Kafka be asked for these partitions again."""
         paused = self._paused.intersection(asked_for)
         if paused:
             self._consumer.resume([TopicPartition(self._topic, partition) for partition in paused])
@@ -315,7 +316,8 @@ class RangeReader:
 
     def _assign(self, starts: Mapping[int, int]) -> None:
         self._ahead.clear()
-        self._paused.clear()
+        # A partition that is assigned again stays paused.
+        self._resume(self._paused)
         self._next = dict(starts)
         try:
             self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in starts.items()])
