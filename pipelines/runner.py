@@ -48,10 +48,10 @@ from pipelines.legs.process import DRIVER_FRAMES, ProcessLeg
 from pipelines.legs.sink import SinkLeg
 from pipelines.letters.reprocess import expire_letters
 from pipelines.naming import LEGS, Names
-from pipelines.preflight import Prepared, check_supported, check_types, prepare
+from pipelines.preflight import Prepared, check_master, check_supported, check_types, prepare
 from pipelines.queries import Queries
 from pipelines.retention import LetterRetention, Retention
-from pipelines.run_spec import RunSpec
+from pipelines.run_spec import RunSpec, resolved_digest
 from pipelines.runners import forget_halts, note_halt
 
 CAUGHT_UP_SINK_DELAY_MS = 50
@@ -120,6 +120,7 @@ class Runner:
         with self._halts_noted():
             check_supported(self.config)
             check_types(self.config)
+            check_master(self.config, self.options.master)
             self.stop_on_signals()
             self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
             self.topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
@@ -232,6 +233,7 @@ class Runner:
             self.names.state_place(self.directory, self.config.state_uri),
             self._planned_config() or version if self.options.accept else "",
             version_of(self.config),
+            resolved_digest(self.config),
         )
         path = self.own_directory / "run.json"
         run.save(path)
