@@ -365,20 +365,34 @@ class Runner:
             signal.signal(number, lambda *_: self.request_stop())
 
     def _shut_down(self, session: SparkSession | None, queries: Queries | None) -> None:
-        """Lets the batches in work finish, then gives back what is held, in the opposite order."""
+        """Lets the batches in work finish, then gives back what is held, in the opposite order.
+
+        A step that fails is told and keeps no other from being made: what the run ended with, or that it ended well, says more.
+        """
         self.stop_requested.set()
+        for step in self._last_steps(session, queries):
+            try:
+                step()
+            except Exception as error:
+                self._tell(f"while ending: {type(error).__name__}: {error}")
+
+    def _last_steps(self, session: SparkSession | None, queries: Queries | None) -> Iterator[Callable[[], object]]:
         if queries is not None:
-            queries.stop()
+            yield queries.stop
         if self.retention is not None:
-            self.retention.close()
+            yield self.retention.close
         if session is not None and self.shared_session is None and is_jvm_alive(session):
-            session.stop()
+            yield session.stop
         for leg in self.legs.values():
             if leg.failure is None:
                 leg.status.state = "stopped"
-            leg.close()
-        if self.copier is not None and (left := self.copier.close()):
-            self._tell(f"the ledger was not copied to its end; the next start goes on: {left}")
+            yield leg.close
+        if self.copier is not None:
+            yield partial(self._end_copying, self.copier)
         for lease in self.leases.values():
-            lease.release()
-        self.log.close()
+            yield lease.release
+        yield self.log.close
+
+    def _end_copying(self, copier: LedgerCopier) -> None:
+        if left := copier.close():
+            self._tell(f"the ledger was not copied to its end; the next start goes on: {left}")

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Message
 
-from pipelines.connectors import kafka
-from pipelines.connectors.kafka import to_records
+from pipelines.connectors import kafka_records
+from pipelines.connectors.kafka_records import to_records
 from pipelines.records import MAX_RECORD_BYTES, RAW_SCHEMA, UNREADABLE_HEADER
 
 NOON_MS = 1_767_960_000_000
@@ -35,14 +35,14 @@ def test_a_time_that_no_instant_can_be_is_told_by_every_reader(milliseconds: int
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, poison: set[int], error: Exception) -> None:
     """The client fails for messages at these offsets, alone or among others."""
-    read = kafka._records
+    read = kafka_records._records
 
     def failing(messages: list[Message], *more: Any) -> pa.Table:
         if poison & {m.offset() for m in messages}:
             raise error
         return read(messages, *more)
 
-    monkeypatch.setattr(kafka, "_records", failing)
+    monkeypatch.setattr(kafka_records, "_records", failing)
 
 
 def test_messages_that_the_client_cannot_give_are_found_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
