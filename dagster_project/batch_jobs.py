@@ -104,7 +104,7 @@ def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, con
     request = Request(jobs.directory(resolved.pipeline_id), since, until, config.examples, config.with_kafka)
     with closing(JetStream(resolved.nats).connect()) as log:
         if config.with_spark:
-            run = RunSpec.beside(pipeline.path.read_text(), resolved.pipeline_id)
+            run = RunSpec.beside(pipeline.path.read_text(), resolved)
             found = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), tell)
         else:
             found = verify(resolved, log, request, tell)

@@ -5,6 +5,7 @@
     ├── RetryableError         a system is away or overloaded: back off and wait
     │   └── InsertTooLargeError  the server gave an insert up for what it takes: a smaller one may pass
     ├── ConflictError          a compare-and-set lost: read the last message again and go on from it
+    ├── UndecidedError         records that a stage ends on: put them down in the plan, then try it again
     ├── RefusedError           ClickHouse refuses a block for rows in it: find them, they are dead letters
     └── HaltError              stop the leg; the message says what to do next
         ├── FencedError        another runner holds the pipeline
@@ -18,7 +19,9 @@ Bad records are not exceptions: a stage returns them as `rejected` rows (see `re
 these is unknown, and unknown is a halt, never a drop. Connectors map their driver's exceptions into this tree, once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class TallyflowError(Exception):
@@ -92,6 +95,17 @@ class RefusedError(TallyflowError):
     def __init__(self, message: str, row: int | None, is_whole: bool = False, is_known: bool = True) -> None:
         super().__init__(message)
         self.row, self.is_whole, self.is_known = row, is_whole, is_known
+
+
+class UndecidedError(TallyflowError):
+    """A stage ends on these records, each by itself; nothing was written that lies beyond the first of them in its bucket.
+
+    `places`: (sequence, ordinal, Kafka partition, stage, message) each.
+    """
+
+    def __init__(self, message: str, places: Sequence[Sequence[Any]]) -> None:
+        super().__init__(message)
+        self.places = [list(place) for place in places]
 
 
 class ConflictError(TallyflowError):

@@ -76,17 +76,33 @@ class JsonReader:
         if not self._fields:
             self._checked(engine, texts, rejections)
             return []
-        proven = self._template.prove(texts) if len(texts) >= MIN_ROWS else None
+        columns = self._shortcut(engine, texts, rejections) if len(texts) >= MIN_ROWS else None
+        return self._checked(engine, texts, rejections) if columns is None else columns
+
+    def _shortcut(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, rejections: Rejections) -> list[pa.Array] | None:
+        """As `read`, where the template proves enough of `texts` harmless; else None, as when anything fails on the way."""
+        try:
+            return self._by_template(engine, texts, rejections)
+        except MemoryError:
+            raise
+        except Exception:
+            # RE2 compiles no pattern of 1,049 members, for one. The plain way tells whether a record is at fault.
+            self._template.forget()
+            return None
+
+    def _by_template(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, rejections: Rejections) -> list[pa.Array] | None:
+        proven = self._template.prove(texts)
         if proven is None or np.count_nonzero(proven) < _MIN_PROVEN * len(texts):
-            return self._checked(engine, texts, rejections)
+            return None
         if proven.all():
             return self._typed(engine, texts)
         rest = ~proven
         columns = self._typed(engine, pc.if_else(pa.array(proven), texts, pa.scalar(None, pa.string())))
         part = Rejections("parse", int(np.count_nonzero(rest)))
         others = self._checked(engine, texts.filter(pa.array(rest)), part)
+        together = [pc.replace_with_mask(column, pa.array(rest), other) for column, other in zip(columns, others, strict=True)]
         rejections.adopt(part, np.flatnonzero(rest))
-        return [pc.replace_with_mask(column, pa.array(rest), other) for column, other in zip(columns, others, strict=True)]
+        return together
 
     def _place(self, path: tuple[str, ...], field: ParsedField) -> _Leaf:
         for group in range(len(self._groups) + 1):

@@ -96,6 +96,10 @@ class TemplateMemo:
         matches = pc.and_(pc.match_substring_regex(texts, self._pattern), pc.ends_with(texts, "}"))
         return to_mask(matches)
 
+    def forget(self) -> None:
+        """Without a template from here on, until others have been seen: this one has failed."""
+        self._pattern, self._pause = None, _PAUSE_BATCHES
+
 
 def learn(tree: Tree, samples: Iterable[str]) -> str | None:
     """A pattern for objects like `samples`; None if they are too odd. The caller also asks that the text ends with a brace.
@@ -132,7 +136,7 @@ def _value(wanted: "SourceType | Tree | None", sample: Any) -> str:
     if wanted is None:
         return _UNREAD
     members = dict(sample) if isinstance(sample, _Members) else {}
-    if not members or len(members) < len(sample) or not all(map(_is_plain, members)):
+    if not members or len(members) < len(sample) or len(members) > _MAX_MEMBERS or not all(map(_is_plain, members)):
         return "null"
     inner = rf",{_WS}".join(rf'"{_escape(key)}"{_WS}:{_WS}{_value(wanted.get(key), value)}{_WS}' for key, value in members.items())
     return rf"(?:\{{{_WS}{inner}\}}|null)"

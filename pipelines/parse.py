@@ -7,7 +7,7 @@ null where the field is absent or JSON null. Then the position columns and, if a
 Guarantee: what becomes of a record depends on that record and the fields alone, never on its neighbours. No state is kept.
 
 Rejected, by the first rule that applies, fields in their order:
-- `oversize`: the record was too large to travel. `tombstone`: the value is null.
+- `oversize`: the record was too large to travel. `unreadable`: the Kafka client could not give it. `tombstone`: the value is null.
 - `invalid_json`: not UTF-8, not JSON, not an object, or a key twice in the object itself or in an object on a field's path.
 - `wrong_type`: another JSON type than the field's. An integer may stand where a float is expected; `1.0` is no integer, `"1"` no number.
 - `out_of_range`: an integer outside its type, or a number that is no finite float (`1e400`, `NaN`), also inside arrays and objects.
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from pipelines.fields import ParsedField, check_fields
 from pipelines.json_reader import json_reader
-from pipelines.records import MAX_RECORD_BYTES, POSITION_FIELDS, StageOutput
+from pipelines.records import MAX_RECORD_BYTES, POSITION_FIELDS, UNREADABLE_HEADER, StageOutput
 from pipelines.rejections import Rejections
 from pipelines.vectors import ask, one_chunk, to_mask
 
@@ -49,7 +49,7 @@ def parse(engine: duckdb.DuckDBPyConnection, records: pa.Table, fields: Sequence
 
 def _texts(engine: duckdb.DuckDBPyConnection, records: pa.Table, rejections: Rejections) -> pa.Array:
     """The values as strings; null, with its reason noted, where a value is missing or not UTF-8."""
-    _refuse_oversize(records["oversize"], rejections)
+    _refuse_oversize(records, rejections)
     values = one_chunk(records["value"])
     if values.null_count:
         rejections.note(to_mask(pc.is_null(values)), "tombstone", None, "the value is null")
@@ -63,10 +63,18 @@ def _texts(engine: duckdb.DuckDBPyConnection, records: pa.Table, rejections: Rej
         return texts
 
 
-def _refuse_oversize(oversize: pa.ChunkedArray, rejections: Rejections) -> None:
+def _refuse_oversize(records: pa.Table, rejections: Rejections) -> None:
+    """Refuses what did not travel as it is: too large, or unreadable, which its only header tells."""
+    oversize = records["oversize"]
     if oversize.null_count == len(oversize):
         return
     rows = np.flatnonzero(to_mask(pc.is_valid(oversize)))
+    told = pc.map_lookup(one_chunk(records["headers"]).take(pa.array(rows)), pa.scalar(UNREADABLE_HEADER), "first").to_pylist()
+    unreadable = [(row, error) for row, error in zip(rows, told, strict=True) if error is not None]
+    if unreadable:
+        words = "the Kafka client could not give the record ({}): is the name of a header not UTF-8?"
+        messages = [words.format(error.decode()) for _, error in unreadable]
+        rejections.note_each(np.array([row for row, _ in unreadable]), "unreadable", None, messages)
     sizes = pc.struct_field(oversize, "bytes").take(pa.array(rows)).to_pylist()
     messages = [f"the record has {size} bytes, more than the limit of {MAX_RECORD_BYTES}" for size in sizes]
     rejections.note_each(rows, "oversize", None, messages)

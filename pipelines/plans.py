@@ -104,7 +104,7 @@ class Abandonment:
         self._config, self._names, self._tell, self._wait = config, Names(config.pipeline_id), tell, wait
         self._log = JetStream(config.nats).connect()
         self._clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
-        self._connections = Connections(RunSpec.beside(config_text, config.pipeline_id), keep_partitions=True, log=self._log, config=config)
+        self._connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=self._log, config=config)
         try:
             check_started(self._log, self._names)
             directory.mkdir(parents=True, exist_ok=True)
@@ -226,8 +226,8 @@ class Abandonment:
         if not columns.issuperset(NEEDED_COLUMNS):
             raise HaltError(
                 f"giving up a plan of table {plan.body['table']}: it has not the columns {', '.join(NEEDED_COLUMNS)}, so nobody "
-                f"can tell by position which of the {chunk.rows:,} rows it holds already. Look yourself: if none is there, say --not-stored; "
-                "else delete those that are, and say it then"
+                f"can tell by position which of the {chunk.rows:,} rows it holds already. Look yourself: if none is there, say "
+                "--not-stored; else delete those that are, and say it then"
             )
         rows = pa.concat_tables([decode_columns(frame.payload, NEEDED_COLUMNS) for frame in chunk.messages if frame.rows])
         out = self._log.state(self._names.stream("out"))

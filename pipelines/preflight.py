@@ -70,11 +70,18 @@ def check_types(config: PipelineConfig) -> None:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 
 
+def check_master(config: PipelineConfig, master: str | None) -> None:
+    """Raises ConfigurationError for a Spark master whose workers would not share the key stores of this host."""
+    if master is not None and not master.startswith("local") and not config.state_uri:
+        message = f"--master {master} has workers on other hosts, which share no directory of this one: say a place that all of them reach"
+        raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("state_uri", message)])
+
+
 def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhouse: ClickHouse) -> Prepared:
     """All checks, in the order of the data. Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest."""
     facts = topic.facts(CONTACT_SECONDS)
     # Partitions of a topic that was made a moment ago may have no leader yet.
-    topic.ends(facts.partitions, CONTACT_SECONDS)
+    topic.known_ends(facts.partitions, CONTACT_SECONDS)
     log.connect()
     if config.state_uri:
         Place.at(config.state_uri).names()

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipelines.connectors.ranges import offset_text
 from pipelines.connectors.spark import is_jvm_alive
 from pipelines.errors import HaltError
-from pipelines.legs.execute import run_in_tasks
+from pipelines.legs.execute import last_words, run_in_tasks
 from pipelines.legs.leg import Leg, StoppedError
 from pipelines.legs.warm import warm
 
@@ -78,15 +78,15 @@ class Queries:
         count, batches = self._restarts.get(leg.name, (0, 0))
         fruitless = count + 1 if leg.status.batches == batches else 1
         if leg.failure is None and any(name in words for name in _HALTS):
-            leg.failure = HaltError(_told(words))
+            leg.failure = HaltError(last_words(words))
         if leg.failure is None and fruitless > RESTARTS_WITHOUT_PROGRESS:
-            leg.failure = HaltError(f"{leg.name}: its query ended {fruitless} times without progress, last with: {_told(words)}")
+            leg.failure = HaltError(f"{leg.name}: its query ended {fruitless} times without progress, last with: {last_words(words)}")
         if leg.failure is not None:
             leg.status.state, leg.status.message = "halted", str(leg.failure)
             self._tell(f"{leg.name} halted: {leg.failure}")
             return
         self._restarts[leg.name] = (fruitless, leg.status.batches)
-        self._tell(f"{leg.name}: starting the query again after: {_told(words)}")
+        self._tell(f"{leg.name}: starting the query again after: {last_words(words)}")
         with suppress(StoppedError):
             leg.patiently(leg.chain.open)
             leg.patiently(lambda: self._start(leg))
@@ -98,8 +98,3 @@ class Queries:
             with self._legs[name].working:
                 if has_jvm:
                     query.stop()
-
-
-def _told(words: str) -> str:
-    lines = [line.strip() for line in words.splitlines() if "Error" in line]
-    return (lines[-1] if lines else words.splitlines()[0])[:500]

@@ -27,6 +27,8 @@ MAX_ROW_BYTES = MAX_FRAME_BYTES - 16 * 1024
 OVERSIZE_HEAD_BYTES = 1024
 MAX_DECODED_BYTES = 256 * MAX_FRAME_BYTES
 """Of a frame, uncompressed: lz4 makes of a byte at most 255."""
+UNREADABLE_HEADER = b"tallyflow.unreadable"
+"""The only header of a record with `oversize` that is not too large: the client could not give it. Its value is the error's type."""
 _RECORD_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
 _TARGET_FRAME_BYTES = 384 * 1024
 
@@ -47,7 +49,8 @@ RAW_SCHEMA = pa.schema(
         ("oversize", OVERSIZE_TYPE),
     ]
 )
-"""A raw frame, in offset order. `oversize` is non-null where `value` is only the first 1024 bytes of a record that was too large."""
+"""A raw frame, in offset order. `oversize` is non-null where `value` is only the first 1024 bytes of a record: it was too large, or has
+UNREADABLE_HEADER. A `timestamp` before year 1 or after 9999 stands at the end of that range."""
 
 HISTORY_SCHEMA = pa.schema([("attempts", pa.int32()), ("first_time", INSTANT), ("past_dedup", pa.bool_()), ("origin", pa.string())])
 """Behind RAW_SCHEMA where a raw frame holds dead letters that enter again: how often the record was rejected, when first, whether dedup has

@@ -50,11 +50,11 @@ from pipelines.legs.waiting import check_waiting
 from pipelines.letters.reprocess import expire_letters
 from pipelines.naming import LEGS, Names
 from pipelines.pace import Pace
-from pipelines.preflight import Prepared, check_supported, check_types, prepare
+from pipelines.preflight import Prepared, check_master, check_supported, check_types, prepare
 from pipelines.private import private_directory
 from pipelines.queries import Queries
 from pipelines.retention import LetterRetention, Retention
-from pipelines.run_spec import RunSpec
+from pipelines.run_spec import RunSpec, resolved_digest
 from pipelines.runners import forget_halts, note_halt
 
 CAUGHT_UP_SINK_DELAY_MS = 50
@@ -124,6 +124,7 @@ class Runner:
         with self._halts_noted():
             check_supported(self.config)
             check_types(self.config)
+            check_master(self.config, self.options.master)
             self.stop_on_signals()
             self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
             self.topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
@@ -239,6 +240,7 @@ class Runner:
             self.names.state_place(self.directory, self.config.state_uri),
             self._planned_config() or version if self.options.accept else "",
             version_of(self.config),
+            resolved_digest(self.config),
         )
         path = self.own_directory / "run.json"
         run.save(path)
@@ -372,22 +374,36 @@ class Runner:
             signal.signal(number, lambda *_: self.request_stop())
 
     def _shut_down(self, session: SparkSession | None, queries: Queries | None) -> None:
-        """Lets the batches in work finish, then gives back what is held, in the opposite order."""
+        """Lets the batches in work finish, then gives back what is held, in the opposite order.
+
+        A step that fails is told and keeps no other from being made: what the run ended with, or that it ended well, says more.
+        """
         self.stop_requested.set()
+        for step in self._last_steps(session, queries):
+            try:
+                step()
+            except Exception as error:
+                self._tell(f"while ending: {type(error).__name__}: {error}")
+
+    def _last_steps(self, session: SparkSession | None, queries: Queries | None) -> Iterator[Callable[[], object]]:
         if queries is not None:
-            queries.stop()
+            yield queries.stop
         if self.retention is not None:
-            self.retention.close()
+            yield self.retention.close
         if self.pace is not None:
-            self.pace.close()
+            yield self.pace.close
         if session is not None and self.shared_session is None and is_jvm_alive(session):
-            session.stop()
+            yield session.stop
         for leg in self.legs.values():
             if leg.failure is None:
                 leg.status.state = "stopped"
-            leg.close()
-        if self.copier is not None and (left := self.copier.close()):
-            self._tell(f"the ledger was not copied to its end; the next start goes on: {left}")
+            yield leg.close
+        if self.copier is not None:
+            yield partial(self._end_copying, self.copier)
         for lease in self.leases.values():
-            lease.release()
-        self.log.close()
+            yield lease.release
+        yield self.log.close
+
+    def _end_copying(self, copier: LedgerCopier) -> None:
+        if left := copier.close():
+            self._tell(f"the ledger was not copied to its end; the next start goes on: {left}")

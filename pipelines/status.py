@@ -114,11 +114,11 @@ def _lag(runner: "Runner") -> tuple[dict[str, int], str]:
         return {}, ""
     reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
     try:
-        ends = runner.topic.ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
+        ends, silent = runner.topic.known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
     except TallyflowError as error:
         # Also one that ingest halts at, such as a topic that was deleted: the status must say so, and not fail itself.
         return {}, str(error)
-    return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}, ""
+    return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}, "; ".join(map(str, silent.values()))
 
 
 class _Metrics:

@@ -110,7 +110,8 @@ def check_chain(chain: list[Entry]) -> None:
         assert entry.epoch >= epoch
         epoch = entry.epoch
         if entry.kind == "plan" and plan is not None:
-            assert {**plan.body, **entry.body, "pieces": 0} == {**plan.body, "pieces": 0}
+            decided = {"pieces": 0, "poison": 0}
+            assert {**plan.body, **entry.body, **decided} == {**plan.body, **decided}
             plan = entry
         elif entry.kind == "plan":
             start = entry.body["from"]
@@ -171,7 +172,7 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
     last_of: dict[bytes, int] = {}
     arrival = 0
     for message in log.everything(NAMES.stream("raw")):
-        (plan,) = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
+        plan, *_ = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
         config = stage_config.load(log, NAMES, plan.body["config"])
         arrival = max(arrival, int(message.time.timestamp() * 1_000_000))
         for ordinal, row in enumerate(stored_rows(message.payload).to_pylist()):

@@ -334,6 +334,9 @@ class Outside:
     def discard_reader(self) -> None:
         """The next read starts anew anyway."""
 
+    def discard_engine(self) -> None:
+        """There is none."""
+
 
 class MemoryPlace:
     """A directory of the key store, which outlives every process; each access is a call at which its caller may die."""

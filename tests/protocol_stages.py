@@ -14,6 +14,8 @@ from pipelines.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, Sta
 
 MORE = b" and more"
 """What a column holds that only some configurations map."""
+POISON, VENOM = b"poison", b"venom"
+"""Values over which the modelled parse, and the modelled transform, end with an exception, whatever stands beside them."""
 
 
 def configuration(refused: str, window_us: int, has_more: bool = False) -> StageConfig:
@@ -29,10 +31,11 @@ def configuration(refused: str, window_us: int, has_more: bool = False) -> Stage
 def apply(value: bytes, config: StageConfig) -> bytes | None:
     """What the modelled stages make of a value: None is refused."""
     refused = config.fields[0][0].encode()
-    return None if value == refused else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
+    return None if value in (refused, POISON, VENOM) else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
 
 
 def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[str] = ()) -> StageOutput:
+    end_at(POISON, table)
     refused = fields[0].name.encode()
     for name in keep:
         table = table.append_column(f"_tf_{name}", table[name])
@@ -43,6 +46,11 @@ def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[s
     kept = table.filter(fits)
     value = pc.binary_join_element_wise(kept["value"], pa.scalar(refused, pa.binary()), pa.scalar(b" not ", pa.binary()))
     return StageOutput(kept.set_column(kept.schema.get_field_index("value"), "value", value), rejected)
+
+
+def end_at(value: bytes, table: pa.Table) -> None:
+    if value in {produced(each) for each in table["value"].to_pylist()}:
+        raise ZeroDivisionError(value)
 
 
 def model_keys(_: None, table: pa.Table, fields: list[str]) -> StageOutput:
@@ -58,6 +66,7 @@ def produced(value: bytes) -> bytes:
 
 
 def model_map(_: None, table: pa.Table, targets: list[object], keep: Sequence[str] = ()) -> StageOutput:
+    end_at(VENOM, table)
     emit = pa.nulls(table.num_rows, EMIT_FIELD.type).fill_null(0)
     columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
     columns += [table[name] for name in keep]

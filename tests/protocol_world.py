@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from protocol_account import check_account
 from protocol_outside import NAMES, Actor, MemoryPlace, ModelLog, Outside, Table, Topic
-from protocol_stages import configuration, model_keys, model_map, model_parse, uncompressed
+from protocol_stages import POISON, VENOM, configuration, model_keys, model_map, model_parse, uncompressed
 from tenacity import wait_none
 
 import pipelines.append
@@ -34,7 +34,7 @@ import pipelines.legs.sink
 import pipelines.letters.file
 import pipelines.redrive
 from pipelines.connectors.ranges import admit
-from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError, StateDamagedError
+from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError, StateDamagedError, UndecidedError
 from pipelines.ledger import Chain
 from pipelines.legs import stage_config
 from pipelines.legs.ingest import IngestLeg
@@ -220,6 +220,7 @@ class World:
         if self.max_age is not None and self.rng.random() < 0.3:
             self.log.max_bytes = {NAMES.stream(role): self.rng.choice([30_000, 60_000, 200_000]) for role in ("raw", "out")}
         self.begins_at_latest, self.expires = self.rng.random() < 0.2, self.rng.random() < 0.2
+        self.poison = self.rng.choice([(), (), (POISON,), (POISON, VENOM)])
         self.runners: list[Runner] = []
         self.commands: list[Command] = []
         self.attempts: list[Actor] = []
@@ -246,6 +247,7 @@ class World:
         patch.setattr(pipelines.legs.frames, "map_columns", model_map)
         patch.setattr(pipelines.legs.frames, "with_keys", model_keys)
         patch.setattr(pipelines.legs.frames, "encode_frame", uncompressed)
+        patch.setattr(pipelines.legs.frames, "open_engine", lambda: SimpleNamespace(close=lambda: None))
         patch.setattr(pipelines.legs.process, "run_with_exchange", self._run_with_exchange)
         # An insert of the model lasts no time, unless it is delivered late, and then it is refused like the first one.
         patch.setattr(pipelines.legs.settling, "INSERT_MAX_EXECUTION_SECONDS", 0)
@@ -326,7 +328,7 @@ class World:
 
     def produce(self, count: int) -> None:
         for _ in range(count):
-            value = self.rng.choice([b"bad", b"odd", b"good", b"fine"])
+            value = self.rng.choice([b"bad", b"odd", b"good", b"fine", *self.poison])
             self.topic.produce(self.rng.choice(list(self.topic.held)), value, self.rng.choice([0, 0, 0, 1, 5]))
 
     def finish(self, actors: list[Actor]) -> None:
@@ -392,7 +394,7 @@ class World:
         """Fenced by a newer one; a start or a command by an outage; what was told to stop while it waited; a second attempt by all that."""
         if actor in self.attempts:
             # Long after its plan it may miss a run that was merged into another since, or frames that were purged.
-            return FencedError, RetryableError, StateDamagedError, DataLossError, InvariantError
+            return FencedError, RetryableError, StateDamagedError, DataLossError, InvariantError, UndecidedError
         fenced = (FencedError,) if actor.was_overtaken else ()
         if isinstance(actor.runner, Command):
             return *fenced, RetryableError

@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -121,8 +122,10 @@ class JetStream:
         return self
 
     def close(self) -> None:
+        """Raises nothing: whoever closes has what it wanted, or an error that says more."""
         if self._client is not None:
-            self._wait("closing the NATS connection", self._client.close())
+            with suppress(TallyflowError):
+                self._wait("closing the NATS connection", self._client.close())
             self._client = None
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=REQUEST_TIMEOUT_SECONDS)
@@ -278,17 +281,19 @@ class JetStream:
             mem_storage=True,
         )
         info = await js.add_consumer(stream, config)
-        consumer = await js.pull_subscribe_bind(info.name, stream)
         found: list[Message] = []
         try:
+            consumer = await js.pull_subscribe_bind(info.name, stream)
             while not found or found[-1].sequence < to:
                 wanted = min(FETCH_BATCH_MESSAGES, to - (found[-1].sequence if found else after))
                 for raw in await consumer.fetch(wanted, timeout=REQUEST_TIMEOUT_SECONDS):
                     sequence, time = _place(raw)
                     found.append(Message(raw.subject, sequence, time, b"", dict(raw.headers or {})))
-        finally:
             await consumer.unsubscribe()
-            await js.delete_consumer(stream, info.name)
+        finally:
+            # It may be gone with a restart of the server; one that stays goes by itself, 30 s from now.
+            with suppress(Exception):
+                await js.delete_consumer(stream, info.name)
         return [message for message in found if message.sequence <= to]
 
     async def _direct(self, stream: str, request: dict[str, Any]) -> tuple[list[Message], bool]:
@@ -314,7 +319,9 @@ class JetStream:
                 else:
                     raise HaltError(f"reading {stream}: direct get answered {status} {(reply.headers or {}).get('Description', '')}")
         finally:
-            await replies.unsubscribe()
+            # What the read gave, or why it failed, is what counts; a closed connection has no subscription left.
+            with suppress(Exception):
+                await replies.unsubscribe()
 
     def state(self, stream: str) -> StreamState | None:
         """The stream's state; None when it does not exist."""

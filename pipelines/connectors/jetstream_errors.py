@@ -3,7 +3,7 @@
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import nats.errors
-from nats.js.errors import APIError
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import ConflictError, HaltError, RetryableError, TallyflowError
@@ -28,10 +28,12 @@ def map_error(doing: str, error: BaseException, classes: ErrorClasses = TABLE_CL
 
 
 def _of_the_server(doing: str, error: APIError, classes: ErrorClasses) -> TallyflowError:
-    code = error.err_code or error.code or 0
+    # The answer to a pull has its code as text, or only in the kind of the error.
+    status = _UNAVAILABLE if isinstance(error, ServiceUnavailableError) else int(error.code or 0)
+    code = error.err_code or status
     if code == _WRONG_LAST_SEQUENCE:
         return ConflictError(f"{doing}: {error.description}")
-    row = classes.row(code) or (classes.row(_UNAVAILABLE) if error.code == _UNAVAILABLE else None)
+    row = classes.row(code) or (classes.row(_UNAVAILABLE) if status == _UNAVAILABLE else None)
     told = f"{doing}: JetStream error {code}: {error.description}"
     if row is None:
         return HaltError(f"{told}; nothing was dropped: look it up in NATS's own list of errors")

@@ -5,30 +5,30 @@ after a count. `read_committed` throughout: the end of a partition is its last s
 """
 
 import contextlib
-import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import compress
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pipelines.config import KafkaSource
+from pipelines.connectors.kafka_records import to_records
 from pipelines.connectors.kafka_settings import client_settings
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
-from pipelines.records import HEADERS_TYPE, INSTANT, MAX_RECORD_BYTES, OVERSIZE_HEAD_BYTES, OVERSIZE_TYPE, RAW_SCHEMA
+from pipelines.records import RAW_SCHEMA
 
 REQUEST_TIMEOUT_SECONDS = 10.0
 STALL_SECONDS = 2.0
 GIVE_UP_SECONDS = 15.0
+AHEAD_BYTES = 16 * 1024 * 1024
+"""What may lie ready of a partition that is not asked for: then Kafka is not asked for more of it."""
 CONSUME_MESSAGES = 5_000
 
 _TABLE_CLASSES = ErrorClasses("kafka")
@@ -90,6 +90,25 @@ class KafkaTopic:
     def ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
         """Last stable offset (exclusive end of what a read_committed reader sees), per partition."""
         return self._offsets(partitions, OffsetSpec.latest(), timeout_seconds)
+
+    def known_ends(
+        self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+    ) -> tuple[dict[int, int], dict[int, RetryableError]]:
+        """As `ends`, of the partitions that have a leader which answers; and why of the others. Raises when none answers."""
+        if not partitions:
+            return {}, {}
+        wanted = {TopicPartition(self._topic, p): OffsetSpec.latest() for p in partitions}
+        asked = self._admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_seconds)
+        ends: dict[int, int] = {}
+        silent: dict[int, RetryableError] = {}
+        for place, future in asked.items():
+            try:
+                ends[place.partition] = self._result(f"listing offsets of {self._topic}", {place: future})[place].offset
+            except RetryableError as error:
+                silent[place.partition] = RetryableError(f"partition {place.partition} of {self._topic} is waited for: {error}")
+        if not ends:
+            raise next(iter(silent.values()))
+        return ends, silent
 
     def first_since(self, partitions: Sequence[int], instant: datetime) -> dict[int, int]:
         """Offset of the first record whose own time is not before the instant, per partition; the end where there is none."""
@@ -196,6 +215,7 @@ class RangeReader:
         )
         self._next: dict[int, int] = {}
         self._ahead: dict[int, list[Block]] = {}
+        self._paused: set[int] = set()
 
     def open(self) -> int:
         """Reaches the cluster now; returns how many partitions the topic has."""
@@ -208,25 +228,55 @@ class RangeReader:
         """Blocks that cover every range {partition: (start, end)} (end exclusive), each partition's in offset order.
 
         The last block of a partition has `next_offset` == end, with or without rows. Raises DataLossError when `start` has expired,
-        RetryableError when Kafka gives nothing for 15 s.
+        RetryableError when Kafka gives nothing of a partition for 15 s, whatever it gives of others; time between blocks does not count.
         """
         open_ranges = {p: (start, end) for p, (start, end) in ranges.items() if start < end}
         self._position(open_ranges)
-        heard = time.monotonic()
-        repositioned = heard
+        self._resume(open_ranges)
+        silent = dict.fromkeys(open_ranges, 0.0)
+        repositioned = 0.0
         while open_ranges:
             for partition in list(open_ranges):
                 yield from self._take_ahead(partition, open_ranges)
             if not open_ranges:
                 return
-            if self._poll(min(CONSUME_MESSAGES, sum(end - start for start, end in open_ranges.values()))):
-                heard = repositioned = time.monotonic()
-            elif time.monotonic() - heard > GIVE_UP_SECONDS:
-                raise RetryableError(f"reading {self._topic} {open_ranges}: Kafka gave no record for {GIVE_UP_SECONDS:.0f} s")
-            elif time.monotonic() - repositioned > STALL_SECONDS:
+            begun, wanted = time.monotonic(), min(CONSUME_MESSAGES, sum(end - start for start, end in open_ranges.values()))
+            heard, is_all = self._poll(wanted)
+            seconds = time.monotonic() - begun
+            repositioned += seconds
+            for partition in open_ranges:
+                # One that others outrun in a full queue is not silent.
+                is_outrun = not is_all and not heard.isdisjoint(open_ranges)
+                silent[partition] = 0.0 if partition in heard else silent[partition] + (0.0 if is_outrun else seconds)
+            self._hold_back(open_ranges)
+            quiet = [partition for partition in open_ranges if silent[partition] > GIVE_UP_SECONDS]
+            if quiet:
+                told = ", ".join(f"partition {p} from offset {open_ranges[p][0]}" for p in quiet)
+                raise RetryableError(f"reading {self._topic}: Kafka gave nothing of {told} for {GIVE_UP_SECONDS:.0f} s; has it a leader?")
+            if repositioned > STALL_SECONDS and any(silent[partition] > STALL_SECONDS for partition in open_ranges):
                 # An end-of-partition event is told once; after a quiet spell only a new assignment tells it again.
                 self._assign({**(self._next if self._keep_partitions else {}), **{p: start for p, (start, _) in open_ranges.items()}})
-                repositioned = time.monotonic()
+                repositioned = 0.0
+
+    def _hold_back(self, asked_for: Container[int]) -> None:
+        """Stops fetching partitions that nobody asks for, once enough of them lies ready."""
+        full = [
+            partition
+            for partition, blocks in self._ahead.items()
+            if partition not in asked_for
+            and partition not in self._paused
+            and sum(block.records.get_total_buffer_size() for block in blocks) > AHEAD_BYTES
+        ]
+        if full:
+            self._consumer.pause([TopicPartition(self._topic, partition) for partition in full])
+            self._paused.update(full)
+
+    def _resume(self, asked_for: Iterable[int]) -> None:
+        """Lets Kafka be asked for these partitions again."""
+        paused = self._paused.intersection(asked_for)
+        if paused:
+            self._consumer.resume([TopicPartition(self._topic, partition) for partition in paused])
+            self._paused -= paused
 
     def _take_ahead(self, partition: int, open_ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
         queue = self._ahead.get(partition, [])
@@ -253,14 +303,16 @@ class RangeReader:
 
     def _assign(self, starts: Mapping[int, int]) -> None:
         self._ahead.clear()
+        # A partition that is assigned again stays paused.
+        self._resume(self._paused)
         self._next = dict(starts)
         try:
             self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in starts.items()])
         except KafkaException as error:
             raise map_error(f"assigning partitions of {self._topic}", error, self._classes) from error
 
-    def _poll(self, wanted: int) -> bool:
-        """Moves up to `wanted` messages into `_ahead`; False when there was nothing.
+    def _poll(self, wanted: int) -> tuple[set[int], bool]:
+        """Moves up to `wanted` messages into `_ahead`; the partitions that were heard of, and whether there are no more messages now.
 
         `consume` waits for as many as it is asked for, so asking for what is left of the ranges returns without waiting.
         """
@@ -268,8 +320,9 @@ class RangeReader:
             messages = self._consumer.consume(wanted, timeout=0.05)
         except KafkaException as error:
             raise map_error(f"reading {self._topic}", error, self._classes) from error
+        is_all = len(messages) < wanted
         if not messages:
-            return False
+            return set(), is_all
         errors = list(map(Message.error, messages))
         if any(errors):
             told = [(m, e) for m, e in zip(messages, errors, strict=True) if e is not None]
@@ -284,7 +337,7 @@ class RangeReader:
         blocks = [*_blocks(messages), *(Block(partition, RAW_SCHEMA.empty_table(), offset) for partition, offset in ends.items())]
         for block in blocks:
             self._ahead.setdefault(block.partition, []).append(block)
-        return bool(blocks)
+        return {block.partition for block in blocks}, is_all
 
     def _raise_unless_transient(self, error: KafkaError) -> None:
         mapped = map_error(f"reading {self._topic}", error, self._classes)
@@ -312,49 +365,3 @@ def _blocks(messages: list[Message]) -> Iterator[Block]:
         own = messages if mine.all() else list(compress(messages, mine))
         records = to_records(own, int(partition))
         yield Block(int(partition), records, own[-1].offset() + 1)
-
-
-def to_records(messages: list[Message], partition: int) -> pa.Table:
-    """confluent-kafka messages of one partition as RAW_SCHEMA: no Python code runs per record, only C calls under `map`."""
-    count = len(messages)
-    value = pa.array(list(map(Message.value, messages)), pa.binary())
-    key = pa.array(list(map(Message.key, messages)), pa.binary())
-    millis = np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), dtype=np.int64, count=count)
-    headers = list(map(Message.headers, messages))
-    columns = [
-        key,
-        value,
-        pa.array([[(k.encode(), v) for k, v in pairs] if pairs else None for pairs in headers], HEADERS_TYPE)
-        if any(headers)
-        else pa.nulls(count, HEADERS_TYPE),
-        pa.repeat(pa.scalar(partition, pa.int32()), count),
-        pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
-        pa.array(millis * 1000).cast(INSTANT),
-        pa.nulls(count, OVERSIZE_TYPE),
-    ]
-    return shorten_oversize(pa.table(columns, schema=RAW_SCHEMA))
-
-
-def shorten_oversize(records: pa.Table) -> pa.Table:
-    """Replaces the value of each record over MAX_RECORD_BYTES by its head, with its size and SHA-256 in `oversize`; drops its headers.
-
-    The record keeps its position and is rejected by parse, so there is one writer of dead letters and one identity for all of them.
-    """
-    sizes = pc.add(pc.fill_null(pc.binary_length(records.column("value")), 0), pc.fill_null(pc.binary_length(records.column("key")), 0))
-    if records.column("headers").null_count < records.num_rows:
-        sizes = pc.add(sizes, pa.array([_headers_bytes(pairs) for pairs in records.column("headers").to_pylist()], pa.int32()))
-    if records.num_rows == 0 or pc.max(sizes).as_py() <= MAX_RECORD_BYTES:
-        return records
-    rows = records.to_pylist()
-    for row, size in zip(rows, sizes.to_pylist(), strict=True):
-        if size > MAX_RECORD_BYTES:
-            value = row["value"] or b""
-            row["oversize"] = {"bytes": size, "sha256": hashlib.sha256(value).digest()}
-            row["value"] = value[:OVERSIZE_HEAD_BYTES]
-            row["key"] = row["key"][:OVERSIZE_HEAD_BYTES] if row["key"] is not None else None
-            row["headers"] = None
-    return pa.Table.from_pylist(rows, schema=RAW_SCHEMA)
-
-
-def _headers_bytes(pairs: list[tuple[bytes, bytes | None]] | None) -> int:
-    return sum(len(k) + len(v or b"") for k, v in pairs) if pairs else 0

@@ -47,6 +47,11 @@ ROWS: tuple[ErrorRow, ...] = (
         (10164, "JSStreamWrongLastSequenceConstantErr", "another message to the subject is in work; whose, the next look tells"),
         (10194, "JSStreamOfflineReasonErrF", "the stream is offline"),
         (503, "ServiceUnavailable", "JetStream is not available, without a code of its own"),
+        (
+            10014,
+            "JSConsumerNotFoundErr",
+            "a short-lived consumer of a read has gone, with a restart of the server for one: the read begins anew",
+        ),
     ),
     *rows(
         "nats",

@@ -10,6 +10,7 @@ ROWS: tuple[ErrorRow, ...] = (
         (None, "RetryableError", "a system is away or overloaded"),
         (None, "InsertTooLargeError", "ClickHouse gave an insert up for the time or the memory that it takes; the third time it is cut"),
         (None, "ConflictError", "a compare-and-set lost"),
+        (None, "UndecidedError", "a stage ends on some records: the plan names them, and it is tried again without them"),
         is_fixed=True,
     ),
     *rows(

@@ -98,7 +98,7 @@ class KeyState:
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         place = self.names.state_place(self.directory, config.state_uri)
-        run = RunSpec.beside(config_text, config.pipeline_id, place)
+        run = RunSpec.beside(config_text, config, place)
         self.connections = Connections(run, keep_partitions=False, config=config)
         if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
             raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup, so there is none")

@@ -1,18 +1,21 @@
 """The connections of one process (driver or worker), opened at first use and kept, because opening costs more than a small batch."""
 
 import os
+from contextlib import suppress
 from functools import lru_cache
+from socket import gethostname
 
 import duckdb
 
 from pipelines.breaker import PLANNED, PLANNED_BEFORE, Breaker
-from pipelines.config import PipelineConfig, parse
+from pipelines.config import PipelineConfig
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic, RangeReader
+from pipelines.errors import HaltError
 from pipelines.legs import stage_config
 from pipelines.legs.stage_config import StageConfig
-from pipelines.naming import Names, dedup_place
+from pipelines.naming import STREAM_ID_KEY, Names, dedup_place
 from pipelines.run_spec import RunSpec, load_run, read_run
 from pipelines.state.place import Place
 from pipelines.state.store import KeyedStore
@@ -35,6 +38,17 @@ class Connections:
         self._stage_configs: dict[str, StageConfig] = {}
         self._dedup_stores: dict[int, KeyedStore] = {}
         self._breakers: dict[tuple[str, str], Breaker] = {}
+
+    def prove(self) -> None:
+        """Raises HaltError unless the streams that this process reaches are those of the run: the same address may lead elsewhere."""
+        for role, known in self.run.stream_ids.items():
+            stream = self.names.stream(role)
+            state = self.log.state(stream)
+            if state is None or state.metadata.get(STREAM_ID_KEY) != known:
+                raise HaltError(
+                    f"reaching stream {stream} from process {os.getpid()} of {gethostname()}: it is not the one that the driver writes, so "
+                    f"nothing was done; let every worker reach the NATS of the driver at {self.config.nats.url}"
+                )
 
     def breaker(self, stage: str, version: str) -> Breaker:
         """What judges the dead letters of a stage, of plans of one configuration. Any thread may ask."""
@@ -84,11 +98,16 @@ class Connections:
             self._reader.close()
             self._reader = None
 
+    def discard_engine(self) -> None:
+        """After an error in a stage: it may have left an engine that does nothing more."""
+        if self._engine is not None:
+            with suppress(duckdb.Error):
+                self._engine.close()
+            self._engine = None
+
     def close(self) -> None:
         self.discard_reader()
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        self.discard_engine()
         if self._log is not None and self._owns_log:
             self._log.close()
 
@@ -96,12 +115,13 @@ class Connections:
 @lru_cache(maxsize=1)
 def worker_connections(run_path: str) -> Connections:
     """A worker's connections for one run; a worker process outlives its tasks."""
-    return Connections(load_run(run_path), keep_partitions=False)
+    connections = Connections(load_run(run_path), keep_partitions=False)
+    connections.prove()
+    return connections
 
 
 @lru_cache(maxsize=1)
 def batch_connections(run_text: str, variables: tuple[tuple[str, str], ...]) -> Connections:
     """As `worker_connections`, for work beside the stream: `variables` go over the worker's environment."""
     run = read_run(run_text)
-    config = parse(run.config_text, name=run.config_name, environment={**os.environ, **dict(variables)})
-    return Connections(run, keep_partitions=False, config=config)
+    return Connections(run, keep_partitions=False, config=run.resolve({**os.environ, **dict(variables)}))

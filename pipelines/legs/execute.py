@@ -4,6 +4,7 @@ Items and reports are small JSON values; record data never passes here.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pipelines import errors
-from pipelines.errors import HaltError, InvariantError, TallyflowError
+from pipelines.errors import HaltError, InvariantError, TallyflowError, UndecidedError
 from pipelines.legs.connections import Connections, batch_connections, worker_connections
 from pipelines.run_spec import RunSpec
 
@@ -26,6 +27,8 @@ Parcel = tuple[int, str, bytes]
 FirstWork = Callable[[Connections, Item], Iterator[Parcel]]
 SecondWork = Callable[[Connections, Item, int, list[tuple[str, bytes]]], Report]
 Connect = Callable[[], Connections]
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*|(Error|Exception|Exit|Interrupt))$")
+"""The line at which a traceback tells its error."""
 _FAILED = "failed"
 """Kind of the parcel that tells every bucket of an error of ours in a first task."""
 _PARCELS = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
@@ -55,7 +58,7 @@ def _in_tasks(session: SparkSession, connect: Connect, work: Work, items: Sequen
     try:
         rows = session.range(0, len(texts), 1, len(texts)).mapInArrow(tasks, "item long, report string").collect()
     except PySparkException as error:
-        raise HaltError(f"running {len(texts)} tasks: {_last_words(error)}") from error
+        raise HaltError(f"running {len(texts)} tasks: {last_words(str(error))}") from error
     if sorted(row["item"] for row in rows) != list(range(len(texts))):
         raise InvariantError(f"running {len(texts)} tasks: {len(rows)} reports came back")
     reports: list[Report] = [json.loads(row["report"]) for row in sorted(rows, key=lambda row: row["item"])]
@@ -111,7 +114,7 @@ def _exchanged(
     try:
         rows = sent.repartitionById(buckets, "bucket").mapInArrow(receive, "report string").collect()
     except PySparkException as error:
-        raise HaltError(f"running {len(texts) + buckets} tasks: {_last_words(error)}") from error
+        raise HaltError(f"running {len(texts) + buckets} tasks: {last_words(str(error))}") from error
     reports = [json.loads(row["report"]) for row in rows]
     for report in reports:
         if "error" in report:
@@ -158,10 +161,13 @@ def _attempt(connect: Connect, work: Work, text: str) -> str:
 
 
 def _failure(error: TallyflowError) -> str:
-    return json.dumps({"error": type(error).__name__, "message": str(error)})
+    places = {"places": error.places} if isinstance(error, UndecidedError) else {}
+    return json.dumps({"error": type(error).__name__, "message": str(error), **places})
 
 
 def _revive(report: Report) -> TallyflowError:
+    if "places" in report:
+        return UndecidedError(report["message"], report["places"])
     kind = getattr(errors, report["error"], HaltError)
     if not issubclass(kind, HaltError | errors.RetryableError | errors.ConflictError):
         kind = HaltError
@@ -169,7 +175,12 @@ def _revive(report: Report) -> TallyflowError:
     return revived
 
 
-def _last_words(error: PySparkException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line and not line.startswith(("File", "at "))]
-    return (telling or lines or [type(error).__name__])[-1][:500]
+def last_words(text: str) -> str:
+    """What the last Python traceback in `text` ends with, the kind of error and its message; without one the first line."""
+    told, was_indented = "", False
+    for line in text.splitlines():
+        if was_indented and _ERROR.match(line):
+            told = line
+        was_indented = line.startswith(" ") if line.strip() else was_indented
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (told or next((line for line in lines if _ERROR.match(line)), None) or next(iter(lines), ""))[:500]

@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.connectors.duckdb import open_engine
 from pipelines.dedup import KEY_COLUMNS, NEVER, PAST_COLUMN, TIME_COLUMN, FrameTimes, with_keys, with_times
 from pipelines.dlq import letters
-from pipelines.errors import RetryableError
+from pipelines.errors import RetryableError, UndecidedError
 from pipelines.failpoints import reach
+from pipelines.isolation import INTERNAL_ERROR, Decided, Stage, isolated, take_out
 from pipelines.legs.admission import STAGES, admit
 from pipelines.legs.arrivals import Arrived, records_of, steps
 from pipelines.legs.buckets import Buckets, key_owners, partition_owners, shares
@@ -29,7 +31,7 @@ from pipelines.legs.execute import Item, Parcel, Report
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import is_redriven
 from pipelines.parse import parse
-from pipelines.records import decode_frame, encode_frame
+from pipelines.records import StageOutput, decode_frame, encode_frame
 from pipelines.transform import map_columns, reject_wide
 
 BUCKET_THREADS = 8
@@ -171,33 +173,66 @@ def _append_by_key(
 def _admitted(
     connections: Connections, item: Item, share: str, step: Sequence[Arrived], counts: dict[str, int]
 ) -> tuple[pa.Table, pa.Table]:
-    """As `stages`. Raises HaltError when the dead letters must not be written."""
-    rows, rejected = stages(connections.engine, connections.stage_config(item["config"]), item["config"], step, counts)
+    """As `stages`. Raises HaltError when the dead letters must not be written, UndecidedError when the plan must name some first."""
+    decided = item.get("poison", [])
+    try:
+        rows, rejected = stages(connections.engine, connections.stage_config(item["config"]), item["config"], step, counts, decided)
+    except Exception:
+        connections.discard_engine()
+        raise
     seen = (sum(frame.message.rows for frame in step if not is_redriven(frame.message.subject)), share, step[-1].message.sequence)
     admit(connections, item, STAGES, seen, rejected)
+    if found := undecided(rejected, decided):
+        connections.discard_engine()
+        raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
     return rows, rejected
 
 
+def undecided(rejected: pa.Table, decided: Decided) -> list[list[Any]]:
+    """Of dead letters, those of internal errors that are not decided yet, as `UndecidedError` names them."""
+    internal = rejected.filter(pc.equal(rejected.column("code"), INTERNAL_ERROR))
+    if internal.num_rows == 0:
+        return []
+    known = {(place[0], place[1]) for place in decided}
+    columns = ("_tf_sequence", "_tf_ordinal", "_tf_partition", "stage", "message")
+    found = zip(*(internal.column(name).to_pylist() for name in columns), strict=True)
+    return [list(place) for place in found if (place[0], place[1]) not in known]
+
+
 def stages(
-    engine: duckdb.DuckDBPyConnection, config: StageConfig, version: str, step: Sequence[Arrived], counts: dict[str, int]
+    engine: duckdb.DuckDBPyConnection,
+    config: StageConfig,
+    version: str,
+    step: Sequence[Arrived],
+    counts: dict[str, int],
+    decided: Decided = (),
 ) -> tuple[pa.Table, pa.Table]:
     """(out rows, dead letters) of some frames; adds to `counts`. With dedup, rows have KEY_COLUMNS and are not counted as out yet;
     with the window on a field, TIME_COLUMN as well; PAST_COLUMN where a frame holds records that were dead letters.
+
+    A record that a stage ends on is a dead letter of INTERNAL_ERROR; so are those of `decided`, which are not tried.
     """
+
+    def through(name: str, stage: Stage, table: pa.Table) -> StageOutput:
+        return isolated(name, stage, engine, table, open_engine)
+
     records = together([records_of(frame.message, frame.arrival_us) for frame in step])
     has_history = bool(config.dedup_key) and "past_dedup" in records.column_names
-    parsed = parse(engine, records, config.parsed_fields, ["past_dedup"] if has_history else [])
-    refused = [parsed.rejected]
+    tried = take_out(records, decided)
+    keep_raw = ["past_dedup"] if has_history else []
+    parsed = through("parse", lambda on, table: parse(on, table, config.parsed_fields, keep_raw), tried.accepted)
+    refused = [tried.rejected, parsed.rejected]
     keep = (PAST_COLUMN,) if has_history else ()
     if config.dedup_key:
-        parsed = with_keys(engine, parsed.accepted, config.dedup_key)
+        parsed = through("dedup", lambda on, table: with_keys(on, table, config.dedup_key), parsed.accepted)
         refused.append(parsed.rejected)
         keep = (*keep, *KEY_COLUMNS)
     if config.dedup_time_field:
-        parsed = with_times(engine, parsed.accepted, config.dedup_time_field, config.unit_of(config.dedup_time_field))
+        unit = config.unit_of(config.dedup_time_field)
+        parsed = through("dedup", lambda on, table: with_times(on, table, config.dedup_time_field, unit), parsed.accepted)
         refused.append(parsed.rejected)
         keep = (*keep, TIME_COLUMN)
-    mapped = map_columns(engine, parsed.accepted, config.targets, keep)
+    mapped = through("transform", lambda on, table: map_columns(on, table, config.targets, keep), parsed.accepted)
     fitting = reject_wide(mapped.accepted, pc.max(pc.binary_length(records.column("value"))).as_py() or 0)
     rejected = pa.concat_tables([*refused, mapped.rejected, fitting.rejected])
     counts["frames"] += len(step)

@@ -3,26 +3,31 @@
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from pipelines.append import last_position
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
 from pipelines.dedup import NEVER
-from pipelines.errors import HaltError, RetryableError
+from pipelines.errors import HaltError, RetryableError, UndecidedError
 from pipelines.ledger import Entry
 from pipelines.legs.arrivals import Arrived, arrivals, bucket_of
 from pipelines.legs.buckets import Listing
 from pipelines.legs.execute import Item, Report, run_in_tasks, run_with_exchange
 from pipelines.legs.frames import after_exchange, before_exchange, process, process_frames
 from pipelines.legs.leg import Leg, check_input, input_mark
-from pipelines.records import Message
+from pipelines.naming import bucket_of_partition
+from pipelines.records import Message, Position
 from pipelines.state.store import made_for
 
 DRIVER_FRAMES = 16
 """Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
 OFFER_SECONDS = 1.0
+MAX_POISON = 10_000
+"""Records of one plan that the stages may end on: as many as its entry on the ledger has room for."""
 
 
 class ProcessLeg(Leg):
@@ -31,6 +36,7 @@ class ProcessLeg(Leg):
     name = "process"
     _next_offer = 0.0
     _seen_offer = 0
+    _undecided: Sequence[Sequence[Any]] = ()
 
     def _start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
@@ -80,6 +86,55 @@ class ProcessLeg(Leg):
         return start, min(end["sequence"], start + MAX_FRAMES_PER_BATCH), {"config": self.connections.run.stage_config}
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        # An earlier attempt may have amended it.
+        plan = self.chain.state.plan or plan
+        while True:
+            if self._undecided:
+                plan = self._decide(plan)
+            try:
+                return self._execute(session, plan)
+            except UndecidedError as error:
+                self._undecided = error.places
+
+    def _decide(self, plan: Entry) -> Entry:
+        """The plan with the records that a stage ends on: whatever is tried again from now on, they are dead letters.
+
+        An earlier attempt that went beyond one of them had a row of it, or a letter for another reason; then nothing can be decided.
+        """
+        decided = [*plan.body.get("poison", []), *([place[0], place[1], *place[3:]] for place in self._undecided)]
+        if len(decided) > MAX_POISON:
+            raise HaltError(
+                f"processing raw {plan.body['from']}-{plan.body['to']}: the stages end on more than {MAX_POISON:,} records "
+                f"({self._undecided[0][4]}); nothing was dropped. Report this with the log, and start the version that ran before"
+            )
+        self._check_not_passed(plan)
+        # After an append of unknown outcome the same decision is appended again.
+        plan = self.chain.amend(poison=decided)
+        self._undecided = []
+        return plan
+
+    def _check_not_passed(self, plan: Entry) -> None:
+        """Raises HaltError when an attempt at the plan has written what lies beyond a record that is about to be decided."""
+        config = self.connections.stage_config(plan.body["config"])
+        first: dict[int, Position] = {}
+        for sequence, ordinal, partition, *_ in self._undecided:
+            # With dedup nothing is written before every record of the plan has been through the stages.
+            places = range(config.buckets) if config.dedup_key else [bucket_of_partition(partition, config.buckets)]
+            place = Position(plan.body["from"] + 1, 0) if config.dedup_key else Position(sequence, ordinal)
+            for bucket in places:
+                first[bucket] = min(first.get(bucket, place), place)
+        names, log = self.connections.names, self.connections.log
+        for bucket, place in first.items():
+            for role, subject in (("out", names.out(bucket)), ("dlq", names.dead_letters("process", bucket))):
+                last = log.last(names.stream(role), subject)
+                if last is not None and not last_position(last) < place:
+                    raise HaltError(
+                        f"processing raw {plan.body['from']}-{plan.body['to']}: {self._undecided[0][4]} "
+                        f"(raw position {self._undecided[0][0]}.{self._undecided[0][1]}), and an earlier attempt has passed it: an error "
+                        "that comes and goes is the host's. Nothing was dropped; start the pipeline again, on another host if it stays"
+                    )
+
+    def _execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
         done = self.chain.state.done
         log, stream = self.connections.log, self.connections.names.stream("raw")
         check_input(log, stream, done)
@@ -87,6 +142,7 @@ class ProcessLeg(Leg):
         before = done.body if done else {}
         item = {"from": start, "to": to, "config": plan.body["config"], "tails": before.get("tails", {})}
         item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0), "newest_us": before.get("newest_us", NEVER)}
+        item |= {"poison": plan.body.get("poison", [])}
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
         reports, arrived, last = run(session, item)
         counts: Counter[str] = Counter()

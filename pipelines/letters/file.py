@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pipelines.dlq import LETTER_SCHEMA
 from pipelines.errors import ConfigurationError, Fault
-from pipelines.records import MAX_RECORD_BYTES, Position, cut_frames, record_position
+from pipelines.records import MAX_RECORD_BYTES, UNREADABLE_HEADER, Position, cut_frames, record_position
 from pipelines.redrive import MAX_PLAN_RANGES, Places, ranges_of
 
 MAX_FAULTS = 20
@@ -153,6 +153,7 @@ def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]]) -> Iter
     for _, letter in letters:
         if "value" in edited.changes[_position(letter)]:
             letter["oversize"] = None
+            letter["headers"] = [pair for pair in letter["headers"] or [] if pair[0] != UNREADABLE_HEADER]
         elif letter["oversize"]:
             faults.append(Fault(f"position {letter['_tf_sequence']}.{letter['_tf_ordinal']}", "the letter holds only the record's head"))
     if faults:

@@ -29,6 +29,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _TRANSFORM = "correct the mapping or the column's type in ClickHouse"
 REMEDIES = {
     "oversize": "fetch the record from Kafka by its coordinates; let the producer send less than 448 KiB",
+    "unreadable": "let the producer give its headers names in UTF-8; the record is whole in Kafka, at its coordinates",
     "tombstone": "a record without a value: let the producer leave it out, if the topic is not meant to delete by key",
     "invalid_json": "correct the producer; a schema registry's prefix or another encoding than UTF-8 looks like this, too",
     "wrong_type": "correct the type in `schema_fields`, or the producer",
@@ -41,6 +42,7 @@ REMEDIES = {
     "invalid_time": "correct `time_field` of the dedup, or the producer",
     "refused": "read the message: a constraint or an expression of the table refuses the row; mend the table, or the producer",
     "abandoned": "given up by `tallyflow plan abandon`: let them enter again under the file of now, or discard them",
+    "internal_error": "a fault of ours, at this record alone: report it with the record; `dlq reprocess` under the release that mends it",
     "late": "raise `allowed_lateness` of the dedup, or see to the producer's delay",
 }
 """What most likely mends the cause of a code."""

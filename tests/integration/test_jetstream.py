@@ -4,12 +4,16 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
+import nats.errors
 import pytest
+from nats.js import JetStreamContext
 from pipeline_case import wait_until
 
 from pipelines.config import NatsConnection
+from pipelines.connectors import jetstream
 from pipelines.connectors.jetstream import FETCH_BATCH_BYTES, FETCH_BATCH_MESSAGES, JetStream
 from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError
 from resources.local.stack import LocalStack
@@ -270,3 +274,45 @@ def test_a_purge_that_takes_a_subjects_last_message_makes_writers_begin_anew(log
     log.purge(stream, f"{stream}.a", last + 1)
     assert log.last(stream, f"{stream}.a") is None
     assert log.publish(f"{stream}.a", b"x", {}, 0) == last + 1
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["the read succeeds", "the read fails"])
+def test_a_consumer_that_is_gone_at_clean_up_changes_no_outcome(
+    log: JetStream, stream: str, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    """As after a restart of the server, which forgets consumers in memory."""
+    publish(log, f"{stream}.a", [b"one", b"two"])
+    fetch = JetStreamContext.PullSubscription.fetch
+
+    async def fetch_and_lose(self: JetStreamContext.PullSubscription, *arguments: Any, **options: Any) -> Any:
+        found = await fetch(self, *arguments, **options)
+        for consumer in await self._js.consumers_info(stream):
+            await self._js.delete_consumer(stream, consumer.name)
+        if not is_read:
+            raise nats.errors.TimeoutError
+        return found
+
+    monkeypatch.setattr(JetStreamContext.PullSubscription, "fetch", fetch_and_lose)
+    if is_read:
+        assert [message.sequence for message in log.scan(stream, 0, 2)] == [1, 2]
+    else:
+        with pytest.raises(RetryableError, match="did not answer"):
+            log.scan(stream, 0, 2)
+
+
+def test_a_consumer_that_is_gone_before_the_read_is_made_again_by_the_next_attempt(
+    log: JetStream, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(log, f"{stream}.a", [b"one", b"two"])
+    bind = JetStreamContext.pull_subscribe_bind
+
+    async def lose_and_bind(self: JetStreamContext, consumer: str, stream_of: str) -> Any:
+        await self.delete_consumer(stream_of, consumer)
+        return await bind(self, consumer, stream_of)
+
+    monkeypatch.setattr(jetstream, "REQUEST_TIMEOUT_SECONDS", 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(JetStreamContext, "pull_subscribe_bind", lose_and_bind)
+        with pytest.raises(RetryableError):
+            log.scan(stream, 0, 2)
+    assert [message.sequence for message in log.scan(stream, 0, 2)] == [1, 2]

@@ -30,7 +30,7 @@ class Sliced:
         self._case = case
         text = case.file.read_text()
         self._config = parse(text, name="case", environment=case.environment())
-        self._tasks = Tasks(session, RunSpec.beside(text, self._config.pipeline_id), {})
+        self._tasks = Tasks(session, RunSpec.beside(text, self._config), {})
         self.told: list[str] = []
 
     def whole(self, **options: Any) -> dict[str, Any]:

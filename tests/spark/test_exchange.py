@@ -9,6 +9,7 @@ import pytest
 from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
 
+from pipelines.config import parse
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report, Tasks, run_with_exchange
@@ -89,6 +90,10 @@ def test_variables_that_go_with_batch_tasks_stand_over_the_environment_of_worker
     def address(connections: Connections, _: Item) -> Report:
         return {"url": str(connections.config.nats.url)}
 
-    run = RunSpec.beside(case.file.read_text(), case.pipeline)
-    assert Tasks(session, run, {}).run(address, [{}]) == [{"url": case.addresses.nats_url}]
-    assert Tasks(session, run, {"NATS_URL": "nats://elsewhere:4222"}).run(address, [{}]) == [{"url": "nats://elsewhere:4222"}]
+    text, elsewhere = case.file.read_text(), {"NATS_URL": "nats://elsewhere:4222"}
+    here = RunSpec.beside(text, parse(text, name="case", environment=case.environment()))
+    there = RunSpec.beside(text, parse(text, name="case", environment={**case.environment(), **elsewhere}))
+    assert Tasks(session, here, {}).run(address, [{}]) == [{"url": case.addresses.nats_url}]
+    assert Tasks(session, there, elsewhere).run(address, [{}]) == [{"url": "nats://elsewhere:4222"}]
+    with pytest.raises(HaltError, match="means another configuration than in the driver, so nothing was done"):
+        Tasks(session, there, {}).run(address, [{}])

@@ -18,7 +18,16 @@ from pipelines.connectors.duckdb import open_engine
 from pipelines.fields import SOURCE_TYPES, ParsedField, check_fields
 from pipelines.json_template import learn
 from pipelines.parse import parse
-from pipelines.records import HEADERS_TYPE, INSTANT, MAX_RECORD_BYTES, OVERSIZE_TYPE, POSITION_FIELDS, REJECTED_SCHEMA, StageOutput
+from pipelines.records import (
+    HEADERS_TYPE,
+    INSTANT,
+    MAX_RECORD_BYTES,
+    OVERSIZE_TYPE,
+    POSITION_FIELDS,
+    REJECTED_SCHEMA,
+    UNREADABLE_HEADER,
+    StageOutput,
+)
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 _ENGINE = open_engine()
@@ -211,6 +220,15 @@ def test_tombstone_and_oversize_are_rejected_with_their_reason() -> None:
     ]
 
 
+def test_a_record_that_the_client_could_not_give_says_so() -> None:
+    records = raw_records([b'{"a":1}', b'{"a":2}'], [None, {"bytes": 7, "sha256": b"s"}])
+    headers = pa.array([[(b"h", b"v")], [(UNREADABLE_HEADER, b"SystemError")]], HEADERS_TYPE)
+    output = parse(_ENGINE, records.set_column(2, "headers", headers), [ParsedField("a", "int64")])
+    assert output.accepted["a"].to_pylist() == [1]
+    assert [(row["_tf_ordinal"], row["code"]) for row in output.rejected.to_pylist()] == [(1, "unreadable")]
+    assert "SystemError" in output.rejected["message"][0].as_py()
+
+
 def test_rejected_rows_name_position_stage_and_field_but_no_value() -> None:
     output = run([b'{"a":1,"b":"s3cret"}', b'{"a":1,"b":2}'], a="int64", b="int64")
     assert output.rejected.schema == REJECTED_SCHEMA
@@ -373,6 +391,27 @@ def test_template_proves_clean_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     accepted = parse(_ENGINE, raw_records(values), ORDER_FIELDS).accepted
     assert accepted["price"].null_count == 667
     assert accepted["user.id"].to_pylist() == list(range(2000))
+
+
+@pytest.mark.parametrize("members", [65, 1_101])
+def test_objects_of_very_many_members_are_read(members: int) -> None:
+    """RE2 refuses a pattern of 1,049 members and more: part of the batch optimisation, never of what a record becomes."""
+    reader_module.json_reader.cache_clear()
+    wide = {f"m{number}": number for number in range(members)}
+    values = [json.dumps({"c": {"id": row, **wide}}).encode() if row % 12 == 0 else b'{"c":{"id":%d}}' % row for row in range(600)]
+    accepted = parse(_ENGINE, raw_records(values), [ParsedField("c.id", "int64")]).accepted
+    assert accepted["c.id"].to_pylist() == list(range(600))
+
+
+@pytest.mark.parametrize("way", ["prove", "_typed"])
+def test_whatever_fails_in_the_shortcut_leaves_the_plain_way(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError(way)
+
+    reader_module.json_reader.cache_clear()
+    monkeypatch.setattr(reader_module.TemplateMemo if way == "prove" else reader_module.JsonReader, way, fails)
+    values = [json.dumps(order(i)).encode() for i in range(2000)]
+    assert parse(_ENGINE, raw_records(values), ORDER_FIELDS).accepted["user.id"].to_pylist() == list(range(2000))
 
 
 def test_template_does_not_match_what_is_no_object_of_distinct_keys() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from protocol_outside import NAMES, ModelLog, Topic
-from protocol_stages import configuration
+from protocol_stages import POISON, VENOM, configuration
 from protocol_world import EXPIRE, Runner, World
 
 from pipelines.ledger import read_chain
@@ -122,7 +122,7 @@ def short_history(
         world.topic = Topic(world, {0: 0, 1: 7})
         world.begins_at_latest = world.expires = False
         world.table.refused = b"fine"
-        for number, value in enumerate([b"good", b"bad", b"fine", b"odd", b"good", b"fine", b"fine"]):
+        for number, value in enumerate([b"good", b"bad", b"fine", POISON, b"odd", b"good", VENOM, b"fine", b"fine"]):
             world.topic.produce(number % 2, value, gap=number % 3)
         try:
             first = world.start()

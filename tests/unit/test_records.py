@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.connectors.kafka import shorten_oversize
+from pipelines.connectors.kafka_records import shorten_oversize
 from pipelines.errors import HaltError
 from pipelines.records import (
     MAX_FRAME_BYTES,

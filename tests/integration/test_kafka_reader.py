@@ -1,0 +1,97 @@
+"""The reader of ranges on librdkafka's mock cluster: what it does where a real broker is hard to bring to it."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from kafka_mock import MockKafka, Record
+
+from pipelines.config import KafkaSource
+from pipelines.connectors import kafka
+from pipelines.connectors.kafka import Block, KafkaTopic, RangeReader
+from pipelines.errors import RetryableError
+from pipelines.records import UNREADABLE_HEADER
+
+pytestmark = pytest.mark.integration
+
+NOON_MS = 1_767_960_000_000
+
+
+def source(bootstrap: str) -> KafkaSource:
+    document = {
+        "type": "kafka",
+        "topic": "orders",
+        "connection_params": {"brokers": bootstrap.split(",")},
+        "schema_fields": [{"name": "id", "type": "int"}],
+    }
+    return KafkaSource.model_validate(document)
+
+
+@pytest.fixture
+def cluster() -> Iterator[MockKafka]:
+    with MockKafka("orders", partitions=2, brokers=2) as made:
+        for partition, broker in ((0, 1), (1, 2)):
+            made.give_leader(partition, broker)
+        yield made
+
+
+def some(count: int, size: int = 10) -> list[Record]:
+    return [(b"%08d" % number * (size // 8), NOON_MS, [(b"h", b"v")]) for number in range(count)]
+
+
+def offsets(blocks: Sequence[Block], partition: int) -> list[int]:
+    return [offset for block in blocks if block.partition == partition for offset in block.records.column("offset").to_pylist()]
+
+
+def test_a_header_whose_name_is_not_utf8_is_read_as_unreadable_and_its_neighbours_whole(cluster: MockKafka) -> None:
+    good = some(20)
+    cluster.produce(0, [*good[:7], (b"poison", NOON_MS, [(b"\xff\xfe", b"v")] * 3), *good[7:]])
+    reader = RangeReader(source(cluster.bootstrap))
+    rows = [row for block in reader.read({0: (0, 21)}) for row in block.records.to_pylist()]
+    reader.close()
+    assert [row["offset"] for row in rows] == list(range(21))
+    assert [(row["value"], row["key"], row["headers"]) for row in rows if row["oversize"]] == [
+        (b"poison", b"k", [(UNREADABLE_HEADER, b"SystemError")])
+    ]
+    assert {row["headers"][0] for row in rows if not row["oversize"]} == {(b"h", b"v")}
+
+
+def test_a_partition_without_a_leader_is_named_and_the_ends_of_the_others_are_told(cluster: MockKafka) -> None:
+    cluster.produce(0, some(3))
+    cluster.take_leader(1)
+    ends, silent = KafkaTopic(source(cluster.bootstrap)).known_ends((0, 1), 2)
+    assert ends == {0: 3}
+    assert str(silent[1]).startswith("partition 1 of orders is waited for: ")
+
+
+def test_without_any_leader_the_ends_are_waited_for(cluster: MockKafka) -> None:
+    for partition in (0, 1):
+        cluster.take_leader(partition)
+    with pytest.raises(RetryableError, match="partition 0 of orders is waited for"):
+        KafkaTopic(source(cluster.bootstrap)).known_ends((0, 1), 1)
+
+
+def test_a_silent_partition_is_given_up_while_another_flows_and_what_lies_ready_stays_small(
+    cluster: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "GIVE_UP_SECONDS", 5.0)
+    monkeypatch.setattr(kafka, "AHEAD_BYTES", 100_000)
+    cluster.produce(0, some(5000, 1000))
+    cluster.produce(1, some(10))
+    reader = RangeReader(source(cluster.bootstrap), keep_partitions=True)
+    assert offsets(list(reader.read({0: (0, 10), 1: (0, 5)})), 1) == [0, 1, 2, 3, 4]
+    cluster.stop_broker(2)
+    held: list[set[int]] = []
+    hold_back = RangeReader._hold_back
+    monkeypatch.setattr(RangeReader, "_hold_back", lambda self, asked: (hold_back(self, asked), held.append(set(self._paused))))
+    read: list[Block] = []
+    with pytest.raises(RetryableError, match=r"Kafka gave nothing of partition 1 from offset \d+ for 5 s"):
+        # Far beyond what was fetched before.
+        for block in reader.read({0: (10, 20), 1: (5, 1000)}):
+            read.append(block)
+            assert sum(b.records.nbytes for blocks in reader._ahead.values() for b in blocks) < 6_000_000
+    assert offsets(read, 0) == list(range(10, 20))
+    assert {0} in held
+    cluster.start_broker(2)
+    cluster.produce(1, some(990))
+    assert offsets(list(reader.read({0: (20, 5000), 1: (offsets(read, 1)[-1] + 1, 1000)})), 0) == list(range(20, 5000))
+    reader.close()
