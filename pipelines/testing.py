@@ -13,10 +13,12 @@ from enum import Enum
 import pyarrow as pa
 
 from pipelines.connectors.jetstream import StreamState, check_contiguous
-from pipelines.errors import ConflictError, RetryableError
+from pipelines.errors import ConflictError, HaltError, RetryableError
 from pipelines.records import RAW_SCHEMA, Message
 
 FIRST_INSTANT = datetime(2026, 1, 1, tzinfo=UTC)
+MAX_PAYLOAD_BYTES = 1024 * 1024
+"""NATS's default `max_payload`, of headers and content together."""
 
 
 class ManualClock:
@@ -129,6 +131,9 @@ class MemoryLog:
             return sequence
 
     def _store(self, request: _Request) -> int:
+        size = len(request.payload) + sum(len(name) + len(text) + 4 for name, text in request.headers.items())
+        if size > MAX_PAYLOAD_BYTES:
+            raise HaltError(f"publishing to {request.subject}: maximum payload exceeded ({size} bytes)")
         found = self._last.get(request.subject)
         if (found.sequence if found else 0) != request.expected:
             raise ConflictError(f"publishing to {request.subject}: wrong last sequence: {found.sequence if found else 0}")

@@ -12,6 +12,7 @@ from pipelines.legs.arrivals import bucket_of
 from pipelines.naming import LEGS, REDRIVE
 from pipelines.records import RAW_SCHEMA, first_and_last
 from pipelines.redrive import DISCARD, rows_of
+from pipelines.run_lists import live_lists
 from pipelines.tally import tally
 
 if TYPE_CHECKING:
@@ -156,8 +157,8 @@ def check_raw(world: "World", begin: dict[int, int]) -> tuple[int, int]:
 
 def assert_only_listed_runs_are_left(world: "World") -> None:
     """Of ranges that are done: a later attempt may have left a run for the range that it stood in."""
-    done = [e for e in entries(world.log, "process") if e.kind == "done"][-1]
-    listed = {name for listing in done.body["runs"].values() for name, *_ in listing}
+    _, lists = live_lists(world.log, NAMES)
+    listed = {name for listing in lists.values() for name, *_ in listing}
     assert listed <= {name for place in world.places.values() for name in place.names()}
 
 

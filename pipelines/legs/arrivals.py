@@ -1,9 +1,9 @@
 """Raw frames as the process leg takes them in: each with its arrival, decoded into the input of the stages."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 
 import pyarrow as pa
 
@@ -28,6 +28,16 @@ def arrivals(messages: Iterable[Message], clock_us: int) -> Iterator[Arrived]:
     for message in messages:
         clock_us = max(clock_us, microseconds(message.time))
         yield Arrived(message, clock_us)
+
+
+def packed(arrivals_us: Sequence[int]) -> list[int]:
+    """The arrivals of neighbouring frames as a `done` has them: the first, and how much later each of the others was."""
+    return [*arrivals_us[:1], *(after - before for before, after in pairwise(arrivals_us))]
+
+
+def unpacked(differences: Sequence[int]) -> list[int]:
+    """Inverse of `packed`."""
+    return list(accumulate(differences))
 
 
 def microseconds(instant: datetime) -> int:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -12,12 +13,12 @@ from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
 from pipelines.dedup import NEVER
 from pipelines.errors import HaltError, RetryableError
 from pipelines.ledger import Entry
-from pipelines.legs.arrivals import Arrived, arrivals, bucket_of
-from pipelines.legs.buckets import Listing
+from pipelines.legs.arrivals import Arrived, arrivals, bucket_of, packed
 from pipelines.legs.execute import Item, Report, run_in_tasks, run_with_exchange
 from pipelines.legs.frames import after_exchange, before_exchange, process, process_frames
 from pipelines.legs.leg import Leg, check_input, input_mark
 from pipelines.records import Message
+from pipelines.run_lists import Lists, RunLists, digest_of_names
 from pipelines.state.store import made_for
 
 DRIVER_FRAMES = 16
@@ -31,6 +32,15 @@ class ProcessLeg(Leg):
     name = "process"
     _next_offer = 0.0
     _seen_offer = 0
+    _run_lists: RunLists | None = None
+    _tails: Mapping[str, Any] = {}
+    """Ends of subjects, by what this leg has seen of them; a subject that is not here is looked up."""
+
+    @property
+    def _lists(self) -> RunLists:
+        if self._run_lists is None:
+            self._run_lists = RunLists(self.connections.log, self.connections.names)
+        return self._run_lists
 
     def _start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
@@ -57,7 +67,7 @@ class ProcessLeg(Leg):
 
     def _listed(self) -> dict[str, set[str]]:
         """Names of the live runs, by bucket."""
-        runs = self.chain.state.done.body.get("runs", {}) if self.chain.state.done else {}
+        runs = self._lists.of(self.chain.state.done.body) if self.chain.state.done else {}
         return {bucket: {listed[0] for listed in listing} for bucket, listing in runs.items()}
 
     def _sweep(self) -> None:
@@ -85,8 +95,8 @@ class ProcessLeg(Leg):
         check_input(log, stream, done)
         start, to = plan.body["from"], plan.body["to"]
         before = done.body if done else {}
-        item = {"from": start, "to": to, "config": plan.body["config"], "tails": before.get("tails", {})}
-        item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0), "newest_us": before.get("newest_us", NEVER)}
+        item = {"from": start, "to": to, "config": plan.body["config"], "tails": self._tails, "runs": self._lists.of(before)}
+        item |= {"clock_us": before.get("clock_us", 0), "newest_us": before.get("newest_us", NEVER)}
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
         reports, arrived, last = run(session, item)
         counts: Counter[str] = Counter()
@@ -96,18 +106,30 @@ class ProcessLeg(Leg):
             tails.update(report["tails"])
             runs.update(report["runs"])
         runs = self._adopted(runs)
+        self._tails = tails
         return dict(counts), {
             "config": plan.body["config"],
             "buckets": self.connections.stage_config(plan.body["config"]).buckets,
             "clock_us": arrived[-1].arrival_us,
             "newest_us": max([item["newest_us"], *(report["newest_us"] for report in reports)]),
             "input": input_mark(last),
-            "tails": tails,
+            **{f"{role}_end": self._end_of(role, before, tails) for role in ("out", "duplicates")},
             "runs": runs,
-            "arrivals": [[frame.message.sequence, frame.arrival_us] for frame in arrived],
+            "arrivals": packed([frame.arrival_us for frame in arrived]),
         }
 
-    def _adopted(self, runs: dict[str, Listing]) -> dict[str, Listing]:
+    def _closing(self, body: dict[str, Any]) -> dict[str, Any]:
+        """With the runs on pages of their own."""
+        before = self.chain.state.done.body if self.chain.state.done else {}
+        return {**body, "runs": self._lists.write(before, body["runs"])}
+
+    def _end_of(self, role: str, before: Mapping[str, Any], tails: Mapping[str, Any]) -> int:
+        """The last sequence of a stream that ranges up to this one have written."""
+        subjects = self.connections.names.subjects(role).removesuffix(">")
+        ends = (sequence for subject, (sequence, _) in tails.items() if subject.startswith(subjects))
+        return max(ends, default=0) if not before else max(before[f"{role}_end"], *ends, 0)
+
+    def _adopted(self, runs: Lists) -> Lists:
         """`runs` with what a compaction has offered in place of the oldest of them, where all that it was made of is still listed.
 
         Looked for once in OFFER_SECONDS. When it is taken does not matter: every look-up gives the same answer before and after.
@@ -119,11 +141,11 @@ class ProcessLeg(Leg):
         if offer is None or offer.sequence <= self._seen_offer:
             return runs
         adopted = dict(runs)
-        for bucket, (inputs, outputs) in json.loads(offer.payload)["buckets"].items():
+        for bucket, (count, names, outputs) in json.loads(offer.payload)["buckets"].items():
             present = runs.get(bucket, [])
             place = self.connections.dedup_store(int(bucket)).place
-            if [listed[0] for listed in present[: len(inputs)]] == inputs and all(place.size(listed[0]) for listed in outputs):
-                adopted[bucket] = [*outputs, *present[len(inputs) :]]
+            if digest_of_names(present[:count]) == names and all(place.size(listed[0]) for listed in outputs):
+                adopted[bucket] = [*outputs, *present[count:]]
         self._seen_offer = offer.sequence
         return adopted
 

@@ -93,12 +93,12 @@ def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Ite
 
 def _judged(state: KeyState, chain: ChainState, stage: StageConfig, rows: pa.Table) -> tuple[int, int, int]:
     """(accepted, duplicates, late) of rows with their keys."""
-    before = chain.done.body if chain.done else {"runs": {}}
+    before, lists = chain.done.body if chain.done else {}, state.lists(chain)
     times = FrameTimes.of(rows, before.get("newest_us", NEVER)) if stage.dedup_time_field else None
     counts = np.zeros(3, dtype=np.int64)
     for bucket, share in shares(rows, key_owners(rows, stage.buckets)):
         store = state.connections.dedup_store(bucket)
-        store.open(live_runs(before, bucket))
+        store.open(live_runs(lists, bucket))
         found, late = first_of_keys(stage, share, store, times)
         counts += (found.accepted.num_rows, found.duplicates.num_rows, late.num_rows)
     accepted, duplicates, late_rows = counts.tolist()
