@@ -298,7 +298,7 @@ class Purge:
         done = read_chain(self._log, self._ledger, self._names.chain(self._leg)).done
         reference = done.body.get("runs") if done else None
         if reference:
-            self._purge_subject(self._ledger, self._names.run_lists(), reference["first"])
+            self._purge_subject(self._names.stream("runs"), self._names.run_lists(), reference["first"])
 
     def _purge_subject(self, stream: str, subject: str, below: int) -> None:
         """Removes the subject's messages below `below`, but never its last one."""

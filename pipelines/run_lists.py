@@ -1,7 +1,8 @@
-"""Which runs of the key store are live, by bucket: pages on the ledger, of which a `done` of the process leg names the last one.
+"""Which runs of the key store are live, by bucket: pages on a stream, of which a `done` of the process leg names the last one.
 
 In a `done` itself the lists would grow with buckets and runs, and every batch would repeat them. So a batch writes what it has changed, as
-a page (or several, below PAGE_BYTES) on a subject of its own, before the `done` that refers to it. A page names the one before it by
+a page (or several of PAGE_BYTES), before the `done` that refers to it. The stream is one of its own, because pages go soon: between entries
+that stay NATS would not give their room back (a compressed block is hardly ever written anew; nats-server 2.15). A page names the one before it by
 sequence and digest, so the last one stands for all of them, back to a first page that stands alone; from time to time all is written anew
 and the older pages may go. A page that no `done` leads to does not count: whoever wrote it was killed, or overtaken.
 """
@@ -35,10 +36,12 @@ class RunLists:
     """Reads and writes the lists. Keeps what it read or wrote last. Not safe for several threads."""
 
     def __init__(self, log: Log, names: Names) -> None:
-        self._log, self._stream, self._subject = log, names.stream("ledger"), names.run_lists()
+        self._log, self._stream, self._subject = log, names.stream("runs"), names.run_lists()
         self._reference: Reference | None = None
         self._lists: Lists = {}
         self._end: int | None = None
+        self._written: tuple[Reference | None, Lists, Reference | None] = (None, {}, None)
+        """Of the last write: behind what, which lists, what was told."""
 
     def of(self, body: Mapping[str, Any]) -> Lists:
         """The lists that a `done` refers to. Raises DataLossError when a page is gone or is another one."""
@@ -51,8 +54,11 @@ class RunLists:
     def write(self, body: Mapping[str, Any], lists: Lists) -> Reference | None:
         """What the next `done` refers to, so that it lists `lists`; `body` is that of the last one, or empty to begin anew.
 
-        Writes pages, which bind nobody before that `done`. May be called again after a RetryableError.
+        Writes pages, which bind nobody before that `done`. May be called again after a RetryableError, or for want of that `done`.
         """
+        if self._written[:2] == (body.get("runs"), lists):
+            self._reference, self._lists = self._written[2], dict(lists)
+            return self._reference
         before, reference = self.of(body), self._reference
         changes = {
             bucket: _change(before.get(bucket, []), lists.get(bucket, []))
@@ -63,10 +69,11 @@ class RunLists:
             return reference
         if reference is None or reference["changes"] >= MOST_CHANGES:
             reference, changes = None, {bucket: _change([], listing) for bucket, listing in lists.items() if listing}
-        self._reference, self._lists = self._written(reference, changes), dict(lists)
+        self._reference, self._lists = self._append(reference, changes), dict(lists)
+        self._written = (body.get("runs"), dict(lists), self._reference)
         return self._reference
 
-    def _written(self, before: Reference | None, changes: Changes) -> Reference | None:
+    def _append(self, before: Reference | None, changes: Changes) -> Reference | None:
         reference = before
         for content in _pages(changes):
             after = [reference["last"], reference["digest"]] if reference else None

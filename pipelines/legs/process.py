@@ -32,6 +32,8 @@ class ProcessLeg(Leg):
     name = "process"
     _next_offer = 0.0
     _seen_offer = 0
+    _attempts = (0, 0)
+    """The sequence of the plan in work, and how often it was tried: each task's process may have left a run of its own."""
     _run_lists: RunLists | None = None
     _tails: Mapping[str, Any] = {}
     """Ends of subjects, by what this leg has seen of them; a subject that is not here is looked up."""
@@ -57,10 +59,14 @@ class ProcessLeg(Leg):
             )
 
     def _finish(self, session: SparkSession, plan: Entry) -> None:
-        """As every leg's; then deletes the runs that the new `done` does not list any more."""
+        """As every leg's; then deletes the runs that the new `done` does not list any more, or that attempts in vain have left."""
         before = self._listed()
         super()._finish(session, plan)
         now = self._listed()
+        # An attempt of an earlier start at this very plan has left what the sweep of our start has spared.
+        if self._attempts[1] > 1 or plan.epoch != self.chain.state.epoch:
+            self._sweep()
+            return
         for bucket, names in before.items():
             for name in names - now.get(bucket, set()):
                 self.connections.dedup_store(int(bucket)).place.delete(name)
@@ -90,6 +96,7 @@ class ProcessLeg(Leg):
         return start, min(end["sequence"], start + MAX_FRAMES_PER_BATCH), {"config": self.connections.run.stage_config}
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        self._attempts = (plan.sequence, self._attempts[1] + 1 if self._attempts[0] == plan.sequence else 1)
         done = self.chain.state.done
         log, stream = self.connections.log, self.connections.names.stream("raw")
         check_input(log, stream, done)

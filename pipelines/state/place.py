@@ -1,8 +1,8 @@
 """Where the runs of one bucket lie: a directory on this machine, or one of any pyarrow filesystem, such as an object store."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -61,23 +61,20 @@ class Place:
             if self.filesystem.get_file_info(path).type != fs.FileType.NotFound:
                 raise FileExistsError(path)
             self.filesystem.create_dir(self.path, recursive=True)
-            with self.filesystem.open_output_stream(path) as stream, pa.ipc.new_file(stream, batch.schema) as writer:
-                writer.write_batch(batch, custom_metadata=header)
+            with _whole_or_none(lambda: self.filesystem.delete_file(path)):
+                with self.filesystem.open_output_stream(path) as stream, pa.ipc.new_file(stream, batch.schema) as writer:
+                    writer.write_batch(batch, custom_metadata=header)
 
     def _write_local(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
         directory = Path(self.path)
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
         # Arrow's own file takes half the time of Python's; it cannot refuse a name that is taken.
-        with (directory / name).open("xb", buffering=0) as file:
+        with (directory / name).open("xb", buffering=0) as file, _whole_or_none((directory / name).unlink):
             with pa.OSFile(file.name, "wb") as stream, pa.ipc.new_file(stream, batch.schema) as writer:
                 writer.write_batch(batch, custom_metadata=header)
             os.fsync(file.fileno())
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            _sync_directory(directory)
 
     def read(self, name: str) -> tuple[pa.RecordBatch, Header]:
         """What was written, mapped into memory where the file is on this machine. Raises OSError, ValueError or what Arrow raises."""
@@ -115,6 +112,25 @@ class Place:
         with _reaching(self.path):
             if self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound:
                 self.filesystem.delete_dir(self.path)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _whole_or_none(remove: Callable[[], None]) -> Iterator[None]:
+    """Removes what was begun when it cannot be ended: on a full disk a part of a file would take the room that is made."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            remove()
+        raise
 
 
 @contextmanager

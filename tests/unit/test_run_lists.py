@@ -13,7 +13,7 @@ from pipelines.run_lists import MOST_CHANGES, Lists, RunLists, live_lists
 from pipelines.testing import MAX_PAYLOAD_BYTES, Fault, MemoryLog
 
 NAMES = Names("p")
-LEDGER = NAMES.stream("ledger")
+LEDGER, STREAM = NAMES.stream("ledger"), NAMES.stream("runs")
 
 
 def run(number: int, rows: int = 7) -> list[object]:
@@ -21,7 +21,7 @@ def run(number: int, rows: int = 7) -> list[object]:
 
 
 def pages(log: MemoryLog) -> list[bytes]:
-    return [message.payload for message in log.messages(LEDGER) if message.subject == NAMES.run_lists()]
+    return [message.payload for message in log.messages(STREAM)]
 
 
 def written(log: MemoryLog, *each: Lists) -> dict[str, object]:
@@ -89,7 +89,7 @@ def test_a_page_that_is_gone_or_another_one_is_a_loss_with_its_remedy() -> None:
     body = written(log, {"0": [run(1)]}, {"0": [run(1), run(2)]})
     with pytest.raises(DataLossError, match="another one.*rebuild-state"):
         RunLists(log, NAMES).of({"runs": {**body["runs"], "digest": "0"}})
-    log.purge(LEDGER, NAMES.run_lists(), body["runs"]["last"])
+    log.purge(STREAM, NAMES.run_lists(), body["runs"]["last"])
     with pytest.raises(DataLossError, match=r"is gone.*rebuild-state"):
         RunLists(log, NAMES).of(body)
 
