@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from pipelines.errors import HaltError, RetryableError
+from pipelines.host import refusal, remedy
 
 # AWS gives its code only in the text.
 _REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "NO_SUCH_BUCKET")
@@ -77,11 +78,14 @@ class Place:
             _sync_directory(directory)
 
     def read(self, name: str) -> tuple[pa.RecordBatch, Header]:
-        """What was written, mapped into memory where the file is on this machine. Raises OSError, ValueError or what Arrow raises."""
+        """What was written, mapped into memory where the file is on this machine.
+
+        Of a file that is missing or none of ours it raises FileNotFoundError, ValueError, OSError without a number or what Arrow raises.
+        """
         path = f"{self.path}/{name}"
         if self.is_local:
             # Python's own: pyarrow's memory_map takes 70 us more per file.
-            with Path(path).open("rb") as file:
+            with _reaching(self.path), Path(path).open("rb") as file:
                 content = pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))
         else:
             with _reaching(self.path), self.filesystem.open_input_file(path) as file:
@@ -140,6 +144,6 @@ def _reaching(place: str) -> Iterator[None]:
     except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
-        if isinstance(error, PermissionError) or any(code in str(error) for code in _REFUSALS):
-            raise HaltError(f"reaching the key store at {place}: {error}; give this process the rights to it") from error
-        raise RetryableError(f"reaching the key store at {place}: {error}") from error
+        refused = refusal(error) or ("give this process the rights to it" if any(code in str(error) for code in _REFUSALS) else "")
+        doing, to_do = f"reaching the key store at {place}: {error}", refused or remedy(error)
+        raise (HaltError if refused else RetryableError)(f"{doing}; {to_do}" if to_do else doing) from error

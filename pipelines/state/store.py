@@ -24,6 +24,8 @@ from pipelines.vectors import Mask
 
 FAN, SMALL_FAN = 16, 8
 """Runs of one tier that are merged into one; of the smallest tier: below so many rows one run more costs more than writing it again."""
+RUNS_PER_BUCKET = FAN + SMALL_FAN
+"""As many as a bucket has on average, and some more (17 to 19 measured); only one with some hundred million keys has twice as many."""
 _SMALLEST_TIER_ROWS = 16 * 1024
 _PIECE_ROWS = 128 * 1024
 _WORTH_LEAVING_OUT = 16
