@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.stream_limits import MAX_FRAME_BYTES
+from pipelines.stream_limits import MAX_CONTENT_BYTES, MAX_FRAME_BYTES
 
 MAX_RECORD_BYTES = 448 * 1024
 """A record whose key, value and headers are larger together travels as head and digest only, and is dead-lettered by parse."""
@@ -77,6 +77,7 @@ REJECTED_SCHEMA = pa.schema(
 HEADER_FIRST = "Tf-First"
 HEADER_LAST = "Tf-Last"
 HEADER_ROWS = "Tf-Rows"
+HEADER_BYTES = "Tf-Bytes"
 HEADER_TOPIC = "Tf-Topic"
 HEADER_TOPIC_ID = "Tf-Topic-Id"
 HEADER_PARTITION = "Tf-Partition"
@@ -105,6 +106,11 @@ class Message:
     @property
     def rows(self) -> int:
         return int(self.headers.get(HEADER_ROWS, "0"))
+
+    @property
+    def content_bytes(self) -> int:
+        """What a frame takes decoded, without decoding it; 0 of one without rows."""
+        return int(self.headers.get(HEADER_BYTES, "0"))
 
 
 class Position(NamedTuple):
@@ -168,7 +174,7 @@ def decode_columns(payload: bytes, names: Sequence[str]) -> pa.Table:
 
 
 def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
-    """Cuts `table`, in order, into (rows, encoded frame) pairs of at most MAX_FRAME_BYTES, aiming at 384 KiB.
+    """Cuts `table`, in order, into (rows, encoded frame) pairs of at most MAX_FRAME_BYTES, and MAX_CONTENT_BYTES, aiming at 384 KiB.
 
     Where a cut falls carries no meaning: two attempts may cut differently. Raises ValueError if one row alone does not fit; stages
     reject such rows before (`MAX_RECORD_BYTES`).
@@ -176,6 +182,9 @@ def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
     start, rows = 0, _first_guess(table)
     while start < table.num_rows:
         part = table.slice(start, rows)
+        if part.nbytes > MAX_CONTENT_BYTES and part.num_rows > 1:
+            rows = max(1, min(part.num_rows // 2, part.num_rows * MAX_CONTENT_BYTES // part.nbytes))
+            continue
         payload = encode_frame(part)
         if len(payload) > MAX_FRAME_BYTES:
             if part.num_rows == 1:

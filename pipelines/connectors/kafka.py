@@ -30,6 +30,9 @@ REQUEST_TIMEOUT_SECONDS = 10.0
 STALL_SECONDS = 2.0
 GIVE_UP_SECONDS = 15.0
 CONSUME_MESSAGES = 5_000
+CONSUME_BYTES = 16 * 1024 * 1024
+"""What is taken at once, by the size of the records that were taken before."""
+FIRST_MEAN_BYTES = 16 * 1024
 
 _TABLE_CLASSES = ErrorClasses("kafka")
 _STALE = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION}
@@ -196,6 +199,7 @@ class RangeReader:
         )
         self._next: dict[int, int] = {}
         self._ahead: dict[int, list[Block]] = {}
+        self._mean_bytes = FIRST_MEAN_BYTES
 
     def open(self) -> int:
         """Reaches the cluster now; returns how many partitions the topic has."""
@@ -219,7 +223,8 @@ class RangeReader:
                 yield from self._take_ahead(partition, open_ranges)
             if not open_ranges:
                 return
-            if self._poll(min(CONSUME_MESSAGES, sum(end - start for start, end in open_ranges.values()))):
+            fitting = max(1, CONSUME_BYTES // self._mean_bytes)
+            if self._poll(min(CONSUME_MESSAGES, fitting, sum(end - start for start, end in open_ranges.values()))):
                 heard = repositioned = time.monotonic()
             elif time.monotonic() - heard > GIVE_UP_SECONDS:
                 raise RetryableError(f"reading {self._topic} {open_ranges}: Kafka gave no record for {GIVE_UP_SECONDS:.0f} s")
@@ -284,6 +289,8 @@ class RangeReader:
         blocks = [*_blocks(messages), *(Block(partition, RAW_SCHEMA.empty_table(), offset) for partition, offset in ends.items())]
         for block in blocks:
             self._ahead.setdefault(block.partition, []).append(block)
+        if messages:
+            self._mean_bytes = max(1, sum(block.records.nbytes for block in blocks) // len(messages))
         return bool(blocks)
 
     def _raise_unless_transient(self, error: KafkaError) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 
 import pyarrow as pa
 
@@ -13,6 +13,8 @@ from pipelines.naming import bucket_of_partition
 from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, decode_frame, with_positions
 
 FRAMES_PER_STEP = 12
+STEP_BYTES = 32 * 1024 * 1024
+"""Of frames that go through the stages together, decoded: DuckDB takes up to twenty times that for JSON of large values, of its 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,17 @@ def bucket_of(message: Message, buckets: int) -> int:
     return bucket_of_partition(int(message.headers[HEADER_PARTITION]), buckets)
 
 
-def steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
-    """Frames in the portions that go through the stages together."""
-    iterator = iter(frames)
-    while step := list(islice(iterator, FRAMES_PER_STEP)):
+def steps(frames: Iterable[Arrived], most_bytes: int = STEP_BYTES) -> Iterator[list[Arrived]]:
+    """Frames in the portions that go through the stages together: at most FRAMES_PER_STEP, and `most_bytes` or a single one."""
+    step: list[Arrived] = []
+    size = 0
+    for frame in frames:
+        if step and (len(step) == FRAMES_PER_STEP or size + frame.message.content_bytes > most_bytes):
+            yield step
+            step, size = [], 0
+        step.append(frame)
+        size += frame.message.content_bytes
+    if step:
         yield step
 
 

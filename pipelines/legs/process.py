@@ -3,7 +3,8 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -24,6 +25,8 @@ from pipelines.state.store import made_for
 DRIVER_FRAMES = 16
 """Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
 OFFER_SECONDS = 1.0
+PLAN_BYTES = 256 * 1024 * 1024
+"""Of the frames of a plan, decoded; DRIVER_FRAMES of them always fit."""
 
 
 class ProcessLeg(Leg):
@@ -34,6 +37,8 @@ class ProcessLeg(Leg):
     _seen_offer = 0
     _attempts = (0, 0)
     """The sequence of the plan in work, and how often it was tried: each task's process may have left a run of its own."""
+    _scanned: Sequence[Message] = ()
+    """Headers of the raw frames that the last plan was cut from."""
     _run_lists: RunLists | None = None
     _tails: Mapping[str, Any] = {}
     """Ends of subjects, by what this leg has seen of them; a subject that is not here is looked up."""
@@ -93,7 +98,23 @@ class ProcessLeg(Leg):
 
     def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
         start = self.chain.state.to or 0
-        return start, min(end["sequence"], start + MAX_FRAMES_PER_BATCH), {"config": self.connections.run.stage_config}
+        to = min(end["sequence"], start + MAX_FRAMES_PER_BATCH)
+        return start, self._within_bytes(start, to), {"config": self.connections.run.stage_config}
+
+    def _within_bytes(self, start: int, to: int) -> int:
+        """The end of the next plan, `to` or before: with dedup the rows of a plan are judged together, so they must fit into memory."""
+        if to - start <= DRIVER_FRAMES:
+            return to
+        self._scanned = self.connections.log.scan(self.connections.names.stream("raw"), start, to)
+        most = PLAN_BYTES // self.connections.stage_config(self.connections.run.stage_config).widening
+        ends = accumulate(message.content_bytes for message in self._scanned)
+        return start + max(DRIVER_FRAMES, sum(1 for end in ends if end <= most))
+
+    def _scan(self, start: int, to: int) -> Sequence[Message]:
+        """As the log's; what was looked at to plan the range is not asked for again."""
+        if self._scanned and self._scanned[0].sequence == start + 1 and self._scanned[-1].sequence >= to:
+            return self._scanned[: to - start]
+        return self.connections.log.scan(self.connections.names.stream("raw"), start, to)
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
         self._attempts = (plan.sequence, self._attempts[1] + 1 if self._attempts[0] == plan.sequence else 1)
@@ -168,7 +189,7 @@ class ProcessLeg(Leg):
     def _in_tasks(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
         log, stream = self.connections.log, self.connections.names.stream("raw")
         config = self.connections.stage_config(item["config"])
-        arrived = list(arrivals(log.scan(stream, item["from"], item["to"]), item["clock_us"]))
+        arrived = list(arrivals(self._scan(item["from"], item["to"]), item["clock_us"]))
         shares = {
             str(bucket): {
                 "subjects": sorted({frame.message.subject for frame in frames}),

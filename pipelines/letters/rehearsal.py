@@ -25,7 +25,7 @@ from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig, stage_config
 from pipelines.letters.triage import Group, Selection, groups
 from pipelines.preflight import check_columns
-from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
+from pipelines.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
 from pipelines.redrive import records_of_letters
 
 
@@ -87,7 +87,7 @@ def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Ite
     now = datetime.now(UTC)
     for number, table in enumerate(letters, start=1):
         tried.append(table)
-        headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0"}
+        headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0", HEADER_BYTES: str(table.nbytes)}
         yield Arrived(Message("", number, now, encode_frame(records_of_letters(table)), headers), microseconds(now))
 
 
