@@ -1,10 +1,12 @@
 """Which runs of the key store are live, by bucket: pages on a stream, of which a `done` of the process leg names the last one.
 
 In a `done` itself the lists would grow with buckets and runs, and every batch would repeat them. So a batch writes what it has changed, as
-a page (or several of PAGE_BYTES), before the `done` that refers to it. The stream is one of its own, because pages go soon: between entries
-that stay NATS would not give their room back (a compressed block is hardly ever written anew; nats-server 2.15). A page names the one before it by
-sequence and digest, so the last one stands for all of them, back to a first page that stands alone; from time to time all is written anew
-and the older pages may go. A page that no `done` leads to does not count: whoever wrote it was killed, or overtaken.
+a page (or several of PAGE_BYTES), before the `done` that refers to it. A page names the one before it by sequence and digest, so the last
+one stands for all of them, back to a first page that stands alone; from time to time all is written anew and the older pages may go. A page
+that no `done` leads to does not count: whoever wrote it was killed, or overtaken.
+
+The stream is one of its own, because pages go soon: between ledger entries that stay, NATS would not give their room back (it hardly ever
+writes a compressed block anew; nats-server 2.15: 1.1 GB a day instead of 3 MB, 64 buckets).
 """
 
 import json
@@ -110,9 +112,9 @@ class RunLists:
         message = self._log.get(self._stream, sequence)
         if message is None or digest(message.payload) != expected:
             raise DataLossError(
-                f"reading the lists of runs: page {sequence} of {self._subject} is {'gone' if message is None else 'another one'}; restore "
-                f"{self._stream} from a backup of the same moment as the other streams, or stop the pipeline and rebuild the key store with "
-                "`tallyflow rebuild-state`"
+                f"reading the lists of runs: page {sequence} of {self._subject} is {'gone' if message is None else 'another one'}; stop "
+                f"the pipeline and rebuild the key store with `tallyflow rebuild-state`, or restore {self._stream} and the other streams from "
+                "backups of one moment"
             )
         return message.payload
 

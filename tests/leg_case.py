@@ -47,9 +47,7 @@ class Topic:
 class LegCase:
     """One start of both legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`."""
 
-    def __init__(
-        self, directory: Path, patch: pytest.MonkeyPatch, buckets: int, log: MemoryLog | None = None, epoch: int = 1
-    ) -> None:
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, buckets: int, log: MemoryLog | None = None, epoch: int = 1) -> None:
         # A leg gives up at once instead of waiting: the test says when it goes on.
         patch.setattr(pipelines.legs.leg, "wait_exponential_jitter", lambda **_: wait_none())
         patch.setattr(pipelines.legs.leg, "stop_when_event_set", lambda _: stop_after_attempt(1))
@@ -101,7 +99,10 @@ class LegCase:
     def go_on(self) -> None:
         """Process works on all that is on raw. Raises StoppedError when it would wait."""
         state = self.log.state(NAMES.stream("raw"))
-        self.process.advance(None, {"sequence": state.last_sequence if state else 0})
+        self.go_on_to(state.last_sequence if state else 0)
+
+    def go_on_to(self, sequence: int) -> None:
+        self.process.advance(None, {"sequence": sequence})
 
     def files(self) -> set[str]:
         return {path.name for path in self.directory.rglob("*.arrow")}

@@ -5,7 +5,7 @@ order; without, it is a function of the Kafka partition. A dead letter's bucket 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 

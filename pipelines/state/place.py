@@ -62,9 +62,9 @@ class Place:
             if self.filesystem.get_file_info(path).type != fs.FileType.NotFound:
                 raise FileExistsError(path)
             self.filesystem.create_dir(self.path, recursive=True)
-            with _whole_or_none(lambda: self.filesystem.delete_file(path)):
-                with self.filesystem.open_output_stream(path) as stream, pa.ipc.new_file(stream, batch.schema) as writer:
-                    writer.write_batch(batch, custom_metadata=header)
+            begun = _whole_or_none(lambda: self.filesystem.delete_file(path))
+            with begun, self.filesystem.open_output_stream(path) as stream, pa.ipc.new_file(stream, batch.schema) as writer:
+                writer.write_batch(batch, custom_metadata=header)
 
     def _write_local(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
         directory = Path(self.path)

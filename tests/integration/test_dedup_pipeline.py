@@ -9,10 +9,10 @@ from dedup_case import check_event_times, check_first_of_keys, copies, event, ke
 from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
 
-from pipelines.run_lists import live_lists
 from pipelines.errors import HaltError, StateDamagedError
 from pipelines.key_store.compaction import compact
 from pipelines.key_store.rebuild import rebuild
+from pipelines.run_lists import live_lists
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

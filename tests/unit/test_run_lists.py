@@ -87,7 +87,7 @@ def test_lists_are_written_anew_from_time_to_time_and_older_pages_may_go() -> No
 def test_a_page_that_is_gone_or_another_one_is_a_loss_with_its_remedy() -> None:
     log = MemoryLog()
     body = written(log, {"0": [run(1)]}, {"0": [run(1), run(2)]})
-    with pytest.raises(DataLossError, match="another one.*rebuild-state"):
+    with pytest.raises(DataLossError, match=r"another one.*rebuild-state"):
         RunLists(log, NAMES).of({"runs": {**body["runs"], "digest": "0"}})
     log.purge(STREAM, NAMES.run_lists(), body["runs"]["last"])
     with pytest.raises(DataLossError, match=r"is gone.*rebuild-state"):
