@@ -11,9 +11,11 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 import pyarrow as pa
+from nats.errors import MaxPayloadError
 
 from pipelines.connectors.jetstream import StreamState, check_contiguous
-from pipelines.errors import ConflictError, HaltError, RetryableError
+from pipelines.connectors.jetstream_errors import map_error
+from pipelines.errors import ConflictError, RetryableError
 from pipelines.records import RAW_SCHEMA, Message
 
 FIRST_INSTANT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -133,7 +135,7 @@ class MemoryLog:
     def _store(self, request: _Request) -> int:
         size = len(request.payload) + sum(len(name) + len(text) + 4 for name, text in request.headers.items())
         if size > MAX_PAYLOAD_BYTES:
-            raise HaltError(f"publishing to {request.subject}: maximum payload exceeded ({size} bytes)")
+            raise map_error(f"publishing to {request.subject}", MaxPayloadError())
         found = self._last.get(request.subject)
         if (found.sequence if found else 0) != request.expected:
             raise ConflictError(f"publishing to {request.subject}: wrong last sequence: {found.sequence if found else 0}")
