@@ -11,6 +11,7 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.jetstream import JetStream
 from pipelines.ledger import read_chain
 from pipelines.naming import STREAM_ID_KEY, Names
+from pipelines.run_lists import live_lists
 from pipelines.tally import Tally, tally
 
 ROW_COUNT = "dagster/row_count"
@@ -50,11 +51,10 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
     try:
         account = tally(log, names)
         states = {seam: log.state(names.stream(role)) for seam, role in _STREAMS.items()}
-        done = read_chain(log, names.stream("ledger"), names.chain("process")).done
+        _, listed = live_lists(log, names)
         confirmed_to = read_chain(log, names.stream("ledger"), names.chain("sink")).to or 0
     finally:
         log.close()
-    listed = done.body.get("runs", {}) if done else {}
     rows = [facts[1] for runs in listed.values() for facts in runs]
     stream_bytes = {seam: state.bytes for seam, state in states.items() if state}
     raw = states[RAW]

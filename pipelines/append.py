@@ -13,7 +13,17 @@ import pyarrow as pa
 
 from pipelines.errors import ConflictError, FencedError, InvariantError, RetryableError
 from pipelines.ledger import Log
-from pipelines.records import HEADER_FIRST, HEADER_LAST, HEADER_ROWS, Message, Position, beyond, cut_frames, first_and_last
+from pipelines.records import (
+    HEADER_BYTES,
+    HEADER_FIRST,
+    HEADER_LAST,
+    HEADER_ROWS,
+    Message,
+    Position,
+    beyond,
+    cut_frames,
+    first_and_last,
+)
 
 
 class Comparable(Protocol):
@@ -122,7 +132,7 @@ def append_rows(appender: Appender[Position], table: pa.Table, headers: dict[str
     while rest.num_rows:
         for part, payload in cut_frames(rest):
             first, last = first_and_last(part)
-            frame = appender.append(payload, first, last, part.num_rows, headers)
+            frame = appender.append(payload, first, last, part.num_rows, {**(headers or {}), HEADER_BYTES: str(part.nbytes)})
             if frame is None:
                 break
             written.append(frame)

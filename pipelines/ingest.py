@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pipelines.append import Appender, Written
 from pipelines.errors import InvariantError
 from pipelines.failpoints import reach
-from pipelines.records import HEADER_LAST, HEADER_SKIPPED, RAW_SCHEMA, Message, cut_frames, encode_frame
+from pipelines.records import HEADER_BYTES, HEADER_LAST, HEADER_SKIPPED, RAW_SCHEMA, Message, cut_frames, encode_frame
 
 
 def last_offset(message: Message) -> int:
@@ -53,7 +53,7 @@ class PartitionWriter:
             if rest.num_rows == 0 and next_offset < self._end:
                 return
             for part, payload, last in _frames(rest, next_offset):
-                if not self._append(part, payload, last, {}):
+                if not self._append(part, payload, last, {HEADER_BYTES: str(part.nbytes)}):
                     break
 
     def _append(self, part: pa.Table, payload: bytes, last: int, headers: dict[str, str]) -> bool:

@@ -66,6 +66,10 @@ class Names:
         """Subject of the runs that a compaction offers to the process leg."""
         return f"tf.{self.pipeline}.ledger.compact"
 
+    def run_lists(self) -> str:
+        """Subject of the pages that say which runs of the key store are live (`run_lists.py`)."""
+        return f"tf.{self.pipeline}.runs.dedup"
+
     def purged(self, role: str) -> str:
         """Subject of how far a stream was purged."""
         return f"tf.{self.pipeline}.ledger.purged.{role}"
@@ -93,7 +97,7 @@ def _below(place: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{options}"
 
 
-ROLES = ("raw", "out", "dlq", "duplicates", "ledger")
+ROLES = ("raw", "out", "dlq", "duplicates", "runs", "ledger")
 """Of streams, in the order in which they may go: the ledger last."""
 LEGS = ("ingest", "process", "sink")
 REDRIVE = "redrive"

@@ -107,7 +107,7 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
     for role in ROLES:
         metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
         size = config.dead_letters.max_bytes if role == "dlq" else limits.max_bytes if role in READS.values() else 0
-        state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1)
+        state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_compressed=role == "ledger")
         _check_same_shape(config, state)
         ids[role] = state.metadata[STREAM_ID_KEY]
     return ids

@@ -190,6 +190,8 @@ class Purge:
         own = [self._names.lease(self._leg)] + ([self._names.purged(self._role)] if self._role else [])
         for subject in [*own, self._names.compaction()] if self._leg == "process" else own:
             self._purge_subject(self._ledger, subject, sys.maxsize)
+        if self._leg == "process":
+            self._purge_run_lists()
 
     def for_room(self) -> None:
         """Lets go the oldest of what was passed on while the stream is nearly full; does nothing while there is room."""
@@ -287,11 +289,16 @@ class Purge:
 
     def _purge_duplicates(self, floor: Entry) -> None:
         """Copies that were kept of the ranges up to the floor; nobody of ours reads them."""
-        tails = floor.body["tails"]
         stream = self._names.stream("duplicates")
         for subject in self._log.subjects(stream, self._names.subjects("duplicates")):
-            if subject in tails:
-                self._purge_subject(stream, subject, tails[subject][0] + 1)
+            self._purge_subject(stream, subject, floor.body["duplicates_end"] + 1)
+
+    def _purge_run_lists(self) -> None:
+        """Pages that the last `done` does not need; those of an older one, or of one that never was."""
+        done = read_chain(self._log, self._ledger, self._names.chain(self._leg)).done
+        reference = done.body.get("runs") if done else None
+        if reference:
+            self._purge_subject(self._names.stream("runs"), self._names.run_lists(), reference["first"])
 
     def _purge_subject(self, stream: str, subject: str, below: int) -> None:
         """Removes the subject's messages below `below`, but never its last one."""

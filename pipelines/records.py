@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines.errors import HaltError
 from pipelines.frame_sizes import declared_bytes
-from pipelines.stream_limits import MAX_FRAME_BYTES
+from pipelines.stream_limits import MAX_CONTENT_BYTES, MAX_FRAME_BYTES
 
 MAX_RECORD_BYTES = 448 * 1024
 """A record whose key, value and headers are larger together travels as head and digest only, and is dead-lettered by parse."""
@@ -85,6 +85,7 @@ REJECTED_SCHEMA = pa.schema(
 HEADER_FIRST = "Tf-First"
 HEADER_LAST = "Tf-Last"
 HEADER_ROWS = "Tf-Rows"
+HEADER_BYTES = "Tf-Bytes"
 HEADER_TOPIC = "Tf-Topic"
 HEADER_TOPIC_ID = "Tf-Topic-Id"
 HEADER_PARTITION = "Tf-Partition"
@@ -120,6 +121,11 @@ class Message:
     def config(self) -> str:
         """Of an out frame, HEADER_CONFIG; empty where it has none, such as the marks of a rebucketing."""
         return self.headers.get(HEADER_CONFIG, "")
+
+    @property
+    def content_bytes(self) -> int:
+        """What a frame takes decoded, without decoding it; 0 of one without rows."""
+        return int(self.headers.get(HEADER_BYTES, "0"))
 
 
 class Position(NamedTuple):
@@ -232,7 +238,7 @@ def _foreign(what: str, reason: str) -> HaltError:
 
 
 def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
-    """Cuts `table`, in order, into (rows, encoded frame) pairs of at most MAX_FRAME_BYTES, aiming at 384 KiB.
+    """Cuts `table`, in order, into (rows, encoded frame) pairs of at most MAX_FRAME_BYTES, and MAX_CONTENT_BYTES, aiming at 384 KiB.
 
     Where a cut falls carries no meaning: two attempts may cut differently. Raises ValueError if one row alone does not fit; stages
     reject such rows before (`MAX_RECORD_BYTES`).
@@ -240,6 +246,9 @@ def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
     start, rows = 0, _first_guess(table)
     while start < table.num_rows:
         part = table.slice(start, rows)
+        if part.nbytes > MAX_CONTENT_BYTES and part.num_rows > 1:
+            rows = max(1, min(part.num_rows // 2, part.num_rows * MAX_CONTENT_BYTES // part.nbytes))
+            continue
         payload = encode_frame(part)
         if len(payload) > MAX_FRAME_BYTES:
             if part.num_rows == 1:

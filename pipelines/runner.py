@@ -37,6 +37,7 @@ from pipelines.connectors.ranges import offset_text
 from pipelines.connectors.spark import build_session, is_jvm_alive
 from pipelines.errors import ConfigurationError, FencedError, HaltError, ProcessLostError, RetryableError, TallyflowError
 from pipelines.failpoints import RUNNER_PID_VARIABLE
+from pipelines.host import RESERVED_FILES, raise_file_limit, remedy
 from pipelines.lease import Lease, acquire_all, leg_lock
 from pipelines.ledger import Chain, read_chain
 from pipelines.ledger_copier import LedgerCopier
@@ -56,6 +57,7 @@ from pipelines.queries import Queries
 from pipelines.retention import LetterRetention, Retention
 from pipelines.run_spec import RunSpec, resolved_digest
 from pipelines.runners import forget_halts, note_halt
+from pipelines.state.store import RUNS_PER_BUCKET
 
 CAUGHT_UP_SINK_DELAY_MS = 50
 JVM_END_SECONDS = 5.0
@@ -85,6 +87,12 @@ class RunOptions:
     driver_offsets: int = DRIVER_OFFSETS
     driver_frames: int = DRIVER_FRAMES
     accept: bool = False
+
+
+def files_needed(config: PipelineConfig) -> int:
+    """How many files each process of a run may have to open: a run of the key store is mapped from a file of its own."""
+    has_store = any(transform.type == "dedup" for transform in config.transforms)
+    return RESERVED_FILES + (config.buckets * RUNS_PER_BUCKET if has_store else 0)
 
 
 class Runner:
@@ -125,6 +133,7 @@ class Runner:
             check_supported(self.config)
             check_types(self.config)
             check_master(self.config, self.options.master)
+            raise_file_limit(files_needed(self.config))
             self.stop_on_signals()
             self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
             self.topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
@@ -157,6 +166,8 @@ class Runner:
                 self.is_ready = True
                 self._watch(session, queries)
         except (Py4JError, OSError) as error:
+            if isinstance(error, OSError) and (to_do := remedy(error)):
+                raise RetryableError(f"running in {self.own_directory}: {error}; {to_do}, and start again") from error
             if session is None or is_jvm_alive(session, JVM_END_SECONDS):
                 raise
             raise self._jvm_ended() from error

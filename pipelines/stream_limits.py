@@ -2,6 +2,9 @@
 
 MAX_FRAME_BYTES = 512 * 1024
 """Upper bound of an encoded frame; half of NATS's default `max_payload`, so headers and a foreign server's limit have room."""
+MAX_CONTENT_BYTES = 8 * 1024 * 1024
+"""Upper bound of what a frame of more than one row takes decoded. Records that repeat themselves are packed 250:1; who reads a frame must
+have room for all of it."""
 ROOM_BYTES = 4 * MAX_FRAME_BYTES
 """A limited stream is purged before the retention when less than this is free, or less than a fifth of its limit."""
 LEAST_LIMIT_BYTES = ROOM_BYTES + 3 * MAX_FRAME_BYTES

@@ -24,7 +24,6 @@ from pipelines.naming import LEGS, Names, is_redriven
 from pipelines.records import ORDINAL_BITS, decode_columns, position_keys
 from pipelines.removal import KEEPS_EVERY_ROW, has_removing_ttl, removes_rows
 from pipelines.statements import filled, statement
-from pipelines.verification.span import out_end
 from pipelines.verify import table_batches
 
 Places = npt.NDArray[np.uint64]
@@ -220,12 +219,12 @@ def settled(log: JetStream, names: Names) -> Settled | None:
     ledger = names.stream("ledger")
     confirmed = read_chain(log, ledger, names.chain("sink")).to or 0
     done = read_chain(log, ledger, names.chain("process")).done
-    while done is not None and out_end(names, done.body) > confirmed:
+    while done is not None and done.body["out_end"] > confirmed:
         message = log.get(ledger, done.previous_done) if done.previous_done else None
         if message is None and done.previous_done:
             return None
         done = Entry.decode(message) if message else None
-    sequence, out = (done.body["to"], out_end(names, done.body)) if done else (0, 0)
+    sequence, out = (done.body["to"], done.body["out_end"]) if done else (0, 0)
     frames = [*log.fetch(names.stream("out"), names.subjects("out"), out, confirmed)] if confirmed > out else []
     if len(frames) < confirmed - out:
         return None

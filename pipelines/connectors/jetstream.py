@@ -360,10 +360,13 @@ class JetStream:
         info = self._wait(f"listing the subjects of {stream}", self._js.stream_info(stream, subjects_filter=subject))
         return dict(info.state.subjects or {})
 
-    def ensure_stream(self, stream: str, subjects: str, metadata: dict[str, str], max_bytes: int = -1) -> StreamState:
+    def ensure_stream(
+        self, stream: str, subjects: str, metadata: dict[str, str], max_bytes: int = -1, is_compressed: bool = False
+    ) -> StreamState:
         """Creates the stream if it is missing; an existing one keeps its metadata. Returns its state.
 
         `limits` retention with `discard: new`: a full stream refuses writers (back-pressure) and never drops what nobody has read.
+        `is_compressed`: by the server, for small messages that resemble each other; frames are compressed already.
         """
         if (found := self.state(stream)) is not None:
             return found
@@ -376,6 +379,7 @@ class JetStream:
             max_bytes=max_bytes,
             max_age=0,
             allow_direct=True,
+            compression=api.StoreCompression.S2 if is_compressed else api.StoreCompression.NONE,
             # Message ids are not used; the smallest window keeps the server's id table empty.
             duplicate_window=1,
             metadata=metadata,

@@ -25,6 +25,7 @@ from pipelines.legs.buckets import listed, live_runs
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Report, Work, run_here
 from pipelines.records import instant
+from pipelines.run_lists import Lists, RunLists, digest_of_names
 from pipelines.state.runs import BLOCK_ROWS, Run, RunFacts
 from pipelines.state.store import KeyedStore
 
@@ -95,9 +96,10 @@ def _listed(state: KeyState, epoch: int, share: Share) -> list[Compacted]:
     if changed:
         assert found.done is not None
         runs = {str(one.report.bucket): listed(one.output) for one in changed}
+        lists = RunLists(state.connections.log, state.names)
         for one in changed:
             state.check_written(one.report.bucket, runs[str(one.report.bucket)])
-        chain.restate(runs={**found.done.body["runs"], **runs})
+        chain.restate(runs=lists.write(found.done.body, {**lists.of(found.done.body), **runs}))
         for one in changed:
             _delete(state, one.report.bucket, one.inputs, kept=one.output)
     return [one.report for one in merged]
@@ -107,23 +109,25 @@ def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Com
     """A leg runs: it lists the new runs, if what they were made of is still listed when its next batch ends."""
     merged = state.settled(lambda found: _merge_all(state, found, share))
     reach("compact.after-runs")
-    offers = {str(one.report.bucket): [[f.name for f in one.inputs], listed(one.output)] for one in merged if one.output != one.inputs}
+    offers = {
+        str(one.report.bucket): [len(one.inputs), digest_of_names(listed(one.inputs)), listed(one.output)]
+        for one in merged
+        if one.output != one.inputs
+    }
     if not offers:
         return [one.report for one in merged]
     log, subject = state.connections.log, state.names.compaction()
     last = log.last(state.names.stream("ledger"), subject)
     log.publish(subject, json.dumps({"buckets": offers}).encode(), {}, last.sequence if last else 0)
     deadline = time.monotonic() + adoption_seconds
-    outcomes = _outcomes(state.chain(), merged)
+    outcomes = state.settled(lambda found: _outcomes(state.lists(found), merged))
     while "offered" in outcomes and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
-        outcomes = _outcomes(state.chain(), merged)
+        outcomes = state.settled(lambda found: _outcomes(state.lists(found), merged))
     return [_told(state, one, outcome) for one, outcome in zip(merged, outcomes, strict=True)]
 
 
-def _outcomes(found: ChainState, merged: list[_Merged]) -> list[str]:
-    runs: dict[str, Any] = found.done.body["runs"] if found.done else {}
-
+def _outcomes(runs: Lists, merged: list[_Merged]) -> list[str]:
     def outcome(one: _Merged) -> str:
         if one.report.outcome == "unchanged":
             return "unchanged"
@@ -151,14 +155,15 @@ def _merge_all(state: KeyState, found: ChainState, share: Share) -> list[_Merged
     config = state.stage_config(found)
     assert found.done is not None
     facts = {"expired": config.dedup_expired_us(found.done.body), "to": found.done.body["to"]}
-    runs = {str(bucket): found.done.body["runs"].get(str(bucket), []) for bucket in range(state.buckets(found))}
+    lists = state.lists(found)
+    runs = {str(bucket): lists.get(str(bucket), []) for bucket in range(state.buckets(found))}
     return [*map(_merged, share(_merge, [{"bucket": int(bucket), "runs": {bucket: listing}, **facts} for bucket, listing in runs.items()]))]
 
 
 def _merge(connections: Connections, item: Item) -> Report:
     """One bucket's new run, with the proof that no live key went; what `_merged` reads."""
     store = connections.dedup_store(item["bucket"])
-    store.open(live_runs(item, item["bucket"]))
+    store.open(live_runs(item["runs"], item["bucket"]))
     before = tuple(store.live)
     after = tuple(store.compact(item["expired"], item["to"]))
     return {

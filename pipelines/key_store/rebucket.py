@@ -14,14 +14,15 @@ import pyarrow as pa
 from pipelines.append import Appender, last_position
 from pipelines.dlq import LETTER_SCHEMA
 from pipelines.errors import HaltError
-from pipelines.key_store.state import KeyState, listing
+from pipelines.key_store.state import KeyState
 from pipelines.lease import acquire_all
 from pipelines.ledger import Chain, ChainState
-from pipelines.legs.buckets import MAX_EMIT, listed
+from pipelines.legs.buckets import MAX_EMIT, listed, live_runs
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import LEGS, bucket_of_key
 from pipelines.preflight import change_buckets, check_other_shape
 from pipelines.records import POSITION_FIELDS, Position, encode_frame
+from pipelines.run_lists import RunLists
 from pipelines.state.runs import Entries, RunFacts, write_run
 from pipelines.state.store import merge, run_name
 
@@ -66,14 +67,15 @@ def _rewritten(state: KeyState, chain: Chain, found: ChainState, buckets: int) -
         return Rebucketed(buckets, buckets, 0, 0)
     before, to = found.done.body["buckets"], found.done.body["to"]
     stage_config = state.stage_config(found)
-    old = {bucket: listing(found, bucket) for bucket in range(before)}
+    lists = state.lists(found)
+    old = {bucket: live_runs(lists, bucket) for bucket in range(before)}
     new = old
     if before != buckets:
         new = {bucket: _new_runs(state, found, stage_config, bucket, buckets) for bucket in range(buckets)}
     _mark(state, buckets, Position(to, MAX_EMIT, MAX_EMIT))
     if before != buckets:
         runs = {str(bucket): listed(facts) for bucket, facts in new.items() if facts}
-        chain.restate(runs=runs, buckets=buckets, tails={})
+        chain.restate(runs=RunLists(state.connections.log, state.names).write({}, runs), buckets=buckets)
         for bucket, facts in old.items():
             for one in facts:
                 state.connections.dedup_store(bucket).place.delete(one.name)

@@ -21,11 +21,11 @@ from pipelines.key_store.rebuild_ways import SEQUENCE_BITS, Here, InTasks, Way, 
 from pipelines.key_store.state import KeyState
 from pipelines.ledger import Chain, Entry
 from pipelines.legs.arrivals import Arrived
-from pipelines.legs.buckets import Listing
 from pipelines.legs.execute import Report, Tasks
 from pipelines.legs.frames import new_counts
 from pipelines.purge import Purged, read_purged
 from pipelines.records import decode_columns
+from pipelines.run_lists import Lists, RunLists
 from pipelines.state.index import Words
 
 Tell = Callable[[int, int], None]
@@ -60,7 +60,7 @@ def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | 
         rebuilding = _Rebuilding(state, found.done, way)
         rebuilding.judge_all(tell)
         result = rebuilding.result()
-        chain.restate(runs={bucket: runs for bucket, runs in rebuilding.runs.items() if runs})
+        chain.restate(runs=RunLists(state.connections.log, state.names).write({}, rebuilding.runs))
         return result
     finally:
         lease.release()
@@ -77,8 +77,8 @@ class _Rebuilding:
         self._newest_us = NEVER
         self._totals_before: dict[str, int] = {}
         self._accepted_places: Words | None = None
-        self.runs: dict[str, Listing] = {}
-        """By bucket, as `done` lists them."""
+        self.runs: Lists = {}
+        """By bucket, as the ledger lists them."""
 
     def judge_all(self, tell: Tell) -> None:
         """All frames up to the last `done` that matter, in portions of one configuration."""

@@ -144,7 +144,7 @@ def add_keys(connections: Connections, item: Item, bucket: int, parcels: list[tu
 
 def _add(connections: Connections, item: Item, bucket: int, rows: pa.Table, times: FrameTimes | None) -> Report:
     config, store = connections.stage_config(item["config"]), connections.dedup_store(bucket)
-    store.open(live_runs(item, bucket))
+    store.open(live_runs(item["runs"], bucket))
     found, _ = first_of_keys(config, rows, store, times)
     entries = found.entries
     if times is None:

@@ -16,20 +16,20 @@ import pyarrow as pa
 
 from pipelines.config import PipelineConfig
 from pipelines.dedup import KEY_COLUMNS, NEVER, with_keys
-from pipelines.errors import ConfigurationError, Fault, HaltError, StateDamagedError
+from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, StateDamagedError
 from pipelines.existence import check_started
 from pipelines.key_store.judged import Start, Tell, judged, start_at
 from pipelines.lease import Lease
 from pipelines.ledger import ChainState, Entry, read_chain
-from pipelines.legs.buckets import Listing, live_runs
+from pipelines.legs.buckets import live_runs
 from pipelines.legs.connections import Connections
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, bucket_of_key
 from pipelines.parse import parse
 from pipelines.purge import read_purged
 from pipelines.records import RAW_SCHEMA, Position, decode_frame, instant, place_of_frame, with_positions
+from pipelines.run_lists import Listing, Lists, RunLists
 from pipelines.run_spec import RunSpec
-from pipelines.state.runs import RunFacts
 from pipelines.state.store import KeyedStore
 
 T = TypeVar("T")
@@ -100,6 +100,7 @@ class KeyState:
         place = self.names.state_place(self.directory, config.state_uri)
         run = RunSpec.beside(config_text, config, place)
         self.connections = Connections(run, keep_partitions=False, config=config)
+        self._lists = RunLists(self.connections.log, self.names)
         if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
             raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup, so there is none")
 
@@ -132,10 +133,14 @@ class KeyState:
         return int(state.done.body["buckets"])
 
     def store(self, state: ChainState, bucket: int) -> KeyedStore:
-        """The bucket's store, open on what `state` lists. Raises StateDamagedError when a run is missing."""
+        """The bucket's store, open on what `state` lists. Raises as `lists`, and StateDamagedError when a run is missing."""
         store = self.connections.dedup_store(bucket)
-        store.open(listing(state, bucket))
+        store.open(live_runs(self.lists(state), bucket))
         return store
+
+    def lists(self, state: ChainState) -> Lists:
+        """The live runs by bucket. Raises DataLossError when a page of the ledger is missing."""
+        return self._lists.of(state.done.body) if state.done else {}
 
     def check_written(self, bucket: int, runs: Listing) -> None:
         """Raises HaltError for a new run that a task has written where this process does not find it; it must not be listed."""
@@ -153,7 +158,7 @@ class KeyState:
             state = self.chain()
             try:
                 return read(state)
-            except StateDamagedError:
+            except (StateDamagedError, DataLossError):
                 if self.chain().sequence == state.sequence:
                     raise
 
@@ -240,11 +245,6 @@ class KeyState:
             records += found.records
             shown += [_seen_row(row) for row in later[: SHOWN_DUPLICATES - len(shown)]]
         return count, shown, records
-
-
-def listing(state: ChainState, bucket: int) -> list[RunFacts]:
-    """The live runs of one bucket."""
-    return live_runs(state.done.body, bucket) if state.done else []
 
 
 def clock(state: ChainState, config: StageConfig) -> datetime | None:

@@ -1,9 +1,9 @@
 """Raw frames as the process leg takes them in: each with its arrival, decoded into the input of the stages."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
+from itertools import accumulate, pairwise
 
 import pyarrow as pa
 
@@ -23,6 +23,8 @@ from pipelines.records import (
 )
 
 FRAMES_PER_STEP = 12
+STEP_BYTES = 32 * 1024 * 1024
+"""Of frames that go through the stages together, decoded: DuckDB takes up to twenty times that for JSON of large values, of its 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,16 @@ def arrivals(messages: Iterable[Message], clock_us: int) -> Iterator[Arrived]:
         yield Arrived(message, clock_us)
 
 
+def packed(arrivals_us: Sequence[int]) -> list[int]:
+    """The arrivals of neighbouring frames as a `done` has them: the first, and how much later each of the others was."""
+    return [*arrivals_us[:1], *(after - before for before, after in pairwise(arrivals_us))]
+
+
+def unpacked(differences: Sequence[int]) -> list[int]:
+    """Inverse of `packed`."""
+    return list(accumulate(differences))
+
+
 def microseconds(instant: datetime) -> int:
     return int(instant.timestamp()) * 1_000_000 + instant.microsecond
 
@@ -48,10 +60,17 @@ def bucket_of(message: Message, buckets: int) -> int:
     return bucket_of_partition(int(message.headers[HEADER_PARTITION]), buckets)
 
 
-def steps(frames: Iterable[Arrived]) -> Iterator[list[Arrived]]:
-    """Frames in the portions that go through the stages together."""
-    iterator = iter(frames)
-    while step := list(islice(iterator, FRAMES_PER_STEP)):
+def steps(frames: Iterable[Arrived], most_bytes: int = STEP_BYTES) -> Iterator[list[Arrived]]:
+    """Frames in the portions that go through the stages together: at most FRAMES_PER_STEP, and `most_bytes` or a single one."""
+    step: list[Arrived] = []
+    size = 0
+    for frame in frames:
+        if step and (len(step) == FRAMES_PER_STEP or size + frame.message.content_bytes > most_bytes):
+            yield step
+            step, size = [], 0
+        step.append(frame)
+        size += frame.message.content_bytes
+    if step:
         yield step
 
 

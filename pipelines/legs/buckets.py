@@ -5,7 +5,7 @@ order; without, it is a function of the Kafka partition. A dead letter's bucket 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,19 +26,18 @@ from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import bucket_of_key, bucket_of_partition
 from pipelines.records import HEADER_CONFIG, Position, in_position_order
 from pipelines.rejections import Rejections
+from pipelines.run_lists import Listing, Lists
 from pipelines.state.runs import RunFacts
 from pipelines.state.store import KeyedStore, bucket_with_turn
 
 MAX_EMIT = 2**32 - 1
-Listing = list[list[Any]]
-"""Runs as `done` lists them: name, rows, newest time, digest."""
 
 
 class Buckets:
     """The out, dead-letter and duplicates subjects, and the stores, of the buckets that an item touches.
 
-    The item holds `to`, the end of the plan, `from`, and as of the last `done` `tails` by subject, `runs` by bucket, `clock_us` and
-    `newest_us`.
+    The item holds `to`, the end of the plan, `from`, `tails` by subject as far as they are known, and as of the last `done` `runs` by
+    bucket, `clock_us` and `newest_us`.
     """
 
     def __init__(self, connections: Connections, config: StageConfig, item: Item) -> None:
@@ -83,7 +82,7 @@ class Buckets:
         """The late rows."""
         names, span = self._connections.names, (self._item["from"], self._item["to"])
         store = self._connections.dedup_store(bucket)
-        store.open(live_runs(self._item, bucket))
+        store.open(live_runs(self._item["runs"], bucket))
         found, late = first_of_keys(self._config, rows, store, frames)
         reach("process.before-state")
         has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
@@ -158,9 +157,9 @@ def listed(runs: Iterable[RunFacts]) -> Listing:
     return [[facts.name, facts.rows, facts.newest, facts.digest] for facts in runs]
 
 
-def live_runs(body: Mapping[str, Any], bucket: int) -> list[RunFacts]:
-    """The runs of one bucket that a `done`, or an item made of one, lists."""
-    return [RunFacts(*facts) for facts in body["runs"].get(str(bucket), [])]
+def live_runs(runs: Lists, bucket: int) -> list[RunFacts]:
+    """The runs of one bucket that are listed."""
+    return [RunFacts(*facts) for facts in runs.get(str(bucket), [])]
 
 
 def key_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:

@@ -24,7 +24,7 @@ from pipelines.errors import RetryableError, UndecidedError
 from pipelines.failpoints import reach
 from pipelines.isolation import INTERNAL_ERROR, Decided, Stage, isolated, take_out
 from pipelines.legs.admission import STAGES, admit
-from pipelines.legs.arrivals import Arrived, records_of, steps
+from pipelines.legs.arrivals import STEP_BYTES, Arrived, records_of, steps
 from pipelines.legs.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report
@@ -56,7 +56,7 @@ def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
     config = connections.stage_config(item["config"])
     counts = new_counts()
     for name, share in item["buckets"].items():
-        for step in steps(fetched(connections, item, share)):
+        for step in steps(fetched(connections, item, share), STEP_BYTES // config.widening):
             rows, rejected = _admitted(connections, item, name, step, counts)
             for bucket, part in shares(rows, key_owners(rows, config.buckets)):
                 yield bucket, ROWS, encode_frame(part)
@@ -132,7 +132,7 @@ def process_frames(connections: Connections, config: StageConfig, item: Item, fr
     """
     buckets = Buckets(connections, config, item)
     counts = Counter(new_counts())
-    passed = (_admitted(connections, item, share, step, counts) for step in steps(frames))
+    passed = (_admitted(connections, item, share, step, counts) for step in steps(frames, STEP_BYTES // config.widening))
     times = None
     if config.dedup_key:
         times = _append_by_key(buckets, config, item, passed, counts)

@@ -154,7 +154,7 @@ def _report(connections: Connections, writer: PartitionWriter, start: int, end: 
     check_cover(frames, start, end, subject)
     rows = sum(frame.rows for frame in frames)
     return {
-        "frames": [[frame.first, frame.last, frame.rows, frame.sequence] for frame in frames],
+        "frames": len(frames),
         "tail": [frames[-1].sequence, frames[-1].last],
         "rows": rows,
         "skipped": skipped,
@@ -238,7 +238,7 @@ class IngestLeg(Leg):
             first = {str(p): offset for p, offset in sorted(starts().items())}
             plan = self.chain.plan(first, first, is_anchor=True)
         tails = anchor(self.connections, {int(p): offset for p, offset in plan.body["to"].items()})
-        self.chain.done({}, tails={str(p): [tail.sequence, tail.position] for p, tail in tails.items()}, frames={})
+        self.chain.done({}, tails={str(p): [tail.sequence, tail.position] for p, tail in tails.items()})
 
     def _start_offset(self) -> dict[str, int]:
         """Where the chain stands. Raises DataLossError when a partition's subject ends before that."""
@@ -299,10 +299,7 @@ class IngestLeg(Leg):
             "rows_out": rows,
             "offsets_skipped": skipped,
             "offsets_without_record": offsets - rows - skipped,
-            "frames": sum(len(report["frames"]) for report in by_partition.values()),
+            "frames": sum(report["frames"] for report in by_partition.values()),
             "bytes": sum(report["bytes"] for report in by_partition.values()),
         }
-        return counts, {
-            "tails": {**known, **{p: report["tail"] for p, report in by_partition.items()}},
-            "frames": {p: report["frames"] for p, report in by_partition.items()},
-        }
+        return counts, {"tails": {**known, **{p: report["tail"] for p, report in by_partition.items()}}}

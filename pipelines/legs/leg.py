@@ -121,6 +121,7 @@ class Leg(ABC):
     def _finish(self, session: SparkSession, plan: Entry) -> None:
         begun = time.monotonic()
         counts, body = self.patiently(lambda: self.execute(session, plan))
+        body = self.patiently(lambda: self._closing(body))
         seconds = time.monotonic() - begun
         done = self.patiently(lambda: self.chain.done(counts, seconds=round(seconds, 4), **body))
         status = self.status
@@ -134,6 +135,10 @@ class Leg(ABC):
             "seconds": round(seconds, 4),
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
+
+    def _closing(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the `done` says of what `execute` has told; may write what it refers to, and may be called again."""
+        return body
 
     def patiently(self, attempt: Callable[[], T]) -> T:
         """Calls `attempt` until it succeeds or fails for good. A system may be away for days: the wait grows to 15 s and goes on."""

@@ -3,7 +3,8 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -14,13 +15,13 @@ from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
 from pipelines.dedup import NEVER
 from pipelines.errors import HaltError, RetryableError, UndecidedError
 from pipelines.ledger import Entry
-from pipelines.legs.arrivals import Arrived, arrivals, bucket_of
-from pipelines.legs.buckets import Listing
+from pipelines.legs.arrivals import Arrived, arrivals, bucket_of, packed
 from pipelines.legs.execute import Item, Report, run_in_tasks, run_with_exchange
 from pipelines.legs.frames import after_exchange, before_exchange, process, process_frames
 from pipelines.legs.leg import Leg, check_input, input_mark
 from pipelines.naming import bucket_of_partition
 from pipelines.records import Message, Position
+from pipelines.run_lists import Lists, RunLists, digest_of_names
 from pipelines.state.store import made_for
 
 DRIVER_FRAMES = 16
@@ -28,6 +29,8 @@ DRIVER_FRAMES = 16
 OFFER_SECONDS = 1.0
 MAX_POISON = 10_000
 """Records of one plan that the stages may end on: as many as its entry on the ledger has room for."""
+PLAN_BYTES = 256 * 1024 * 1024
+"""Of the frames of a plan, decoded; DRIVER_FRAMES of them always fit."""
 
 
 class ProcessLeg(Leg):
@@ -37,6 +40,19 @@ class ProcessLeg(Leg):
     _next_offer = 0.0
     _seen_offer = 0
     _undecided: Sequence[Sequence[Any]] = ()
+    _attempts = (0, 0)
+    """The end of the plan in work, and how often it was tried: each task's process may have left a run of its own."""
+    _scanned: Sequence[Message] = ()
+    """Headers of the raw frames that the last plan was cut from."""
+    _run_lists: RunLists | None = None
+    _tails: Mapping[str, Any] = {}
+    """Ends of subjects, by what this leg has seen of them; a subject that is not here is looked up."""
+
+    @property
+    def _lists(self) -> RunLists:
+        if self._run_lists is None:
+            self._run_lists = RunLists(self.connections.log, self.connections.names)
+        return self._run_lists
 
     def _start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
@@ -53,17 +69,21 @@ class ProcessLeg(Leg):
             )
 
     def _finish(self, session: SparkSession, plan: Entry) -> None:
-        """As every leg's; then deletes the runs that the new `done` does not list any more."""
+        """As every leg's; then deletes the runs that the new `done` does not list any more, or that attempts in vain have left."""
         before = self._listed()
         super()._finish(session, plan)
         now = self._listed()
+        # An attempt of an earlier start at this very plan has left what the sweep of our start has spared.
+        if self._attempts[1] > 1 or plan.epoch != self.chain.state.epoch:
+            self._sweep()
+            return
         for bucket, names in before.items():
             for name in names - now.get(bucket, set()):
                 self.connections.dedup_store(int(bucket)).place.delete(name)
 
     def _listed(self) -> dict[str, set[str]]:
         """Names of the live runs, by bucket."""
-        runs = self.chain.state.done.body.get("runs", {}) if self.chain.state.done else {}
+        runs = self._lists.of(self.chain.state.done.body) if self.chain.state.done else {}
         return {bucket: {listed[0] for listed in listing} for bucket, listing in runs.items()}
 
     def _sweep(self) -> None:
@@ -83,7 +103,23 @@ class ProcessLeg(Leg):
 
     def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
         start = self.chain.state.to or 0
-        return start, min(end["sequence"], start + MAX_FRAMES_PER_BATCH), {"config": self.connections.run.stage_config}
+        to = min(end["sequence"], start + MAX_FRAMES_PER_BATCH)
+        return start, self._within_bytes(start, to), {"config": self.connections.run.stage_config}
+
+    def _within_bytes(self, start: int, to: int) -> int:
+        """The end of the next plan, `to` or before: with dedup the rows of a plan are judged together, so they must fit into memory."""
+        if to - start <= DRIVER_FRAMES:
+            return to
+        self._scanned = self.connections.log.scan(self.connections.names.stream("raw"), start, to)
+        most = PLAN_BYTES // self.connections.stage_config(self.connections.run.stage_config).widening
+        ends = accumulate(message.content_bytes for message in self._scanned)
+        return start + max(DRIVER_FRAMES, sum(1 for end in ends if end <= most))
+
+    def _scan(self, start: int, to: int) -> Sequence[Message]:
+        """As the log's; what was looked at to plan the range is not asked for again."""
+        if self._scanned and self._scanned[0].sequence == start + 1 and self._scanned[-1].sequence >= to:
+            return self._scanned[: to - start]
+        return self.connections.log.scan(self.connections.names.stream("raw"), start, to)
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
         # An earlier attempt may have amended it.
@@ -135,14 +171,14 @@ class ProcessLeg(Leg):
                     )
 
     def _execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        self._attempts = (plan.body["to"], self._attempts[1] + 1 if self._attempts[0] == plan.body["to"] else 1)
         done = self.chain.state.done
         log, stream = self.connections.log, self.connections.names.stream("raw")
         check_input(log, stream, done)
         start, to = plan.body["from"], plan.body["to"]
         before = done.body if done else {}
-        item = {"from": start, "to": to, "config": plan.body["config"], "tails": before.get("tails", {})}
-        item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0), "newest_us": before.get("newest_us", NEVER)}
-        item |= {"poison": plan.body.get("poison", [])}
+        item = {"from": start, "to": to, "config": plan.body["config"], "tails": self._tails, "runs": self._lists.of(before)}
+        item |= {"clock_us": before.get("clock_us", 0), "newest_us": before.get("newest_us", NEVER), "poison": plan.body.get("poison", [])}
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
         reports, arrived, last = run(session, item)
         counts: Counter[str] = Counter()
@@ -152,18 +188,30 @@ class ProcessLeg(Leg):
             tails.update(report["tails"])
             runs.update(report["runs"])
         runs = self._adopted(runs)
+        self._tails = tails
         return dict(counts), {
             "config": plan.body["config"],
             "buckets": self.connections.stage_config(plan.body["config"]).buckets,
             "clock_us": arrived[-1].arrival_us,
             "newest_us": max([item["newest_us"], *(report["newest_us"] for report in reports)]),
             "input": input_mark(last),
-            "tails": tails,
+            **{f"{role}_end": self._end_of(role, before, tails) for role in ("out", "duplicates")},
             "runs": runs,
-            "arrivals": [[frame.message.sequence, frame.arrival_us] for frame in arrived],
+            "arrivals": packed([frame.arrival_us for frame in arrived]),
         }
 
-    def _adopted(self, runs: dict[str, Listing]) -> dict[str, Listing]:
+    def _closing(self, body: dict[str, Any]) -> dict[str, Any]:
+        """With the runs on pages of their own."""
+        before = self.chain.state.done.body if self.chain.state.done else {}
+        return {**body, "runs": self._lists.write(before, body["runs"])}
+
+    def _end_of(self, role: str, before: Mapping[str, Any], tails: Mapping[str, Any]) -> int:
+        """The last sequence of a stream that ranges up to this one have written."""
+        subjects = self.connections.names.subjects(role).removesuffix(">")
+        ends = (sequence for subject, (sequence, _) in tails.items() if subject.startswith(subjects))
+        return max(ends, default=0) if not before else max(before[f"{role}_end"], *ends, 0)
+
+    def _adopted(self, runs: Lists) -> Lists:
         """`runs` with what a compaction has offered in place of the oldest of them, where all that it was made of is still listed.
 
         Looked for once in OFFER_SECONDS. When it is taken does not matter: every look-up gives the same answer before and after.
@@ -175,11 +223,11 @@ class ProcessLeg(Leg):
         if offer is None or offer.sequence <= self._seen_offer:
             return runs
         adopted = dict(runs)
-        for bucket, (inputs, outputs) in json.loads(offer.payload)["buckets"].items():
+        for bucket, (count, names, outputs) in json.loads(offer.payload)["buckets"].items():
             present = runs.get(bucket, [])
             place = self.connections.dedup_store(int(bucket)).place
-            if [listed[0] for listed in present[: len(inputs)]] == inputs and all(place.size(listed[0]) for listed in outputs):
-                adopted[bucket] = [*outputs, *present[len(inputs) :]]
+            if digest_of_names(present[:count]) == names and all(place.size(listed[0]) for listed in outputs):
+                adopted[bucket] = [*outputs, *present[count:]]
         self._seen_offer = offer.sequence
         return adopted
 
@@ -195,7 +243,7 @@ class ProcessLeg(Leg):
     def _in_tasks(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
         log, stream = self.connections.log, self.connections.names.stream("raw")
         config = self.connections.stage_config(item["config"])
-        arrived = list(arrivals(log.scan(stream, item["from"], item["to"]), item["clock_us"]))
+        arrived = list(arrivals(self._scan(item["from"], item["to"]), item["clock_us"]))
         shares = {
             str(bucket): {
                 "subjects": sorted({frame.message.subject for frame in frames}),

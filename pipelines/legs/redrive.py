@@ -19,7 +19,7 @@ from pipelines.errors import DataLossError, FencedError
 from pipelines.failpoints import reach
 from pipelines.ledger import Chain, Entry
 from pipelines.naming import REDRIVE, Names
-from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Position, cut_frames, decode_frame, place_of_frame
+from pipelines.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Position, cut_frames, decode_frame, place_of_frame
 from pipelines.redrive import DISCARD, ENTER, STATE_AFTER, Places, Rows, Taken, batches, count, records_of_letters, rows_of
 
 _LAST = 2**32 - 1
@@ -130,7 +130,7 @@ def _append_share(appender: Appender[Position], number: int, share: Portion, par
         done = 0
         for part, payload in cut_frames(records):
             first, last = (Position(number, int(places[at])) for at in (done, done + part.num_rows - 1))
-            if appender.append(payload, first, last, part.num_rows, headers) is None:
+            if appender.append(payload, first, last, part.num_rows, {**headers, HEADER_BYTES: str(part.nbytes)}) is None:
                 break
             reach("redrive.between-frames")
             done += part.num_rows

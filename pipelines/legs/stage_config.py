@@ -6,6 +6,7 @@ never finished by another. Connections and secrets are not part of it.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -94,6 +95,11 @@ class StageConfig:
         """Store entries of this time or earlier are over."""
         clock = self.dedup_clock_us(done)
         return clock if clock == NEVER else clock - self.dedup_window_us
+
+    @property
+    def widening(self) -> int:
+        """How many columns a field may be written to: rows may take so many times what their records took."""
+        return max(Counter(source for source, *_ in self.mapping).values(), default=1)
 
     @property
     def insert_columns(self) -> list[str]:

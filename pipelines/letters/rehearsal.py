@@ -25,7 +25,7 @@ from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig, stage_config
 from pipelines.letters.triage import Group, Selection, groups
 from pipelines.preflight import check_columns
-from pipelines.records import HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
+from pipelines.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
 from pipelines.redrive import records_of_letters
 
 
@@ -87,18 +87,18 @@ def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Ite
     now = datetime.now(UTC)
     for number, table in enumerate(letters, start=1):
         tried.append(table)
-        headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0"}
+        headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0", HEADER_BYTES: str(table.nbytes)}
         yield Arrived(Message("", number, now, encode_frame(records_of_letters(table)), headers), microseconds(now))
 
 
 def _judged(state: KeyState, chain: ChainState, stage: StageConfig, rows: pa.Table) -> tuple[int, int, int]:
     """(accepted, duplicates, late) of rows with their keys."""
-    before = chain.done.body if chain.done else {"runs": {}}
+    before, lists = chain.done.body if chain.done else {}, state.lists(chain)
     times = FrameTimes.of(rows, before.get("newest_us", NEVER)) if stage.dedup_time_field else None
     counts = np.zeros(3, dtype=np.int64)
     for bucket, share in shares(rows, key_owners(rows, stage.buckets)):
         store = state.connections.dedup_store(bucket)
-        store.open(live_runs(before, bucket))
+        store.open(live_runs(lists, bucket))
         found, late = first_of_keys(stage, share, store, times)
         counts += (found.accepted.num_rows, found.duplicates.num_rows, late.num_rows)
     accepted, duplicates, late_rows = counts.tolist()

@@ -1,8 +1,8 @@
 """Where the runs of one bucket lie: a directory on this machine, or one of any pyarrow filesystem, such as an object store."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from pipelines.errors import HaltError, RetryableError
+from pipelines.host import refusal, remedy
 
 # AWS gives its code only in the text.
 _REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "NO_SUCH_BUCKET")
@@ -61,7 +62,8 @@ class Place:
             if self.filesystem.get_file_info(path).type != fs.FileType.NotFound:
                 raise FileExistsError(path)
             self.filesystem.create_dir(self.path, recursive=True)
-            with self.filesystem.open_output_stream(path) as stream, pa.ipc.new_file(stream, batch.schema) as writer:
+            begun = _whole_or_none(lambda: self.filesystem.delete_file(path))
+            with begun, self.filesystem.open_output_stream(path) as stream, pa.ipc.new_file(stream, batch.schema) as writer:
                 writer.write_batch(batch, custom_metadata=header)
 
     def _write_local(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
@@ -69,22 +71,21 @@ class Place:
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
         # Arrow's own file takes half the time of Python's; it cannot refuse a name that is taken.
-        with (directory / name).open("xb", buffering=0) as file:
+        with (directory / name).open("xb", buffering=0) as file, _whole_or_none((directory / name).unlink):
             with pa.OSFile(file.name, "wb") as stream, pa.ipc.new_file(stream, batch.schema) as writer:
                 writer.write_batch(batch, custom_metadata=header)
             os.fsync(file.fileno())
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            _sync_directory(directory)
 
     def read(self, name: str) -> tuple[pa.RecordBatch, Header]:
-        """What was written, mapped into memory where the file is on this machine. Raises OSError, ValueError or what Arrow raises."""
+        """What was written, mapped into memory where the file is on this machine.
+
+        Of a file that is missing or none of ours it raises FileNotFoundError, ValueError, OSError without a number or what Arrow raises.
+        """
         path = f"{self.path}/{name}"
         if self.is_local:
             # Python's own: pyarrow's memory_map takes 70 us more per file.
-            with Path(path).open("rb") as file:
+            with _reaching(self.path), Path(path).open("rb") as file:
                 content = pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))
         else:
             with _reaching(self.path), self.filesystem.open_input_file(path) as file:
@@ -117,6 +118,25 @@ class Place:
                 self.filesystem.delete_dir(self.path)
 
 
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _whole_or_none(remove: Callable[[], None]) -> Iterator[None]:
+    """Removes what was begun when it cannot be ended: on a full disk a part of a file would take the room that is made."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            remove()
+        raise
+
+
 @contextmanager
 def _reaching(place: str) -> Iterator[None]:
     try:
@@ -124,6 +144,6 @@ def _reaching(place: str) -> Iterator[None]:
     except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
-        if isinstance(error, PermissionError) or any(code in str(error) for code in _REFUSALS):
-            raise HaltError(f"reaching the key store at {place}: {error}; give this process the rights to it") from error
-        raise RetryableError(f"reaching the key store at {place}: {error}") from error
+        refused = refusal(error) or ("give this process the rights to it" if any(code in str(error) for code in _REFUSALS) else "")
+        doing, to_do = f"reaching the key store at {place}: {error}", refused or remedy(error)
+        raise (HaltError if refused else RetryableError)(f"{doing}; {to_do}" if to_do else doing) from error

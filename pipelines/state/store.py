@@ -24,6 +24,8 @@ from pipelines.vectors import Mask
 
 FAN, SMALL_FAN = 16, 8
 """Runs of one tier that are merged into one; of the smallest tier: below so many rows one run more costs more than writing it again."""
+RUNS_PER_BUCKET = FAN + SMALL_FAN
+"""As many as a bucket has on average, and some more (17 to 19 measured); only one with some hundred million keys has twice as many."""
 _SMALLEST_TIER_ROWS = 16 * 1024
 _PIECE_ROWS = 128 * 1024
 _WORTH_LEAVING_OUT = 16
@@ -40,23 +42,35 @@ class Found:
     ordinal: npt.NDArray[np.uint32]
 
 
+@dataclass(frozen=True)
+class _Added:
+    """The run that was written last, `live` when it was, what it was asked for with, and the listing that was told."""
+
+    live: tuple[RunFacts, ...]
+    content: tuple[object, ...]
+    run: Run
+    listing: list[RunFacts]
+
+
 class KeyedStore:
     """One bucket's keys. Keeps its runs open from batch to batch. Not safe for several threads."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self._open: dict[RunFacts, Run] = {}
-        self._written: Run | None = None
+        self._added: _Added | None = None
         self.cover = Cover()
         self.live: tuple[RunFacts, ...] = ()
         """The runs that are read, oldest first."""
 
     def open(self, listed: Sequence[RunFacts]) -> None:
         """Reads these runs from now on, the ones that the last `done` lists. Raises StateDamagedError for a missing or foreign one."""
-        known = self._open if self._written is None else {**self._open, self._written.facts: self._written}
+        known = self._open if self._added is None else {**self._open, self._added.run.facts: self._added.run}
         self._open = {facts: known.get(facts) or Run.open(self.place, facts) for facts in listed}
+        if self._added is not None and self._added.live != tuple(listed):
+            self._added = None
         self.live = tuple(listed)
-        self.cover.keep(listed)
+        self.cover.keep([*listed, self._added.run.facts] if self._added else listed)
 
     def checked(self) -> Iterator[Entries]:
         """The entries of each live run, oldest first, every block checked."""
@@ -98,11 +112,15 @@ class KeyedStore:
         are over by the clock of the last `done`; they go with the oldest runs, as a whole or when these are merged. Younger runs keep
         theirs: such an entry may hide one of the same key and a later time in an older run, which must not come back. `has_turn`: see
         `merged_runs`.
-        The store itself goes on reading the old listing until `open`.
+        The store itself goes on reading the old listing until `open`. Called again on the same listing with the same entries, as by
+        another attempt at the range, it tells what it has told, and writes nothing.
         """
         live = self._not_over(expired)
         if not len(entries):
             return live
+        content = (span, expired, has_turn, *(zlib.crc32(np.ascontiguousarray(each)) for each in (entries.sequence, entries.ordinal)))
+        if self._added is not None and self._added.content == content:
+            return self._added.listing
         taken = merged_runs([facts.rows for facts in live], len(entries), has_turn)
         rest, merged = live[: len(live) - taken], live[len(live) - taken :]
         new = entries
@@ -114,9 +132,10 @@ class KeyedStore:
         written = Run.write(self.place, run_name((start, span[1]), span[1]), entries)
         # A small run is soon merged again and is read from where it is until then; a large one is mapped, so that it can leave memory.
         is_small = len(entries) <= _SMALLEST_TIER_ROWS
-        self._written = written if is_small else Run.open(self.place, written.facts, is_own=True)
+        run = written if is_small else Run.open(self.place, written.facts, is_own=True)
         self.cover.add(written.facts, new.hi, new.lo, merged, self._rows())
-        return [*rest, written.facts]
+        self._added = _Added(self.live, content, run, [*rest, written.facts])
+        return self._added.listing
 
     def compact(self, expired: int, made_for: int) -> list[RunFacts]:
         """Merges all live runs into one, without what has expired; what to list in their place. Writes nothing if nothing is gained."""

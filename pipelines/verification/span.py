@@ -8,14 +8,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from pipelines.connectors.jetstream import JetStream
 from pipelines.dedup import NEVER
 from pipelines.existence import check_started
 from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs import stage_config
-from pipelines.legs.arrivals import microseconds
+from pipelines.legs.arrivals import microseconds, unpacked
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names
 from pipelines.purge import read_purged
@@ -127,8 +126,9 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
         body = entry.body
         if body["to"] > (body["from"] or 0):
             plans[body["to"]] = Plan((body["from"] or 0) + 1, body["to"], body["config"], body.get("newest_us", NEVER))
-            arrivals |= {sequence: at for sequence, at in body.get("arrivals", []) if sequence >= below}
-        if out_end(names, body) <= confirmed:
+            frames = enumerate(unpacked(body["arrivals"]), start=(body["from"] or 0) + 1)
+            arrivals |= {sequence: at for sequence, at in frames if sequence >= below}
+        if body["out_end"] <= confirmed:
             confirmed_to = body["to"]
     known = sorted(arrivals.items())
     is_whole = bool(known) and known[0][0] == 1
@@ -147,12 +147,6 @@ def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datet
     # The range before reaches back to where nothing is needed any more, so that its frames do not look like what a purge has left.
     before = Entry.decode(first).previous_done if first else chain.done.sequence
     return max(0, before - 1)
-
-
-def out_end(names: Names, body: Any) -> int:
-    """The last sequence on out that the ranges up to this `done` have written."""
-    prefix = names.out(0).removesuffix("0")
-    return max((tail[0] for subject, tail in body.get("tails", {}).items() if subject.startswith(prefix)), default=0)
 
 
 def span_of(history: History, since: datetime | None, until: datetime | None, config: StageConfig, same_dedup_from: int) -> Span | None:

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pipelines.errors import HaltError, StateDamagedError
 from pipelines.key_store.compaction import compact
 from pipelines.key_store.rebuild import rebuild
+from pipelines.run_lists import live_lists
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -80,9 +81,9 @@ def test_keys_are_remembered_from_run_to_run_and_from_driver_to_tasks(case: Pipe
     assert check_first_of_keys(case)["row"] == 1499
     runs = sorted(path.name for path in (case.names.directory(case.home) / "state").rglob("*.arrow"))
     log = case.log()
-    done = json.loads(log.last(case.names.stream("ledger"), case.names.chain("process")).payload)  # type: ignore[union-attr]
+    _, lists = live_lists(log, case.names)
     log.close()
-    assert runs == sorted(listed[0] for listing in done["runs"].values() for listed in listing), "only listed runs are left"
+    assert runs == sorted(listed[0] for listing in lists.values() for listed in listing), "only listed runs are left"
 
 
 def test_a_composite_key_tells_records_apart_by_all_its_fields(case: PipelineCase) -> None:

@@ -45,10 +45,9 @@ def run_files(case: PipelineCase) -> set[str]:
 
 def listed_files(case: PipelineCase) -> set[str]:
     state = key_state(case)
-    done = state.chain().done
+    lists = state.lists(state.chain())
     state.close()
-    assert done is not None
-    return {run[0] for listing in done.body["runs"].values() for run in listing}
+    return {run[0] for listing in lists.values() for run in listing}
 
 
 def prepared(case: PipelineCase) -> None:

@@ -62,7 +62,7 @@ class Pipeline:
         chain.plan(start, to, config="v")
         for sequence in range(start + 1, to + 1):
             self.append(NAMES.out(0), {"Tf-First": f"{sequence}.0.0", "Tf-Last": f"{sequence}.0.0"})
-        chain.done({"rows_in": to - start}, clock_us=int(self.log.clock.now.timestamp()) * 1_000_000, tails={})
+        chain.done({"rows_in": to - start}, clock_us=int(self.log.clock.now.timestamp()) * 1_000_000, duplicates_end=0)
 
     def confirm(self, to: int) -> None:
         chain = self.chains["sink"]

@@ -1,0 +1,63 @@
+"""Records that compress 250:1: memory is bounded by what they take uncompressed, in ingest and in process."""
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+from dedup_case import keyed_by
+from pipeline_case import PipelineCase, wait_until
+
+from pipelines.stream_limits import MAX_CONTENT_BYTES
+from pipelines.tally import tally
+
+pytestmark = pytest.mark.integration
+
+RECORDS, VALUE_BYTES = 2400, 400_000
+MOST_BYTES = 2_200_000_000
+"""Resident in the runner of one leg; 960 MB of records are there. With 6,000 records it is as much."""
+
+
+def peak_bytes(case: PipelineCase, leg: str) -> int:
+    """What a runner of one leg takes at the most until all records are through."""
+    runner = case.start_plain("--leg", leg)
+    process, log, peak = psutil.Process(runner.pid), case.log(), 0
+
+    def is_done() -> bool:
+        nonlocal peak
+        assert runner.poll() is None, runner.communicate()
+        peak = max(peak, process.memory_info().rss)
+        legs = tally(log, case.names).legs if log.state(case.names.stream("ledger")) else ()
+        return any(one.leg == leg and sum(one.outcomes.values()) == RECORDS for one in legs)
+
+    wait_until(is_done, f"all records through {leg}")
+    log.close()
+    runner.send_signal(signal.SIGTERM)
+    runner.communicate()
+    assert runner.returncode == 0
+    return peak
+
+
+@pytest.mark.parametrize("change", [None, keyed_by("id")], ids=["without dedup", "with dedup"])
+def test_records_that_compress_250_to_1_go_through_in_bounded_memory(
+    case: PipelineCase, change: Callable[[dict[str, Any]], None] | None
+) -> None:
+    case.write_file(change)
+    case.create_topic()
+    text = "a" * VALUE_BYTES
+    values = (json.dumps({"id": number, "name": f"{number} {text}", "amount": None}).encode() for number in range(RECORDS))
+    case.send(values, **{"compression.type": "lz4"})
+    peaks = {leg: peak_bytes(case, leg) for leg in ("ingest", "process")}
+    print(peaks)
+    assert max(peaks.values()) < MOST_BYTES
+    log = case.log()
+    for role in ("raw", "out"):
+        state = log.state(case.names.stream(role))
+        assert state is not None
+        frames = list(log.fetch(case.names.stream(role), case.names.subjects(role), 0, state.last_sequence))
+        assert sum(frame.rows for frame in frames) == RECORDS
+        assert max(frame.content_bytes for frame in frames) <= MAX_CONTENT_BYTES
+        assert sum(frame.content_bytes for frame in frames) > RECORDS * VALUE_BYTES
+    log.close()
