@@ -21,13 +21,14 @@ from protocol_outside import NAMES, ModelLog, Topic
 from protocol_stages import POISON, VENOM, configuration
 from protocol_world import EXPIRE, Runner, World
 
-from pipelines.errors import DataLossError
+from pipelines.errors import DataLossError, HaltError, RefusedError
 from pipelines.ledger import read_chain
 from pipelines.legs.sink import SinkLeg
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import REDRIVE, Names
 from pipelines.purge import Purge
 from pipelines.redrive import DISCARD, ENTER
+from pipelines.sink import chunks
 from pipelines.testing import Fault
 
 PURGE_LIMITS = Purge._limits
@@ -237,6 +238,31 @@ def test_a_sink_that_cuts_without_asking_the_table_is_found(monkeypatch: pytest.
     with pytest.raises(AssertionError, match="table"):
         for seed in range(300):
             play(seed)
+
+
+def test_a_table_that_refuses_every_row_for_a_cause_of_its_own_halts_the_sink_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(4, monkeypatch)
+    world.config, world.max_age, world.log.max_bytes = configuration("bad", 0), None, {}
+    world.topic, world.begins_at_latest, world.expires = Topic(world, {0: 0}), False, False
+    monkeypatch.setattr("pipelines.legs.sink.chunks", chunks)
+
+    def refuse(*_: object) -> None:
+        world.call()
+        raise RefusedError("no reason that is known", None, is_known=False)
+
+    monkeypatch.setattr(world.table, "insert", refuse)
+    for _ in range(12):
+        world.topic.produce(0, b"good", 0)
+    runner = world.start()
+    world.drain(runner)
+    (halt,) = [actor.error for actor in runner.actors if actor.error is not None]
+    assert isinstance(halt, HaltError)
+    assert "the table refuses row after row and takes none, with: no reason that is known" in str(halt)
+    plan = read_chain(world.log, NAMES.stream("ledger"), NAMES.chain("sink")).plan
+    assert plan is not None
+    assert [row for row, _ in plan.body["pieces"]["refused"]] == [0, 1, 2]
+    for actor in world.actors():
+        actor.kill()
 
 
 def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age: timedelta) -> int:
