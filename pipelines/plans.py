@@ -221,6 +221,8 @@ class Abandonment:
 
     def _is_stored(self, plan: Entry, chunk: Chunk, is_not_stored: bool) -> np.ndarray:
         """Which rows of the chunk the table holds, by their positions; `is_not_stored` is believed where it has none."""
+        if not chunk.rows:
+            return np.zeros(0, dtype=bool)
         database, _, table = str(plan.body["table"]).partition(".")
         columns = {column.name for column in self._clickhouse.columns(database, table)}
         if not columns or (is_not_stored and not columns.issuperset(_PLACE)):
