@@ -113,11 +113,15 @@ class Abandonment:
         except BaseException:
             self._log.close()
             raise
-        self._began = time.monotonic()
-        self._chain = Chain(self._log, self._names.stream("ledger"), self._names.chain("sink"), epoch)
-        self._chain.open()
-        state = self._log.state(self._names.stream("out"))
-        self._end = state.last_sequence if state else 0
+        try:
+            self._began = time.monotonic()
+            self._chain = Chain(self._log, self._names.stream("ledger"), self._names.chain("sink"), epoch)
+            self._chain.open()
+            state = self._log.state(self._names.stream("out"))
+            self._end = state.last_sequence if state else 0
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._lease.release()
@@ -211,17 +215,18 @@ class Abandonment:
             return np.array([row for row, _ in before], dtype=np.intp), chunk.rows - len(before) - len(refused), len(refused)
         is_left = np.ones(chunk.rows, dtype=bool)
         is_left[refused] = False
-        if not is_not_stored:
-            is_left &= ~self._is_stored(plan, chunk)
+        is_left &= ~self._is_stored(plan, chunk, is_not_stored)
         given_up = np.flatnonzero(is_left)
         return given_up, chunk.rows - len(given_up) - len(refused), len(refused)
 
-    def _is_stored(self, plan: Entry, chunk: Chunk) -> np.ndarray:
-        """Which rows of the chunk the table holds, by their positions."""
+    def _is_stored(self, plan: Entry, chunk: Chunk, is_not_stored: bool) -> np.ndarray:
+        """Which rows of the chunk the table holds, by their positions; `is_not_stored` is believed where it has none."""
+        if not chunk.rows:
+            return np.zeros(0, dtype=bool)
         database, _, table = str(plan.body["table"]).partition(".")
         columns = {column.name for column in self._clickhouse.columns(database, table)}
-        if not columns:
-            # Dropped, and its rows with it.
+        if not columns or (is_not_stored and not columns.issuperset(_PLACE)):
+            # A table that was dropped has taken its rows with it.
             return np.zeros(chunk.rows, dtype=bool)
         if not columns.issuperset(NEEDED_COLUMNS):
             raise HaltError(

@@ -6,6 +6,7 @@ column takes none (measured, 26.9). So a frame's columns are compared with the t
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -47,6 +48,7 @@ def _position_misfits(names: Sequence[str], columns: Sequence[TableColumn]) -> I
             yield f"position column {name} is {actual[name]}, not {kind}" if name in actual else f"the table has no position column {name}"
 
 
+@lru_cache(maxsize=4096)
 def keeps_values(actual: str, made_for: ColumnType) -> bool:
     """True when a column of the type `actual`, in the server's words, keeps every value of `made_for` but null as it is."""
     try:

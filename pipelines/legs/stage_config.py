@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from pipelines.columns import parse_type, quote_identifier
@@ -65,7 +66,7 @@ class StageConfig:
             del record["units"]
         return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
-    @property
+    @cached_property
     def version(self) -> str:
         return hashlib.sha256(self.encode()).hexdigest()[:16]
 
@@ -73,7 +74,7 @@ class StageConfig:
     def parsed_fields(self) -> list[ParsedField]:
         return [ParsedField(name, kind) for name, kind in self.fields]
 
-    @property
+    @cached_property
     def targets(self) -> list[TargetColumn]:
         return [
             TargetColumn(source, name, parse_type(kind), has_default, self.unit_of(source))

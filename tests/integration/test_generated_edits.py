@@ -199,7 +199,7 @@ class History:
         kind = self.rng.choice(["add", "drop", "rename", "retype", "leave"]) if name else "add"
         self.story.append(f"{kind} {name}")
         getattr(self, f"_{kind}")(name)
-        if self.mapped != before:
+        if self.undo and self.mapped != before:
             steps = self.undo[-1]
 
             def back() -> None:
@@ -251,7 +251,6 @@ class History:
         if column.nullable and not before.nullable:
             # ClickHouse wants to be told what a null becomes on the way back: there is none.
             self.undo.clear()
-            self.undo.append(lambda: None)
             return
         self.undo.append(lambda: self._alter(f"MODIFY COLUMN {name} {before.kind}", name, before))
 
