@@ -295,6 +295,10 @@ class Verifier:
             "SELECT count(*) FROM letters WHERE code = 'row_too_large' AND position >= ?", [span.bounds.first]
         ).fetchall()[0][0]
         self.found.leaves_out("dead letters of rows that are too large for a frame: their size is not computed again", wide)
+        ended = engine.execute(
+            "SELECT count(*) FROM letters WHERE code = 'internal_error' AND position BETWEEN ? AND ?", [span.bounds.first, span.bounds.last]
+        ).fetchall()[0][0]
+        self.found.leaves_out("dead letters of records that a stage ended on: they are believed", ended)
 
     def _find_other_bytes(self, engine: duckdb.DuckDBPyConnection, span: Span, topic: str) -> None:
         if not self._request.with_kafka:

@@ -108,6 +108,15 @@ def test_the_head_of_a_record_that_was_too_large_is_rejected(engine: duckdb.Duck
     assert stages(engine) == [None, "parse"]
 
 
+def test_a_record_that_a_stage_of_ours_has_ended_on_is_expected_as_a_dead_letter_of_it(engine: duckdb.DuckDBPyConnection) -> None:
+    reference = Reference(engine, compared_columns(CONFIG))
+    reference.add_letters(pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["transform"], "code": ["internal_error"]}))
+    reference.load(iter([frame(1, good(), good(), good())]), CONFIG)
+    reference.judge(CONFIG, ALL)
+    assert stages(engine) == [None, "transform", None]
+    assert rows(engine) == [at(1, 0), at(1, 2)]
+
+
 def test_a_key_twice_is_seen_behind_any_number_of_sound_records(engine: duckdb.DuckDBPyConnection) -> None:
     """Lists of keys that a sample has proven are not looked through again."""
     twice = b'{"id": 1, "a.b": "x", "at": null, "id": 1}'
