@@ -1,5 +1,6 @@
 """Directories that only their owner may enter: what a pipeline and its servers keep holds records and passwords."""
 
+import os
 from pathlib import Path
 
 OWNER_ONLY = 0o077
@@ -7,8 +8,10 @@ OWNER_ONLY = 0o077
 
 
 def private_directory(path: Path) -> None:
-    """Makes the directory, private as are those that must be made above it; closes it to all others where it is there already."""
+    """Makes the directory, private as are those that must be made above it; one of ours that is there already is closed to all others."""
     for directory in reversed([path, *path.parents]):
         if not directory.exists():
             directory.mkdir(mode=0o700, exist_ok=True)
-    path.chmod(0o700)
+    found = path.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & OWNER_ONLY:
+        path.chmod(0o700)

@@ -226,6 +226,9 @@ def _check_declared(payload: bytes, most_bytes: int | None) -> None:
 def _frames_of_ours_only(what: str) -> Iterator[None]:
     try:
         yield
+    except pa.ArrowMemoryError:
+        # Of this host; what a frame may take was looked at before.
+        raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise _foreign(what, str(error)) from error
 

@@ -10,11 +10,11 @@ from nats.aio.client import Client
 from pipelines.config import NatsConnection
 
 
-class NoTlsError(nats.errors.Error):
+class NoTlsError(nats.errors.Error):  # type: ignore[misc]
     """A server that was to encrypt does not: it has been told nothing."""
 
 
-class TlsClient(Client):
+class TlsClient(Client):  # type: ignore[misc]
     """A client that speaks to a server only after TLS, at each connect and reconnect, whatever the server's greeting says.
 
     The greeting is not encrypted, and nats-py 2.16 starts TLS only if it says `tls_required`: who changes it gets the login. For nats-py
@@ -30,7 +30,8 @@ class TlsClient(Client):
         writer = getattr(self._transport, "_io_writer", None)
         if writer is None or writer.get_extra_info("ssl_object") is None:
             raise NoTlsError("nats: the server offers no TLS")
-        return super()._connect_command()
+        command: bytes = super()._connect_command()
+        return command
 
 
 def new_client(settings: NatsConnection) -> Client:
