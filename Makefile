@@ -59,6 +59,7 @@ constraints:
 	printf 'setuptools>=77\nwheel\n' | $(COMPILE) --output-file constraints-build.txt -
 	$(COMPILE) -c constraints-build.txt --extra dagster --extra local --extra dev --output-file constraints.txt pyproject.toml
 
+# Nothing is resolved while it is installed: the constraints name all of it, and some versions of pip find no hash for `name[extra]`.
 # The stamp holds the place and the checksum of what was installed and is written last: an interrupted install is done again.
 # A .venv that was copied along with the tree, or whose Python is gone, is made anew.
 venv:
@@ -86,11 +87,11 @@ venv:
 	    if [ -n "$(UV)" ]; then "$(UV)" venv --no-python-downloads --python "$$(command -v "$$python")" $(VENV); else "$$python" -m venv $(VENV); fi; \
 	fi; \
 	echo "installing what constraints.txt names, each file by its hash (about 800 MB, once)"; \
-	if [ -n "$(UV)" ]; then install="$(UV) pip install --python $(BIN)/python"; \
-	else install="$(BIN)/python -m pip install --disable-pip-version-check"; fi; \
+	if [ -n "$(UV)" ]; then install="$(UV) pip install --no-deps --python $(BIN)/python"; \
+	else install="$(BIN)/python -m pip install --no-deps --disable-pip-version-check"; fi; \
 	$$install --require-hashes -r constraints-build.txt; \
 	$$install --require-hashes --no-build-isolation -r constraints.txt; \
-	$$install --no-deps --no-build-isolation -e .; \
+	$$install --no-build-isolation -e .; \
 	$(BIN)/tallyflow prepare || echo "Spark will start slowly until 'tallyflow prepare' has run"; \
 	printf '%s\n' "$$wanted" > $(STAMP)
 

@@ -221,6 +221,11 @@ class KafkaSource(Model):
         """Names of everything the source gives: schema fields, then columns."""
         return [field.name for field in self.schema_fields] + [column.name for column in self.columns]
 
+    def _place(self, index: int) -> Location:
+        """Where the name stands that has this place in `field_names`."""
+        column = index - len(self.schema_fields)
+        return ("columns", column, "name") if column >= 0 else ("schema_fields", index, "name")
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_otlp(cls, value: Any) -> Any:
@@ -231,10 +236,7 @@ class KafkaSource(Model):
 
     def faults(self) -> Faults:
         for index, name in repeated(self.field_names):
-            at = index - len(self.schema_fields)
-            where: Location = ("columns", at, "name") if at >= 0 else ("schema_fields", index, "name")
-            yield where, f"the name {name!r} is used twice in this source"
-        for part, fields in (("schema_fields", self.schema_fields), ("columns", self.columns)):
-            for index, field in enumerate(fields):
-                if field.name.startswith("_tf_"):
-                    yield (part, index, "name"), "names that start with _tf_ are reserved"
+            yield self._place(index), f"the name {name!r} is used twice in this source"
+        for index, name in enumerate(self.field_names):
+            if name.startswith("_tf_"):
+                yield self._place(index), "names that start with _tf_ are reserved"

@@ -25,7 +25,7 @@ MAX_NUMBER_CHARACTERS = 64
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CORE = "tag:yaml.org,2002:"
 _SCALARS = {f"{_CORE}{kind}" for kind in ("str", "int", "float", "bool", "null")}
-_RESOLVER = yaml.resolver.Resolver()
+_RESOLVER: Any = yaml.resolver.Resolver()
 _CONSTRUCTOR = yaml.constructor.SafeConstructor()
 _UNANCHORED = "starts with *, which YAML reads as an alias, and its anchor does not come before it; put text in quotes"
 # Neither a tag nor an anchor is shown: a password that is not in quotes may begin like one.

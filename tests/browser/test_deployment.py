@@ -325,4 +325,4 @@ def test_a_viewer_reads_the_pages_where_an_operator_finds_the_buttons(case: Pipe
 def test_whoever_tries_passwords_is_slowed_down(proxy: Proxy) -> None:
     """Last: the pages of everybody at this address wait with it."""
     with proxy.client(OPERATOR, "wrong") as stranger:
-        wait_until(lambda: stranger.get("/").status_code == 429, "a brake on wrong passwords")
+        wait_until(lambda: 429 in {stranger.get("/").status_code for _ in range(50)}, "a brake on wrong passwords")
