@@ -225,7 +225,7 @@ class Abandonment:
             return np.zeros(0, dtype=bool)
         database, _, table = str(plan.body["table"]).partition(".")
         columns = {column.name for column in self._clickhouse.columns(database, table)}
-        if not columns or (is_not_stored and not columns.issuperset(_PLACE)):
+        if not columns or (is_not_stored and not columns.issuperset(NEEDED_COLUMNS)):
             # A table that was dropped has taken its rows with it.
             return np.zeros(chunk.rows, dtype=bool)
         if not columns.issuperset(NEEDED_COLUMNS):
