@@ -217,7 +217,7 @@ class Audit:
                     purged_us = before[-1] if before else purged_us or step[0].arrival_us
                 if configs[version].dedup_key:
                     rows, _ = stages(stage_engine, configs[version], "", step, new_counts())
-                    copies.add(rows, configs[version], account.is_accepted)
+                    copies.add(rows, [frame.message for frame in step], configs[version], account.is_accepted)
         found, may_be = copies.verdict(purged_us)
         self._found.cannot_prove("records that may be copies of one that is purged", len(may_be))
         self._found.records["duplicates dropped"] = len(codes) - len(found) - len(may_be)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.append import Appender, Tail, append_rows, last_position
-from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN, TIME_COLUMN, Deduplicated, FrameTimes, dedup
+from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN, Deduplicated, dedup
 from pipelines.dlq import letters
 from pipelines.failpoints import reach
 from pipelines.legs.admission import LATE, admit
@@ -28,6 +28,7 @@ from pipelines.records import Position, in_position_order
 from pipelines.rejections import Rejections
 from pipelines.state.runs import RunFacts
 from pipelines.state.store import KeyedStore, bucket_with_turn
+from pipelines.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
 
 MAX_EMIT = 2**32 - 1
 Listing = list[list[Any]]
@@ -38,7 +39,7 @@ class Buckets:
     """The out, dead-letter and duplicates subjects, and the stores, of the buckets that an item touches.
 
     The item holds `to`, the end of the plan, `from`, and as of the last `done` `tails` by subject, `runs` by bucket, `clock_us` and
-    `newest_us`.
+    `watermarks`.
     """
 
     def __init__(self, connections: Connections, config: StageConfig, item: Item) -> None:
@@ -142,9 +143,9 @@ def _judged(config: StageConfig, rows: pa.Table, store: KeyedStore, frames: Fram
         times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
         return dedup(rows, times, config.dedup_window_us, store.find), rows.slice(0, 0)
     times = rows.column(TIME_COLUMN).to_numpy()
-    marks = frames.watermarks(rows.column("_tf_sequence").to_numpy(), config.dedup_lateness_us)
+    marks = frames.watermarks(rows, config.dedup_lateness_us)
     is_late = times < marks
-    plain = rows.drop_columns([TIME_COLUMN])
+    plain = rows.drop_columns([TIME_COLUMN, BEFORE_COLUMN])
     if not is_late.any():
         return dedup(plain, times, config.dedup_window_us, store.find, marks), plain.slice(0, 0)
     kept = plain.filter(pa.array(~is_late))

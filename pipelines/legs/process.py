@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
-from pipelines.dedup import NEVER
 from pipelines.errors import HaltError, RetryableError
 from pipelines.ledger import Entry
 from pipelines.legs.arrivals import Arrived, arrivals, bucket_of
@@ -86,7 +85,7 @@ class ProcessLeg(Leg):
         start, to = plan.body["from"], plan.body["to"]
         before = done.body if done else {}
         item = {"from": start, "to": to, "config": plan.body["config"], "tails": before.get("tails", {})}
-        item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0), "newest_us": before.get("newest_us", NEVER)}
+        item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0), "watermarks": before.get("watermarks")}
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
         reports, arrived, last = run(session, item)
         counts: Counter[str] = Counter()
@@ -100,7 +99,7 @@ class ProcessLeg(Leg):
             "config": plan.body["config"],
             "buckets": self.connections.stage_config(plan.body["config"]).buckets,
             "clock_us": arrived[-1].arrival_us,
-            "newest_us": max([item["newest_us"], *(report["newest_us"] for report in reports)]),
+            "watermarks": next((report["watermarks"] for report in reports if report["watermarks"]), item["watermarks"]),
             "input": input_mark(last),
             "tails": tails,
             "runs": runs,

@@ -256,7 +256,14 @@ def test_the_shape_of_dedup_is_what_its_remembered_keys_mean() -> None:
     next(field for field in retyped["sources"][0]["schema_fields"] if field["name"] == "order_id")["type"] = "int64"
     shapes = [
         shape_of(config)
-        for config in (plain, parsed(retyped), by_event(), by_event("string"), by_event(allowed_lateness="5s"), by_event(time_field="order_id"))
+        for config in (
+            plain,
+            parsed(retyped),
+            by_event(),
+            by_event("string"),
+            by_event(allowed_lateness="5s"),
+            by_event(time_field="order_id"),
+        )
     ]
     assert all(one != other for number, one in enumerate(shapes) for other in shapes[:number])
     for same in ({"time_window": "2h"}, {"keep_duplicates": True}, {"allowed_lateness": "0s"}):
