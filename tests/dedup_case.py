@@ -135,7 +135,7 @@ def tasks_of(state: KeyState, session: SparkSession) -> Tasks:
 
 
 def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """The newest entry of each key whose window is not over: time and raw position by hash."""
+    """The last entry of each key, if its window is not over: raw position and time by hash."""
     state = key_state(case)
     chain = state.chain()
     config = state.stage_config(chain)
@@ -143,10 +143,9 @@ def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, in
     for bucket in range(chain.done.body["buckets"]):
         for entries in state.store(chain, bucket).checked():
             for hi, lo, time, sequence, ordinal in zip(*(column.tolist() for column in entries.columns()), strict=True):
-                if time > config.dedup_expired_us(chain.done.body):
-                    found[hi, lo] = max(found.get((hi, lo), (0, 0, 0)), (time, sequence, ordinal))
+                found[hi, lo] = max(found.get((hi, lo), (0, 0, 0)), (sequence, ordinal, time))
     state.close()
-    return found
+    return {key: entry for key, entry in found.items() if entry[2] > config.dedup_expired_us(chain.done.body)}
 
 
 def _frames(case: PipelineCase, log: JetStream, role: str) -> Iterator[list[dict[str, Any]]]:
