@@ -95,8 +95,9 @@ class FrameTimes:
     def of_rows(cls, rows: Iterable[tuple[int, int, int, int]], before: Watermarks, window_us: int) -> "FrameTimes":
         """Of (sequence, partition, newest time, records), in any order."""
         ordered = sorted(rows)
-        columns = [np.array([row[place] for row in ordered], dtype=np.int64) for place in range(4)]
-        return cls(columns[0].astype(np.uint64), *columns[1:], before, window_us)
+        sequences, *facts = (np.array([row[place] for row in ordered], dtype=np.int64) for place in range(4))
+        partitions, newest, records = facts
+        return cls(sequences.astype(np.uint64), partitions, newest, records, before, window_us)
 
     def rows(self) -> list[tuple[int, int, int, int]]:
         """Inverse of `of_rows`."""

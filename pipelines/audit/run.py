@@ -22,7 +22,7 @@ from pipelines.audit.streams import Coordinates, RawRead, RawWanted, Subjects, c
 from pipelines.audit.table import TableRows
 from pipelines.config import PipelineConfig
 from pipelines.connectors.duckdb import open_engine, open_spilling_engine
-from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.jetstream import JetStream, fetch_whole
 from pipelines.connectors.kafka_settings import client_settings
 from pipelines.existence import check_started
 from pipelines.ledger import Entry, read_chain
@@ -232,7 +232,7 @@ class Audit:
     def _done_ranges(self) -> list[tuple[int, str]]:
         """(end, version of the configuration) of what process has done, as far as the ledger keeps single entries."""
         chain, ledger = self._chains["process"], self._names.stream("ledger")
-        entries = map(Entry.decode, self._log.fetch(ledger, self._names.chain("process"), 0, chain.sequence))
+        entries = map(Entry.decode, fetch_whole(self._log, ledger, self._names.chain("process"), 0, chain.sequence))
         ends = [(entry.body["to"], entry.body["config"]) for entry in entries if entry.kind == "done"]
         return [end for end, after in zip(ends, [*ends[1:], None], strict=True) if after is None or after[1] != end[1]]
 

@@ -96,6 +96,20 @@ def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int)
         )
 
 
+def fetch_whole(log: Any, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
+    """As `JetStream.fetch`, where the message at `to` is known to be of `subject`. Raises RetryableError, behind what was served, when
+    the leader has that message and the replica that answers does not: it lags, and serves a beginning.
+    """
+    reached = after
+    for message in log.fetch(stream, subject, after, to):
+        reached = message.sequence
+        yield message
+    if reached < to and log.get(stream, to) is not None:
+        raise RetryableError(
+            f"reading {subject} of {stream}: {reached + 1}..{to} are not served yet by the replica that answered; try again"
+        )
+
+
 class JetStream:
     """A connection to one NATS server; safe to use from several threads. `classes` says which error is what; without it the table does.
 

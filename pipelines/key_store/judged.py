@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.jetstream import JetStream, fetch_whole
 from pipelines.dedup import PAST_COLUMN
 from pipelines.ledger import Entry, read_chain
 from pipelines.legs.arrivals import arrivals, steps
@@ -54,7 +54,7 @@ def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
     """The end of the last `done` before `sequence`: where watermarks can be counted from."""
     stream, subject = names.stream("ledger"), names.chain("process")
     found = Start(0, NOTHING, 0)
-    for entry in map(Entry.decode, log.fetch(stream, subject, 0, read_chain(log, stream, subject).sequence)):
+    for entry in map(Entry.decode, fetch_whole(log, stream, subject, 0, read_chain(log, stream, subject).sequence)):
         if entry.kind == "done" and entry.body["to"] >= sequence:
             break
         if entry.kind == "done":
@@ -67,7 +67,7 @@ def judged(
 ) -> Iterator[Judged]:
     """What lies behind `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
     before = start.watermarks
-    for step in steps(arrivals(log.fetch(names.stream("raw"), names.subjects("raw"), start.sequence, to), start.arrival_us)):
+    for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.arrival_us)):
         tell(step[-1].message.sequence - start.sequence, to - start.sequence)
         counts = new_counts()
         rows, _ = stages(engine, config, "", step, counts)

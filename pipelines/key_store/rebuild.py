@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.connectors.jetstream import fetch_whole
 from pipelines.errors import DataLossError, InvariantError
 from pipelines.key_store.rebuild_ways import SEQUENCE_BITS, Here, InTasks, Way, places
 from pipelines.key_store.state import KeyState
@@ -99,7 +100,7 @@ class _Rebuilding:
     def _entries(self) -> Iterator[Entry]:
         """The process chain, as far as it reaches back."""
         log, subject = self._state.connections.log, self._state.names.chain("process")
-        return map(Entry.decode, log.fetch(self._state.names.stream("ledger"), subject, 0, self._done.sequence))
+        return map(Entry.decode, fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._done.sequence))
 
     def _oldest_needed(self, purged: Purged) -> Entry:
         """The newest `done` at whose end the windows of all keys before are over by now."""
@@ -137,7 +138,7 @@ class _Rebuilding:
         """Of the rows that came from what is judged again, sorted."""
         log, names = self._state.connections.log, self._state.names
         out = log.state(names.stream("out"))
-        frames = log.fetch(names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
+        frames = fetch_whole(log, names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
         parts = [places(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
         found = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
         borders = np.array([self._from + 1, self._done.body["to"] + 1], dtype=np.uint64) << SEQUENCE_BITS

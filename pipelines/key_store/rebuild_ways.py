@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from pipelines.connectors.jetstream import fetch_whole
 from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN
 from pipelines.legs.arrivals import Arrived, arrivals, steps
 from pipelines.legs.buckets import first_of_keys, key_owners, listed, live_runs, shares
@@ -58,7 +59,7 @@ class Here:
 
     def portions(self, after: int, to: int, clock_us: int, buckets: int) -> Iterator[list[Arrived]]:
         log, names = self._connections.log, self._connections.names
-        frames = arrivals(log.fetch(names.stream("raw"), names.subjects("raw"), after, to), clock_us)
+        frames = arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), after, to), clock_us)
         while portion := list(islice(frames, FRAMES_PER_PORTION)):
             yield portion
 

@@ -7,7 +7,7 @@ bucket's task does the rest.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from heapq import merge
 from typing import Any
@@ -80,7 +80,7 @@ def times_of(parcels: Iterable[tuple[str, bytes]], item: Item, config: StageConf
     return FrameTimes.of_rows(rows, Watermarks.of(item), config.dedup_window_us)
 
 
-def frame_times(rows: pa.Table, frames: Iterable[Arrived], item: Item, config: StageConfig) -> FrameTimes | None:
+def frame_times(rows: pa.Table, frames: Iterable[Arrived], item: Mapping[str, Any], config: StageConfig) -> FrameTimes | None:
     """As `times_of`, of all frames of a range and their rows."""
     if not config.dedup_time_field:
         return None
@@ -127,7 +127,7 @@ def fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Iter
         yield Arrived(message, arrival_us)
 
 
-def process_frames(connections: Connections, config: StageConfig, item: Item, frames: Sequence[Arrived], share: str = "") -> Report:
+def process_frames(connections: Connections, config: StageConfig, item: Item, frames: Iterable[Arrived], share: str = "") -> Report:
     """All frames of some buckets in sequence order through the stages; appends what the buckets' subjects do not hold yet.
 
     With dedup they must be all frames of the plan. Counts are those of the stages, so a replay reports the same. `share` names the
@@ -135,6 +135,7 @@ def process_frames(connections: Connections, config: StageConfig, item: Item, fr
     """
     buckets = Buckets(connections, config, item)
     counts = Counter(new_counts())
+    frames = list(frames) if config.dedup_key else frames
     passed = (_admitted(connections, item, share, step, counts) for step in steps(frames))
     times = None
     if config.dedup_key:

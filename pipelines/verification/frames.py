@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.jetstream import JetStream, fetch_whole
 from pipelines.legs.arrivals import Arrived, arrivals
 from pipelines.naming import Names, is_redriven
 from pipelines.records import decode_columns
@@ -24,7 +24,7 @@ def read_batches(
 
     `first_us`: the arrival of frame `first`. Those of the others are computed again, from the times that the server has noted.
     """
-    messages = log.fetch(names.stream("raw"), names.subjects("raw"), first - 1, last)
+    messages = fetch_whole(log, names.stream("raw"), names.subjects("raw"), first - 1, last)
     return _together(_records(frame) for frame in _seen(arrivals(messages, first_us), see) if frame.message.rows)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.jetstream import JetStream, fetch_whole
 from pipelines.existence import check_started
 from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs import stage_config
@@ -121,7 +121,7 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
     arrivals: dict[int, int] = {}
     confirmed_to = 0
     after = _entries_after(log, names, chain, since)
-    for entry in map(Entry.decode, log.fetch(ledger, names.chain("process"), after, chain.sequence)):
+    for entry in map(Entry.decode, fetch_whole(log, ledger, names.chain("process"), after, chain.sequence)):
         if entry.kind != "done":
             continue
         body = entry.body
