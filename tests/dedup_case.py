@@ -104,7 +104,7 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
         key = json.loads(record["value"])["id"]
         fate[position] = "duplicate" if key in seen else "row"
         seen.add(key)
-    assert set(fate) == set(case.records())
+    assert set(fate) == set(case.records()), (len(fate), len(case.records()), case.told[-20:])
     rows = Counter(position for position, *_ in case.rows())
     assert rows == Counter(position for position, found in fate.items() if found == "row")
     letters = Counter((letter["_tf_partition"], letter["_tf_offset"]) for letter in case.letters())

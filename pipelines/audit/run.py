@@ -27,7 +27,7 @@ from pipelines.connectors.kafka_settings import client_settings
 from pipelines.existence import check_started
 from pipelines.ledger import Entry, read_chain
 from pipelines.legs import stage_config
-from pipelines.legs.arrivals import Arrived, arrivals, steps
+from pipelines.legs.arrivals import Arrived, arrivals, clock_resets, steps
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import LEGS, Names
@@ -225,8 +225,10 @@ class Audit:
 
     def _steps(self, ranges: list[tuple[int, str]], to: int) -> Iterator[tuple[str, list[Arrived]]]:
         """The raw frames that process has done, in portions of one configuration."""
+        done = self._chains["process"].done
+        resets = clock_resets(done.body) if done else []
         messages = read_frames(self._log, self._names, "raw", Subjects(self._names.stream("raw")), to)
-        for version, frames in groupby(arrivals(messages, 0), lambda frame: config_at(ranges, frame.message.sequence)):
+        for version, frames in groupby(arrivals(messages, 0, resets), lambda frame: config_at(ranges, frame.message.sequence)):
             yield from ((version, step) for step in steps(frames))
 
     def _done_ranges(self) -> list[tuple[int, str]]:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pipelines.connectors.jetstream import JetStream, fetch_whole
 from pipelines.dedup import PAST_COLUMN
 from pipelines.ledger import Entry, read_chain
-from pipelines.legs.arrivals import arrivals, steps
+from pipelines.legs.arrivals import arrivals, clock_resets, steps
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names
@@ -67,7 +67,9 @@ def judged(
 ) -> Iterator[Judged]:
     """What lies behind `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
     before = start.watermarks
-    for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.arrival_us)):
+    done = read_chain(log, names.stream("ledger"), names.chain("process")).done
+    resets = clock_resets(done.body) if done else []
+    for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.arrival_us, resets)):
         tell(step[-1].message.sequence - start.sequence, to - start.sequence)
         counts = new_counts()
         rows, _ = stages(engine, config, "", step, counts)

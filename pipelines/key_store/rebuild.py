@@ -20,7 +20,7 @@ from pipelines.errors import DataLossError, InvariantError
 from pipelines.key_store.rebuild_ways import SEQUENCE_BITS, Here, InTasks, Way, places
 from pipelines.key_store.state import KeyState
 from pipelines.ledger import Chain, Entry
-from pipelines.legs.arrivals import Arrived
+from pipelines.legs.arrivals import Arrived, clock_resets
 from pipelines.legs.buckets import Listing
 from pipelines.legs.execute import Report, Tasks
 from pipelines.legs.frames import new_counts
@@ -57,7 +57,8 @@ def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | 
         found = chain.open()
         state.stage_config(found)
         assert found.done is not None
-        way = Here(state.connections) if tasks is None else InTasks(state.connections, tasks)
+        resets = clock_resets(found.done.body)
+        way = Here(state.connections, resets) if tasks is None else InTasks(state.connections, resets, tasks)
         rebuilding = _Rebuilding(state, found.done, way)
         rebuilding.judge_all(tell)
         result = rebuilding.result()

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pipelines.connectors.jetstream import fetch_whole
 from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN
-from pipelines.legs.arrivals import Arrived, arrivals, steps
+from pipelines.legs.arrivals import Arrived, ClockReset, arrivals, steps
 from pipelines.legs.buckets import first_of_keys, key_owners, listed, live_runs, shares
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report, Tasks
@@ -54,12 +54,12 @@ class Way(Protocol):
 class Here:
     """In this process."""
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(self, connections: Connections, resets: Sequence[ClockReset]) -> None:
+        self._connections, self._resets = connections, resets
 
     def portions(self, after: int, to: int, clock_us: int, buckets: int) -> Iterator[list[Arrived]]:
         log, names = self._connections.log, self._connections.names
-        frames = arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), after, to), clock_us)
+        frames = arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), after, to), clock_us, self._resets)
         while portion := list(islice(frames, FRAMES_PER_PORTION)):
             yield portion
 
@@ -78,8 +78,8 @@ class Here:
 class InTasks:
     """As Spark tasks, one per slot and then one per bucket."""
 
-    def __init__(self, connections: Connections, tasks: Tasks) -> None:
-        self._connections, self._tasks = connections, tasks
+    def __init__(self, connections: Connections, resets: Sequence[ClockReset], tasks: Tasks) -> None:
+        self._connections, self._resets, self._tasks = connections, resets, tasks
 
     def portions(self, after: int, to: int, clock_us: int, buckets: int) -> Iterator[list[Arrived]]:
         """Frames without their payloads, which tasks fetch themselves."""
@@ -102,7 +102,7 @@ class InTasks:
             for start in range(after, to, FRAMES_PER_SCAN)
             for message in self._connections.log.scan(stream, start, min(to, start + FRAMES_PER_SCAN))
         )
-        return arrivals(messages, clock_us)
+        return arrivals(messages, clock_us, self._resets)
 
     def judge(self, frames: list[Arrived], item: Item, accepted: Words | None) -> list[Report]:
         subjects = [self._connections.names.subjects("raw")]

@@ -216,4 +216,4 @@ def stages(
     rows = fitting.accepted
     if config.dedup_time_field:
         rows = with_newest_before(rows, (frame.message for frame in step))
-    return rows, letters(records, rejected, version)
+    return rows, letters(records, rejected, version, config.source)

@@ -1,17 +1,20 @@
 """The process leg: raw frames to typed out frames and dead letters. A work item is some buckets' share of a range of raw sequences."""
 
 import json
+import sys
 import time
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from pipelines.config import format_duration
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
 from pipelines.errors import HaltError, RetryableError
 from pipelines.ledger import Entry
-from pipelines.legs.arrivals import Arrived, arrivals, bucket_of
+from pipelines.legs.arrivals import Arrived, arrival_by, arrivals, bucket_of, clock_resets, microseconds
 from pipelines.legs.buckets import Listing
 from pipelines.legs.execute import Item, Report, run_in_tasks, run_with_exchange
 from pipelines.legs.frames import after_exchange, before_exchange, process, process_frames
@@ -22,6 +25,8 @@ from pipelines.state.store import made_for
 DRIVER_FRAMES = 16
 """Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
 OFFER_SECONDS = 1.0
+CLOCK_SECONDS = 1.0
+"""How often the clocks are compared: it takes a request."""
 
 
 class ProcessLeg(Leg):
@@ -30,10 +35,13 @@ class ProcessLeg(Leg):
     name = "process"
     _next_offer = 0.0
     _seen_offer = 0
+    _next_clock = 0.0
 
     def _start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
         self._check_buckets()
+        if self.chain.state.plan is None:
+            self._check_clock()
         self._sweep()
         return {"sequence": self.chain.state.to or 0}
 
@@ -44,6 +52,30 @@ class ProcessLeg(Leg):
                 f"starting process: its state lies in {done.body['buckets']} buckets, the file says {buckets}: a change was begun and is "
                 "not finished; run `tallyflow rebucket` again"
             )
+
+    def _check_clock(self) -> None:
+        """Where dedup goes by arrival, which never steps back: tells that it is ahead of the server's clock, as the file asks for.
+
+        A range that was planned is done before, so that `reset-clock` finds none.
+        """
+        done, log = self.chain.state.done, self.connections.log
+        config = self.connections.stage_config(self.connections.run.stage_config)
+        if done is None or not config.dedup_key or config.dedup_time_field or time.monotonic() < self._next_clock:
+            return
+        self._next_clock = time.monotonic() + CLOCK_SECONDS
+        limits = self.connections.config.resources.nats
+        now_us = microseconds(log.clock(self.connections.names.stream("raw")))
+        ahead = timedelta(microseconds=done.body["clock_us"] - arrival_by(clock_resets(done.body), sys.maxsize, now_us))
+        self.status.warning = ""
+        if ahead > limits.max_clock_ahead:
+            told = (
+                f"the arrival of the last record is {format_duration(ahead)} ahead of NATS's clock, which was ahead and stepped back: "
+                "until it is there again the windows of dedup stand still, and records are dropped as copies of older ones; set the "
+                "clock of the server right, stop the pipeline and run `tallyflow reset-clock`"
+            )
+            if limits.clock_ahead == "halt":
+                raise HaltError(f"judging by arrival: {told}; or wait, or say `clock_ahead: warn` in resources.nats")
+            self.status.warning = told
 
     def _finish(self, session: SparkSession, plan: Entry) -> None:
         """As every leg's; then deletes the runs that the new `done` does not list any more."""
@@ -75,6 +107,7 @@ class ProcessLeg(Leg):
         return (self.chain.state.to or 0) >= end["sequence"]
 
     def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+        self._check_clock()
         start = self.chain.state.to or 0
         return start, min(end["sequence"], start + MAX_FRAMES_PER_BATCH), {"config": self.connections.run.stage_config}
 
@@ -86,6 +119,7 @@ class ProcessLeg(Leg):
         before = done.body if done else {}
         item = {"from": start, "to": to, "config": plan.body["config"], "tails": before.get("tails", {})}
         item |= {"runs": before.get("runs", {}), "clock_us": before.get("clock_us", 0), "watermarks": before.get("watermarks")}
+        item["clock_resets"] = before.get("clock_resets", [])
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
         reports, arrived, last = run(session, item)
         counts: Counter[str] = Counter()
@@ -99,6 +133,7 @@ class ProcessLeg(Leg):
             "config": plan.body["config"],
             "buckets": self.connections.stage_config(plan.body["config"]).buckets,
             "clock_us": arrived[-1].arrival_us,
+            "clock_resets": item["clock_resets"],
             "watermarks": next((report["watermarks"] for report in reports if report["watermarks"]), item["watermarks"]),
             "input": input_mark(last),
             "tails": tails,
@@ -131,14 +166,14 @@ class ProcessLeg(Leg):
         config = self.connections.stage_config(item["config"])
         messages = list(log.fetch(names.stream("raw"), names.subjects("raw"), item["from"], item["to"]))
         check_contiguous(names.stream("raw"), [m.sequence for m in messages], item["from"], item["to"])
-        arrived = list(arrivals(messages, item["clock_us"]))
+        arrived = list(arrivals(messages, item["clock_us"], clock_resets(item)))
         # All buckets at once: a step through the stages costs 9 ms, however few rows it has.
         return [process_frames(self.connections, config, item, arrived)], arrived, messages[-1]
 
     def _in_tasks(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
         log, stream = self.connections.log, self.connections.names.stream("raw")
         config = self.connections.stage_config(item["config"])
-        arrived = list(arrivals(log.scan(stream, item["from"], item["to"]), item["clock_us"]))
+        arrived = list(arrivals(log.scan(stream, item["from"], item["to"]), item["clock_us"], clock_resets(item)))
         shares = {
             str(bucket): {
                 "subjects": sorted({frame.message.subject for frame in frames}),

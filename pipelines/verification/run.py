@@ -225,7 +225,7 @@ class Verifier:
         for first, last, version in history.segments(span.read_from, span.last):
             self._tell(f"reading raw {first}..{last}")
             seen: dict[int, int] = {}
-            frames = read_batches(self._log, self._names, first, last, clock_us, partial(self._see, seen))
+            frames = read_batches(self._log, self._names, first, last, clock_us, history.resets, partial(self._see, seen))
             reference.load(frames, subject.configs[version])
             reference.add_frames(self._partitions)
             self._partitions.clear()

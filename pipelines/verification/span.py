@@ -14,7 +14,7 @@ from pipelines.connectors.jetstream import JetStream, fetch_whole
 from pipelines.existence import check_started
 from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs import stage_config
-from pipelines.legs.arrivals import microseconds
+from pipelines.legs.arrivals import ClockReset, clock_resets, microseconds
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names
 from pipelines.purge import read_purged
@@ -49,6 +49,7 @@ class History:
     arrivals_us: Sequence[int]
     confirmed_to: int
     is_whole: bool
+    resets: Sequence[ClockReset] = ()
 
     def since(self, arrival_us: int) -> int:
         """The first sequence that arrived then or later; behind the last one if none did."""
@@ -132,7 +133,10 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
             confirmed_to = body["to"]
     known = sorted(arrivals.items())
     is_whole = bool(known) and known[0][0] == 1
-    return History(sorted(plans.values(), key=lambda plan: plan.to), [s for s, _ in known], [at for _, at in known], confirmed_to, is_whole)
+    resets = clock_resets(chain.done.body) if chain.done else ()
+    return History(
+        sorted(plans.values(), key=lambda plan: plan.to), [s for s, _ in known], [at for _, at in known], confirmed_to, is_whole, resets
+    )
 
 
 def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datetime | None) -> int:
