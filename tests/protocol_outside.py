@@ -226,9 +226,9 @@ class Topic:
         self.world.call()
         return {p: self.first[p] for p in partitions or self.held}
 
-    def ends(self) -> dict[int, int]:
+    def ends(self, partitions: list[int] | None = None) -> dict[int, int]:
         self.world.call()
-        return dict(self.end)
+        return {p: self.end[p] for p in partitions or self.held}
 
     def read(self, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
         left = {p: r for p, r in ranges.items() if r[0] < r[1]}
