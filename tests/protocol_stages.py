@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from protocol_outside import BUCKETS
 
 from pipelines.dedup import KEY_COLUMNS
-from pipelines.legs.stage_config import StageConfig
+from pipelines.legs.stage_config import RELEASE, StageConfig
 from pipelines.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
 
 
@@ -17,7 +17,7 @@ def configuration(refused: str, window_us: int) -> StageConfig:
     """Stages that refuse records with the value `refused`, write its name behind the others, and drop copies within a window, if any."""
     mapping = (("v", "value", "String", False),)
     key = ("v",) if window_us else ()
-    return StageConfig(1, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
+    return StageConfig(RELEASE, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
 
 
 def apply(value: bytes, config: StageConfig) -> bytes | None:

@@ -24,6 +24,7 @@ from nats.js.errors import APIError, NotFoundError
 from pipelines.config import NatsConnection
 from pipelines.connectors.jetstream_errors import TABLE_CLASSES, map_error
 from pipelines.connectors.nats_settings import connection_options
+from pipelines.connectors.stream_settings import check_stream
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.naming import stream_of_subject
@@ -369,7 +370,8 @@ class JetStream:
         HaltError for an existing stream with settings that could remove what it has acknowledged, or of other subjects.
         """
         if (found := self.state(stream)) is not None:
-            self._check_settings(stream, subjects)
+            existing = self._wait(f"reading the settings of stream {stream}", self._js.stream_info(stream))
+            check_stream(existing.config, subjects)
             return found
         config = api.StreamConfig(
             name=stream,
@@ -395,16 +397,6 @@ class JetStream:
         if created is None:
             raise HaltError(f"creating stream {stream}: it was created and is gone again; is another process deleting this pipeline?")
         return created
-
-    def _check_settings(self, stream: str, subjects: str) -> None:
-        """Raises HaltError for a stream that somebody has made, or changed, so that the pipeline could not rest on it."""
-        config = self._wait(f"reading the settings of stream {stream}", self._js.stream_info(stream)).config
-        faults = stream_faults(config, subjects)
-        if faults:
-            raise HaltError(
-                f"checking stream {stream}: {'; '.join(fault for fault, _ in faults)}. What it acknowledged could go before it was read. "
-                f"{'; '.join(dict.fromkeys(remedy for _, remedy in faults)).replace('STREAM', stream)}"
-            )
 
     def set_metadata(self, stream: str, metadata: dict[str, str]) -> None:
         """Replaces these entries of the stream's metadata; the others, and all settings, stay."""
@@ -443,26 +435,6 @@ class JetStream:
         self.connect()
         subscription = self._wait(f"subscribing to {subject}", subscribe())
         return lambda: self._wait(f"unsubscribing from {subject}", subscription.unsubscribe())
-
-
-def stream_faults(config: api.StreamConfig, subjects: str) -> list[tuple[str, str]]:
-    """(what is wrong with the settings of one of our streams, what to do about it); STREAM stands for its name."""
-    anew = "delete the pipeline and start it anew: it makes its streams itself"
-    rules = [
-        (config.discard != api.DiscardPolicy.NEW, "a full stream discards old messages", "run `nats stream edit STREAM --discard=new`"),
-        (bool(config.max_age), f"messages go after {config.max_age:g} s", "run `nats stream edit STREAM --max-age=0`"),
-        ((config.max_msgs or -1) > 0, f"it keeps {config.max_msgs} messages", "run `nats stream edit STREAM --max-msgs=-1`"),
-        (
-            (config.max_msgs_per_subject or -1) > 0,
-            f"it keeps {config.max_msgs_per_subject} messages of a subject",
-            "run `nats stream edit STREAM --max-msgs-per-subject=-1`",
-        ),
-        (config.storage == api.StorageType.MEMORY, "it is in memory only", anew),
-        (config.retention != api.RetentionPolicy.LIMITS, f"its retention is {config.retention}", anew),
-        (list(config.subjects or []) != [subjects], f"its subjects are {config.subjects}, not {subjects}", anew),
-        (not config.allow_direct, "it allows no direct gets", "run `nats stream edit STREAM --allow-direct`"),
-    ]
-    return [(fault, remedy) for is_wrong, fault, remedy in rules if is_wrong]
 
 
 def _direct_message(reply: Msg) -> Message:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from nats.js import api
 
-from pipelines.connectors.jetstream import stream_faults
+from pipelines.connectors.stream_settings import stream_faults
 
 OURS: dict[str, Any] = {
     "name": "tf-orders-raw",
