@@ -126,6 +126,8 @@ class Runner:
             prepared = self._wait_for_systems()
         if prepared is None:
             return
+        if prepared.topic.note:
+            self._tell(prepared.topic.note)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
         forget_halts(self.directory, self.options.legs)

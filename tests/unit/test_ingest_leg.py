@@ -5,8 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Uuid
 
 from pipelines.append import Tail
+from pipelines.connectors.kafka import TopicFacts
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.legs.ingest import IngestLeg, _stored_frames, check_ends
 from pipelines.naming import Names
@@ -61,3 +63,8 @@ def test_frames_that_a_replica_does_not_serve_yet_are_waited_for() -> None:
                 _stored_frames(connections, SUBJECT, 0, 10, Tail(0, -1))
         else:
             assert [frame.last for frame in _stored_frames(connections, SUBJECT, 0, 10, Tail(0, -1))[0]] == [4, 9]
+
+
+def test_a_broker_without_topic_ids_is_told_at_the_start() -> None:
+    assert "never make a topic again under its name" in TopicFacts(str(Uuid(0, 0)), (0,)).note
+    assert TopicFacts(str(Uuid(7, 1)), (0,)).note == ""
