@@ -5,6 +5,7 @@ Part of the model of tests/unit/test_protocol_model.py; protocol_world.py puts i
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -255,7 +256,9 @@ class Outside:
         source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
         stages = world.config
         sink = SimpleNamespace(connection_params=SimpleNamespace(database=stages.database), table=stages.table)
-        self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError())
+        # The clock may step back by minutes in a long history; what is told of it has a test of its own.
+        resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
+        self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self._world, self._stores = world, {}
         versions = {"stage_config": version, "accepted_config": version}

@@ -70,8 +70,8 @@ class TopicFacts:
         if self.topic_id != _NO_TOPIC_ID:
             return ""
         return (
-            "note: the broker gives topics no ids, so a topic that is deleted and made again is told only by its end, if that is before what "
-            "was confirmed; never make a topic again under its name"
+            "note: the broker gives topics no ids, so a topic that is deleted and made again is told only by its end, if that is before "
+            "what was confirmed; never make a topic again under its name"
         )
 
 
