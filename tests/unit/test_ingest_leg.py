@@ -23,7 +23,7 @@ def test_an_end_before_what_was_confirmed_is_a_loss_that_is_named() -> None:
     check_ends("orders", {"0": 10, "1": 7}, {0: 10, 1: 90})
     check_ends("orders", {"0": 10, "1": 7}, {0: 10})
     with pytest.raises(
-        DataLossError, match=r"topic orders: it ends before what was read: partition 1 at 6, and 7 was confirmed\. Kafka has"
+        DataLossError, match=r"topic orders: it ends before what was read: partition 1 at 6, and 7 was confirmed\. Kafka lost"
     ):
         check_ends("orders", {"0": 10, "1": 7}, {0: 10, 1: 6})
 
