@@ -6,13 +6,12 @@ Out: the records that go on; the duplicates; and one new store entry per key tha
 Meaning, key by key in position order: a record is a duplicate if the last accepted record a of its key was accepted at a time less than
 `window` away, |t - a.t| < window, and a is not over, a.t + window > W. Every other record is accepted and replaces a. So at exactly the
 window, or later, a record is accepted and starts a new window; a dropped duplicate does not prolong one. t is the arrival, which never
-steps back (then W is nothing), or a field, with W the record's watermark: the newest time in all frames before its own, less the allowed
-lateness (`FrameTimes`). A record older than W is late, and is not judged.
+steps back (then W is nothing), or a field, with W the record's watermark (`watermarks`). A record older than W is late, and is not judged.
 
 Guarantee: the answer is a function of the records in their order, whatever the batches that they come in and whatever has expired from the
-store. Rejected: `null_key` (by `with_keys`), `null_time` and `invalid_time` (by `with_times`), `late` (by the caller). State: the store's
-entries, which may go once a.t + window <= the clock of the last `done`. After a restart the same records with the same store give the same
-answer.
+store. Rejected: `null_key` (by `with_keys`), `null_time`, `invalid_time` and `ahead` (by `with_times`), `late` (by the caller). State: the
+store's entries, which may go once a.t + window <= the clock of the last `done`: the arrival, or the combined watermark. After a restart the
+same records with the same store give the same answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,16 +31,13 @@ from pipelines.state.keys import hash_keys
 from pipelines.state.runs import Entries, by_hash
 from pipelines.state.store import Found
 from pipelines.vectors import Mask, one_chunk, to_mask
+from pipelines.watermarks import TIME_COLUMN, Times
 
 KEY_COLUMNS = ("_tf_key_hi", "_tf_key_lo")
 PAST_COLUMN = "_tf_past_dedup"
 """True for a record that dedup accepted before it became a dead letter: it goes on, and leaves the store alone. Often there is none."""
-TIME_COLUMN = "_tf_time"
-"""A record's own time, in microseconds since 1970, UTC, where the window is measured on a field."""
-NEVER = np.iinfo(np.int64).min
 _MAX_PASSES = 64
 _INSTANT = parse_type("DateTime64(6)")
-Times = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -67,11 +62,12 @@ def with_keys(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, fields: Seque
     return rejections.split(parsed, parsed)
 
 
-def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str, unit: str = "") -> StageOutput:
+def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str, max_ahead_us: int, unit: str = "") -> StageOutput:
     """`parsed` with the time in `field` as TIME_COLUMN: a number or decimal text of `unit` since 1970; without a unit unix seconds, or a
     text as a DateTime column takes it. Others are rejected.
 
-    Times are those of DateTime64, 1900 to 2299. While it runs, a table `_tf_values` is registered in `engine`.
+    Times are those of DateTime64, 1900 to 2299, and at most `max_ahead_us` behind the record's arrival: one of the far future would make
+    all others late. While it runs, a table `_tf_values` is registered in `engine`.
     """
     values = one_chunk(parsed.column(field))
     rejections = Rejections("dedup", len(values))
@@ -83,45 +79,9 @@ def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str, 
         instants, bad = epoch_to_instants(values, _INSTANT, unit or "s")
     rejections.note(bad, "invalid_time", field, "the value is no instant between 1900 and 2299")
     times = pc.fill_null(instants.cast(pa.int64()), 0)
+    ahead = times.to_numpy() - one_chunk(parsed.column("_tf_arrival")).cast(pa.int64()).to_numpy() > max_ahead_us
+    rejections.note(ahead, "ahead", field, "the time lies further ahead of the arrival than max_ahead")
     return rejections.split(parsed, parsed.append_column(TIME_COLUMN, times))
-
-
-@dataclass(frozen=True)
-class FrameTimes:
-    """The newest TIME_COLUMN of each raw frame of a range, in sequence order; `before` is that of all frames before the range, or NEVER."""
-
-    sequences: Words
-    newest: Times
-    before: int
-
-    @classmethod
-    def of(cls, records: pa.Table, before: int) -> "FrameTimes":
-        """Those of `records`, which must be all that came through to dedup; a frame without any has no time."""
-        found = records.group_by("_tf_sequence").aggregate([(TIME_COLUMN, "max")]).sort_by("_tf_sequence")
-        return cls(found.column("_tf_sequence").to_numpy(), found.column(f"{TIME_COLUMN}_max").to_numpy(), before)
-
-    @classmethod
-    def of_none(cls, before: int) -> "FrameTimes":
-        """Of a range without a frame."""
-        return cls(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64), before)
-
-    def together(self, other: "FrameTimes") -> "FrameTimes":
-        """Both; frames of neither are in the other."""
-        sequences, newest = np.concatenate([self.sequences, other.sequences]), np.concatenate([self.newest, other.newest])
-        order = np.argsort(sequences)
-        return FrameTimes(sequences[order], newest[order], self.before)
-
-    @property
-    def last(self) -> int:
-        """The newest time of all: `before` for the next range."""
-        return max(self.before, int(self.newest.max(initial=NEVER)))
-
-    def watermarks(self, sequences: Words, lateness_us: int) -> Times:
-        """The watermark of a record of each frame in `sequences`; NEVER before the first time."""
-        running = np.maximum.accumulate(np.concatenate([[self.before], self.newest]))
-        newest_before = running[np.searchsorted(self.sequences, sequences)]
-        marks: Times = np.where(newest_before == NEVER, NEVER, newest_before - lateness_us)
-        return marks
 
 
 def dedup(

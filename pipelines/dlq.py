@@ -29,16 +29,18 @@ LETTER_SCHEMA = pa.schema(
         ("last_time", INSTANT),
         ("past_dedup", pa.bool_()),
         ("origin", pa.string()),
+        ("source", pa.string()),
     ]
 )
 """`value` is the whole record, or the first 1024 bytes where `oversize` tells its size and SHA-256. Times are arrivals, never a clock.
 
 `attempts` counts rejections, this one included. `past_dedup`: dedup, if there is one, has accepted the record. `origin`: the position of
-the letter that this record was before it entered again; null for a record that comes from Kafka.
+the letter that this record was before it entered again; null for a record that comes from Kafka. `source`: the id of its source in the
+pipeline file.
 """
 
 
-def letters(records: pa.Table, rejected: pa.Table, config_version: str, past_dedup: bool = False) -> pa.Table:
+def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str, past_dedup: bool = False) -> pa.Table:
     """The dead letters for `rejected`; each of its rows names a record of `records` (both sorted or not; every position at most once).
 
     `past_dedup`: they were rejected behind dedup.
@@ -59,6 +61,7 @@ def letters(records: pa.Table, rejected: pa.Table, config_version: str, past_ded
     columns = {name: originals.column(name) for name in originals.column_names if name in LETTER_SCHEMA.names}
     columns |= {name: rejected.column(name) for name in ("stage", "code", "field", "message")}
     columns["config_version"] = pa.repeat(pa.scalar(config_version), rejected.num_rows)
+    columns["source"] = pa.repeat(pa.scalar(source), rejected.num_rows)
     columns |= _history(originals, past_dedup)
     return pa.table([columns[name] for name in LETTER_SCHEMA.names], schema=LETTER_SCHEMA)
 

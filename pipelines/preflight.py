@@ -5,7 +5,7 @@ Every check fails with one clear message and changes nothing, except that missin
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -152,8 +152,7 @@ def _shape_text(config: PipelineConfig) -> str:
 
 
 def _shape_difference(pipeline: str, before: str, now: str) -> str:
-    old: dict[str, Any] = json.loads(before)
-    new: dict[str, Any] = json.loads(now)
+    old, new = dict(_leaves(json.loads(before))), dict(_leaves(json.loads(now)))
     changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     told = "; ".join(f"{key} was {old.get(key)!r}, the file says {new.get(key)!r}" for key in changed)
     way = "; stop the pipeline and run `tallyflow rebucket`, or put it back" if changed == ["buckets"] else ""
@@ -161,6 +160,15 @@ def _shape_difference(pipeline: str, before: str, now: str) -> str:
         f"starting pipeline {pipeline}: {told}. These decide where a record's state lives and may not change while the pipeline lives"
         f"{way or '; put them back, or give the changed pipeline another pipeline_id and another table: it reads the topic anew'}"
     )
+
+
+def _leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """The facts of a shape, by path."""
+    for key, value in shape.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", value
 
 
 def ensure_table(config: PipelineConfig, clickhouse: ClickHouse) -> Table:

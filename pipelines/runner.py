@@ -140,6 +140,8 @@ class Runner:
             prepared = self._wait_for_systems()
         if prepared is None:
             return
+        if prepared.topic.note:
+            self._tell(prepared.topic.note)
         private_directory(self.directory)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
         forget_halts(self.directory, self.options.legs)

@@ -85,7 +85,7 @@ def _leg(leg: "Leg") -> dict[str, Any]:
         "pid": os.getpid(),
         "epoch": leg.lease.holder.epoch,
         "state": leg.status.state,
-        "message": leg.status.message,
+        "message": leg.status.message or leg.status.warning,
         "retries": leg.status.retries,
         "batches": leg.status.batches,
         "seconds_busy": round(leg.status.seconds_busy, 3),

@@ -33,6 +33,10 @@ class ManualClock:
         """Moves by `step`; a negative one is a server whose clock was set back."""
         self.now += step
 
+    def __call__(self, stream: str) -> datetime:
+        """The time at the leader of a stream, as `JetStream.clock` tells it."""
+        return self.now
+
     def seconds(self) -> float:
         return (self.now - FIRST_INSTANT).total_seconds()
 

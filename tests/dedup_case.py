@@ -45,28 +45,24 @@ def timed_by(field: str, key: str, window: str, lateness: str = "0s", **options:
 
 
 def check_event_times(case: PipelineCase, window_seconds: int, lateness_seconds: int) -> Counter[str]:
-    """The table holds what a dictionary lets through, frame by frame of the raw log, the dead letters the bad and the late ones."""
+    """The table holds what a dictionary lets through in the order of raw; the dead letters are the bad records, and those that Kafka's own
+    order of their partition makes late, whatever frames there are. All partitions must have records.
+    """
     log = case.log()
+    fate = _late_in_kafka(case, lateness_seconds)
     accepted: dict[int, int] = {}
-    newest: int | None = None
-    fate: dict[Position, str] = {}
-    for frame in _frames(case, log, "raw"):
-        watermark = None if newest is None else newest - lateness_seconds
-        for record in frame:
-            position = (record["partition"], record["offset"])
-            value = json.loads(record["value"]) if record["value"] != b"{" else {}
-            at, key = value.get("at"), value.get("id")
-            if at is None:
-                fate[position] = "letter"
-                continue
-            newest = at if newest is None else max(newest, at)
-            before = accepted.get(key)
-            if watermark is not None and at < watermark:
-                fate[position] = "late"
-            elif before is not None and abs(at - before) < window_seconds and (watermark is None or before + window_seconds > watermark):
-                fate[position] = "duplicate"
-            else:
-                fate[position], accepted[key] = "row", at
+    for record in chain.from_iterable(_frames(case, log, "raw")):
+        position = (record["partition"], record["offset"])
+        if position in fate:
+            continue
+        value = json.loads(record["value"]) if record["value"] != b"{" else {}
+        at, key = value.get("at"), value.get("id")
+        if at is None:
+            fate[position] = "letter"
+        elif key in accepted and abs(at - accepted[key]) < window_seconds:
+            fate[position] = "duplicate"
+        else:
+            fate[position], accepted[key] = "row", at
     assert Counter(position for position, *_ in case.rows()) == Counter(position for position, found in fate.items() if found == "row")
     letters = case.letters()
     found = {(letter["_tf_partition"], letter["_tf_offset"]): letter["code"] == "late" for letter in letters}
@@ -78,6 +74,19 @@ def check_event_times(case: PipelineCase, window_seconds: int, lateness_seconds:
     log.close()
     assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])
     return Counter(fate.values())
+
+
+def _late_in_kafka(case: PipelineCase, lateness_seconds: int) -> dict[Position, str]:
+    newest: dict[int, int] = {}
+    late: dict[Position, str] = {}
+    for (partition, offset), value in sorted(case.records().items()):
+        at = json.loads(value).get("at") if value != b"{" else None
+        if at is None:
+            continue
+        if at < newest.get(partition, at) - lateness_seconds:
+            late[partition, offset] = "late"
+        newest[partition] = max(at, newest.get(partition, at))
+    return late
 
 
 def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> Counter[str]:
@@ -95,7 +104,7 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
         key = json.loads(record["value"])["id"]
         fate[position] = "duplicate" if key in seen else "row"
         seen.add(key)
-    assert set(fate) == set(case.records())
+    assert set(fate) == set(case.records()), (len(fate), len(case.records()), case.told[-20:])
     rows = Counter(position for position, *_ in case.rows())
     assert rows == Counter(position for position, found in fate.items() if found == "row")
     letters = Counter((letter["_tf_partition"], letter["_tf_offset"]) for letter in case.letters())
@@ -126,7 +135,7 @@ def tasks_of(state: KeyState, session: SparkSession) -> Tasks:
 
 
 def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """The newest entry of each key whose window is not over: time and raw position by hash."""
+    """The last entry of each key, if its window is not over: raw position and time by hash."""
     state = key_state(case)
     chain = state.chain()
     config = state.stage_config(chain)
@@ -134,10 +143,9 @@ def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, in
     for bucket in range(chain.done.body["buckets"]):
         for entries in state.store(chain, bucket).checked():
             for hi, lo, time, sequence, ordinal in zip(*(column.tolist() for column in entries.columns()), strict=True):
-                if time > config.dedup_expired_us(chain.done.body):
-                    found[hi, lo] = max(found.get((hi, lo), (0, 0, 0)), (time, sequence, ordinal))
+                found[hi, lo] = max(found.get((hi, lo), (0, 0, 0)), (sequence, ordinal, time))
     state.close()
-    return found
+    return {key: entry for key, entry in found.items() if entry[2] > config.dedup_expired_us(chain.done.body)}
 
 
 def _frames(case: PipelineCase, log: JetStream, role: str) -> Iterator[list[dict[str, Any]]]:

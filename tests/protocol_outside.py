@@ -284,9 +284,9 @@ class Topic:
         self.world.call()
         return {p: self.first[p] for p in partitions or self.held}
 
-    def ends(self) -> dict[int, int]:
+    def ends(self, partitions: list[int] | None = None) -> dict[int, int]:
         self.world.call()
-        return dict(self.end)
+        return {p: self.end[p] for p in partitions or self.held}
 
     def read(self, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
         left = {p: r for p, r in ranges.items() if r[0] < r[1]}
@@ -314,7 +314,9 @@ class Outside:
         stages = world.config
         where = {"connection_params": SimpleNamespace(database=stages.database), "table": stages.table}
         sink = SimpleNamespace(**where, delivery="exactly_once", max_insert_time=timedelta(seconds=60))
-        self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError())
+        # The clock may step back by minutes in a long history; what is told of it has a test of its own.
+        resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
+        self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self._world, self._stores = world, {}
         versions = {"stage_config": version, "accepted_config": version}

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from protocol_outside import BUCKETS
 
 from pipelines.dedup import KEY_COLUMNS
-from pipelines.legs.stage_config import StageConfig
+from pipelines.legs.stage_config import RELEASE, StageConfig
 from pipelines.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
 
 MORE = b" and more"
@@ -25,7 +25,7 @@ def configuration(refused: str, window_us: int, has_more: bool = False) -> Stage
     """
     mapping = (("v", "value", "String", False), *((("v", "more", "String", False),) if has_more else ()))
     key = ("v",) if window_us else ()
-    return StageConfig(1, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
+    return StageConfig(RELEASE, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
 
 
 def apply(value: bytes, config: StageConfig) -> bytes | None:

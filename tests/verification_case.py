@@ -17,4 +17,4 @@ CONFIG = StageConfig(
     position_columns=("_tf_sequence", "_tf_ordinal"),
 )
 KEYED = replace(CONFIG, dedup_key=("id",), dedup_window_us=10 * SECOND)
-TIMED = replace(KEYED, dedup_time_field="at", dedup_lateness_us=3 * SECOND)
+TIMED = replace(KEYED, dedup_time_field="at", dedup_lateness_us=3 * SECOND, dedup_max_ahead_us=3_600 * SECOND)

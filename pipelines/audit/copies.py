@@ -5,18 +5,19 @@ position, that stands on out covers it, by the rule in `dedup`. Keys, positions 
 bytes for each record that is on out or is asked about.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.dedup import KEY_COLUMNS, NEVER, PAST_COLUMN, TIME_COLUMN, FrameTimes
+from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN
 from pipelines.legs.stage_config import StageConfig
-from pipelines.records import position_keys
+from pipelines.records import Message, position_keys
 from pipelines.state.index import Words
 from pipelines.vectors import to_mask
+from pipelines.watermarks import NEVER, NOTHING, TIME_COLUMN, FrameTimes, Times
 
 _SEEN = """
     CREATE TABLE seen (code UBIGINT, hi UBIGINT, lo UBIGINT, at_us BIGINT, watermark_us BIGINT, window_us BIGINT, is_accepted BOOLEAN)
@@ -39,15 +40,17 @@ class Copies:
 
     def __init__(self, spilling: duckdb.DuckDBPyConnection, unexplained: Words) -> None:
         self._engine, self._unexplained = spilling, unexplained
-        self._newest_us = NEVER
+        self._watermarks = NOTHING
         self._engine.execute(_SEEN)
 
-    def add(self, rows: pa.Table, config: StageConfig, is_accepted: Callable[[Words], npt.NDArray[np.bool_]]) -> None:
-        """What the stages before dedup let through of some raw frames, in position order, all done under `config`.
+    def add(
+        self, rows: pa.Table, frames: Iterable[Message], config: StageConfig, is_accepted: Callable[[Words], npt.NDArray[np.bool_]]
+    ) -> None:
+        """What the stages before dedup let through of some raw `frames`, in position order, all done under `config`.
 
         Only that can be a copy: what they reject is a dead letter, whatever its key; nor is it one under a `config` that keeps copies.
         """
-        times, marks = self._times(rows, config)
+        times, marks = self._times(rows, frames, config)
         if PAST_COLUMN in rows.column_names:
             # Dedup did not ask about these, and remembers nothing of them.
             is_judged = ~to_mask(rows.column(PAST_COLUMN))
@@ -65,14 +68,13 @@ class Copies:
         self._engine.execute("INSERT INTO seen FROM _tf_seen")
         self._engine.unregister("_tf_seen")
 
-    def _times(self, rows: pa.Table, config: StageConfig) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _times(self, rows: pa.Table, frames: Iterable[Message], config: StageConfig) -> tuple[Times, Times]:
         """(the time that the window is measured on, the watermark) of each row."""
         if not config.dedup_time_field:
             return rows.column("_tf_arrival").cast(pa.int64()).to_numpy(), np.full(rows.num_rows, NEVER)
-        frames = FrameTimes.of(rows, self._newest_us)
-        self._newest_us = frames.last
-        marks = frames.watermarks(rows.column("_tf_sequence").to_numpy(), config.dedup_lateness_us)
-        return rows.column(TIME_COLUMN).to_numpy(), marks
+        times = FrameTimes.of(rows, frames, self._watermarks, config.dedup_window_us)
+        self._watermarks = times.last
+        return rows.column(TIME_COLUMN).to_numpy(), times.watermarks(rows, config.dedup_lateness_us)
 
     def verdict(self, purged_us: int | None) -> tuple[Words, Words]:
         """(positions that are no copy, positions that may be one of a record that is gone), both sorted.

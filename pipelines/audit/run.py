@@ -22,12 +22,12 @@ from pipelines.audit.streams import Coordinates, RawRead, RawWanted, Subjects, a
 from pipelines.audit.table import TableRows
 from pipelines.config import PipelineConfig
 from pipelines.connectors.duckdb import open_engine, open_spilling_engine
-from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.jetstream import JetStream, fetch_whole
 from pipelines.connectors.kafka_settings import client_settings
 from pipelines.existence import check_started
 from pipelines.ledger import Entry, read_chain
 from pipelines.legs import stage_config
-from pipelines.legs.arrivals import Arrived, arrivals, steps
+from pipelines.legs.arrivals import Arrived, arrivals, clock_resets, steps
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import LEGS, Names
@@ -228,7 +228,7 @@ class Audit:
                     purged_us = before[-1] if before else purged_us or step[0].arrival_us
                 if configs[version].dedup_key:
                     rows, _ = stages(stage_engine, configs[version], "", step, new_counts())
-                    copies.add(rows, configs[version], account.is_accepted)
+                    copies.add(rows, [frame.message for frame in step], configs[version], account.is_accepted)
         found, may_be = copies.verdict(purged_us)
         self._found.cannot_prove("records that may be copies of one that is purged", len(may_be))
         self._found.records["duplicates dropped"] = len(codes) - len(found) - len(may_be)
@@ -236,14 +236,16 @@ class Audit:
 
     def _steps(self, ranges: list[tuple[int, str]], to: int) -> Iterator[tuple[str, list[Arrived]]]:
         """The raw frames that process has done, in portions of one configuration."""
+        done = self._chains["process"].done
+        resets = clock_resets(done.body) if done else []
         messages = read_frames(self._log, self._names, "raw", Subjects(self._names.stream("raw")), to)
-        for version, frames in groupby(arrivals(messages, 0), lambda frame: config_at(ranges, frame.message.sequence)):
+        for version, frames in groupby(arrivals(messages, 0, resets), lambda frame: config_at(ranges, frame.message.sequence)):
             yield from ((version, step) for step in steps(frames))
 
     def _done_ranges(self) -> list[tuple[int, str]]:
         """(end, version of the configuration) of what process has done, as far as the ledger keeps single entries."""
         chain, ledger = self._chains["process"], self._names.stream("ledger")
-        entries = map(Entry.decode, self._log.fetch(ledger, self._names.chain("process"), 0, chain.sequence))
+        entries = map(Entry.decode, fetch_whole(self._log, ledger, self._names.chain("process"), 0, chain.sequence))
         ends = [(entry.body["to"], entry.body["config"]) for entry in entries if entry.kind == "done"]
         return [end for end, after in zip(ends, [*ends[1:], None], strict=True) if after is None or after[1] != end[1]]
 

@@ -249,6 +249,7 @@ app.command()(state_commands.why)
 app.command()(state_commands.compact)
 app.command()(state_commands.rebucket)
 app.command("rebuild-state")(state_commands.rebuild_state)
+app.command("reset-clock")(state_commands.reset_clock)
 for command in (redrive_commands.reprocess, redrive_commands.discard, redrive_commands.export):
     dlq_commands.app.command()(command)
 dlq_commands.app.command("import")(redrive_commands.import_letters)

@@ -148,10 +148,19 @@ def list_letters(
         print_json({"letters": [_plain(row) for row in rows], "selected": count})
         return
     table = Table(
-        "position", "topic", "partition", "offset", "arrival", "group", "state", "reason", caption=f"{len(rows):,} of {count:,} letters"
+        "position",
+        "source",
+        "topic",
+        "partition",
+        "offset",
+        "arrival",
+        "group",
+        "state",
+        "reason",
+        caption=f"{len(rows):,} of {count:,} letters",
     )
     for row in rows:
-        coordinates = (row["_tf_topic"], str(row["_tf_partition"]), str(row["_tf_offset"]))
+        coordinates = (row["source"], row["_tf_topic"], str(row["_tf_partition"]), str(row["_tf_offset"]))
         reason = f"{row['stage']}: {row['code']}{' of ' + row['field'] if row['field'] else ''}"
         table.add_row(_position(row), *coordinates, utc(row["_tf_arrival"]), row["fingerprint"], row["state"], reason)
     out.print(table)
@@ -188,7 +197,7 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
         "arrival": utc(row["_tf_arrival"]),
         **{
             name: row[name]
-            for name in ("fingerprint", "state", "stage", "code", "field", "message", "config_version", "attempts", "origin")
+            for name in ("source", "fingerprint", "state", "stage", "code", "field", "message", "config_version", "attempts", "origin")
         },
     }
     if not with_record:

@@ -134,3 +134,23 @@ def rebucket(file: File, as_json: AsJson = False) -> None:
     out.print(
         f"{found.buckets_before} -> {found.buckets} buckets; {found.entries_before:,} -> {found.entries:,} entries; start the pipeline"
     )
+
+
+def reset_clock(file: File, as_json: AsJson = False) -> None:
+    """Let the windows of a stopped pipeline go on whose arrivals are ahead of NATS's clock, because that was ahead and stepped back."""
+    from pipelines.key_store.reset_clock import reset_clock as run
+
+    with _key_state(file) as keys:
+        found = run(keys)
+    if as_json:
+        print_json({"arrival": found.arrival.isoformat(), "server": found.server.isoformat()})
+        return
+    if found.arrival <= found.server:
+        out.print(
+            f"arrivals stand at {_time(found.arrival)}, NATS's clock says {_time(found.server)}: nothing is ahead, nothing was changed"
+        )
+        return
+    out.print(
+        f"arrivals stand at {_time(found.arrival)}, NATS's clock says {_time(found.server)}: they go on at half its speed until "
+        f"{_time(found.met)}, so windows take up to twice as long until then; start the pipeline"
+    )

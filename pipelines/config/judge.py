@@ -11,7 +11,9 @@ from pipelines.config import rules
 from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
 from pipelines.config.pipeline import PipelineConfig
+from pipelines.config.sources import KafkaSource
 from pipelines.config.text import path_text, read_tree
+from pipelines.config.transforms import DedupConfig
 from pipelines.stream_limits import bytes_kept_of_out
 
 BESIDE_THE_RUN = frozenset({"checks", "alerts"})
@@ -202,12 +204,13 @@ def run_digest(text: str) -> str:
 def shape_of(config: PipelineConfig) -> dict[str, Any]:
     """What may not change over a pipeline's life, as JSON values: buckets, and per source its topic and the keys of dedup and join.
 
-    A key is a list of fields, or None if the stage is not there.
+    A key is a list of fields, or None if the stage is not there. Of dedup also what its store's entries and watermarks mean: how each
+    field of the key is read, which decides its hash, and what the window is measured on. The window itself may change.
     """
     sides = (config.join.left_source, config.join.right_source) if config.join and rules.joins(config) else ()
     join_keys = {side.source_id: list(side.key) for side in sides if side}
-    dedup_keys = {
-        rules.source_of(config, transform.source_id).source_id: list(transform.config.key)
+    dedups = {
+        rules.source_of(config, transform.source_id).source_id: transform.config
         for transform in config.transforms
         if transform.type == "dedup"
     }
@@ -216,9 +219,22 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
         "sources": {
             source.source_id: {
                 "topic": source.topic,
-                "dedup_key": dedup_keys.get(source.source_id),
+                "dedup_key": list(dedups[source.source_id].key) if source.source_id in dedups else None,
                 "join_key": join_keys.get(source.source_id),
+                **(_dedup_shape(source, dedups[source.source_id]) if source.source_id in dedups else {}),
             }
             for source in config.sources
         },
     }
+
+
+def _dedup_shape(source: KafkaSource, dedup: DedupConfig) -> dict[str, Any]:
+    fields = {field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields}
+    fields |= {column.name: {"type": column.type} for column in source.columns}
+    shape: dict[str, Any] = {"dedup_key_fields": [fields[name] for name in dedup.key], "dedup_time": dedup.time}
+    if dedup.time_field is not None:
+        shape |= {
+            "dedup_time_field": {"name": dedup.time_field, **fields[dedup.time_field]},
+            "dedup_lateness": format_duration(dedup.allowed_lateness),
+        }
+    return shape

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from pipelines.config import rules
 from pipelines.config.alerts import Alerts
-from pipelines.config.base import Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report
+from pipelines.config.base import Duration, Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report
 from pipelines.config.checks import Checks
 from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sink import ClickHouseSink
@@ -89,6 +89,12 @@ class NatsResources(Model):
     """Resources of NATS."""
 
     stream: StreamResources = Field(default=StreamResources(), description="How much the streams keep.")
+    clock_ahead: Literal["halt", "warn"] = ours(
+        "halt",
+        "What to do when the arrival, which dedup goes by, is ahead of NATS's clock, because that was ahead and stepped back: `warn` goes "
+        "on, and drops records as copies of others that came before the window.",
+    )
+    max_clock_ahead: Duration = ours(timedelta(minutes=1), "How far the arrival may be ahead of NATS's clock; a cluster's clocks differ.")
 
 
 class Resources(Model):

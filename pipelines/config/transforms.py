@@ -24,7 +24,11 @@ class DedupConfig(Model):
     time: Literal["arrival", "event"] = ours("arrival", "What the window is measured on: arrival in the pipeline, or `time_field`.")
     time_field: FieldPath | None = ours(None, "Field with the event's own time; needed with `time: event`.")
     allowed_lateness: Duration = ours(
-        timedelta(0), "With `time: event`: how far a record may lie behind the newest one before it is rejected as late."
+        timedelta(0), "With `time: event`: how far a record may lie behind the newest one before it in its partition; else it is rejected."
+    )
+    max_ahead: Duration = ours(
+        timedelta(hours=1),
+        "With `time: event`: how far a record's time may lie ahead of its arrival; one further ahead is rejected, and makes no other late.",
     )
     keep_duplicates: bool = ours(
         False,
@@ -38,6 +42,8 @@ class DedupConfig(Model):
             yield ("time_field",), "is only for 'time: event'"
         if self.time == "arrival" and self.allowed_lateness:
             yield ("allowed_lateness",), "is only for 'time: event'"
+        if self.time == "arrival" and "max_ahead" in self.model_fields_set:
+            yield ("max_ahead",), "is only for 'time: event'"
 
 
 class DedupTransform(Model):

@@ -23,6 +23,7 @@ from nats.js.errors import APIError, NotFoundError
 from pipelines.config import NatsConnection
 from pipelines.connectors.jetstream_errors import TABLE_CLASSES, map_error
 from pipelines.connectors.nats_settings import NoTlsError, connection_options, new_client
+from pipelines.connectors.stream_settings import check_stream
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.naming import stream_of_subject
@@ -92,6 +93,20 @@ def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int)
         raise DataLossError(
             f"reading {stream}: sequences {missing[:5]} of {after + 1}..{to} are missing; they were removed before they were confirmed. "
             "Restore the stream from a backup, or delete the pipeline and start it anew"
+        )
+
+
+def fetch_whole(log: Any, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
+    """As `JetStream.fetch`, where the message at `to` is known to be of `subject`. Raises RetryableError, behind what was served, when
+    the leader has that message and the replica that answers does not: it lags, and serves a beginning.
+    """
+    reached = after
+    for message in log.fetch(stream, subject, after, to):
+        reached = message.sequence
+        yield message
+    if reached < to and log.get(stream, to) is not None:
+        raise RetryableError(
+            f"reading {subject} of {stream}: {reached + 1}..{to} are not served yet by the replica that answered; try again"
         )
 
 
@@ -365,10 +380,13 @@ class JetStream:
     ) -> StreamState:
         """Creates the stream if it is missing; an existing one keeps its metadata. Returns its state.
 
-        `limits` retention with `discard: new`: a full stream refuses writers (back-pressure) and never drops what nobody has read.
+        `limits` retention with `discard: new`: a full stream refuses writers (back-pressure) and never drops what nobody has read. Raises
+        HaltError for an existing stream with settings that could remove what it has acknowledged, or of other subjects.
         `is_compressed`: by the server, for small messages that resemble each other; frames are compressed already.
         """
         if (found := self.state(stream)) is not None:
+            existing = self._wait(f"reading the settings of stream {stream}", self._js.stream_info(stream))
+            check_stream(existing.config, subjects)
             return found
         config = api.StreamConfig(
             name=stream,

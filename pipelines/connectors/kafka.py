@@ -38,6 +38,8 @@ CONSUME_BYTES = 16 * 1024 * 1024
 FIRST_MEAN_BYTES = 16 * 1024
 
 _TABLE_CLASSES = ErrorClasses("kafka")
+_NO_TOPIC_ID = "A" * 22
+"""Of a zero, as the client writes it."""
 _STALE = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION}
 _GONE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
 
@@ -67,6 +69,16 @@ class TopicFacts:
 
     topic_id: str
     partitions: tuple[int, ...]
+
+    @property
+    def note(self) -> str:
+        """What a start says of a broker whose topics have no ids (Kafka before 2.8, or one that only speaks its protocol); else empty."""
+        if self.topic_id != _NO_TOPIC_ID:
+            return ""
+        return (
+            "note: the broker gives topics no ids, so a topic that is deleted and made again is told only by its end, if that is before "
+            "what was confirmed; never make a topic again under its name"
+        )
 
 
 class KafkaTopic:

@@ -120,13 +120,16 @@ class _RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def admit(start: Offset, available: Offset, limit: int | None) -> Offset:
-    """`available`, or a part of it with at most `limit` positions beyond `start`, shared among the parts by what each has waiting."""
+    """`available`, or a part of it with at most `limit` positions beyond `start`, shared among the parts by what each has waiting.
+
+    An end before `start` is passed on: positions that were there are gone, and the leg tells what that means.
+    """
     waiting = {part: max(0, end - start.get(part, 0)) for part, end in available.items()}
     total = sum(waiting.values())
     if limit is None or total <= limit:
-        return {part: max(end, start.get(part, 0)) for part, end in available.items()}
+        return dict(available)
     share = {part: -(-count * limit // total) for part, count in waiting.items()}
-    return {part: start.get(part, 0) + min(waiting[part], share[part]) for part in available}
+    return {part: min(end, start.get(part, 0) + min(waiting[part], share[part])) for part, end in available.items()}
 
 
 def _offset(text: str) -> Offset:

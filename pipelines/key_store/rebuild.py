@@ -15,18 +15,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.dedup import NEVER
+from pipelines.connectors.jetstream import fetch_whole
 from pipelines.errors import DataLossError, InvariantError
 from pipelines.key_store.rebuild_ways import SEQUENCE_BITS, Here, InTasks, Way, places
 from pipelines.key_store.state import KeyState
 from pipelines.ledger import Chain, Entry
-from pipelines.legs.arrivals import Arrived
+from pipelines.legs.arrivals import Arrived, clock_resets
 from pipelines.legs.execute import Report, Tasks
 from pipelines.legs.frames import new_counts
 from pipelines.purge import Purged, read_purged
 from pipelines.records import decode_columns
 from pipelines.run_lists import Lists, RunLists
 from pipelines.state.index import Words
+from pipelines.watermarks import NOTHING, Watermarks
 
 Tell = Callable[[int, int], None]
 
@@ -56,7 +57,8 @@ def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | 
         found = chain.open()
         state.stage_config(found)
         assert found.done is not None
-        way = Here(state.connections) if tasks is None else InTasks(state.connections, tasks)
+        resets = clock_resets(found.done.body)
+        way = Here(state.connections, resets) if tasks is None else InTasks(state.connections, resets, tasks)
         rebuilding = _Rebuilding(state, found.done, way)
         rebuilding.judge_all(tell)
         result = rebuilding.result()
@@ -74,7 +76,7 @@ class _Rebuilding:
         self._counts: Counter[str] = Counter(new_counts())
         self._accepted = self._duplicates = 0
         self._clock_us = self._from = 0
-        self._newest_us = NEVER
+        self._watermarks = NOTHING
         self._totals_before: dict[str, int] = {}
         self._accepted_places: Words | None = None
         self.runs: Lists = {}
@@ -99,14 +101,17 @@ class _Rebuilding:
     def _entries(self) -> Iterator[Entry]:
         """The process chain, as far as it reaches back."""
         log, subject = self._state.connections.log, self._state.names.chain("process")
-        return map(Entry.decode, log.fetch(self._state.names.stream("ledger"), subject, 0, self._done.sequence))
+        return map(Entry.decode, fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._done.sequence))
 
     def _oldest_needed(self, purged: Purged) -> Entry:
         """The newest `done` at whose end the windows of all keys before are over by now."""
         config = self._state.stage_config_of(self._done)
-        newest_before = "newest_us" if config.dedup_time_field else "clock_us"
         expired = config.dedup_expired_us(self._done.body)
-        over = [entry for entry in self._entries() if entry.kind == "done" and entry.body[newest_before] <= expired]
+
+        def newest_us(entry: Entry) -> int:
+            return Watermarks.of(entry.body).newest_us if config.dedup_time_field else int(entry.body["clock_us"])
+
+        over = [entry for entry in self._entries() if entry.kind == "done" and newest_us(entry) <= expired]
         if not over or over[-1].body["to"] < purged.below:
             raise DataLossError(
                 f"rebuilding the key store: {self._state.names.stream('raw')} was purged up to sequence {purged.below} and no longer holds "
@@ -117,7 +122,7 @@ class _Rebuilding:
 
     def _begin_at(self, done: Entry) -> None:
         """Makes ready to judge what came after `done` by what went out. Raises DataLossError when the out stream does not tell."""
-        self._from, self._clock_us, self._newest_us = done.body["to"], done.body["clock_us"], done.body["newest_us"]
+        self._from, self._clock_us, self._watermarks = done.body["to"], done.body["clock_us"], Watermarks.of(done.body)
         self._totals_before = dict(done.body["totals"])
         names = ("rows_in", "rows_out", "duplicates", "rows_rejected")
         rows_in, rows_out, duplicates, rejected = (self._counted(name) for name in names)
@@ -134,7 +139,7 @@ class _Rebuilding:
         """Of the rows that came from what is judged again, sorted."""
         log, names = self._state.connections.log, self._state.names
         out = log.state(names.stream("out"))
-        frames = log.fetch(names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
+        frames = fetch_whole(log, names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
         parts = [places(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
         found = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
         borders = np.array([self._from + 1, self._done.body["to"] + 1], dtype=np.uint64) << SEQUENCE_BITS
@@ -166,9 +171,9 @@ class _Rebuilding:
             "buckets": self._done.body["buckets"],
             "from": self._from,
             "to": to,
-            "expired": config.dedup_expired_us({"clock_us": self._clock_us, "newest_us": self._newest_us}),
-            "expired_after": config.dedup_expired_us({"clock_us": frames[-1].arrival_us, "newest_us": self._newest_us}),
-            "newest_us": self._newest_us,
+            "expired": config.dedup_expired_us({"clock_us": self._clock_us, "watermarks": self._watermarks.encoded()}),
+            "expired_after": config.dedup_expired_us({"clock_us": frames[-1].arrival_us, "watermarks": self._watermarks.encoded()}),
+            "watermarks": self._watermarks.encoded(),
             "runs": self.runs,
         }
         for report in self._way.judge(frames, item, self._accepted_places):
@@ -179,7 +184,8 @@ class _Rebuilding:
         self._counts.update(report.get("counts", {}))
         self._accepted += report.get("accepted", 0)
         self._duplicates += report.get("duplicates", 0)
-        self._newest_us = max(self._newest_us, report.get("newest_us", NEVER))
+        if report.get("watermarks"):
+            self._watermarks = Watermarks.of(report)
         for bucket, runs in report.get("runs", {}).items():
             self._state.check_written(int(bucket), runs)
             place = self._state.connections.dedup_store(int(bucket)).place

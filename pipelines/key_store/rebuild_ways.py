@@ -4,9 +4,9 @@ In: a portion of frames in sequence order, and an item that tells what comes bef
 frames through the stages and send keys, times and places to the key's bucket; the bucket's task judges them and writes its run. A second
 attempt of a task starts from the same listing and writes under new names.
 
-An item holds `config`, `buckets`, `from` and `to` of the portion, `newest_us`, what is over by its beginning, `expired`, and by its end,
+An item holds `config`, `buckets`, `from` and `to` of the portion, `watermarks`, what is over by its beginning, `expired`, and by its end,
 `expired_after`, and the store as it is before the portion, `runs` by bucket. A report holds some of `counts`, `accepted`, `duplicates`,
-`newest_us` and `runs`.
+`watermarks` and `runs`.
 """
 
 import json
@@ -19,22 +19,24 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from pipelines.dedup import KEY_COLUMNS, NEVER, PAST_COLUMN, TIME_COLUMN, FrameTimes
-from pipelines.legs.arrivals import Arrived, arrivals, steps
+from pipelines.connectors.jetstream import fetch_whole
+from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN
+from pipelines.legs.arrivals import Arrived, ClockReset, arrivals, steps
 from pipelines.legs.buckets import first_of_keys, key_owners, listed, live_runs, shares
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report, Tasks
-from pipelines.legs.frames import COUNTS, ROWS, fetched, new_counts, stages, times_of, times_to_all
+from pipelines.legs.frames import COUNTS, ROWS, fetched, frame_times, new_counts, stages, times_of, times_to_all
 from pipelines.legs.stage_config import StageConfig
 from pipelines.records import decode_frame, encode_frame
 from pipelines.state.index import Words
+from pipelines.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
 
 FRAMES_PER_PORTION = 120
 """Of what is judged here; a frame has some thousand records of usual size."""
 FRAMES_PER_SCAN = 2_000
 RECORDS_PER_BUCKET = 500_000
 """A portion of tasks has as many records times buckets: that bounds what a bucket's task holds."""
-_JUDGED = ("_tf_sequence", "_tf_ordinal", "_tf_arrival", *KEY_COLUMNS, TIME_COLUMN, PAST_COLUMN)
+_JUDGED = ("_tf_sequence", "_tf_ordinal", "_tf_arrival", *KEY_COLUMNS, TIME_COLUMN, BEFORE_COLUMN, PAST_COLUMN)
 SEQUENCE_BITS = np.uint64(32)
 """A place is a sequence above so many bits of an ordinal."""
 
@@ -52,12 +54,12 @@ class Way(Protocol):
 class Here:
     """In this process."""
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(self, connections: Connections, resets: Sequence[ClockReset]) -> None:
+        self._connections, self._resets = connections, resets
 
     def portions(self, after: int, to: int, clock_us: int, buckets: int) -> Iterator[list[Arrived]]:
         log, names = self._connections.log, self._connections.names
-        frames = arrivals(log.fetch(names.stream("raw"), names.subjects("raw"), after, to), clock_us)
+        frames = arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), after, to), clock_us, self._resets)
         while portion := list(islice(frames, FRAMES_PER_PORTION)):
             yield portion
 
@@ -66,18 +68,18 @@ class Here:
         rows = pa.concat_tables(
             [_judged_rows(self._connections, config, step, counts) for step in steps(frames)], promote_options="default"
         )
-        times = FrameTimes.of(rows, item["newest_us"]) if config.dedup_time_field else None
+        times = frame_times(rows, frames, item, config)
         kept = rows if accepted is None else among(rows, accepted)
         parts = shares(kept, key_owners(kept, item["buckets"]))
-        told: Report = {"counts": counts, "newest_us": times.last if times is not None else NEVER}
+        told: Report = {"counts": counts, "watermarks": times.last.encoded() if times is not None else None}
         return [told, *(_add(self._connections, item, bucket, part, times) for bucket, part in parts)]
 
 
 class InTasks:
     """As Spark tasks, one per slot and then one per bucket."""
 
-    def __init__(self, connections: Connections, tasks: Tasks) -> None:
-        self._connections, self._tasks = connections, tasks
+    def __init__(self, connections: Connections, resets: Sequence[ClockReset], tasks: Tasks) -> None:
+        self._connections, self._resets, self._tasks = connections, resets, tasks
 
     def portions(self, after: int, to: int, clock_us: int, buckets: int) -> Iterator[list[Arrived]]:
         """Frames without their payloads, which tasks fetch themselves."""
@@ -100,7 +102,7 @@ class InTasks:
             for start in range(after, to, FRAMES_PER_SCAN)
             for message in self._connections.log.scan(stream, start, min(to, start + FRAMES_PER_SCAN))
         )
-        return arrivals(messages, clock_us)
+        return arrivals(messages, clock_us, self._resets)
 
     def judge(self, frames: list[Arrived], item: Item, accepted: Words | None) -> list[Report]:
         subjects = [self._connections.names.subjects("raw")]
@@ -119,7 +121,7 @@ def send_keys(connections: Connections, item: Item) -> Iterator[Parcel]:
     for step in steps(fetched(connections, item, item["share"])):
         rows = _judged_rows(connections, config, step, counts)
         if config.dedup_time_field:
-            yield from times_to_all(rows, item["buckets"])
+            yield from times_to_all(rows, step, item["buckets"])
         if "accepted" in item:
             rows = among(rows, _accepted(step, item["accepted"]))
         for bucket, part in shares(rows, key_owners(rows, item["buckets"])):
@@ -130,12 +132,12 @@ def send_keys(connections: Connections, item: Item) -> Iterator[Parcel]:
 def add_keys(connections: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
     """All of the portion that falls into `bucket`, judged in position order; the bucket's store with it."""
     config = connections.stage_config(item["config"])
-    times = times_of(parcels, item["newest_us"]) if config.dedup_time_field else None
+    times = times_of(parcels, item, config)
     counts: Counter[str] = Counter()
     for kind, payload in parcels:
         if kind == COUNTS:
             counts.update(json.loads(payload))
-    report: Report = {"counts": counts, "newest_us": times.last if times is not None else NEVER}
+    report: Report = {"counts": counts, "watermarks": times.last.encoded() if times is not None else None}
     rows = [decode_frame(payload, most_bytes=None) for kind, payload in parcels if kind == ROWS]
     if rows:
         report |= _add(connections, item, bucket, pa.concat_tables(rows, promote_options="default"), times)

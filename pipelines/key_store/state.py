@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
-from pipelines.dedup import KEY_COLUMNS, NEVER, with_keys
+from pipelines.dedup import KEY_COLUMNS, with_keys
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, StateDamagedError
 from pipelines.existence import check_started
 from pipelines.key_store.judged import Start, Tell, judged, start_at
@@ -31,6 +31,7 @@ from pipelines.records import RAW_SCHEMA, Position, decode_frame, instant, place
 from pipelines.run_lists import Listing, Lists, RunLists
 from pipelines.run_spec import RunSpec
 from pipelines.state.store import KeyedStore
+from pipelines.watermarks import NEVER
 
 T = TypeVar("T")
 SHOWN_DUPLICATES = 10

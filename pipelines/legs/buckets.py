@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.append import Appender, Tail, append_rows, last_position
-from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN, TIME_COLUMN, Deduplicated, FrameTimes, dedup
+from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN, Deduplicated, dedup
 from pipelines.dlq import letters
 from pipelines.failpoints import reach
 from pipelines.legs.admission import LATE, admit
@@ -29,6 +29,7 @@ from pipelines.rejections import Rejections
 from pipelines.run_lists import Listing, Lists
 from pipelines.state.runs import RunFacts
 from pipelines.state.store import KeyedStore, bucket_with_turn
+from pipelines.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
 
 MAX_EMIT = 2**32 - 1
 
@@ -37,7 +38,7 @@ class Buckets:
     """The out, dead-letter and duplicates subjects, and the stores, of the buckets that an item touches.
 
     The item holds `to`, the end of the plan, `from`, `tails` by subject as far as they are known, and as of the last `done` `runs` by
-    bucket, `clock_us` and `newest_us`.
+    bucket, `clock_us` and `watermarks`.
     """
 
     def __init__(self, connections: Connections, config: StageConfig, item: Item) -> None:
@@ -100,7 +101,7 @@ class Buckets:
         rejections = Rejections("dedup", late.num_rows)
         rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
         records = read_again(self._connections.log, self._connections.names.stream("raw"), late)
-        return letters(records, rejections.split(late, late).rejected, self._item["config"])
+        return letters(records, rejections.split(late, late).rejected, self._item["config"], self._config.source)
 
     def tails(self) -> dict[str, Any]:
         """The subjects' ends as the next plan remembers them."""
@@ -142,9 +143,9 @@ def _judged(config: StageConfig, rows: pa.Table, store: KeyedStore, frames: Fram
         times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
         return dedup(rows, times, config.dedup_window_us, store.find), rows.slice(0, 0)
     times = rows.column(TIME_COLUMN).to_numpy()
-    marks = frames.watermarks(rows.column("_tf_sequence").to_numpy(), config.dedup_lateness_us)
+    marks = frames.watermarks(rows, config.dedup_lateness_us)
     is_late = times < marks
-    plain = rows.drop_columns([TIME_COLUMN])
+    plain = rows.drop_columns([TIME_COLUMN, BEFORE_COLUMN])
     if not is_late.any():
         return dedup(plain, times, config.dedup_window_us, store.find, marks), plain.slice(0, 0)
     kept = plain.filter(pa.array(~is_late))

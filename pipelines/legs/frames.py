@@ -7,18 +7,17 @@ bucket's task does the rest.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from heapq import merge
 from typing import Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.connectors.duckdb import open_engine
-from pipelines.dedup import KEY_COLUMNS, NEVER, PAST_COLUMN, TIME_COLUMN, FrameTimes, with_keys, with_times
+from pipelines.dedup import KEY_COLUMNS, PAST_COLUMN, with_keys, with_times
 from pipelines.dlq import letters
 from pipelines.errors import RetryableError, UndecidedError
 from pipelines.failpoints import reach
@@ -33,6 +32,7 @@ from pipelines.naming import is_redriven
 from pipelines.parse import parse
 from pipelines.records import StageOutput, decode_frame, encode_frame
 from pipelines.transform import map_columns, reject_wide
+from pipelines.watermarks import NOTHING, TIME_COLUMN, FrameTimes, Watermarks, with_newest_before
 
 BUCKET_THREADS = 8
 ROWS, LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
@@ -63,25 +63,30 @@ def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
             for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
                 yield bucket, LETTERS, encode_frame(part)
             if config.dedup_time_field:
-                yield from times_to_all(rows, config.buckets)
+                yield from times_to_all(rows, step, config.buckets)
     yield 0, COUNTS, json.dumps(counts).encode()
 
 
-def times_to_all(rows: pa.Table, buckets: int) -> Iterator[Parcel]:
-    """The frames' times of `rows`, to each bucket."""
-    found = FrameTimes.of(rows, NEVER)
-    times = json.dumps([found.sequences.tolist(), found.newest.tolist()]).encode()
+def times_to_all(rows: pa.Table, step: Sequence[Arrived], buckets: int) -> Iterator[Parcel]:
+    """The times of the frames of a step, to each bucket; `rows` are theirs."""
+    found = FrameTimes.of(rows, (frame.message for frame in step), NOTHING, 0)
+    times = json.dumps(found.rows()).encode()
     yield from ((bucket, TIMES, times) for bucket in range(buckets))
 
 
-def times_of(parcels: Iterable[tuple[str, bytes]], before: int) -> FrameTimes:
-    """What `times_to_all` has sent of all frames of a range; `before` as in `FrameTimes`."""
-    frames = FrameTimes.of_none(before)
-    for kind, payload in parcels:
-        if kind == TIMES:
-            sequences, newest = json.loads(payload)
-            frames = frames.together(FrameTimes(np.array(sequences, dtype=np.uint64), np.array(newest, dtype=np.int64), NEVER))
-    return frames
+def times_of(parcels: Iterable[tuple[str, bytes]], item: Item, config: StageConfig) -> FrameTimes | None:
+    """What `times_to_all` has sent of all frames of a range; None where the window is not measured on a field."""
+    if not config.dedup_time_field:
+        return None
+    rows = (tuple(row) for kind, payload in parcels if kind == TIMES for row in json.loads(payload))
+    return FrameTimes.of_rows(rows, Watermarks.of(item), config.dedup_window_us)
+
+
+def frame_times(rows: pa.Table, frames: Iterable[Arrived], item: Mapping[str, Any], config: StageConfig) -> FrameTimes | None:
+    """As `times_of`, of all frames of a range and their rows."""
+    if not config.dedup_time_field:
+        return None
+    return FrameTimes.of(rows, (frame.message for frame in frames), Watermarks.of(item), config.dedup_window_us)
 
 
 def after_exchange(connections: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
@@ -89,7 +94,7 @@ def after_exchange(connections: Connections, item: Item, bucket: int, parcels: l
     config = connections.stage_config(item["config"])
     buckets = Buckets(connections, config, item)
     counts: Counter[str] = Counter()
-    frames = times_of(parcels, item["newest_us"]) if config.dedup_time_field else None
+    frames = times_of(parcels, item, config)
     for kind, payload in parcels:
         if kind == COUNTS:
             counts.update(json.loads(payload))
@@ -100,8 +105,8 @@ def after_exchange(connections: Connections, item: Item, bucket: int, parcels: l
 
 
 def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -> Report:
-    newest = frames.last if frames is not None else NEVER
-    return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs, "newest_us": newest}
+    watermarks = frames.last.encoded() if frames is not None else None
+    return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs, "watermarks": watermarks}
 
 
 def together(tables: list[pa.Table]) -> pa.Table:
@@ -132,10 +137,13 @@ def process_frames(connections: Connections, config: StageConfig, item: Item, fr
     """
     buckets = Buckets(connections, config, item)
     counts = Counter(new_counts())
+    frames = list(frames) if config.dedup_key else frames
     passed = (_admitted(connections, item, share, step, counts) for step in steps(frames, STEP_BYTES // config.widening))
     times = None
     if config.dedup_key:
-        times = _append_by_key(buckets, config, item, passed, counts)
+        rows, rejected = (together(list(tables)) for tables in zip(*passed, strict=True))
+        times = frame_times(rows, frames, item, config)
+        _append_by_key(buckets, config, rows, rejected, times, counts)
     else:
         _append_in_order(buckets, passed)
     reach("process.after-publish")
@@ -155,11 +163,9 @@ def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table
 
 
 def _append_by_key(
-    buckets: Buckets, config: StageConfig, item: Item, passed: Iterable[tuple[pa.Table, pa.Table]], counts: Counter[str]
-) -> FrameTimes | None:
+    buckets: Buckets, config: StageConfig, rows: pa.Table, rejected: pa.Table, times: FrameTimes | None, counts: Counter[str]
+) -> None:
     """Buckets side by side: each mostly waits for the disk."""
-    rows, rejected = (together(list(tables)) for tables in zip(*passed, strict=True))
-    times = FrameTimes.of(rows, item["newest_us"]) if config.dedup_time_field else None
     keyed = dict(shares(rows, key_owners(rows, config.buckets)))
     refused = dict(shares(rejected, partition_owners(rejected, config.buckets)))
     with ThreadPoolExecutor(BUCKET_THREADS, "bucket") as workers:
@@ -167,7 +173,6 @@ def _append_by_key(
         work = [workers.submit(buckets.append_bucket, bucket, keyed.get(bucket), refused.get(bucket), times) for bucket in owners]
         for done in work:
             counts.update(done.result())
-    return times
 
 
 def _admitted(
@@ -208,7 +213,7 @@ def stages(
     decided: Decided = (),
 ) -> tuple[pa.Table, pa.Table]:
     """(out rows, dead letters) of some frames; adds to `counts`. With dedup, rows have KEY_COLUMNS and are not counted as out yet;
-    with the window on a field, TIME_COLUMN as well; PAST_COLUMN where a frame holds records that were dead letters.
+    with the window on a field, TIME_COLUMN and BEFORE_COLUMN as well; PAST_COLUMN where a frame holds records that were dead letters.
 
     A record that a stage ends on is a dead letter of INTERNAL_ERROR; so are those of `decided`, which are not tried.
     """
@@ -228,8 +233,8 @@ def stages(
         refused.append(parsed.rejected)
         keep = (*keep, *KEY_COLUMNS)
     if config.dedup_time_field:
-        unit = config.unit_of(config.dedup_time_field)
-        parsed = through("dedup", lambda on, table: with_times(on, table, config.dedup_time_field, unit), parsed.accepted)
+        unit, most_us = config.unit_of(config.dedup_time_field), config.dedup_max_ahead_us
+        parsed = through("dedup", lambda on, table: with_times(on, table, config.dedup_time_field, most_us, unit), parsed.accepted)
         refused.append(parsed.rejected)
         keep = (*keep, TIME_COLUMN)
     mapped = through("transform", lambda on, table: map_columns(on, table, config.targets, keep), parsed.accepted)
@@ -243,4 +248,7 @@ def stages(
     reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
     for reason in reasons.to_pylist():
         counts[reason["values"]] = counts.get(reason["values"], 0) + reason["counts"]
-    return fitting.accepted, letters(records, rejected, version)
+    rows = fitting.accepted
+    if config.dedup_time_field:
+        rows = with_newest_before(rows, (frame.message for frame in step))
+    return rows, letters(records, rejected, version, config.source)

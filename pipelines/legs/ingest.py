@@ -1,6 +1,6 @@
 """The ingest leg: ranges of Kafka offsets to frames on the raw stream. A work item is one partition's range."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.append import Appender, Tail, Written
+from pipelines.connectors.jetstream import fetch_whole
 from pipelines.connectors.kafka import Block, GroupOffsets
 from pipelines.connectors.ranges import admit
 from pipelines.errors import DataLossError, RetryableError
@@ -163,11 +164,14 @@ def _report(connections: Connections, writer: PartitionWriter, start: int, end: 
 
 
 def _stored_frames(connections: Connections, subject: str, start: int, end: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
-    """Frames of [start, end) that stand on the subject, ours and those of other attempts, and how many offsets they skip."""
+    """Frames of [start, end) that stand on the subject, ours and those of other attempts, and how many offsets they skip.
+
+    Raises RetryableError while the replica that answers lags behind the leader.
+    """
     stream = connections.names.stream("raw")
     newest = connections.log.last(stream, subject)
     frames, skipped = [], 0
-    for message in connections.log.fetch(stream, subject, tail.sequence if tail else 0, newest.sequence if newest else 0):
+    for message in fetch_whole(connections.log, stream, subject, tail.sequence if tail else 0, newest.sequence if newest else 0):
         first = int(message.headers[HEADER_FIRST])
         if start <= first < end and last_offset(message) >= first:
             frames.append(Written(first, last_offset(message), message.rows, message.sequence, len(message.payload)))
@@ -203,6 +207,21 @@ def resume_points(connections: Connections, partitions: Sequence[int]) -> dict[i
                 )
             tails[partition] = Tail(message.sequence, last_offset(message))
     return tails
+
+
+def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]) -> None:
+    """Raises DataLossError where the topic ends before what was confirmed: new records there would have the positions of old ones.
+
+    `confirmed` are next offsets by partition; a partition that `ends` does not have is passed over.
+    """
+    gone = {int(p): (offset, ends[int(p)]) for p, offset in confirmed.items() if ends.get(int(p), offset) < offset}
+    if gone:
+        told = ", ".join(f"partition {p} at {end}, and {offset} was confirmed" for p, (offset, end) in sorted(gone.items())[:5])
+        raise DataLossError(
+            f"reading topic {topic}: it ends before what was read: {told}. Kafka lost records (an unclean leader election, a restore, a "
+            "power loss of a single broker), and will give their offsets to other records, which would never be read. Restore the topic, "
+            "or delete the pipeline and start it anew, or use another pipeline_id"
+        )
 
 
 class IngestLeg(Leg):
@@ -255,7 +274,19 @@ class IngestLeg(Leg):
                     f"resuming ingest: the raw stream of partition {partition} ends before offset {confirmed}, which was confirmed; "
                     "restore the streams of this pipeline from one moment, or delete the pipeline and start it anew"
                 )
+        self._check_ends()
         return {str(p): done.get(str(p), 0) for p in partitions}
+
+    def _check_ends(self) -> None:
+        confirmed = self.chain.state.to
+        check_ends(self.connections.config.sources[0].topic, confirmed, self.connections.topic.ends([int(p) for p in confirmed]))
+
+    def advance(self, session: SparkSession, end: dict[str, int]) -> None:
+        """As every leg's. An end that goes back is looked at first: nothing would ever be read up to there."""
+        confirmed = self.chain.state.to or {}
+        if any(offset < confirmed.get(partition, 0) for partition, offset in end.items()):
+            self.patiently(self._check_ends)
+        super().advance(session, end)
 
     def covers(self, end: dict[str, int]) -> bool:
         to = self.chain.state.to or {}

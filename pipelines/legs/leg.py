@@ -34,10 +34,13 @@ class StoppedError(Exception):
 
 @dataclass
 class LegStatus:
-    """What a leg is doing, for `status`, `/metrics` and people. `state`: starting, running, waiting, halted or stopped."""
+    """What a leg is doing, for `status`, `/metrics` and people. `state`: starting, running, waiting, halted or stopped. `warning`: what is
+    wrong although it goes on.
+    """
 
     state: str = "starting"
     message: str = ""
+    warning: str = ""
     retries: int = 0
     batches: int = 0
     last_batch: dict[str, Any] = field(default_factory=dict)

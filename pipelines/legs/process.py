@@ -1,21 +1,23 @@
 """The process leg: raw frames to typed out frames and dead letters. A work item is some buckets' share of a range of raw sequences."""
 
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from pipelines.append import last_position
+from pipelines.config import format_duration
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.connectors.ranges import MAX_FRAMES_PER_BATCH
-from pipelines.dedup import NEVER
 from pipelines.errors import HaltError, RetryableError, UndecidedError
 from pipelines.ledger import Entry
-from pipelines.legs.arrivals import Arrived, arrivals, bucket_of, packed
+from pipelines.legs.arrivals import Arrived, arrival_by, arrivals, bucket_of, clock_resets, microseconds, packed
 from pipelines.legs.execute import Item, Report, run_in_tasks, run_with_exchange
 from pipelines.legs.frames import after_exchange, before_exchange, process, process_frames
 from pipelines.legs.leg import Leg, check_input, input_mark
@@ -31,6 +33,8 @@ MAX_POISON = 10_000
 """Records of one plan that the stages may end on: as many as its entry on the ledger has room for."""
 PLAN_BYTES = 256 * 1024 * 1024
 """Of the frames of a plan, decoded; DRIVER_FRAMES of them always fit."""
+CLOCK_SECONDS = 1.0
+"""How often the clocks are compared: it takes a request."""
 
 
 class ProcessLeg(Leg):
@@ -39,6 +43,7 @@ class ProcessLeg(Leg):
     name = "process"
     _next_offer = 0.0
     _seen_offer = 0
+    _next_clock = 0.0
     _undecided: Sequence[Sequence[Any]] = ()
     _attempts = (0, 0)
     """The end of the plan in work, and how often it was tried: each task's process may have left a run of its own."""
@@ -57,6 +62,8 @@ class ProcessLeg(Leg):
     def _start_offset(self) -> dict[str, int]:
         check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
         self._check_buckets()
+        if self.chain.state.plan is None:
+            self._check_clock()
         self._sweep()
         return {"sequence": self.chain.state.to or 0}
 
@@ -67,6 +74,30 @@ class ProcessLeg(Leg):
                 f"starting process: its state lies in {done.body['buckets']} buckets, the file says {buckets}: a change was begun and is "
                 "not finished; run `tallyflow rebucket` again"
             )
+
+    def _check_clock(self) -> None:
+        """Where dedup goes by arrival, which never steps back: tells that it is ahead of the server's clock, as the file asks for.
+
+        A range that was planned is done before, so that `reset-clock` finds none.
+        """
+        done, log = self.chain.state.done, self.connections.log
+        config = self.connections.stage_config(self.connections.run.stage_config)
+        if done is None or not config.dedup_key or config.dedup_time_field or time.monotonic() < self._next_clock:
+            return
+        self._next_clock = time.monotonic() + CLOCK_SECONDS
+        limits = self.connections.config.resources.nats
+        now_us = microseconds(log.clock(self.connections.names.stream("raw")))
+        ahead = timedelta(microseconds=done.body["clock_us"] - arrival_by(clock_resets(done.body), sys.maxsize, now_us))
+        self.status.warning = ""
+        if ahead > limits.max_clock_ahead:
+            told = (
+                f"the arrival of the last record is {format_duration(ahead)} ahead of NATS's clock, which was ahead and stepped back: "
+                "until it is there again the windows of dedup stand still, and records are dropped as copies of older ones; set the "
+                "clock of the server right, stop the pipeline and run `tallyflow reset-clock`"
+            )
+            if limits.clock_ahead == "halt":
+                raise HaltError(f"judging by arrival: {told}; or wait, or say `clock_ahead: warn` in resources.nats")
+            self.status.warning = told
 
     def _finish(self, session: SparkSession, plan: Entry) -> None:
         """As every leg's; then deletes the runs that the new `done` does not list any more, or that attempts in vain have left."""
@@ -102,6 +133,7 @@ class ProcessLeg(Leg):
         return (self.chain.state.to or 0) >= end["sequence"]
 
     def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+        self._check_clock()
         start = self.chain.state.to or 0
         to = min(end["sequence"], start + MAX_FRAMES_PER_BATCH)
         return start, self._within_bytes(start, to), {"config": self.connections.run.stage_config}
@@ -178,7 +210,8 @@ class ProcessLeg(Leg):
         start, to = plan.body["from"], plan.body["to"]
         before = done.body if done else {}
         item = {"from": start, "to": to, "config": plan.body["config"], "tails": self._tails, "runs": self._lists.of(before)}
-        item |= {"clock_us": before.get("clock_us", 0), "newest_us": before.get("newest_us", NEVER), "poison": plan.body.get("poison", [])}
+        item |= {"clock_us": before.get("clock_us", 0), "watermarks": before.get("watermarks"), "poison": plan.body.get("poison", [])}
+        item["clock_resets"] = before.get("clock_resets", [])
         run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
         reports, arrived, last = run(session, item)
         counts: Counter[str] = Counter()
@@ -193,7 +226,8 @@ class ProcessLeg(Leg):
             "config": plan.body["config"],
             "buckets": self.connections.stage_config(plan.body["config"]).buckets,
             "clock_us": arrived[-1].arrival_us,
-            "newest_us": max([item["newest_us"], *(report["newest_us"] for report in reports)]),
+            "clock_resets": item["clock_resets"],
+            "watermarks": next((report["watermarks"] for report in reports if report["watermarks"]), item["watermarks"]),
             "input": input_mark(last),
             **{f"{role}_end": self._end_of(role, before, tails) for role in ("out", "duplicates")},
             "runs": runs,
@@ -236,14 +270,14 @@ class ProcessLeg(Leg):
         config = self.connections.stage_config(item["config"])
         messages = list(log.fetch(names.stream("raw"), names.subjects("raw"), item["from"], item["to"]))
         check_contiguous(names.stream("raw"), [m.sequence for m in messages], item["from"], item["to"])
-        arrived = list(arrivals(messages, item["clock_us"]))
+        arrived = list(arrivals(messages, item["clock_us"], clock_resets(item)))
         # All buckets at once: a step through the stages costs 9 ms, however few rows it has.
         return [process_frames(self.connections, config, item, arrived)], arrived, messages[-1]
 
     def _in_tasks(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
         log, stream = self.connections.log, self.connections.names.stream("raw")
         config = self.connections.stage_config(item["config"])
-        arrived = list(arrivals(self._scan(item["from"], item["to"]), item["clock_us"]))
+        arrived = list(arrivals(self._scan(item["from"], item["to"]), item["clock_us"], clock_resets(item)))
         shares = {
             str(bucket): {
                 "subjects": sorted({frame.message.subject for frame in frames}),

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipelines.append import Appender, last_position
-from pipelines.errors import DataLossError, FencedError
+from pipelines.connectors.jetstream import fetch_whole
+from pipelines.errors import DataLossError, FencedError, RetryableError
 from pipelines.failpoints import reach
 from pipelines.ledger import Chain, Entry
 from pipelines.naming import REDRIVE, Names
@@ -23,6 +25,8 @@ from pipelines.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Posi
 from pipelines.redrive import DISCARD, ENTER, STATE_AFTER, Places, Rows, Taken, batches, count, records_of_letters, rows_of
 
 _LAST = 2**32 - 1
+LAG_SECONDS = 5.0
+"""A follower of a sound cluster lags by milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,18 @@ class Portion:
 
 
 def taken(log: Any, names: Names) -> Taken:
-    """What all plans so far have named, an open one included. Raises as the log does."""
+    """What all plans so far have named, an open one included: a plan that is missed would let its letters enter twice.
+
+    Raises as the log does, and RetryableError when a replica lags for longer than LAG_SECONDS.
+    """
     stream, subject = names.stream("ledger"), names.chain(REDRIVE)
     last = log.last(stream, subject) if log.state(stream) is not None else None
-    messages = log.fetch(stream, subject, 0, last.sequence) if last else []
+    if last is None:
+        return Taken.of([])
+    retrying = Retrying(
+        retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(LAG_SECONDS), wait=wait_fixed(LAG_SECONDS / 50), reraise=True
+    )
+    messages = retrying(lambda: list(fetch_whole(log, stream, subject, 0, last.sequence)))
     return Taken.of(entry for entry in map(Entry.decode, messages) if entry.kind == "plan")
 
 

@@ -43,7 +43,8 @@ def append_refused(connections: Connections, plan: Entry, chunk: Chunk, refused:
         rejected = pa.concat_tables(found)
         names = connections.names
         records = read_again(connections.log, names.stream("raw"), rejected)
-        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.body["config"], past_dedup=True)
+        source = connections.config.sources[0].source_id
+        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.body["config"], source, past_dedup=True)
         stream, subject = names.stream("dlq"), names.dead_letters("sink", bucket)
         append_rows(Appender(connections.log, stream, subject, last_position, last_of[bucket]), table)
 

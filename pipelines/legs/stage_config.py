@@ -16,13 +16,13 @@ from typing import Any
 from pipelines.columns import parse_type, quote_identifier
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse import Table
-from pipelines.dedup import NEVER
 from pipelines.errors import ConflictError, HaltError
 from pipelines.ledger import Log
 from pipelines.naming import Names
 from pipelines.parse import ParsedField
 from pipelines.records import POSITION_COLUMNS
 from pipelines.transform import TargetColumn
+from pipelines.watermarks import NEVER, Watermarks
 
 RELEASE = 2
 """Meaning of the stages: raised when a release would give other rows for the same records and configuration."""
@@ -33,8 +33,8 @@ class StageConfig:
     """Fields to read, columns to write. `mapping` rows are (field, column, type, whether the table gives a DEFAULT).
 
     `dedup_key`: the fields of the key, none without dedup; `dedup_window_us` in microseconds; `dedup_keeps`: dropped copies go to a stream.
-    `dedup_time_field`: the field that the window is measured on, none for the arrival; `dedup_lateness_us` in microseconds.
-    `units`: (field, s, ms, us or ns) of the fields that count so much since 1970.
+    `dedup_time_field`: the field that the window is measured on, none for the arrival; `dedup_lateness_us` and `dedup_max_ahead_us` in
+    microseconds. `units`: (field, s, ms, us or ns) of the fields that count so much since 1970.
     """
 
     release: int
@@ -51,6 +51,7 @@ class StageConfig:
     dedup_keeps: bool = False
     dedup_time_field: str = ""
     dedup_lateness_us: int = 0
+    dedup_max_ahead_us: int = 0
     units: tuple[tuple[str, str], ...] = ()
 
     def encode(self) -> bytes:
@@ -61,7 +62,7 @@ class StageConfig:
         if not self.dedup_keeps:
             del record["dedup_keeps"]
         if not self.dedup_time_field:
-            del record["dedup_time_field"], record["dedup_lateness_us"]
+            del record["dedup_time_field"], record["dedup_lateness_us"], record["dedup_max_ahead_us"]
         if not self.units:
             del record["units"]
         return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
@@ -86,10 +87,10 @@ class StageConfig:
         return dict(self.units).get(field, "")
 
     def dedup_clock_us(self, done: Mapping[str, Any]) -> int:
-        """What windows are over by, as of a `done` of the process leg: the arrival, or the watermark, NEVER before the first."""
+        """What windows are over by, as of a `done` of the process leg: the arrival, or the combined watermark, NEVER before the first."""
         if not self.dedup_time_field:
             return int(done.get("clock_us", 0))
-        newest = int(done.get("newest_us", NEVER))
+        newest = Watermarks.of(done).combined_us
         return newest if newest == NEVER else newest - self.dedup_lateness_us
 
     def dedup_expired_us(self, done: Mapping[str, Any]) -> int:
@@ -152,6 +153,7 @@ def _dedup(config: PipelineConfig) -> dict[str, Any]:
         "dedup_keeps": dedup.keep_duplicates,
         "dedup_time_field": dedup.time_field or "",
         "dedup_lateness_us": dedup.allowed_lateness // timedelta(microseconds=1),
+        "dedup_max_ahead_us": dedup.max_ahead // timedelta(microseconds=1),
     }
 
 

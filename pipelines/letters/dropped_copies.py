@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
-from pipelines.dedup import KEY_COLUMNS, TIME_COLUMN
+from pipelines.dedup import KEY_COLUMNS
 from pipelines.key_store.judged import Judged, Tell, judged, start_at
 from pipelines.ledger import read_chain
 from pipelines.legs import stage_config
@@ -30,6 +30,7 @@ from pipelines.purge import Purged, read_purged
 from pipelines.records import INSTANT, ORDINAL_BITS, position_keys
 from pipelines.state.index import Words
 from pipelines.vectors import Mask
+from pipelines.watermarks import TIME_COLUMN
 
 _ACCEPTED = pa.schema([("letter", pa.uint64()), ("hi", pa.uint64()), ("lo", pa.uint64()), ("at_us", pa.int64())])
 _ADD = """

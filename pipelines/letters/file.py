@@ -46,6 +46,7 @@ def line_of(letter: dict[str, Any]) -> str:
     size = letter["oversize"]
     record = {
         "position": f"{letter['_tf_sequence']}.{letter['_tf_ordinal']}",
+        "source": letter["source"],
         "topic": letter["_tf_topic"],
         "partition": letter["_tf_partition"],
         "offset": letter["_tf_offset"],

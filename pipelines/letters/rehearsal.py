@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse import ClickHouse
-from pipelines.dedup import NEVER, FrameTimes
 from pipelines.errors import HaltError
 from pipelines.key_store.state import KeyState
 from pipelines.ledger import ChainState
 from pipelines.legs.arrivals import Arrived, microseconds, steps
 from pipelines.legs.buckets import first_of_keys, key_owners, live_runs, shares
-from pipelines.legs.frames import new_counts, stages
+from pipelines.legs.frames import frame_times, new_counts, stages
 from pipelines.legs.stage_config import StageConfig, stage_config
 from pipelines.letters.triage import Group, Selection, groups
+from pipelines.naming import Names
 from pipelines.preflight import check_columns
 from pipelines.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
 from pipelines.redrive import records_of_letters
@@ -55,14 +55,16 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
     stage = _stages_now(config)
     tried: list[pa.Table] = []
     rows, rejected = [], []
+    frames: list[Arrived] = []
     for step in steps(frames_of_letters(itertools.chain([first], remaining), tried)):
+        frames += step
         passed, failed = stages(state.connections.engine, stage, "", step, new_counts())
         rows.append(passed)
         rejected.append(failed)
     together = pa.concat_tables(rows, promote_options="default").unify_dictionaries()
     accepted, duplicates, late = together.num_rows, 0, 0
     if stage.dedup_key:
-        accepted, duplicates, late = state.settled(lambda chain: _judged(state, chain, stage, together))
+        accepted, duplicates, late = state.settled(lambda chain: _judged(state, chain, stage, together, frames))
     codes_before = pc.value_counts(pa.chunked_array([part for table in tried for part in table.column("code").chunks])).to_pylist()
     refused = sum(one["counts"] for one in codes_before if one["values"] == "refused")
     causes = groups(rejected, Selection())
@@ -88,13 +90,14 @@ def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Ite
     for number, table in enumerate(letters, start=1):
         tried.append(table)
         headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0", HEADER_BYTES: str(table.nbytes)}
-        yield Arrived(Message("", number, now, encode_frame(records_of_letters(table)), headers), microseconds(now))
+        subject = Names("rehearsal").redriven("letters", 0)
+        yield Arrived(Message(subject, number, now, encode_frame(records_of_letters(table)), headers), microseconds(now))
 
 
-def _judged(state: KeyState, chain: ChainState, stage: StageConfig, rows: pa.Table) -> tuple[int, int, int]:
+def _judged(state: KeyState, chain: ChainState, stage: StageConfig, rows: pa.Table, frames: list[Arrived]) -> tuple[int, int, int]:
     """(accepted, duplicates, late) of rows with their keys."""
     before, lists = chain.done.body if chain.done else {}, state.lists(chain)
-    times = FrameTimes.of(rows, before.get("newest_us", NEVER)) if stage.dedup_time_field else None
+    times = frame_times(rows, frames, before, stage)
     counts = np.zeros(3, dtype=np.int64)
     for bucket, share in shares(rows, key_owners(rows, stage.buckets)):
         store = state.connections.dedup_store(bucket)

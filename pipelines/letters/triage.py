@@ -38,6 +38,7 @@ REMEDIES = {
     "invalid_value": f"correct the producer, or {_TRANSFORM}",
     "row_too_large": "map fewer or shorter fields, or let the producer send less",
     "null_key": "correct `key` of the dedup, or let the producer fill the field",
+    "ahead": "see to the producer's clock, or to the unit of the time field; raise `max_ahead` of the dedup if such times are right",
     "null_time": "correct `time_field` of the dedup, or let the producer fill the field",
     "invalid_time": "correct `time_field` of the dedup, or the producer",
     "refused": "read the message: a constraint or an expression of the table refuses the row; mend the table, or the producer",

@@ -1,13 +1,13 @@
 """Raw frames as what the reference reads: batches of positions, coordinates, arrivals and bytes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.connectors.jetstream import JetStream
-from pipelines.legs.arrivals import Arrived, arrivals
+from pipelines.connectors.jetstream import JetStream, fetch_whole
+from pipelines.legs.arrivals import Arrived, ClockReset, arrivals
 from pipelines.naming import Names, is_redriven
 from pipelines.records import decode_columns
 from pipelines.verification.reference import FRAME_SCHEMA
@@ -18,14 +18,15 @@ _ORDINAL_BITS = np.uint64(20)
 
 
 def read_batches(
-    log: JetStream, names: Names, first: int, last: int, first_us: int, see: Callable[[Arrived], None]
+    log: JetStream, names: Names, first: int, last: int, first_us: int, resets: Sequence[ClockReset], see: Callable[[Arrived], None]
 ) -> Iterator[pa.RecordBatch]:
     """The records of the raw frames from `first` to `last` that are there, as batches of FRAME_SCHEMA; `see` is told each frame.
 
-    `first_us`: the arrival of frame `first`. Those of the others are computed again, from the times that the server has noted.
+    `first_us`: the arrival of frame `first`. Those of the others are computed again, from the times that the server has noted, and
+    from `resets`.
     """
-    messages = log.fetch(names.stream("raw"), names.subjects("raw"), first - 1, last)
-    return _together(_records(frame) for frame in _seen(arrivals(messages, first_us), see) if frame.message.rows)
+    messages = fetch_whole(log, names.stream("raw"), names.subjects("raw"), first - 1, last)
+    return _together(_records(frame) for frame in _seen(arrivals(messages, first_us, resets), see) if frame.message.rows)
 
 
 def _seen(frames: Iterable[Arrived], see: Callable[[Arrived], None]) -> Iterator[Arrived]:

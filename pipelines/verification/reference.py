@@ -7,7 +7,7 @@ view `expected`.
 Positions are single integers, `sequence << 20 | ordinal`, as in `records.position_keys`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -29,6 +29,7 @@ from pipelines.verification.values import (
     reading,
     takes_null,
 )
+from pipelines.watermarks import IDLE_RECORDS, NEVER, NOTHING, Watermarks
 
 FRAME_SCHEMA = pa.schema(
     [
@@ -48,7 +49,6 @@ BUCKET_FRAMES = 32
 BUCKET_BITS = 20 + BUCKET_FRAMES.bit_length() - 1
 _MAY_BE_TOO_WIDE = MAX_ROW_BYTES // 8
 _MICROSECONDS = parse_type("DateTime64(6)")
-_NO_TIME = -(2**63)
 _SAMPLED_RECORDS = 20_000
 _MOST_SHAPES = 32
 Shapes = dict[tuple[str, ...], list[int]]
@@ -68,13 +68,14 @@ class Column:
 @dataclass(frozen=True)
 class Bounds:
     """Positions, inclusive. Records from `first` to `last` are compared; the reference judges copies from `first_judged` on, where nothing
-    before tells, or where `accepted_before` tells what was accepted. `newest_us`: the newest event time before all that was read, if any.
+    before tells, or where `accepted_before` tells what was accepted. `before`: the watermarks before all that
+    was read.
     """
 
     first: int
     last: int
     first_judged: int = 0
-    newest_us: int = _NO_TIME
+    before: Watermarks = NOTHING
 
 
 def compared_columns(config: StageConfig) -> list[Column]:
@@ -100,6 +101,8 @@ class Reference:
         engine.execute("CREATE TABLE dropped (position UBIGINT, why VARCHAR)")
         engine.execute("CREATE TABLE accepted (position UBIGINT)")
         engine.execute("CREATE TABLE accepted_before (position UBIGINT)")
+        engine.execute('CREATE TABLE raw_frames (sequence UBIGINT, "partition" INTEGER)')
+        engine.execute('CREATE TABLE partitions_before ("partition" INTEGER, newest_us BIGINT, seen BIGINT)')
 
     def load(self, frames: Iterable[pa.RecordBatch], config: StageConfig) -> None:
         """Reads records of FRAME_SCHEMA that were done under `config`. Memory holds a batch per thread of the engine."""
@@ -121,6 +124,11 @@ class Reference:
             known[parent] = [shape for (shape,) in self._engine.execute(statement_of_parent).fetchall()]
             self._engine.unregister("frames")
         return known
+
+    def add_frames(self, partitions: Mapping[int, int | None]) -> None:
+        """The Kafka partition of each raw frame by its sequence; None where its records entered again. Frames without records count."""
+        rows = {"sequence": pa.array(partitions.keys(), pa.uint64()), "partition": pa.array(partitions.values(), pa.int32())}
+        self._insert("raw_frames", pa.table(rows))
 
     def add_letters(self, letters: pa.Table) -> None:
         """Dead letters: `position`, `stage`, `code`."""
@@ -147,12 +155,25 @@ class Reference:
         """
         self._engine.execute(statement("reference/believe_internal_errors"))
         if config.dedup_time_field:
-            lateness = {"newest_us": bounds.newest_us, "lateness_us": config.dedup_lateness_us}
-            self._engine.execute(filled("reference/watermarks", **lateness))
-            self._engine.execute(statement("reference/mark_late"))
+            self._mark_late(config, bounds.before)
         if config.dedup_key:
             self._find_copies(config, bounds)
         self._engine.execute(self._expected(config, bounds))
+
+    def _mark_late(self, config: StageConfig, before: Watermarks) -> None:
+        partitions = [(partition, _known(newest), seen) for partition, (newest, seen) in before.partitions.items()]
+        columns = zip(*partitions, strict=True) if partitions else ((), (), ())
+        types = {"partition": pa.int32(), "newest_us": pa.int64(), "seen": pa.int64()}
+        rows = {name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)}
+        self._insert("partitions_before", pa.table(rows))
+        numbers = {
+            "records": before.records,
+            "combined_us": "NULL" if _known(before.combined_us) is None else before.combined_us,
+            "window_us": config.dedup_window_us,
+            "idle_records": IDLE_RECORDS,
+        }
+        self._engine.execute(filled("reference/watermarks", **numbers))
+        self._engine.execute(filled("reference/mark_late", lateness_us=config.dedup_lateness_us))
 
     def _find_copies(self, config: StageConfig, bounds: Bounds) -> None:
         numbers = {"first": bounds.first, "first_judged": bounds.first_judged, "window_us": config.dedup_window_us}
@@ -198,7 +219,8 @@ def parse_statement(config: StageConfig, columns: Iterable[Column], known: Shape
     readings = {name: reading(field.source, kind, field.kind, field.text, unit=field.unit) for name, (field, kind, _) in mapped.items()}
     key = [by_name[name] for name in config.dedup_key]
     at = _time(by_name[config.dedup_time_field]) if config.dedup_time_field else "arrival_us"
-    is_keyed = [f"{field.kind} <> 'NULL'" for field in key] + ([f"({at}) IS NOT NULL"] if config.dedup_time_field else [])
+    is_timed = f"coalesce(({at}) - arrival_us <= {config.dedup_max_ahead_us}, false)"
+    is_keyed = [f"{field.kind} <> 'NULL'" for field in key] + ([is_timed] if config.dedup_time_field else [])
     return filled(
         "reference/parse",
         wide_bytes=_MAY_BE_TOO_WIDE,
@@ -213,6 +235,10 @@ def parse_statement(config: StageConfig, columns: Iterable[Column], known: Shape
         at=at,
         values="".join(f", {_value(column, readings)} AS {column.label}" for column in columns),
     )
+
+
+def _known(time_us: int) -> int | None:
+    return None if time_us == NEVER else time_us
 
 
 def _paths(name: str) -> tuple[tuple[str, ...], ...]:

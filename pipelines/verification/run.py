@@ -21,13 +21,12 @@ from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka_settings import client_settings
-from pipelines.dedup import NEVER
 from pipelines.errors import HaltError
 from pipelines.legs.arrivals import Arrived
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, is_redriven
 from pipelines.purge import read_purged
-from pipelines.records import decode_columns, instant, position_keys
+from pipelines.records import HEADER_PARTITION, decode_columns, instant, position_keys
 from pipelines.removal import removes_rows
 from pipelines.statements import filled
 from pipelines.tally import tally
@@ -124,6 +123,7 @@ class Verifier:
         self._names, self._sink = Names(config.pipeline_id), config.sink
         self._table = f"{config.sink.connection_params.database}.{config.sink.table}"
         self._redriven: list[int] = []
+        self._partitions: dict[int, int | None] = {}
         self.found = Found()
 
     def subject(self) -> Subject | None:
@@ -245,16 +245,22 @@ class Verifier:
         for first, last, version in history.segments(span.read_from, span.last):
             self._tell(f"reading raw {first}..{last}")
             seen: dict[int, int] = {}
-            frames = read_batches(self._log, self._names, first, last, clock_us, partial(self._see, seen))
+            frames = read_batches(self._log, self._names, first, last, clock_us, history.resets, partial(self._see, seen))
             reference.load(frames, subject.configs[version])
+            reference.add_frames(self._partitions)
+            self._partitions.clear()
             self._check_frames(history, max(first, span.first) if self._follows else first, last, seen)
             clock_us = max([clock_us, *seen.values()])
 
     def _see(self, seen: dict[int, int], frame: Arrived) -> None:
         """Keeps nothing of the frame itself."""
-        seen[frame.message.sequence] = frame.arrival_us
+        sequence = frame.message.sequence
+        seen[sequence] = frame.arrival_us
         if is_redriven(frame.message.subject):
-            self._redriven.append(frame.message.sequence)
+            self._redriven.append(sequence)
+            self._partitions[sequence] = None
+        else:
+            self._partitions[sequence] = int(frame.message.headers[HEADER_PARTITION])
 
     def _check_frames(self, history: History, first: int, last: int, seen: dict[int, int]) -> None:
         """Notes frames that are gone, and those whose arrival is not what process has taken it for."""
@@ -388,7 +394,7 @@ class Verifier:
         found = rows.read()
         is_quiet = is_quiet and self._is_quiet(history)
         reference = Reference(engine, columns, self._request.with_kafka)
-        span = Span(1, history.last, 1, 1, NEVER)
+        span = Span(1, history.last, 1, 1)
         self._read(reference, subject, span)
         reference.judge(config, span.bounds)
         confirmed = (history.confirmed_to + 1 << 20) - 1

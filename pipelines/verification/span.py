@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pipelines.connectors.jetstream import JetStream
-from pipelines.dedup import NEVER
+from pipelines.connectors.jetstream import JetStream, fetch_whole
 from pipelines.existence import check_started
 from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs import stage_config
-from pipelines.legs.arrivals import microseconds, unpacked
+from pipelines.legs.arrivals import ClockReset, clock_resets, microseconds, unpacked
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names
 from pipelines.purge import read_purged
 from pipelines.records import instant
 from pipelines.verification.reference import Bounds
+from pipelines.watermarks import NEVER, NOTHING, Watermarks
 
 _ORDINAL_BITS = 20
 _CLOCKS_APART_US = 60_000_000
@@ -28,12 +28,12 @@ _CLOCKS_APART_US = 60_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """A range that the process leg has done: raw sequences from `first` to `to`, the newest event time up to there."""
+    """A range that the process leg has done: raw sequences from `first` to `to`, the watermarks up to there."""
 
     first: int
     to: int
     version: str
-    newest_us: int
+    watermarks: Watermarks = NOTHING
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class History:
     arrivals_us: Sequence[int]
     confirmed_to: int
     is_whole: bool
+    resets: Sequence[ClockReset] = ()
 
     def since(self, arrival_us: int) -> int:
         """The first sequence that arrived then or later; behind the last one if none did."""
@@ -85,14 +86,14 @@ class History:
 @dataclass(frozen=True)
 class Span:
     """Raw sequences, inclusive: `first` to `last` are compared, from `read_from` on they are read, from `first_judged` on the reference
-    finds the copies itself; which records before that were accepted, the table says. `newest_us`: the newest event time before `read_from`.
+    finds the copies itself; which records before that were accepted, the table says. `before`: the watermarks before `read_from`.
     """
 
     first: int
     last: int
     read_from: int
     first_judged: int
-    newest_us: int
+    before: Watermarks = NOTHING
 
     @property
     def is_seeded(self) -> bool:
@@ -101,7 +102,7 @@ class Span:
     @property
     def bounds(self) -> Bounds:
         first, judged = self.first << _ORDINAL_BITS, self.first_judged << _ORDINAL_BITS
-        return Bounds(first, (self.last + 1 << _ORDINAL_BITS) - 1, judged if self.is_seeded else 0, self.newest_us)
+        return Bounds(first, (self.last + 1 << _ORDINAL_BITS) - 1, judged if self.is_seeded else 0, self.before)
 
 
 def read_history(log: JetStream, names: Names, since: datetime | None) -> History:
@@ -120,19 +121,22 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
     arrivals: dict[int, int] = {}
     confirmed_to = 0
     after = _entries_after(log, names, chain, since)
-    for entry in map(Entry.decode, log.fetch(ledger, names.chain("process"), after, chain.sequence)):
+    for entry in map(Entry.decode, fetch_whole(log, ledger, names.chain("process"), after, chain.sequence)):
         if entry.kind != "done":
             continue
         body = entry.body
         if body["to"] > (body["from"] or 0):
-            plans[body["to"]] = Plan((body["from"] or 0) + 1, body["to"], body["config"], body.get("newest_us", NEVER))
+            plans[body["to"]] = Plan((body["from"] or 0) + 1, body["to"], body["config"], Watermarks.of(body))
             frames = enumerate(unpacked(body["arrivals"]), start=(body["from"] or 0) + 1)
             arrivals |= {sequence: at for sequence, at in frames if sequence >= below}
         if body["out_end"] <= confirmed:
             confirmed_to = body["to"]
     known = sorted(arrivals.items())
     is_whole = bool(known) and known[0][0] == 1
-    return History(sorted(plans.values(), key=lambda plan: plan.to), [s for s, _ in known], [at for _, at in known], confirmed_to, is_whole)
+    resets = clock_resets(chain.done.body) if chain.done else ()
+    return History(
+        sorted(plans.values(), key=lambda plan: plan.to), [s for s, _ in known], [at for _, at in known], confirmed_to, is_whole, resets
+    )
 
 
 def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datetime | None) -> int:
@@ -160,7 +164,7 @@ def span_of(history: History, since: datetime | None, until: datetime | None, co
     if not history.frames(first, last):
         return None
     if not config.dedup_key:
-        return Span(first, last, first, first, NEVER)
+        return Span(first, last, first, first)
     if config.dedup_time_field:
         return _by_event(history, first, last, config, same_dedup_from)
     return _by_arrival(history, first, last, config.dedup_window_us, same_dedup_from)
@@ -174,28 +178,29 @@ def _by_arrival(history: History, first: int, last: int, window_us: int, same_de
     if read_from <= history.sequences[0]:
         purged_us = history.arrivals_us[0]
         first_judged = history.sequences[0] if history.is_whole else max(first, history.since(purged_us + window_us))
-    return Span(first, last, read_from, _settled(first_judged, same_dedup_from), NEVER)
+    return Span(first, last, read_from, _settled(first_judged, same_dedup_from))
 
 
 def _by_event(history: History, first: int, last: int, config: StageConfig, same_dedup_from: int) -> Span:
-    """As by arrival; a record is forgotten once the watermark, which only plans tell, has passed its window."""
+    """As by arrival; a record is forgotten once the combined watermark, which only plans tell, has passed its window."""
     over_us = config.dedup_lateness_us + config.dedup_window_us
     before = [plan for plan in history.plans if plan.to < first]
-    newest_us = before[-1].newest_us if before else NEVER
-    over = [plan for plan in before if plan.newest_us == NEVER or plan.newest_us <= newest_us - over_us]
+    combined_us = before[-1].watermarks.combined_us if before else NEVER
+    newest = [(plan, plan.watermarks.newest_us) for plan in before]
+    over = [plan for plan, newest_us in newest if newest_us == NEVER or newest_us <= combined_us - over_us]
     if history.is_whole and not over:
-        return Span(first, last, 1, _settled(1, same_dedup_from), NEVER)
+        return Span(first, last, 1, _settled(1, same_dedup_from))
     if over:
-        return Span(first, last, over[-1].to + 1, _settled(first, same_dedup_from), over[-1].newest_us)
+        return Span(first, last, over[-1].to + 1, _settled(first, same_dedup_from), over[-1].watermarks)
     # Purged: the newest time in what is gone is known behind the oldest plan only.
     oldest = history.plans[0]
-    settled = [plan.to + 1 for plan in history.plans if plan.newest_us - over_us >= oldest.newest_us]
+    settled = [plan.to + 1 for plan in history.plans if plan.watermarks.combined_us - over_us >= oldest.watermarks.newest_us]
     return Span(
         max(first, oldest.to + 1),
         last,
         oldest.to + 1,
         _settled(max(first, min(settled, default=last + 1)), same_dedup_from),
-        oldest.newest_us,
+        oldest.watermarks,
     )
 
 

@@ -114,7 +114,7 @@ def test_copies_by_the_time_of_the_event_are_found_again(case: PipelineCase) -> 
     case.create_topic()
     for first in (0, 400):
         case.send(
-            [json.dumps({"id": n % 7, "name": "x", "at": 1_780_000_000 + n // 5 - n % 3 * 4}).encode() for n in range(first, first + 400)]
+            [json.dumps({"id": n % 7, "name": "x", "at": 1_780_000_000 + n // 5 - n % 4 * 4}).encode() for n in range(first, first + 400)]
         )
         case.warm_run()
     counts = assert_match(case)["counts"]

@@ -1,6 +1,7 @@
 """Which records are copies of one that stands on out, against a dictionary."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,18 @@ from pipelines.audit.account import encoded
 from pipelines.audit.copies import Copies, config_at
 from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.legs.stage_config import StageConfig
+from pipelines.records import HEADER_PARTITION, Message
+from pipelines.watermarks import with_newest_before
 
 WINDOW_US = 10
 CONFIG = StageConfig(1, "events", "t", 8, (("id", "int"),), (), "d", "t", (), ("id",), WINDOW_US)
 BY_FIELD = replace(CONFIG, dedup_time_field="at", dedup_lateness_us=3)
 Seen = list[tuple[int, int, bool]]
 """(key, time, whether the record stands on out), a frame each."""
+
+
+def frame(sequence: int) -> Message:
+    return Message("tf.p.raw.events.0", sequence, datetime(2026, 1, 1, tzinfo=UTC), b"", {HEADER_PARTITION: "0"})
 
 
 def verdict(
@@ -41,7 +48,13 @@ def verdict(
                 "_tf_key_hi": pa.array([0] * len(part), pa.uint64()),
                 "_tf_key_lo": pa.array([key for key, _, _ in part], pa.uint64()),
             }
-            copies.add(pa.table(rows), config, lambda found: np.array([on_out[int(code)] for code in found], dtype=bool))
+            frames = [frame(start + number) for number in range(1, len(part) + 1)]
+            copies.add(
+                with_newest_before(pa.table(rows), frames),
+                frames,
+                config,
+                lambda found: np.array([on_out[int(code)] for code in found], dtype=bool),
+            )
         found, may_be = copies.verdict(purged_us)
     return [int(code) >> 20 for code in found], [int(code) >> 20 for code in may_be]
 

@@ -16,7 +16,18 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from pipelines import config as pipeline_file
-from pipelines.config import format_duration, load, notes, parse, parse_duration, parse_size, shape_of, unsupported, version_of
+from pipelines.config import (
+    PipelineConfig,
+    format_duration,
+    load,
+    notes,
+    parse,
+    parse_duration,
+    parse_size,
+    shape_of,
+    unsupported,
+    version_of,
+)
 from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError
 
@@ -237,8 +248,44 @@ def test_key_of_several_fields() -> None:
     config = parsed(with_transforms(changed("config.key", ["order_id", "customer.city"], DEDUP)))
     assert shape_of(config) == {
         "buckets": 8,
-        "sources": {"orders": {"topic": "orders", "dedup_key": ["order_id", "customer.city"], "join_key": None}},
+        "sources": {
+            "orders": {
+                "topic": "orders",
+                "dedup_key": ["order_id", "customer.city"],
+                "join_key": None,
+                "dedup_key_fields": [{"type": "string"}, {"type": "string"}],
+                "dedup_time": "arrival",
+            }
+        },
     }
+
+
+def by_event(field_type: str = "int", **options: Any) -> PipelineConfig:
+    timed = changed("config", DEDUP["config"] | {"time": "event", "time_field": "at"} | options, DEDUP)
+    document = with_transforms(timed)
+    document["sources"][0]["schema_fields"].append({"name": "at", "type": field_type})
+    return parsed(document)
+
+
+def test_the_shape_of_dedup_is_what_its_remembered_keys_mean() -> None:
+    """A store of keys of other hashes, or of times of another clock, would forget what it has accepted."""
+    plain = parsed(with_transforms(DEDUP))
+    retyped = with_transforms(DEDUP)
+    next(field for field in retyped["sources"][0]["schema_fields"] if field["name"] == "order_id")["type"] = "int64"
+    shapes = [
+        shape_of(config)
+        for config in (
+            plain,
+            parsed(retyped),
+            by_event(),
+            by_event("string"),
+            by_event(allowed_lateness="5s"),
+            by_event(time_field="order_id"),
+        )
+    ]
+    assert all(one != other for number, one in enumerate(shapes) for other in shapes[:number])
+    for same in ({"time_window": "2h"}, {"keep_duplicates": True}, {"allowed_lateness": "0s"}):
+        assert shape_of(by_event(**same)) == shapes[2]
 
 
 def test_config_is_frozen() -> None:

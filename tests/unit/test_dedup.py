@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.connectors.duckdb import open_engine
-from pipelines.dedup import NEVER, TIME_COLUMN, FrameTimes, dedup, with_keys, with_times
+from pipelines.dedup import dedup, with_keys, with_times
 from pipelines.records import POSITION_FIELDS
 from pipelines.state.place import Place
 from pipelines.state.store import KeyedStore
+from pipelines.watermarks import TIME_COLUMN
 
 FOREVER = 2**60
 POSITION_SCHEMA = pa.schema(POSITION_FIELDS)
@@ -233,41 +235,18 @@ def test_the_answer_is_that_of_duckdb_over_the_same_records(seed: int, window: i
 _ENGINE = open_engine()
 
 
+ARRIVAL = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+HOUR = 3_600_000_000
+
+
 def at_positions(column: pa.Array) -> pa.Table:
     """A column `at` in records of raw positions."""
-    rows = [{**dict.fromkeys(POSITION_SCHEMA.names), "_tf_ordinal": number} for number in range(len(column))]
+    columns = dict.fromkeys(POSITION_SCHEMA.names) | {"_tf_arrival": ARRIVAL}
+    rows = [{**columns, "_tf_ordinal": number} for number in range(len(column))]
     return pa.Table.from_pylist(rows, schema=POSITION_SCHEMA).append_column("at", column)
 
 
 # -- the time of a field --------------------------------------------------------------------------------------------------------------
-
-
-def timed_table(rows: list[tuple[int, int]]) -> pa.Table:
-    """Rows of (raw sequence, time)."""
-    sequences, times = zip(*rows, strict=True) if rows else ((), ())
-    return pa.table([pa.array(sequences, pa.uint64()), pa.array(times, pa.int64())], names=["_tf_sequence", TIME_COLUMN])
-
-
-def marks_of(times: FrameTimes, *sequences: int, lateness: int = 0) -> list[int]:
-    return times.watermarks(np.array(sequences, dtype=np.uint64), lateness).tolist()
-
-
-def test_a_watermark_is_the_newest_time_of_the_frames_before() -> None:
-    times = FrameTimes.of(timed_table([(7, 30), (5, 10), (5, 12), (9, 20)]), NEVER)
-    assert marks_of(times, 5, 7, 9, lateness=2) == [NEVER, 10, 28]
-    assert times.last == 30
-    following = FrameTimes.of(timed_table([(11, 5)]), times.last)
-    assert (marks_of(following, 11, lateness=2), following.last) == ([28], 30)
-    assert FrameTimes.of_none(NEVER).last == NEVER
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(-50, 50)), max_size=30), st.integers(0, 10))
-def test_watermarks_do_not_depend_on_who_has_seen_which_frame(rows: list[tuple[int, int]], border: int) -> None:
-    whole = FrameTimes.of(timed_table(rows), -20)
-    parts = [FrameTimes.of(timed_table([row for row in rows if (row[0] <= border) == is_low]), NEVER) for is_low in (True, False)]
-    together = FrameTimes.of_none(-20).together(parts[1]).together(parts[0])
-    assert marks_of(together, *range(1, 10)) == marks_of(whole, *range(1, 10))
-    assert together.last == whole.last == max([-20, *(time for _, time in rows)])
 
 
 @pytest.mark.parametrize(
@@ -279,7 +258,7 @@ def test_watermarks_do_not_depend_on_who_has_seen_which_frame(rows: list[tuple[i
     ],
 )
 def test_times_are_texts_or_unix_seconds(engine: duckdb.DuckDBPyConnection, column: pa.Array, times: list[int]) -> None:
-    found = with_times(engine, at_positions(column), "at")
+    found = with_times(engine, at_positions(column), "at", HOUR)
     assert found.accepted.column(TIME_COLUMN).to_pylist() == times
     assert found.rejected.num_rows == 0
 
@@ -292,6 +271,12 @@ def test_times_are_texts_or_unix_seconds(engine: duckdb.DuckDBPyConnection, colu
     ],
 )
 def test_what_is_no_time_is_rejected(engine: duckdb.DuckDBPyConnection, column: pa.Array, codes: list[str]) -> None:
-    found = with_times(engine, at_positions(column), "at")
+    found = with_times(engine, at_positions(column), "at", HOUR)
     assert [(row["stage"], row["code"], row["field"]) for row in found.rejected.to_pylist()] == [("dedup", code, "at") for code in codes]
     assert found.accepted.num_rows == 0
+
+
+def test_a_time_that_lies_too_far_ahead_of_the_arrival_is_rejected(engine: duckdb.DuckDBPyConnection) -> None:
+    column = pa.array(["2026-03-01T13:00:00Z", "2026-03-01T13:00:00.000001Z", "2099-01-01T00:00:00Z", None])
+    found = with_times(engine, at_positions(column), "at", HOUR)
+    assert [(row["_tf_ordinal"], row["code"]) for row in found.rejected.to_pylist()] == [(1, "ahead"), (2, "ahead"), (3, "null_time")]

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from pipelines.audit.account import encoded
 from pipelines.connectors.duckdb import open_engine
-from pipelines.dedup import NEVER
 from pipelines.dlq import LETTER_SCHEMA
 from pipelines.key_store.judged import Judged
 from pipelines.legs.stage_config import StageConfig
 from pipelines.letters.dropped_copies import CopiesByLetter, DroppedCopies, _accepted
 from pipelines.letters.triage import Selection, groups
 from pipelines.testing import FIRST_INSTANT
+from pipelines.watermarks import NEVER
 
 WINDOW_US = 10
 Record = tuple[int, int, bool]

@@ -1,6 +1,7 @@
 """Taking dead letters: each is named by at most one plan, plans stay small, and a record keeps what it was."""
 
 import itertools
+from collections.abc import Iterator
 from datetime import timedelta
 
 import numpy as np
@@ -10,10 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import redrive
+from pipelines.connectors.jetstream import fetch_whole
 from pipelines.dlq import LETTER_SCHEMA
-from pipelines.ledger import Entry
+from pipelines.errors import RetryableError
+from pipelines.ledger import Chain, Entry
+from pipelines.legs import redrive as legs_redrive
+from pipelines.legs.redrive import taken
+from pipelines.naming import REDRIVE, Names
+from pipelines.records import Message
 from pipelines.redrive import DISCARD, ENTER, Taken, batches, can_enter, count, ranges_of, records_of_letters, rows_of
-from pipelines.testing import FIRST_INSTANT
+from pipelines.testing import FIRST_INSTANT, MemoryLog
+
+NAMES = Names("orders")
 
 ascending_rows = st.sets(st.integers(0, 300)).map(sorted).map(lambda rows: np.array(rows, dtype=np.int64))
 
@@ -93,3 +102,44 @@ def test_a_record_that_enters_again_keeps_its_bytes_its_coordinates_and_its_hist
 
 def test_a_letter_with_only_the_head_of_a_record_cannot_enter() -> None:
     assert can_enter(letters()).tolist() == [True, False]
+
+
+class _LaggingLog(MemoryLog):
+    """Ranges are served by a replica that lacks the end, as often as told; single messages by the leader."""
+
+    def __init__(self, lag: int, reads: int) -> None:
+        super().__init__()
+        self.lag, self.stale_reads = lag, reads
+
+    def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
+        found = list(super().fetch(stream, subject, after, to))
+        if self.stale_reads:
+            self.stale_reads -= 1
+            found = found[: -self.lag]
+        return iter(found)
+
+
+def with_two_plans(log: MemoryLog) -> MemoryLog:
+    chain = Chain(log, NAMES.stream("ledger"), NAMES.chain(REDRIVE), 1)
+    chain.open()
+    for number, rows in enumerate([[0, 1], [2, 2]]):
+        chain.plan(number, number + 1, action=ENTER, letters=[[7, [rows]]])
+        chain.done({"redriven": 1})
+    return log
+
+
+def test_letters_that_a_plan_has_named_are_known_although_a_replica_lags_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that is missed would let its letters enter a second time."""
+    monkeypatch.setattr(legs_redrive, "LAG_SECONDS", 0.5)
+    attempts = np.ones(4, dtype=np.int32)
+    for lag in (1, 2, 4):
+        log = with_two_plans(_LaggingLog(lag, 3))
+        assert taken(log, NAMES).states(7, attempts, 5).tolist() == ["redriven", "redriven", "redriven", "open"]
+    with pytest.raises(RetryableError, match="not served yet by the replica"):
+        taken(with_two_plans(_LaggingLog(1, 10**9)), NAMES)
+
+
+def test_what_the_leader_does_not_have_is_not_waited_for() -> None:
+    log = with_two_plans(MemoryLog())
+    log.purge(NAMES.stream("ledger"), NAMES.chain(REDRIVE), 5)
+    assert [message.sequence for message in fetch_whole(log, NAMES.stream("ledger"), NAMES.chain(REDRIVE), 0, 4)] == []

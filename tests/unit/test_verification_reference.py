@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verification_case import CONFIG, KEYED, SECOND, TIMED
+from watermark_oracle import marks
 
+from pipelines import watermarks
 from pipelines.connectors.duckdb import open_engine
-from pipelines.dedup import NEVER
 from pipelines.legs.stage_config import StageConfig
+from pipelines.verification import reference as verification_reference
 from pipelines.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
+from pipelines.watermarks import Watermarks
 
 ALL = Bounds(0, 2**63)
 
@@ -51,9 +54,17 @@ def good(key: int | None = 1, event_seconds: int | None = None) -> bytes:
     return b'{"id": %s, "a.b": "x", "at": %s}' % tuple(told.get(one, str(one)).encode() for one in (key, event_seconds))
 
 
-def computed(engine: duckdb.DuckDBPyConnection, frames: Sequence[pa.RecordBatch], config: StageConfig, bounds: Bounds = ALL) -> Reference:
+def computed(
+    engine: duckdb.DuckDBPyConnection,
+    frames: Sequence[pa.RecordBatch],
+    config: StageConfig,
+    bounds: Bounds = ALL,
+    partitions: Sequence[int | None] | None = None,
+) -> Reference:
+    """Frames of sequences from 1 on, of partition 0 unless `partitions` tells."""
     reference = Reference(engine, compared_columns(config))
     reference.load(iter(frames), config)
+    reference.add_frames(dict(enumerate([0] * len(frames) if partitions is None else partitions, 1)))
     reference.judge(config, bounds)
     return reference
 
@@ -198,42 +209,54 @@ def test_a_record_before_the_judged_ones_without_a_row_is_unsure(engine: duckdb.
     assert engine.execute("SELECT position, why FROM dropped ORDER BY position").fetchall() == [(at(1, 1), "unsure"), (at(2), "copy")]
 
 
-def test_a_record_older_than_the_watermark_of_its_frame_is_late(engine: duckdb.DuckDBPyConnection) -> None:
-    """Lateness 3 s: behind a frame whose newest time is 100 s, 97 s is in time and 96 s is late; within a frame nothing is."""
-    computed(engine, [frame(1, good(1, 100), good(2, 50)), frame(2, good(3, 96), good(4, 97))], TIMED)
-    assert stages(engine) == [None, None, "dedup", None]
+def test_a_record_older_than_an_earlier_one_of_its_partition_is_late(engine: duckdb.DuckDBPyConnection) -> None:
+    """Lateness 3 s: behind 100 s, 97 s is in time and 96 s is late, in the same frame or in another; other partitions do not matter."""
+    frames = [frame(1, good(1, 100), good(2, 96)), frame(2, good(3, 96), good(4, 97)), frame(3, good(5, 87))]
+    computed(engine, frames, TIMED, partitions=[0, 0, 1])
+    assert stages(engine) == [None, "dedup", "dedup", None, None]
 
 
-def test_the_watermark_before_all_that_is_read_counts(engine: duckdb.DuckDBPyConnection) -> None:
-    computed(engine, [frame(1, good(1, 96), good(2, 97))], TIMED, Bounds(0, 2**63, newest_us=100 * SECOND))
-    assert stages(engine) == ["dedup", None]
+def test_the_watermarks_before_all_that_is_read_count(engine: duckdb.DuckDBPyConnection) -> None:
+    before = Watermarks(80 * SECOND, 100 * SECOND, 2, {0: (100 * SECOND, 2), 1: (80 * SECOND, 1)})
+    frames = [frame(1, good(1, 96), good(2, 97)), frame(2, good(3, 77)), frame(3, good(4, 76))]
+    computed(engine, frames, TIMED, Bounds(0, 2**63, before=before), [0, 1, None])
+    assert stages(engine) == ["dedup", None, None, "dedup"]
+
+
+def test_a_time_too_far_ahead_of_its_arrival_is_rejected(engine: duckdb.DuckDBPyConnection) -> None:
+    computed(engine, [frame(1, good(1, 3_600), good(2, 3_601), good(3, 3_600))], TIMED)
+    assert stages(engine) == [None, "dedup", None]
 
 
 # -- against a dictionary -------------------------------------------------------------------------------------------------------------
 
 
-def by_dictionary(records: Sequence[tuple[int, int, int, int]], config: StageConfig) -> tuple[list[int], list[int]]:
-    """(accepted, late) of (position, arrival, key, event time), in microseconds: record after record."""
+Record = tuple[int, int, int]
+Partitions = list[int | None]
+
+
+def by_dictionary(
+    frames: Sequence[Sequence[Record]], config: StageConfig, partitions: Sequence[int | None] = ()
+) -> tuple[list[int], list[int]]:
+    """(accepted, late) positions of frames of (arrival, key, event time in seconds): record after record."""
     accepted_at: dict[int, int] = {}
     accepted, late = [], []
-    newest = watermark = NEVER
-    frame_newest, sequence = NEVER, -1
-    for position, arrival_us, key, event_us in records:
-        if position >> 20 != sequence:
-            sequence, newest = position >> 20, max(newest, frame_newest)
-            watermark, frame_newest = newest - config.dedup_lateness_us if newest != NEVER else NEVER, NEVER
-        time_us = event_us if config.dedup_time_field else arrival_us
-        frame_newest = max(frame_newest, event_us)
-        if config.dedup_time_field and time_us < watermark:
-            late.append(position)
-        elif key not in accepted_at or abs(time_us - accepted_at[key]) >= config.dedup_window_us:
-            accepted_at[key] = time_us
-            accepted.append(position)
+    timed = [(partition, [event * SECOND for _, _, event in records]) for partition, records in zip(partitions, frames, strict=False)]
+    known = marks(timed, config.dedup_window_us, watermarks.IDLE_RECORDS) if config.dedup_time_field else []
+    for number, records in enumerate(frames):
+        for ordinal, (arrival_us, key, event) in enumerate(records):
+            position, mark = at(number + 1, ordinal), known[number][ordinal] if known else None
+            time_us = event * SECOND if config.dedup_time_field else arrival_us
+            if mark is not None and time_us < mark - config.dedup_lateness_us:
+                late.append(position)
+            elif key not in accepted_at or abs(time_us - accepted_at[key]) >= config.dedup_window_us:
+                accepted_at[key] = time_us
+                accepted.append(position)
     return accepted, late
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[list[tuple[int, int, int]]]:
+def streams(draw: st.DrawFn) -> list[list[Record]]:
     """Frames of (arrival, key, event time in seconds): arrivals ascend, keys are few, event times go up and down."""
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=12))
     arrival_us, frames = 0, []
@@ -244,28 +267,23 @@ def streams(draw: st.DrawFn) -> list[list[tuple[int, int, int]]]:
     return frames
 
 
-def as_batches(frames: Sequence[Sequence[tuple[int, int, int]]]) -> list[pa.RecordBatch]:
+def as_batches(frames: Sequence[Sequence[Record]]) -> list[pa.RecordBatch]:
     return [
         frame(sequence, *(good(key, event) for _, key, event in records), arrival_us=records[0][0])
         for sequence, records in enumerate(frames, 1)
     ]
 
 
-def as_records(frames: Sequence[Sequence[tuple[int, int, int]]]) -> list[tuple[int, int, int, int]]:
-    return [
-        (at(sequence, ordinal), arrival_us, key, event * SECOND)
-        for sequence, records in enumerate(frames, 1)
-        for ordinal, (arrival_us, key, event) in enumerate(records)
-    ]
-
-
 @pytest.mark.parametrize("config", [KEYED, TIMED], ids=["arrival", "event"])
 @settings(max_examples=30, deadline=None)
-@given(frames=streams())
-def test_copies_are_those_of_a_dictionary(config: StageConfig, frames: list[Any]) -> None:
-    accepted, late = by_dictionary(as_records(frames), config)
-    with open_engine() as engine:
-        computed(engine, as_batches(frames), config)
+@given(frames=streams(), partitions=st.lists(st.sampled_from([0, 0, 1, 2, None]), min_size=12, max_size=12))
+def test_copies_are_those_of_a_dictionary(config: StageConfig, frames: list[Any], partitions: Partitions) -> None:
+    partitions = partitions[: len(frames)]
+    with open_engine() as engine, pytest.MonkeyPatch.context() as patch:
+        for module in (watermarks, verification_reference):
+            patch.setattr(module, "IDLE_RECORDS", 6)
+        accepted, late = by_dictionary(frames, config, partitions)
+        computed(engine, as_batches(frames), config, partitions=partitions)
         assert rows(engine) == accepted
         rejected = engine.execute("SELECT position FROM parsed WHERE stage IS NOT NULL ORDER BY position").fetchall()
         assert [position for (position,) in rejected] == late
@@ -276,7 +294,7 @@ def test_copies_are_those_of_a_dictionary(config: StageConfig, frames: list[Any]
 def test_a_range_finds_what_the_whole_finds(frames: list[Any], share: float) -> None:
     """Read from one window before the range on, with what the table has there."""
     first = 1 + int(share * (len(frames) - 1))
-    accepted, _ = by_dictionary(as_records(frames), KEYED)
+    accepted, _ = by_dictionary(frames, KEYED)
     arrivals = [records[0][0] for records in frames]
     read_from = 1 + int(np.searchsorted(arrivals, arrivals[first - 1] - KEYED.dedup_window_us, side="right"))
     with open_engine() as engine:

@@ -18,7 +18,7 @@ START = datetime(1970, 1, 1, tzinfo=UTC)
 def subject(config: StageConfig, frames: int = 12, together_from: int = 99) -> Subject:
     """A frame every 4 s, sequence n at 4n s; all from `together_from` on arrived at once."""
     arrivals = [4 * min(one, together_from) * SECOND for one in range(1, frames + 1)]
-    plans = [Plan(1, frames, "v", arrivals[-1])]
+    plans = [Plan(1, frames, "v")]
     return Subject(History(plans, range(1, frames + 1), arrivals, frames, is_whole=True), {"v": config}, config, [])
 
 
