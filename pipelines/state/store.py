@@ -118,7 +118,7 @@ class KeyedStore:
         live = self._not_over(expired)
         if not len(entries):
             return live
-        content = (span, expired, has_turn, *(zlib.crc32(np.ascontiguousarray(each)) for each in (entries.sequence, entries.ordinal)))
+        content = (span, expired, has_turn, *(zlib.crc32(np.ascontiguousarray(each).data) for each in (entries.sequence, entries.ordinal)))
         if self._added is not None and self._added.content == content:
             return self._added.listing
         taken = merged_runs([facts.rows for facts in live], len(entries), has_turn)
