@@ -41,7 +41,9 @@ class NatsResource(ConnectionResource):
             "token": self.value("token") or None,
             "credentials_file": self.value("credentials_file") or None,
         }
-        client = JetStream(NatsConnection.model_validate(values), "tallyflow-dagster")
+        # A login may be in the URL, and then in no field: an empty one counts as given.
+        given = {name: value for name, value in values.items() if value is not None}
+        client = JetStream(NatsConnection.model_validate(given), "tallyflow-dagster")
         try:
             yield client.connect()
         finally:
