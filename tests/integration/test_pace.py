@@ -9,6 +9,7 @@ from pipelines.config import load
 from pipelines.connectors.kafka import KafkaTopic
 from pipelines.naming import LEGS, Names
 from pipelines.pace import Pace
+from pipelines.status import StatusServer
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +48,9 @@ def test_lag_counts_every_leg_in_records_and_seconds(case: PipelineCase) -> None
 def test_a_single_status_shows_rates_and_lag(case: PipelineCase) -> None:
     case.write_file()
     case.create_topic()
-    case.in_background(case.warm_runner(until_caught_up=False))
+    runner = case.warm_runner(until_caught_up=False)
+    runner.on_start = StatusServer
+    case.in_background(runner)
     with case.load():
         wait_until(lambda: (now := case.ask()) and now["legs"]["sink"]["rows_per_second"], "a rate of the sink")
         shown = case.invoke("status", str(case.file)).stdout
