@@ -22,6 +22,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from pipelines.config import NatsConnection
 from pipelines.connectors.jetstream_errors import TABLE_CLASSES, map_error
+from pipelines.connectors.jetstream_messages import direct_message, instant, place
 from pipelines.connectors.nats_settings import NoTlsError, connection_options, new_client
 from pipelines.connectors.stream_settings import check_stream
 from pipelines.error_classes import ErrorClasses
@@ -38,16 +39,6 @@ _PINGS = {"ping_interval": 4.0, "max_outstanding_pings": 2}
 FETCH_BATCH_MESSAGES = 256
 # A pull of 100 MB in one request had the connection closed as a slow consumer (reliability.md section 3).
 FETCH_BATCH_BYTES = 8 * 1024 * 1024
-_DIRECT_HEADERS = {
-    "Nats-Stream",
-    "Nats-Subject",
-    "Nats-Sequence",
-    "Nats-Time-Stamp",
-    "Nats-Num-Pending",
-    "Nats-Last-Sequence",
-    "Nats-UpTo-Sequence",
-}
-
 _NO_MESSAGE = 10037
 
 
@@ -61,24 +52,6 @@ class StreamState:
     bytes: int
     max_bytes: int
     metadata: dict[str, str]
-
-
-def _instant(text: str) -> datetime:
-    """RFC 3339 with nanoseconds, as the server writes it, cut to microseconds."""
-    whole, _, fraction = text.rstrip("Z").partition(".")
-    return datetime.fromisoformat(whole).replace(microsecond=int((fraction + "000000")[:6]), tzinfo=UTC)
-
-
-def _place(delivered: Msg) -> tuple[int, datetime]:
-    """Stream sequence and time of a consumer's message, from its reply subject; cut to microseconds as `_instant` cuts.
-
-    The client's own `metadata.timestamp` goes through a float and is a microsecond off at times: an arrival must be the same whichever
-    way a frame was read. Tokens: ADR-15.
-    """
-    tokens = delivered.reply.split(".")
-    sequence, nanoseconds = (tokens[5], tokens[7]) if len(tokens) == 9 else (tokens[7], tokens[9])
-    seconds, rest = divmod(int(nanoseconds), 1_000_000_000)
-    return int(sequence), datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
 
 
 def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int) -> None:
@@ -242,7 +215,7 @@ class JetStream:
         raw = self._wait(f"reading {what} of stream {stream}", read())
         if raw is None:
             return None
-        time = raw.time if isinstance(raw.time, datetime) else _instant(str(raw.time))
+        time = raw.time if isinstance(raw.time, datetime) else instant(str(raw.time))
         return Message(raw.subject, int(raw.seq), time, raw.data or b"", dict(raw.headers or {}))
 
     def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None:
@@ -302,7 +275,7 @@ class JetStream:
             while not found or found[-1].sequence < to:
                 wanted = min(FETCH_BATCH_MESSAGES, to - (found[-1].sequence if found else after))
                 for raw in await consumer.fetch(wanted, timeout=REQUEST_TIMEOUT_SECONDS):
-                    sequence, time = _place(raw)
+                    sequence, time = place(raw)
                     found.append(Message(raw.subject, sequence, time, b"", dict(raw.headers or {})))
             await consumer.unsubscribe()
         finally:
@@ -324,7 +297,7 @@ class JetStream:
                 reply = await replies.next_msg(timeout=REQUEST_TIMEOUT_SECONDS)
                 status = (reply.headers or {}).get("Status")
                 if status is None:
-                    messages.append(_direct_message(reply))
+                    messages.append(direct_message(reply))
                 elif status == "204":
                     return messages, int((reply.headers or {}).get("Nats-Num-Pending", "0")) > 0
                 elif status == "404":
@@ -364,7 +337,7 @@ class JetStream:
             answer = json.loads(reply.data)
             if "error" in answer:
                 APIError.from_error(answer["error"])
-            return _instant(answer["ts"])
+            return instant(answer["ts"])
 
         self.connect()
         assert self._client is not None
@@ -451,9 +424,3 @@ class JetStream:
         self.connect()
         subscription = self._wait(f"subscribing to {subject}", subscribe())
         return lambda: self._wait(f"unsubscribing from {subject}", subscription.unsubscribe())
-
-
-def _direct_message(reply: Msg) -> Message:
-    headers = reply.headers or {}
-    own = {name: value for name, value in headers.items() if name not in _DIRECT_HEADERS}
-    return Message(headers["Nats-Subject"], int(headers["Nats-Sequence"]), _instant(headers["Nats-Time-Stamp"]), reply.data, own)

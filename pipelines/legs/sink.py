@@ -42,7 +42,7 @@ MAX_REFUSED_IN_PLAN = 20_000
 UNTOLD_ATTEMPTS = 3
 """After so many refusals for a cause that may as well be the table's, and so many inserts that took too long, a piece is cut."""
 MAX_UNTOLD_ROWS = 3
-"""So many rows of a chunk may be refused for such a cause before another one of it was taken."""
+"""So many rows may be refused for such a cause before another one was taken."""
 
 
 @dataclass
@@ -68,6 +68,8 @@ class SinkLeg(Leg):
     """Rows of the chunk in work that this start has found refused."""
     _tries: "_Tries | None" = None
     """What this start knows of the inserts of the piece in work."""
+    _untold_rows = 0
+    """So many rows in a row, of this chunk and those before it, were refused for such a cause."""
     _decided: tuple[int, Pieces] | None = None
     """What followed from the last insert, and the sequence of the plan that it was made under."""
 
@@ -216,6 +218,7 @@ class SinkLeg(Leg):
             if len(pieces.to_send()) > 1:
                 tries.too_large, tries.too_large_count = error, tries.too_large_count + 1
             raise
+        self._untold_rows = 0
         return pieces.inserted()
 
     def _after_refusal(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, refusal: RefusedError) -> Pieces:
@@ -283,11 +286,13 @@ class SinkLeg(Leg):
 
     def _check_told(self, plan: Entry, chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
         """Raises HaltError when row after row is refused for a cause that may be the table's, and none is taken."""
-        if not refusal.is_known and pieces.sent == len(pieces.refused) >= MAX_UNTOLD_ROWS:
+        of_chunk = len(pieces.refused) if pieces.sent == len(pieces.refused) else 0
+        if not refusal.is_known and max(self._untold_rows, of_chunk) >= MAX_UNTOLD_ROWS:
             raise HaltError(
                 f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: the table refuses row after row and takes none, "
                 f"with: {refusal}. Compare the table with the mapping, mend the cause and start again; the chunk waits"
             ) from refusal
+        self._untold_rows += not refusal.is_known
         if len(pieces.refused) >= MAX_REFUSED_IN_PLAN:
             raise HaltError(
                 f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: {MAX_REFUSED_IN_PLAN} of its rows are refused, "
