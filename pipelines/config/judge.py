@@ -105,7 +105,8 @@ def _connections(config: PipelineConfig) -> _Notes:
         at: Location = ("sources", index, "connection_params")
         if connection.skip_tls_verification:
             yield (*at, "skip_tls_verification"), "anyone can pose as the brokers"
-        if connection.logs_in and connection.mechanism == "PLAIN" and not connection.protocol.endswith("SSL"):
+        in_the_clear = not connection.protocol.endswith("SSL") and not all(map(_is_here, connection.brokers))
+        if connection.logs_in and connection.mechanism == "PLAIN" and in_the_clear:
             yield (*at, "protocol"), "the password travels unencrypted"
         if (connection.oauth_token_endpoint_url or "").lower().startswith("http:") and not _is_here(connection.oauth_token_endpoint_url):
             yield (*at, "oauth_token_endpoint_url"), "the client secret travels unencrypted: use https"

@@ -73,7 +73,7 @@ def test_rows_of_an_open_plan_that_are_given_up_are_dead_letters_and_enter_again
     assert case.invoke("dlq", "reprocess", str(case.file), "--stage", "sink").exit_code == 0
     case.warm_run()
     assert case.client().query(f"SELECT count(), uniqExact(id), uniqExact(title) FROM {case.table}").result_rows == [(100, 100, 100)]
-    assert json.loads(case.invoke("audit", str(case.file), "--json").stdout)["clean"]
+    assert json.loads(case.invoke("audit", str(case.file), "--json").stdout)["verdict"] == "clean"
 
 
 def test_rows_that_the_table_holds_are_not_given_up(case: PipelineCase) -> None:

@@ -143,6 +143,8 @@ def check_metrics(case: PipelineCase, answer: httpx.Response) -> None:
         "tallyflow_healthy": "gauge",
         "tallyflow_stream_bytes": "gauge",
         "tallyflow_stream_limit_bytes": "gauge",
+        "tallyflow_waiting_records": "gauge",
+        "tallyflow_waiting_seconds": "gauge",
     }
 
     def value(family: str, **labels: str) -> float:
@@ -264,10 +266,10 @@ def test_validate_accepts_a_sound_file_and_lists_the_faults_of_a_bad_one(case: P
     assert unfit.exit_code == 2
     assert "column 'id': int cannot become Date" in unfit.output
     assert "column 'amount': bool cannot become Nullable(Float64)" in unfit.output
-    case.write_file(lambda document: document.pop("version"))
+    case.write_file(lambda document: document.pop("pipeline_id"))
     bad = tallyflow(case, "validate", str(case.file))
     assert bad.exit_code == 2
-    assert "version: is required" in bad.output
+    assert "pipeline_id: is required" in bad.output
     assert tallyflow(case, "validate", "no-such-file.yaml").exit_code == 2
 
 

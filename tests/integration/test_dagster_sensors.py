@@ -85,7 +85,7 @@ def test_a_runner_that_ended_at_its_halt_is_left_alone_and_people_are_called_onc
     (said,) = hook.got
     assert said.startswith(f"pipeline {case.pipeline}: halted: sink: ")
     assert "the table has no column 'amount'" in said
-    assert "put the table back, or correct the mapping" in said
+    assert "`tallyflow plan abandon" in said
     assert mail.box.got == []
     case.client().command(f"ALTER TABLE {case.table} ADD COLUMN amount Nullable(Float64) AFTER name")
     dagster.jobs.restart(case.file)

@@ -381,7 +381,7 @@ def test_a_partition_that_has_no_leader_yet_is_waited_for_before_anything_is_mad
         raise RetryableError("listing offsets: the partition's leader has moved")
 
     case.create_topic()
-    monkeypatch.setattr(KafkaTopic, "_offsets", no_leader)
+    monkeypatch.setattr(KafkaTopic, "known_ends", no_leader)
     assert refused(case, RetryableError, seconds=1) == "listing offsets: the partition's leader has moved"
     assert_nothing_was_made(case)
 
