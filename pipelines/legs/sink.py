@@ -68,6 +68,8 @@ class SinkLeg(Leg):
     """Rows of the chunk in work that this start has found refused."""
     _tries: "_Tries | None" = None
     """What this start knows of the inserts of the piece in work."""
+    _untold_chunk = 0
+    """The end of the chunk that was refused so often for a cause that may as well be the table's: its pieces are not tried as often."""
     _untold_rows = 0
     """So many rows in a row, of this chunk and those before it, were refused for such a cause."""
     _decided: tuple[int, Pieces] | None = None
@@ -223,12 +225,13 @@ class SinkLeg(Leg):
 
     def _after_refusal(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, refusal: RefusedError) -> Pieces:
         assert self._tries is not None
-        if not refusal.is_known:
+        if not refusal.is_known and self._untold_chunk != chunk.last:
             self._tries.untold += 1
             if self._tries.untold < UNTOLD_ATTEMPTS:
                 raise RetryableError(
                     f"inserting a chunk: {refusal}; the same chunk is sent again with its token before it is cut"
                 ) from refusal
+            self._untold_chunk = chunk.last
         if self.connections.config.sink.delivery == "exactly_once":
             stored = self._stored(plan, chunk, rows, pieces, str(refusal), refusal.is_whole)
             if len(stored):

@@ -158,3 +158,16 @@ def test_a_row_that_is_refused_with_any_code_is_a_dead_letter_without_its_value_
     log.close()
     assert not [words for words in told if "DE00" in words or "VALUE" in words]
     case.check()
+
+
+def test_a_table_that_refuses_every_row_for_a_reason_of_its_own_halts_soon(case: PipelineCase) -> None:
+    case.create_topic()
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN told String MATERIALIZED encrypt('aes-128-ecb', name, 'short')")
+    case.send_events(40, partitions=1)
+    with pytest.raises(HaltError, match=r"the table refuses row after row and takes none, with: ClickHouse error 36 \(BAD_ARGUMENTS\)"):
+        case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} DROP COLUMN told")
+    case.warm_run()
+    assert len(refused(case)) == 3
+    case.check()
