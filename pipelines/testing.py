@@ -11,10 +11,9 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 import pyarrow as pa
-from nats.errors import MaxPayloadError
 
 from pipelines.connectors.jetstream import StreamState, check_contiguous
-from pipelines.connectors.jetstream_errors import map_error
+from pipelines.connectors.jetstream_errors import too_large
 from pipelines.errors import ConflictError, RetryableError
 from pipelines.records import RAW_SCHEMA, Message
 
@@ -139,7 +138,7 @@ class MemoryLog:
     def _store(self, request: _Request) -> int:
         size = len(request.payload) + sum(len(name) + len(text) + 4 for name, text in request.headers.items())
         if size > MAX_PAYLOAD_BYTES:
-            raise map_error(f"publishing to {request.subject}", MaxPayloadError())
+            raise too_large(f"publishing to {request.subject}")
         found = self._last.get(request.subject)
         if (found.sequence if found else 0) != request.expected:
             raise ConflictError(f"publishing to {request.subject}: wrong last sequence: {found.sequence if found else 0}")

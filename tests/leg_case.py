@@ -61,7 +61,8 @@ class LegCase:
         self.stages = StageConfig(1, "s", "s", buckets, fields, mapping, "db", "t", POSITION_COLUMNS, ("id",), 3_600_000_000)
         version = stage_config.store(self.log, NAMES, self.stages)
         source = SimpleNamespace(source_id="s", topic="s", on_data_loss="halt")
-        self.config = SimpleNamespace(sources=[source], on_error=OnError())
+        nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))
+        self.config = SimpleNamespace(sources=[source], on_error=OnError(), resources=SimpleNamespace(nats=nats))
         versions = {"stage_config": version, "accepted_config": version}
         limits = {"driver_offsets": 10**9, "driver_frames": 10**9}
         self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, **versions, **limits)

@@ -27,6 +27,11 @@ def map_error(doing: str, error: BaseException, classes: ErrorClasses = TABLE_CL
     return HaltError(f"{doing}: {error}; {row.remedy}")
 
 
+def too_large(doing: str) -> TallyflowError:
+    """What `map_error` makes of a message above the server's `max_payload`."""
+    return map_error(doing, nats.errors.MaxPayloadError())
+
+
 def _of_the_server(doing: str, error: APIError, classes: ErrorClasses) -> TallyflowError:
     # The answer to a pull has its code as text, or only in the kind of the error.
     status = _UNAVAILABLE if isinstance(error, ServiceUnavailableError) else int(error.code or 0)

@@ -113,13 +113,14 @@ class KeyedStore:
         theirs: such an entry may hide one of the same key and a later time in an older run, which must not come back. `has_turn`: see
         `merged_runs`.
         The store itself goes on reading the old listing until `open`. Called again on the same listing with the same entries, as by
-        another attempt at the range, it tells what it has told, and writes nothing.
+        another attempt at the range, it tells what it has told, and writes nothing, unless the run was deleted meanwhile: as a start
+        deletes what no `done` lists, while this process may live on.
         """
         live = self._not_over(expired)
         if not len(entries):
             return live
         content = (span, expired, has_turn, *(zlib.crc32(np.ascontiguousarray(each).data) for each in (entries.sequence, entries.ordinal)))
-        if self._added is not None and self._added.content == content:
+        if self._added is not None and self._added.content == content and self.place.size(self._added.run.facts.name):
             return self._added.listing
         taken = merged_runs([facts.rows for facts in live], len(entries), has_turn)
         rest, merged = live[: len(live) - taken], live[len(live) - taken :]

@@ -257,7 +257,7 @@ def test_views_are_added_up_and_a_lost_row_of_one_is_found(case: PipelineCase) -
 
 
 def test_views_that_no_sum_can_judge_are_told_and_no_fault(case: PipelineCase) -> None:
-    """One that aggregates by a function of its own, one whose rows expire, two that fill one table, one whose target is not told."""
+    """One that aggregates by a function of its own, one whose rows expire, two that fill one table, one whose target is gone."""
     case.create_topic()
     case.send_events(30)
     case.warm_run()
@@ -268,16 +268,21 @@ def test_views_that_no_sum_can_judge_are_told_and_no_fault(case: PipelineCase) -
     selects = [(best, "argMax(name, id) AS name"), (old, "toDateTime(0) AS at"), (both, "id"), (both, "-id AS id")]
     for number, (target, select) in enumerate(selects):
         client.command(f"CREATE MATERIALIZED VIEW {case.table}_view_{number} TO {target} AS SELECT {select} FROM {case.table}")
-    client.command(f"CREATE MATERIALIZED VIEW {case.table}_inner ENGINE = MergeTree ORDER BY id {WINDOW} AS SELECT id FROM {case.table}")
+    inner = f"ENGINE = MergeTree ORDER BY id {WINDOW} POPULATE AS SELECT id FROM {case.table}"
+    client.command(f"CREATE MATERIALIZED VIEW {case.table}_inner {inner}")
+    client.command(f"CREATE TABLE {case.table}_gone (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}")
+    client.command(f"CREATE MATERIALIZED VIEW {case.table}_into_gone TO {case.table}_gone AS SELECT id FROM {case.table}")
     case.send_events(20)
     case.warm_run()
+    client.command(f"DROP TABLE {case.table}_gone")
     found = look(case, "views")["views"]
     assert found.passed, found.said
     told = dict(one.split(": ", 1) for one in found.not_judged.split("; "))
     assert told[f"default.{best}"].startswith("it does not hold a row for each row")
     assert told[f"default.{old}"] == "its TTL removes rows"
     assert told[f"default.{both}"] == "2 views fill it"
-    assert told[f"default.{case.table}_inner"] == "the table that it fills cannot be found"
+    assert told[f"default.{case.table}_into_gone"] == "the table that it fills cannot be found"
+    assert [value for name, value in found.facts.items() if name.startswith("total of default..inner_id.")] == [50]
 
 
 def test_a_view_that_keeps_what_its_table_lets_expire_is_told_and_no_fault(case: PipelineCase) -> None:

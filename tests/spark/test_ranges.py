@@ -155,10 +155,10 @@ def test_a_planner_that_cannot_reach_its_server_sees_nothing_new_and_recovers(
 
     def recovered() -> Any:
         found = reader.latestOffset(start, ReadMaxRows(1_000_000))
-        return found if found != start else None
+        return found == (end or {"sequence": raw_end(case)})
 
-    found = wait_until(recovered, "new positions")
-    assert found == (end or {"sequence": raw_end(case)})
+    # A partition of a Kafka that starts has no leader at first, and is asked again after 5 s while the others go on.
+    wait_until(recovered, "all new positions")
 
 
 def test_a_runner_plans_no_batch_twice(case: PipelineCase, session: SparkSession) -> None:

@@ -60,7 +60,7 @@ def test_a_frame_says_which_positions_it_covers() -> None:
     log = MemoryLog()
     (frame,) = append_rows(appender(log), TABLE)
     (message,) = log.messages(STREAM)
-    assert message.headers == {"Tf-First": "1.0.0", "Tf-Last": "3.1.0", "Tf-Rows": "6"}
+    assert message.headers == {"Tf-First": "1.0.0", "Tf-Last": "3.1.0", "Tf-Rows": "6", "Tf-Bytes": str(TABLE.nbytes)}
     assert frame == Written(Position(1, 0), Position(3, 1), 6, 1, len(message.payload))
     assert last_position(message) == Position(3, 1, 0)
     assert message.rows == 6

@@ -26,6 +26,10 @@ REFUSED = "refused"
 _ENGINE = open_engine()
 
 
+FAR_AHEAD_US = 10**17
+"""The records of this file arrive in 1970."""
+
+
 def raw_records(values: list[bytes]) -> pa.Table:
     rows = len(values)
     zeros = pa.array([0] * rows, pa.int64())
@@ -160,7 +164,7 @@ def test_a_field_with_a_unit_stays_what_it_is_in_a_column_of_no_instant() -> Non
 )
 def test_the_unit_counts_for_the_time_of_a_dedup_window(source: str, text: str, unit: str, wanted: int | None) -> None:
     parsed = parse(_ENGINE, raw_records([f'{{"at":{text}}}'.encode()]), [ParsedField("at", source)])
-    timed = with_times(_ENGINE, parsed.accepted, "at", unit)
+    timed = with_times(_ENGINE, parsed.accepted, "at", FAR_AHEAD_US, unit)
     assert timed.accepted.column(TIME_COLUMN).to_pylist() == ([] if wanted is None else [wanted])
     assert timed.rejected.column("code").to_pylist() == (["invalid_time"] if wanted is None else [])
 

@@ -424,6 +424,17 @@ def test_every_bucket_has_the_turn_now_and_then_whatever_the_step_of_the_sequenc
         assert {bucket_with_turn(to, 8) for to in range(0, 200 * step, step)} == set(range(8))
 
 
+def test_what_another_attempt_is_told_is_there_also_when_it_was_deleted_meanwhile(store: KeyedStore) -> None:
+    (first,) = store.add(many(100, 1), (0, 5), NEVER, True)
+    assert store.add(many(100, 1), (0, 5), NEVER, True) == [first]
+    store.place.delete(first.name)
+    (second,) = store.add(many(100, 1), (0, 5), NEVER, True)
+    assert second.name != first.name
+    assert store.place.size(second.name)
+    store.open([second])
+    assert store.find(many(100, 1).hi, many(100, 1).lo).is_found.all()
+
+
 Keys = st.integers(0, 5)
 
 
