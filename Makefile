@@ -15,6 +15,8 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 TEST_PATHS = $(wildcard tests/unit tests/spark tests/integration)
 CRASH_TESTS = $(wildcard tests/crash/test_*.py)
+# The protocol's model is killed before every single call here, too: minutes that `make test` does not have.
+CRASH_PATHS = tests/crash tests/unit/test_protocol_model.py
 LINTED = pipelines resources sql dagster_project tests bench examples
 
 .PHONY: help demo dagster test crash test-browser bench lint venv check-java constraints
@@ -39,7 +41,7 @@ test: check-java venv
 
 crash: check-java venv
 	@if [ -z "$(CRASH_TESTS)" ]; then echo "make crash: no test file in tests/crash, nothing was run"; \
-	else echo "$(PYTEST) tests/crash"; exec $(PYTEST) tests/crash; fi
+	else echo "$(PYTEST) $(CRASH_PATHS) -m crash"; exec $(PYTEST) $(CRASH_PATHS) -m crash; fi
 
 test-browser: check-java venv
 	$(BIN)/python -m pytest tests/browser $(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))

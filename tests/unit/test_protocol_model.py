@@ -148,6 +148,7 @@ def arrange(call: int, kind: str, world: World) -> None:
     world.strike = (world.calls + call, kind)
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 @pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
 def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str, window_us: int) -> None:
@@ -184,6 +185,7 @@ def test_every_single_publish_of_a_command_that_takes_letters_may_fail(fault: Fa
             raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
 
 
+@pytest.mark.crash
 def test_a_runner_that_purges_may_be_killed_before_every_single_call() -> None:
     calls, _ = short_history(lambda world: None, max_age=timedelta(0))
     for call in range(1, calls + 1):
@@ -193,6 +195,7 @@ def test_a_runner_that_purges_may_be_killed_before_every_single_call() -> None:
             raise AssertionError(f"kill before call {call} of {calls}: {error}") from error
 
 
+@pytest.mark.crash
 def test_a_table_may_be_mended_after_a_kill_before_every_single_call() -> None:
     calls, _ = short_history(lambda world: None, is_mended=True)
     for call in range(1, calls + 1):
