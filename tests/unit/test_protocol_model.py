@@ -21,6 +21,7 @@ from protocol_outside import NAMES, ModelLog, Topic
 from protocol_stages import POISON, VENOM, configuration
 from protocol_world import EXPIRE, Runner, World
 
+import pipelines.redrive
 from pipelines.errors import DataLossError, HaltError, RefusedError
 from pipelines.ledger import read_chain
 from pipelines.legs.sink import SinkLeg
@@ -308,10 +309,12 @@ def takes_records_of_rows_that_are_not_confirmed(self: Purge, to: int) -> tuple[
 
 
 def fill_raw(world: World) -> None:
-    """More letters than raw has room for."""
+    """More letters than raw has room for, all named by one plan: who finishes it must enter all of them, whatever a seed takes later."""
     for _ in range(30):
         world.topic.produce(0, b"bad", 0)
     world.drain(world.runners[0])
+    # The world has patched it, and takes that back.
+    pipelines.redrive.MAX_PLAN_LETTERS = 1000
     world.log.max_bytes = {NAMES.stream("raw"): 12_000}
 
 
