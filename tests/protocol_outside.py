@@ -319,6 +319,7 @@ class Outside:
         self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self._world, self._stores = world, {}
+        self._stage_configs: dict[str, StageConfig] = {}
         versions = {"stage_config": version, "accepted_config": version}
         self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
 
@@ -326,7 +327,10 @@ class Outside:
         return Breaker(100)
 
     def stage_config(self, version: str) -> StageConfig:
-        return stage_config.load(self.log, self.names, version)
+        """Read once, as by Connections."""
+        if version not in self._stage_configs:
+            self._stage_configs[version] = stage_config.load(self.log, self.names, version)
+        return self._stage_configs[version]
 
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self._stores:
