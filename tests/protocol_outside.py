@@ -366,6 +366,9 @@ class MemoryPlace:
     def names(self) -> list[str]:
         return sorted(self._held)
 
+    def size(self, name: str) -> int:
+        return int(name in self._held)
+
     def delete(self, name: str) -> None:
         self._world.call()
         self._held.pop(name, None)
