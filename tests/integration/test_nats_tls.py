@@ -59,8 +59,8 @@ class Greeter:
         greeting = {"server_id": "x", "version": "2.15.1", "headers": True, "nonce": "n", "max_payload": 1048576, "auth_required": True}
         try:
             self._open.append(connection)
-            connection.sendall(b"INFO " + json.dumps(greeting | self.info).encode() + b"\r\n")
             self.greeted += 1
+            connection.sendall(b"INFO " + json.dumps(greeting | self.info).encode() + b"\r\n")
             if self.tls is not None:
                 connection = self.tls.wrap_socket(connection, server_side=True)
                 self._open.append(connection)
