@@ -19,7 +19,7 @@ from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from pipelines.config import KafkaSource, version_of
 from pipelines.config.checks import FreshnessCheck
-from pipelines.preflight import POSITION_COLUMN_TYPES
+from pipelines.records import POSITION_COLUMN_TYPES
 
 REPORTED_EVERY = timedelta(minutes=5)
 """An out stream is reported as fresh so often while nothing waits; Dagster's freshness policies look at materializations only."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.errors import HaltError
-from pipelines.letters.triage import with_fingerprints
+from pipelines.fingerprints import with_fingerprints
 
 MIN_RECORDS = 1000
 ACCEPT = "`tallyflow run FILE --accept`"

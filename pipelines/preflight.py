@@ -23,6 +23,7 @@ from pipelines.ledger import read_chain
 from pipelines.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
 from pipelines.parse import ParsedField, check_fields
 from pipelines.purge import READS
+from pipelines.records import POSITION_COLUMN_TYPES
 from pipelines.state.place import Place
 from pipelines.transform import TargetColumn, check_mapping
 
@@ -33,15 +34,6 @@ MIN_DEDUP_WINDOW = 4
 """Tokens that a table must remember per partition that one insert can touch: each makes a block of its own."""
 MIN_DEDUP_TIME = timedelta(days=7)
 """How long a Replicated table must remember them, unless the file says otherwise."""
-POSITION_COLUMN_TYPES = (
-    ("_tf_sequence", "UInt64"),
-    ("_tf_ordinal", "UInt32"),
-    ("_tf_emit", "UInt32"),
-    ("_tf_topic", "LowCardinality(String)"),
-    ("_tf_partition", "Int32"),
-    ("_tf_offset", "Int64"),
-    ("_tf_arrival", "DateTime64(6, 'UTC')"),
-)
 
 
 @dataclass(frozen=True)

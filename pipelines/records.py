@@ -69,7 +69,15 @@ POSITION_FIELDS = [
 EMIT_FIELD = pa.field("_tf_emit", pa.uint32())
 POSITION_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_topic", "_tf_partition", "_tf_offset", "_tf_arrival")
 """The position columns of an out frame, after the sink's own columns."""
-
+POSITION_COLUMN_TYPES = (
+    ("_tf_sequence", "UInt64"),
+    ("_tf_ordinal", "UInt32"),
+    ("_tf_emit", "UInt32"),
+    ("_tf_topic", "LowCardinality(String)"),
+    ("_tf_partition", "Int32"),
+    ("_tf_offset", "Int64"),
+    ("_tf_arrival", "DateTime64(6, 'UTC')"),
+)
 REJECTED_SCHEMA = pa.schema(
     [
         ("_tf_sequence", pa.uint64()),

@@ -48,7 +48,6 @@ from pipelines.legs.leg import Leg
 from pipelines.legs.process import DRIVER_FRAMES, ProcessLeg
 from pipelines.legs.sink import SinkLeg
 from pipelines.legs.waiting import check_waiting
-from pipelines.letters.reprocess import expire_letters
 from pipelines.naming import LEGS, Names
 from pipelines.pace import Pace
 from pipelines.preflight import Prepared, check_master, check_supported, check_types, prepare
@@ -62,6 +61,8 @@ from pipelines.state.store import RUNS_PER_BUCKET
 CAUGHT_UP_SINK_DELAY_MS = 50
 JVM_END_SECONDS = 5.0
 WATCH_SECONDS = 0.25
+ExpireLetters = Callable[[PipelineConfig, Path, JetStream], None]
+"""Drop the dead letters that are older than the file allows; called by the runner's retention (`reprocess.expire_letters`)."""
 _LEG_CLASSES: dict[str, type[Leg]] = {"ingest": IngestLeg, "process": ProcessLeg, "sink": SinkLeg}
 
 
@@ -102,10 +103,16 @@ class Runner:
     """
 
     def __init__(
-        self, config: PipelineConfig, config_text: str, home: Path, options: RunOptions, tell: Callable[[str], None] = print
+        self,
+        config: PipelineConfig,
+        config_text: str,
+        home: Path,
+        options: RunOptions,
+        expire_letters: ExpireLetters,
+        tell: Callable[[str], None] = print,
     ) -> None:
         self.config, self.options = config, options
-        self._text, self._tell = config_text, tell
+        self._text, self._tell, self._expire_letters = config_text, tell, expire_letters
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         self.own_directory = self.directory
@@ -284,7 +291,7 @@ class Runner:
 
     def _keep_retention(self) -> None:
         letters_age = self.config.dead_letters.max_age
-        expire = partial(expire_letters, self.config, self.directory, self.log)
+        expire = partial(self._expire_letters, self.config, self.directory, self.log)
         letters = LetterRetention(expire, letters_age) if letters_age is not None else None
         self.retention = Retention(self.log, self.names, self.legs, self.config.resources.nats.stream.max_age, letters)
         self.retention.start()

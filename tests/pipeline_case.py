@@ -36,6 +36,7 @@ from pipelines.cli.app import app
 from pipelines.config import parse
 from pipelines.connectors.jetstream import JetStream
 from pipelines.failpoints import RUNNER_PID_VARIABLE
+from pipelines.letters.reprocess import expire_letters
 from pipelines.letters.stream import read_letters
 from pipelines.naming import LEGS, Names
 from pipelines.records import decode_frame
@@ -371,7 +372,7 @@ class PipelineCase:
         config = parse(text, name=str(self.file), environment=os.environ)
         if self.session is None:
             options = {"driver_offsets": 1_000_000, "driver_frames": 1000, **options}
-        runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), tell=self.told.append)
+        runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), expire_letters, self.told.append)
         runner.shared_session = self.session
         if self.session is None:
             make_plain(runner)

@@ -16,7 +16,8 @@ from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic
 from pipelines.errors import HaltError
 from pipelines.naming import Names
-from pipelines.preflight import POSITION_COLUMN_TYPES, column_faults
+from pipelines.preflight import column_faults
+from pipelines.records import POSITION_COLUMN_TYPES
 from pipelines.tally import tally
 
 AUDITED_ROWS = 20_000_000

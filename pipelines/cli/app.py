@@ -95,6 +95,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
+    from pipelines.letters.reprocess import expire_letters
     from pipelines.runner import Runner, RunOptions
     from pipelines.status import StatusServer
 
@@ -105,7 +106,7 @@ def run(
             err.print(f"note: {note}", style="yellow", markup=False)
         options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames, accept)
         tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
-        runner = Runner(config, file.read_text(), default_home(), options, tell)
+        runner = Runner(config, file.read_text(), default_home(), options, expire_letters, tell)
         runner.on_start = StatusServer
         try:
             runner.run()

@@ -23,6 +23,7 @@ from pipelines.ledger import Chain, Entry
 from pipelines.legs.arrivals import Arrived, clock_resets
 from pipelines.legs.execute import Report, Tasks
 from pipelines.legs.frames import new_counts
+from pipelines.legs.stage_config import config_of
 from pipelines.purge import Purged, read_purged
 from pipelines.records import decode_columns
 from pipelines.run_lists import Lists, RunLists
@@ -165,7 +166,7 @@ class _Rebuilding:
 
     def _judge(self, frames: list[Arrived], version: str) -> None:
         """One portion through the stages and into the stores."""
-        config, to = self._state.connections.stage_config(version), frames[-1].message.sequence
+        config, to = config_of(self._state.connections, version), frames[-1].message.sequence
         item = {
             "config": version,
             "buckets": self._done.body["buckets"],

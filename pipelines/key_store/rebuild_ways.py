@@ -26,7 +26,7 @@ from pipelines.legs.buckets import first_of_keys, key_owners, listed, live_runs,
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report, Tasks
 from pipelines.legs.frames import COUNTS, ROWS, fetched, frame_times, new_counts, stages, times_of, times_to_all
-from pipelines.legs.stage_config import StageConfig
+from pipelines.legs.stage_config import StageConfig, config_of
 from pipelines.records import decode_frame, encode_frame
 from pipelines.state.index import Words
 from pipelines.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
@@ -64,7 +64,7 @@ class Here:
             yield portion
 
     def judge(self, frames: list[Arrived], item: Item, accepted: Words | None) -> list[Report]:
-        config, counts = self._connections.stage_config(item["config"]), new_counts()
+        config, counts = config_of(self._connections, item["config"]), new_counts()
         rows = pa.concat_tables(
             [_judged_rows(self._connections, config, step, counts) for step in steps(frames)], promote_options="default"
         )
@@ -117,7 +117,7 @@ class InTasks:
 
 def send_keys(connections: Connections, item: Item) -> Iterator[Parcel]:
     """A slice of the portion through the stages: what dedup goes by, to the key's bucket; the frames' times to all."""
-    config, counts = connections.stage_config(item["config"]), new_counts()
+    config, counts = config_of(connections, item["config"]), new_counts()
     for step in steps(fetched(connections, item, item["share"])):
         rows = _judged_rows(connections, config, step, counts)
         if config.dedup_time_field:
@@ -131,7 +131,7 @@ def send_keys(connections: Connections, item: Item) -> Iterator[Parcel]:
 
 def add_keys(connections: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
     """All of the portion that falls into `bucket`, judged in position order; the bucket's store with it."""
-    config = connections.stage_config(item["config"])
+    config = config_of(connections, item["config"])
     times = times_of(parcels, item, config)
     counts: Counter[str] = Counter()
     for kind, payload in parcels:
@@ -145,7 +145,7 @@ def add_keys(connections: Connections, item: Item, bucket: int, parcels: list[tu
 
 
 def _add(connections: Connections, item: Item, bucket: int, rows: pa.Table, times: FrameTimes | None) -> Report:
-    config, store = connections.stage_config(item["config"]), connections.dedup_store(bucket)
+    config, store = config_of(connections, item["config"]), connections.dedup_store(bucket)
     store.open(live_runs(item["runs"], bucket))
     found, _ = first_of_keys(config, rows, store, times)
     entries = found.entries

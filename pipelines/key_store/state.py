@@ -23,7 +23,7 @@ from pipelines.lease import Lease
 from pipelines.ledger import ChainState, Entry, read_chain
 from pipelines.legs.buckets import live_runs
 from pipelines.legs.connections import Connections
-from pipelines.legs.stage_config import StageConfig
+from pipelines.legs.stage_config import StageConfig, config_of
 from pipelines.naming import Names, bucket_of_key
 from pipelines.parse import parse
 from pipelines.purge import read_purged
@@ -126,7 +126,7 @@ class KeyState:
         return self.stage_config_of(state.done)
 
     def stage_config_of(self, done: Entry) -> StageConfig:
-        return self.connections.stage_config(done.body["config"])
+        return config_of(self.connections, done.body["config"])
 
     def buckets(self, state: ChainState) -> int:
         """How many the store has, which is not what the configuration of its last range says once it was rebucketed."""

@@ -8,7 +8,7 @@ circuit breaker as well; `rejected: halt` lets it through, or there would be no 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.breaker import halt_at
+from pipelines.breaker import PLANNED, PLANNED_BEFORE, Breaker, halt_at
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item
 
@@ -27,4 +27,11 @@ def admit(connections: Connections, item: Item, stage: str, seen: tuple[int, str
     records, share, to = seen
     # What was a dead letter before cannot flood anything: there are as many letters as somebody has asked for.
     fresh = rejected.filter(pc.equal(rejected.column("attempts"), 1)) if rejected.num_rows else rejected
-    connections.breaker(stage, version).judge(records, fresh, share, to)
+    _breaker(connections, stage, version).judge(records, fresh, share, to)
+
+
+def _breaker(connections: Connections, stage: str, version: str) -> Breaker:
+    """Return what judges the dead letters of a stage, of plans of one configuration."""
+    percent = 100 if version == connections.run.accepted_config else connections.config.on_error.max_rejected_percent
+    ways = PLANNED if version == connections.run.stage_config else PLANNED_BEFORE
+    return connections.keep(("breaker", stage, version), lambda: Breaker(percent, ways))

@@ -1,24 +1,25 @@
 """The connections of one process (driver or worker), opened at first use and kept, because opening costs more than a small batch."""
 
 import os
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import lru_cache
 from socket import gethostname
+from typing import Any, TypeVar, cast
 
 import duckdb
 
-from pipelines.breaker import PLANNED, PLANNED_BEFORE, Breaker
 from pipelines.config import PipelineConfig
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import KafkaTopic, RangeReader
 from pipelines.errors import HaltError
-from pipelines.legs import stage_config
-from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import STREAM_ID_KEY, Names, dedup_place
 from pipelines.run_spec import RunSpec, load_run, read_run
 from pipelines.state.place import Place
 from pipelines.state.store import KeyedStore
+
+Made = TypeVar("Made")
 
 
 class Connections:
@@ -35,9 +36,8 @@ class Connections:
         self._reader: RangeReader | None = None
         self._topic: KafkaTopic | None = None
         self._engine: duckdb.DuckDBPyConnection | None = None
-        self._stage_configs: dict[str, StageConfig] = {}
         self._dedup_stores: dict[int, KeyedStore] = {}
-        self._breakers: dict[tuple[str, str], Breaker] = {}
+        self._kept: dict[Hashable, Any] = {}
 
     def prove(self) -> None:
         """Raises HaltError unless the streams that this process reaches are those of the run: the same address may lead elsewhere."""
@@ -50,11 +50,11 @@ class Connections:
                     f"nothing was done; let every worker reach the NATS of the driver at {self.config.nats.url}"
                 )
 
-    def breaker(self, stage: str, version: str) -> Breaker:
-        """What judges the dead letters of a stage, of plans of one configuration. Any thread may ask."""
-        percent = 100 if version == self.run.accepted_config else self.config.on_error.max_rejected_percent
-        made = Breaker(percent, PLANNED if version == self.run.stage_config else PLANNED_BEFORE)
-        return self._breakers.setdefault((stage, version), made)
+    def keep(self, name: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what was made under `name` before, or make it and keep it as long as the connections. Any thread may ask."""
+        if name not in self._kept:
+            return cast(Made, self._kept.setdefault(name, make()))
+        return cast(Made, self._kept[name])
 
     @property
     def log(self) -> JetStream:
@@ -80,11 +80,6 @@ class Connections:
         if self._engine is None:
             self._engine = open_engine()
         return self._engine
-
-    def stage_config(self, version: str) -> StageConfig:
-        if version not in self._stage_configs:
-            self._stage_configs[version] = stage_config.load(self.log, self.names, version)
-        return self._stage_configs[version]
 
     def dedup_store(self, bucket: int) -> KeyedStore:
         """The bucket's key store; its caller opens the runs that the last `done` lists."""

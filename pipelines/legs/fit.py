@@ -14,7 +14,7 @@ from pipelines.columns import INTEGER_BITS, ColumnType, arrow_type, parse_type
 from pipelines.connectors.clickhouse import TableColumn
 from pipelines.errors import HaltError
 from pipelines.legs.stage_config import StageConfig
-from pipelines.preflight import POSITION_COLUMN_TYPES
+from pipelines.records import POSITION_COLUMN_TYPES
 from pipelines.transform import NO_DEFAULT_FOR_NULL
 
 _WIDEST_ARROW_INTEGER = 64

@@ -27,7 +27,7 @@ from pipelines.legs.arrivals import STEP_BYTES, Arrived, records_of, steps
 from pipelines.legs.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report
-from pipelines.legs.stage_config import StageConfig
+from pipelines.legs.stage_config import StageConfig, config_of
 from pipelines.naming import is_redriven
 from pipelines.parse import parse
 from pipelines.records import StageOutput, decode_frame, encode_frame
@@ -41,7 +41,7 @@ ROWS, LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
 
 def process(connections: Connections, item: Item) -> Report:
     """One item in a task: its buckets one after the other, each with the frames that it fetches itself."""
-    config = connections.stage_config(item["config"])
+    config = config_of(connections, item["config"])
     return {
         bucket: process_frames(connections, config, item, fetched(connections, item, share), bucket)
         for bucket, share in item["buckets"].items()
@@ -53,7 +53,7 @@ def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
 
     What it counted goes to bucket 0, the frames' times to all.
     """
-    config = connections.stage_config(item["config"])
+    config = config_of(connections, item["config"])
     counts = new_counts()
     for name, share in item["buckets"].items():
         for step in steps(fetched(connections, item, share), STEP_BYTES // config.widening):
@@ -91,7 +91,7 @@ def frame_times(rows: pa.Table, frames: Iterable[Arrived], item: Mapping[str, An
 
 def after_exchange(connections: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
     """One bucket of the plan in a task: all that was sent to it, in position order; the only writer of the bucket's subjects and store."""
-    config = connections.stage_config(item["config"])
+    config = config_of(connections, item["config"])
     buckets = Buckets(connections, config, item)
     counts: Counter[str] = Counter()
     frames = times_of(parcels, item, config)
@@ -181,7 +181,7 @@ def _admitted(
     """As `stages`. Raises HaltError when the dead letters must not be written, UndecidedError when the plan must name some first."""
     decided = item.get("poison", [])
     try:
-        rows, rejected = stages(connections.engine, connections.stage_config(item["config"]), item["config"], step, counts, decided)
+        rows, rejected = stages(connections.engine, config_of(connections, item["config"]), item["config"], step, counts, decided)
     except Exception:
         connections.discard_engine()
         raise

@@ -21,6 +21,7 @@ from pipelines.legs.arrivals import Arrived, arrival_by, arrivals, bucket_of, cl
 from pipelines.legs.execute import Item, Report, run_in_tasks, run_with_exchange
 from pipelines.legs.frames import after_exchange, before_exchange, process, process_frames
 from pipelines.legs.leg import Leg, check_input, input_mark
+from pipelines.legs.stage_config import config_of
 from pipelines.naming import bucket_of_partition
 from pipelines.records import Message, Position
 from pipelines.run_lists import Lists, RunLists, digest_of_names
@@ -68,7 +69,7 @@ class ProcessLeg(Leg):
         return {"sequence": self.chain.state.to or 0}
 
     def _check_buckets(self) -> None:
-        done, buckets = self.chain.state.done, self.connections.stage_config(self.connections.run.stage_config).buckets
+        done, buckets = self.chain.state.done, config_of(self.connections, self.connections.run.stage_config).buckets
         if done is not None and done.body["buckets"] != buckets:
             raise HaltError(
                 f"starting process: its state lies in {done.body['buckets']} buckets, the file says {buckets}: a change was begun and is "
@@ -81,7 +82,7 @@ class ProcessLeg(Leg):
         A range that was planned is done before, so that `reset-clock` finds none.
         """
         done, log = self.chain.state.done, self.connections.log
-        config = self.connections.stage_config(self.connections.run.stage_config)
+        config = config_of(self.connections, self.connections.run.stage_config)
         if done is None or not config.dedup_key or config.dedup_time_field or time.monotonic() < self._next_clock:
             return
         self._next_clock = time.monotonic() + CLOCK_SECONDS
@@ -119,7 +120,7 @@ class ProcessLeg(Leg):
 
     def _sweep(self) -> None:
         """Deletes runs that no `done` lists and no open plan may still want: what killed attempts have left."""
-        config = self.connections.stage_config(self.connections.run.stage_config)
+        config = config_of(self.connections, self.connections.run.stage_config)
         if not config.dedup_key:
             return
         listed, done_to = self._listed(), self.chain.state.to or 0
@@ -143,7 +144,7 @@ class ProcessLeg(Leg):
         if to - start <= DRIVER_FRAMES:
             return to
         self._scanned = self.connections.log.scan(self.connections.names.stream("raw"), start, to)
-        most = PLAN_BYTES // self.connections.stage_config(self.connections.run.stage_config).widening
+        most = PLAN_BYTES // config_of(self.connections, self.connections.run.stage_config).widening
         ends = accumulate(message.content_bytes for message in self._scanned)
         return start + max(DRIVER_FRAMES, sum(1 for end in ends if end <= most))
 
@@ -183,7 +184,7 @@ class ProcessLeg(Leg):
 
     def _check_not_passed(self, plan: Entry) -> None:
         """Raises HaltError when an attempt at the plan has written what lies beyond a record that is about to be decided."""
-        config = self.connections.stage_config(plan.body["config"])
+        config = config_of(self.connections, plan.body["config"])
         first: dict[int, Position] = {}
         for sequence, ordinal, partition, *_ in self._undecided:
             # With dedup nothing is written before every record of the plan has been through the stages.
@@ -224,7 +225,7 @@ class ProcessLeg(Leg):
         self._tails = tails
         return dict(counts), {
             "config": plan.body["config"],
-            "buckets": self.connections.stage_config(plan.body["config"]).buckets,
+            "buckets": config_of(self.connections, plan.body["config"]).buckets,
             "clock_us": arrived[-1].arrival_us,
             "clock_resets": item["clock_resets"],
             "watermarks": next((report["watermarks"] for report in reports if report["watermarks"]), item["watermarks"]),
@@ -267,7 +268,7 @@ class ProcessLeg(Leg):
 
     def _in_driver(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
         log, names = self.connections.log, self.connections.names
-        config = self.connections.stage_config(item["config"])
+        config = config_of(self.connections, item["config"])
         messages = list(log.fetch(names.stream("raw"), names.subjects("raw"), item["from"], item["to"]))
         check_contiguous(names.stream("raw"), [m.sequence for m in messages], item["from"], item["to"])
         arrived = list(arrivals(messages, item["clock_us"], clock_resets(item)))
@@ -276,7 +277,7 @@ class ProcessLeg(Leg):
 
     def _in_tasks(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
         log, stream = self.connections.log, self.connections.names.stream("raw")
-        config = self.connections.stage_config(item["config"])
+        config = config_of(self.connections, item["config"])
         arrived = list(arrivals(self._scan(item["from"], item["to"]), item["clock_us"], clock_resets(item)))
         shares = {
             str(bucket): {

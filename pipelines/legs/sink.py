@@ -22,6 +22,7 @@ from pipelines.connectors.clickhouse import ClickHouse
 from pipelines.connectors.jetstream import check_contiguous
 from pipelines.errors import HaltError, InsertTooLargeError, InvariantError, RefusedError, RetryableError
 from pipelines.failpoints import reach
+from pipelines.fingerprints import fingerprint
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.ledger import Entry
 from pipelines.legs.abandoned import abandoned_rows, close_abandoned, closing
@@ -29,8 +30,7 @@ from pipelines.legs.fit import check_arrow_types, misfits, way_on
 from pipelines.legs.leg import Leg, check_input
 from pipelines.legs.refused import Refused, place_of_row
 from pipelines.legs.settling import Sent, stored_rows
-from pipelines.legs.stage_config import StageConfig
-from pipelines.letters.triage import fingerprint
+from pipelines.legs.stage_config import StageConfig, config_of
 from pipelines.naming import insert_token, inserts_of_chunk
 from pipelines.records import POSITION_COLUMNS, Message
 from pipelines.sink import Chunk, Pieces, Rows, chunk_rows, chunks, insert_block
@@ -124,7 +124,7 @@ class SinkLeg(Leg):
                 "that one once with --until-caught-up; or somebody else did, and only Tallyflow may write to its streams"
             )
         (version,) = versions
-        config = self.connections.stage_config(version)
+        config = config_of(self.connections, version)
         if config.full_table != self._table:
             raise HaltError(
                 f"{where}: these rows were made for table {config.full_table}, the file of this run says {self._table}; nothing was sent. "
@@ -188,7 +188,7 @@ class SinkLeg(Leg):
 
     def _settle(self, plan: Entry, chunk: Chunk) -> Refused:
         """Inserts what ClickHouse takes of the chunk; the rows that it does not. Each decision stands on the ledger before its effect."""
-        config = self.connections.stage_config(plan.body["config"])
+        config = config_of(self.connections, plan.body["config"])
         pieces = Pieces.of(plan.body, chunk.rows)
         if not pieces.ends:
             return pieces.refused
@@ -324,7 +324,7 @@ class SinkLeg(Leg):
     def _insert(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
         """One attempt. ClickHouse cannot fence a late insert, so none starts when another runner may soon take over."""
         # First: its answer may take long, and the lease is looked at behind it.
-        self._check_columns(self.connections.stage_config(plan.body["config"]), rows)
+        self._check_columns(config_of(self.connections, plan.body["config"]), rows)
         if self.lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
         stream_id = self.connections.run.stream_ids["out"]
@@ -347,7 +347,7 @@ class SinkLeg(Leg):
 
         What the table has besides takes its DEFAULT.
         """
-        now = self.connections.stage_config(self.connections.run.stage_config)
+        now = config_of(self.connections, self.connections.run.stage_config)
         return [*(target.name for target in config.targets), *now.position_columns]
 
     def _check_columns(self, config: StageConfig, rows: pa.Table) -> None:

@@ -18,6 +18,7 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse import Table
 from pipelines.errors import ConflictError, HaltError
 from pipelines.ledger import Log
+from pipelines.legs.connections import Connections
 from pipelines.naming import Names
 from pipelines.parse import ParsedField
 from pipelines.records import POSITION_COLUMNS
@@ -191,6 +192,11 @@ def load(log: Log, names: Names, version: str) -> StageConfig:
         return _decoded(record)
     except (KeyError, TypeError, ValueError) as error:
         raise HaltError(f"reading configuration {version}: {error}; only Tallyflow may write to its streams") from error
+
+
+def config_of(connections: Connections, version: str) -> StageConfig:
+    """Return `load`'s configuration of a version, read from the ledger once for these connections."""
+    return connections.keep(("stage config", version), lambda: load(connections.log, connections.names, version))
 
 
 def _decoded(record: Mapping[str, Any]) -> StageConfig:

@@ -2,6 +2,7 @@
 
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Report
+from pipelines.legs.stage_config import config_of
 from pipelines.parse import parse
 from pipelines.records import RAW_SCHEMA, with_positions
 from pipelines.transform import map_columns
@@ -9,7 +10,7 @@ from pipelines.transform import map_columns
 
 def warm(connections: Connections, item: Item) -> Report:
     """Opens the connections and runs the stages over no record; writes nothing."""
-    config = connections.stage_config(connections.run.stage_config)
+    config = config_of(connections, connections.run.stage_config)
     records = with_positions(RAW_SCHEMA.empty_table(), 1, config.topic, 0)
     parsed = parse(connections.engine, records, config.parsed_fields)
     mapped = map_columns(connections.engine, parsed.accepted, config.targets)

@@ -18,13 +18,14 @@ import pyarrow.compute as pc
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.dedup import KEY_COLUMNS
+from pipelines.fingerprints import with_fingerprints
 from pipelines.key_store.judged import Judged, Tell, judged, start_at
 from pipelines.ledger import read_chain
 from pipelines.legs import stage_config
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 from pipelines.letters.rehearsal import frames_of_letters
-from pipelines.letters.triage import COPIES_COLUMN, COUNTED_FROM_COLUMN, Selection, with_fingerprints
+from pipelines.letters.triage import COPIES_COLUMN, COUNTED_FROM_COLUMN, Selection
 from pipelines.naming import Names
 from pipelines.purge import Purged, read_purged
 from pipelines.records import INSTANT, ORDINAL_BITS, position_keys

@@ -18,12 +18,13 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import ConfigurationError, Fault, FencedError, RetryableError
 from pipelines.existence import check_started
+from pipelines.fingerprints import with_fingerprints
 from pipelines.lease import Lease
 from pipelines.ledger import Chain, read_chain
 from pipelines.legs.redrive import Redrive, taken
 from pipelines.letters.file import Edited, edited_frames
 from pipelines.letters.stream import frames_that_may_go, read_frames, with_states
-from pipelines.letters.triage import Selection, with_fingerprints
+from pipelines.letters.triage import Selection
 from pipelines.naming import REDRIVE, Names
 from pipelines.purge import bytes_free_for_redrive, fold_redrive, purge_lease, purge_letters, redrive_entries_that_may_go
 from pipelines.records import instant

@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 from pipelines.config import PipelineConfig
 from pipelines.connectors.jetstream import JetStream, check_contiguous
 from pipelines.existence import check_started
+from pipelines.fingerprints import with_fingerprints
 from pipelines.key_store.judged import Tell
 from pipelines.legs.redrive import taken
 from pipelines.letters.dropped_copies import dropped_copies
-from pipelines.letters.triage import Group, Selection, groups, letter_at, listed, with_fingerprints
+from pipelines.letters.triage import Group, Selection, groups, letter_at, listed
 from pipelines.naming import Names
 from pipelines.purge import PurgeLog, read_purged
 from pipelines.records import Position, decode_frame, place_of_frame

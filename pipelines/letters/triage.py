@@ -1,12 +1,9 @@
 """Dead letters for people: letters of one cause as one group, with what to do about it, and single letters by their position.
 
-In: letters as the dlq stream holds them (`dlq.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. A cause is (stage, code,
-field, message without its numbers and quoted words); its fingerprint is the same on every machine, and in every release that words the
-message alike. Nothing here changes anything.
+In: letters as the dlq stream holds them (`dlq.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. Nothing here changes
+anything.
 """
 
-import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,17 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.fingerprints import CAUSE, with_fingerprints
 from pipelines.records import Position
-from pipelines.vectors import one_chunk
 
 COPIES_COLUMN, COUNTED_FROM_COLUMN = "copies_dropped", "copies_counted_from"
 """Where they were counted (`dropped_copies`): copies that dedup dropped in favour of a letter, and from when on where that is not all."""
 STAGES = ("parse", "dedup", "transform", "sink")
 """Where a record may be rejected."""
-_CAUSE = ("stage", "code", "field", "message")
-_MARK = "\x1f"
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _TRANSFORM = "correct the mapping or the column's type in ClickHouse"
 REMEDIES = {
     "oversize": "fetch the record from Kafka by its coordinates; let the producer send less than 448 KiB",
@@ -115,21 +108,6 @@ class Group:
         return REMEDIES.get(self.code, "")
 
 
-def fingerprint(stage: str, code: str, field: str, message: str) -> str:
-    """Names a cause: 12 hex digits of the SHA-256 of its parts, without the message's numbers and quoted words."""
-    plain = _NUMBER.sub("0", _QUOTED.sub("''", message))
-    return hashlib.sha256(_MARK.join((stage, code, field, plain)).encode()).hexdigest()[:12]
-
-
-def with_fingerprints(letters: pa.Table) -> pa.Table:
-    """`letters` with the column `fingerprint`."""
-    parts = [pc.fill_null(letters.column(name), "") for name in _CAUSE]
-    causes = one_chunk(pc.binary_join_element_wise(*parts, _MARK)).dictionary_encode()
-    # No more marks than there are parts, whatever the message holds.
-    known = pa.array([fingerprint(*cause.split(_MARK, len(_CAUSE) - 1)) for cause in causes.dictionary.to_pylist()], pa.string())
-    return letters.append_column("fingerprint", known.take(causes.indices))
-
-
 def groups(frames: Iterable[pa.Table], selection: Selection) -> list[Group]:
     """The selected letters by cause, the largest group first."""
     found: dict[str, Group] = {}
@@ -147,7 +125,7 @@ def _groups_of(letters: pa.Table) -> Iterator[Group]:
         limits = pc.min_max(members.column("_tf_arrival")).as_py()
         example = members.slice(0, 1).to_pylist()[0]
         yield Group(
-            **{part: example[part] for part in ("fingerprint", *_CAUSE)},
+            **{part: example[part] for part in ("fingerprint", *CAUSE)},
             letters=members.num_rows,
             first=limits["min"],
             last=limits["max"],

@@ -17,6 +17,7 @@ from pipelines.connectors.jetstream import JetStream
 from pipelines.legs.arrivals import microseconds
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Report, Tasks
+from pipelines.legs.stage_config import config_of
 from pipelines.records import ORDINAL_BITS, instant
 from pipelines.verification.reference import compared_columns
 from pipelines.verification.result import Checksum, Finding, Gap, Verification
@@ -153,7 +154,7 @@ def verify_slice(connections: Connections, item: Item) -> Report:
     request = Request(Path(item["directory"]), since, until, item["examples"], item["with_kafka"])
     verifier = Verifier(connections.config, connections.log, request, follows=item["follows"])
     history = read_history(connections.log, connections.names, since)
-    configs, config = load_configs(connections.log, connections.names, history), connections.stage_config(item["config"])
+    configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item["config"])
     columns = [column for column in compared_columns(config) if column.name in item["columns"]]
     subject = Subject(history, configs, config, columns)
     span = verifier.compare(subject, threads=1)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipelines.columns import parse_type, quote_identifier
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse import TableColumn
-from pipelines.preflight import POSITION_COLUMN_TYPES
+from pipelines.records import POSITION_COLUMN_TYPES
 from pipelines.statements import filled, statement
 from pipelines.verification.reference import BUCKET_BITS, BUCKET_FRAMES, Column
 from pipelines.verification.result import Checksum, Finding

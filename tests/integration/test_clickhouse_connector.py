@@ -13,7 +13,7 @@ from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse import ClickHouse, TableColumn
 from pipelines.error_classes import TABLE
 from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError
-from pipelines.preflight import POSITION_COLUMN_TYPES
+from pipelines.records import POSITION_COLUMN_TYPES
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration

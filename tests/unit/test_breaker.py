@@ -11,9 +11,9 @@ from pipelines.breaker import MIN_RECORDS, Breaker, Sample, causes_of, halt_at
 from pipelines.config_docs import EXAMPLE
 from pipelines.dlq import LETTER_SCHEMA
 from pipelines.errors import HaltError
+from pipelines.fingerprints import fingerprint
 from pipelines.legs.admission import STAGES, admit
 from pipelines.legs.connections import Connections
-from pipelines.letters.triage import fingerprint
 from pipelines.run_spec import RunSpec
 
 WRONG, NULL = ("wrong_type", "expected int, found a string"), ("null_in_non_nullable", "the field is null")

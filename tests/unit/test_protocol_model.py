@@ -25,7 +25,7 @@ import pipelines.redrive
 from pipelines.errors import DataLossError, HaltError, RefusedError
 from pipelines.ledger import read_chain
 from pipelines.legs.sink import SinkLeg
-from pipelines.legs.stage_config import StageConfig
+from pipelines.legs.stage_config import StageConfig, config_of
 from pipelines.naming import REDRIVE, Names
 from pipelines.purge import Purge
 from pipelines.redrive import DISCARD, ENTER
@@ -282,7 +282,7 @@ def test_a_folding_that_forgets_letters_which_are_still_there_is_found(monkeypat
 
 
 def names_the_configuration_of_the_day(self: SinkLeg, chunk: object) -> StageConfig:
-    return self.connections.stage_config(self.connections.run.stage_config)
+    return config_of(self.connections, self.connections.run.stage_config)
 
 
 def test_a_sink_that_plans_what_waits_under_the_configuration_of_the_day_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def test_a_step_of_the_end_that_fails_is_told_and_keeps_no_other_from_being_made
         if name == failing:
             raise RetryableError("NATS did not answer")
 
-    runner = Runner(parse(EXAMPLE, name="example", environment={}), EXAMPLE, tmp_path, RunOptions(), tell=told.append)
+    runner = Runner(parse(EXAMPLE, name="example", environment={}), EXAMPLE, tmp_path, RunOptions(), lambda *pipeline: None, told.append)
     runner.legs = {"ingest": SimpleNamespace(failure=None, status=SimpleNamespace(state="running"), close=lambda: step("close"))}
     runner.leases = {"ingest": SimpleNamespace(release=lambda: step("release"))}
     runner.log = SimpleNamespace(close=lambda: step("log"))

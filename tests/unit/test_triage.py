@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.dlq import LETTER_SCHEMA
-from pipelines.letters.triage import REMEDIES, Selection, fingerprint, groups, letter_at, listed, with_fingerprints
+from pipelines.fingerprints import fingerprint, with_fingerprints
+from pipelines.letters.triage import REMEDIES, Selection, groups, letter_at, listed
 from pipelines.records import Position
 from pipelines.testing import FIRST_INSTANT
 
