@@ -10,15 +10,15 @@ import pytest
 from tenacity import stop_after_attempt, wait_none
 
 import pipelines.legs.leg
-from pipelines.breaker import Breaker
 from pipelines.config import OnError
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.kafka import Block
 from pipelines.ledger import Chain
 from pipelines.legs import stage_config
+from pipelines.legs.connections import Kept
 from pipelines.legs.ingest import IngestLeg
 from pipelines.legs.process import ProcessLeg
-from pipelines.legs.stage_config import StageConfig
+from pipelines.legs.stage_config import RELEASE, StageConfig
 from pipelines.naming import Names
 from pipelines.records import POSITION_COLUMNS
 from pipelines.run_lists import Lists, live_lists
@@ -44,10 +44,11 @@ class Topic:
             yield Block(partition, records(partition, self.values[start:end], first=start), end)
 
 
-class LegCase:
+class LegCase(Kept):
     """One start of both legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch, buckets: int, log: MemoryLog | None = None, epoch: int = 1) -> None:
+        super().__init__()
         # A leg gives up at once instead of waiting: the test says when it goes on.
         patch.setattr(pipelines.legs.leg, "wait_exponential_jitter", lambda **_: wait_none())
         patch.setattr(pipelines.legs.leg, "stop_when_event_set", lambda _: stop_after_attempt(1))
@@ -58,7 +59,7 @@ class LegCase:
         self.engine = open_engine()
         mapping = (("id", "id", "Int64", False), ("v", "v", "String", False))
         fields = (("id", "int"), ("v", "string"))
-        self.stages = StageConfig(1, "s", "s", buckets, fields, mapping, "db", "t", POSITION_COLUMNS, ("id",), 3_600_000_000)
+        self.stages = StageConfig(RELEASE, "s", "s", buckets, fields, mapping, "db", "t", POSITION_COLUMNS, ("id",), 3_600_000_000)
         version = stage_config.store(self.log, NAMES, self.stages)
         source = SimpleNamespace(source_id="s", topic="s", on_data_loss="halt")
         nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))
@@ -76,12 +77,6 @@ class LegCase:
         chain = Chain(self.log, LEDGER, NAMES.chain(leg), self.epoch)
         chain.open()
         return chain
-
-    def breaker(self, stage: str, version: str) -> Breaker:
-        return Breaker(100)
-
-    def stage_config(self, version: str) -> StageConfig:
-        return self.stages
 
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self.stores:

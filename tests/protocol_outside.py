@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pipelines.breaker import Breaker
 from pipelines.config import OnError
 from pipelines.connectors.clickhouse import Table as TableFacts
 from pipelines.connectors.clickhouse import TableColumn
 from pipelines.connectors.kafka import Block
 from pipelines.errors import DataLossError, RefusedError, RetryableError
-from pipelines.legs import stage_config
-from pipelines.legs.stage_config import StageConfig
+from pipelines.legs.connections import Kept
 from pipelines.naming import Names
 from pipelines.records import Message
 from pipelines.state.place import Header
@@ -305,10 +303,11 @@ class Topic:
                 left[partition] = (stop, end)
 
 
-class Outside:
+class Outside(Kept):
     """What a leg's work sees as `legs.connections.Connections`."""
 
     def __init__(self, world: "World", epoch: int, version: str) -> None:
+        super().__init__()
         self.names, self.log, self.topic, self.reader, self.engine = NAMES, world.log, world.topic, world.topic, None
         source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
         stages = world.config
@@ -319,18 +318,8 @@ class Outside:
         self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self._world, self._stores = world, {}
-        self._stage_configs: dict[str, StageConfig] = {}
         versions = {"stage_config": version, "accepted_config": version}
         self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
-
-    def breaker(self, stage: str, version: str) -> Breaker:
-        return Breaker(100)
-
-    def stage_config(self, version: str) -> StageConfig:
-        """Read once, as by Connections."""
-        if version not in self._stage_configs:
-            self._stage_configs[version] = stage_config.load(self.log, self.names, version)
-        return self._stage_configs[version]
 
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self._stores:

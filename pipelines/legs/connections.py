@@ -22,11 +22,25 @@ from pipelines.state.store import KeyedStore
 Made = TypeVar("Made")
 
 
-class Connections:
+class Kept:
+    """What is made once and kept: by name."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Any] = {}
+
+    def keep(self, name: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what was made under `name` before, or make it. Any thread may ask."""
+        if name not in self._kept:
+            return cast(Made, self._kept.setdefault(name, make()))
+        return cast(Made, self._kept[name])
+
+
+class Connections(Kept):
     """What a leg's work needs of the outside. The reader and the engine serve one thread at a time; the log serves many."""
 
     def __init__(self, run: RunSpec, keep_partitions: bool, log: JetStream | None = None, config: PipelineConfig | None = None) -> None:
         """`config`: that of `run`, where somebody has resolved it already, with other variables than those of this process."""
+        super().__init__()
         self.run = run
         self.config = config or run.config
         self.names = Names(self.config.pipeline_id)
@@ -37,7 +51,6 @@ class Connections:
         self._topic: KafkaTopic | None = None
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._dedup_stores: dict[int, KeyedStore] = {}
-        self._kept: dict[Hashable, Any] = {}
 
     def prove(self) -> None:
         """Raises HaltError unless the streams that this process reaches are those of the run: the same address may lead elsewhere."""
@@ -49,12 +62,6 @@ class Connections:
                     f"reaching stream {stream} from process {os.getpid()} of {gethostname()}: it is not the one that the driver writes, so "
                     f"nothing was done; let every worker reach the NATS of the driver at {self.config.nats.url}"
                 )
-
-    def keep(self, name: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what was made under `name` before, or make it and keep it as long as the connections. Any thread may ask."""
-        if name not in self._kept:
-            return cast(Made, self._kept.setdefault(name, make()))
-        return cast(Made, self._kept[name])
 
     @property
     def log(self) -> JetStream:

@@ -86,7 +86,7 @@ def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:
     chain = Chain(log, NAMES.stream("ledger"), NAMES.chain("process"), 1)
     chain.open()
     chain.plan(3, 6, config="v1")
-    connections = SimpleNamespace(names=NAMES, log=log, stage_config=lambda _: configuration(key))
+    connections = SimpleNamespace(names=NAMES, log=log, keep=lambda _, make: configuration(key))
     made = ProcessLeg(connections, chain, SimpleNamespace(lost=Event()), Path("run"), Event())
     made._undecided = [POISON]
     return made
