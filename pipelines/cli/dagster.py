@@ -69,7 +69,9 @@ def dagster(
         if importlib.util.find_spec("dagster") is None or importlib.util.find_spec("dagster_webserver") is None:
             raise HaltError("starting Dagster: it is not installed; pip install 'tallyflow[dagster]', or make venv in a checkout")
         if pipelines is None and not _EXAMPLE.exists():
-            raise HaltError("starting Dagster: the example is in a checkout only; name the directory of your pipeline files with --pipelines")
+            raise HaltError(
+                "starting Dagster: the example is in a checkout only; name the directory of your pipeline files with --pipelines"
+            )
         home = default_home()
         with _signals_as_interrupts(), _servers(home, own_servers) as environment:
             if pipelines is None:
