@@ -23,9 +23,8 @@ from pipelines.run_spec import RunSpec
 from pipelines.verification.run import Request, verify
 from pipelines.verification.slices import verify_in_tasks
 from resources.spark import SparkResource
-from resources.streaming_jobs import StreamingJobs
+from resources.streaming_jobs import StreamingJobs, Tell
 
-Tell = Callable[[str], None]
 Work = Callable[[StreamingJobs, SparkResource, Pipeline, Any, Tell], dict[str, Any]]
 
 

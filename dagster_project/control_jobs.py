@@ -25,13 +25,15 @@ from pipelines.letters.triage import Selection
 from pipelines.naming import LEGS
 from pipelines.records import Position
 from pipelines.redrive import OPEN, WAITING
-from resources.streaming_jobs import Started, StreamingJobs
+from resources.streaming_jobs import Started, StreamingJobs, Tell
 
 _NOTHING_CHANGED = "nothing was changed"
 _MADE_BY = {"compact_keys": COMPACTION, "reprocess_dead_letters": REPROCESSED}
 """The assets that a job makes as well, whose pages would know nothing of it."""
+IF_WANTED_TAG = "tallyflow/if_wanted"
+"""Of the runs that sensors launch to start a pipeline: not if it is meant to be stopped by the time the run begins."""
 _LEFT_ALONE: dict[str, Any] = {"state": "meant to be stopped, left alone"}
-Work = Callable[[StreamingJobs, Pipeline, Any], dict[str, Any]]
+Work = Callable[[StreamingJobs, Pipeline, Any, Tell], dict[str, Any]]
 
 
 class OfPipeline(dg.Config):
@@ -40,13 +42,7 @@ class OfPipeline(dg.Config):
     pipeline: str = Field(description="Id of the pipeline, as its file says it.")
 
 
-class Starting(OfPipeline):
-    """What starts a pipeline."""
-
-    if_wanted: bool = Field(default=False, description="Not if the pipeline is meant to be stopped when the run begins; sensors say so.")
-
-
-class Start(Starting):
+class Start(OfPipeline):
     """Starts what does not run; a runner that runs already is adopted."""
 
     accept: bool = Field(default=False, description="Let rejected records become dead letters, however many, for this start.")
@@ -61,7 +57,7 @@ class Stop(OfPipeline):
     )
 
 
-class Restart(Starting):
+class Restart(OfPipeline):
     """Stops the pipeline and starts it as it was meant to run."""
 
     accept: bool = Field(default=False, description="As for start_pipeline.")
@@ -121,7 +117,9 @@ def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: W
         def checked(pipeline: Pipeline) -> dict[str, Any]:
             if work is not _stop:
                 check_same_pipeline(streaming_jobs, pipeline)
-            return work(streaming_jobs, pipeline, config)
+            if IF_WANTED_TAG in context.run.tags and _is_unwanted(streaming_jobs, pipeline):
+                return _LEFT_ALONE
+            return work(streaming_jobs, pipeline, config, context.log.info)
 
         return done(context, name, known(files, config.pipeline), checked)
 
@@ -168,36 +166,34 @@ def known(files: PipelineFiles, pipeline_id: str) -> Pipeline:
     raise dg.Failure(f"no such pipeline in {files.directory}: there are {ids}{told}", allow_retries=False)
 
 
-def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline, config: Starting) -> bool:
+def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline) -> bool:
     """Somebody has stopped it while this run was in the queue."""
-    return config.if_wanted and jobs.look(pipeline.path, pipeline.config).desired == "stopped"
+    return jobs.look(pipeline.path, pipeline.config).desired == "stopped"
 
 
-def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start) -> dict[str, Any]:
+def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start, tell: Tell) -> dict[str, Any]:
     unknown = [leg for leg in config.legs if leg not in LEGS]
     if unknown or not config.legs:
         raise dg.Failure(f"legs: say one or more of {', '.join(LEGS)}", allow_retries=False)
-    if _is_unwanted(jobs, pipeline, config):
-        return _LEFT_ALONE
-    return _told(jobs.start(pipeline.path, accept=config.accept, legs=tuple(leg for leg in LEGS if leg in config.legs)))
+    legs = tuple(leg for leg in LEGS if leg in config.legs)
+    return _told(jobs.start(pipeline.path, accept=config.accept, legs=legs, tell=tell))
 
 
-def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop) -> dict[str, Any]:
+def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop, _: Tell) -> dict[str, Any]:
     # By its id: a pipeline whose file is faulty now is stopped all the same.
     return {"stopped a runner": jobs.stop_pipeline(pipeline.config.pipeline_id, kill_after=_limit(config.kill_after_seconds))}
 
 
-def _drain(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline) -> dict[str, Any]:
-    return _told(jobs.drain(pipeline.path))
+def _drain(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline, tell: Tell) -> dict[str, Any]:
+    return _told(jobs.drain(pipeline.path, tell=tell))
 
 
-def _restart(jobs: StreamingJobs, pipeline: Pipeline, config: Restart) -> dict[str, Any]:
-    if _is_unwanted(jobs, pipeline, config):
-        return _LEFT_ALONE
-    return _told(jobs.restart(pipeline.path, accept=config.accept, kill_after=_limit(config.kill_after_seconds)))
+def _restart(jobs: StreamingJobs, pipeline: Pipeline, config: Restart, tell: Tell) -> dict[str, Any]:
+    limit = _limit(config.kill_after_seconds)
+    return _told(jobs.restart(pipeline.path, accept=config.accept, kill_after=limit, tell=tell))
 
 
-def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess) -> dict[str, Any]:
+def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess, _: Tell) -> dict[str, Any]:
     chosen = replace(config.selection(), not_rejected_by=config.not_rejected_by)
     if config.dry_run:
         return _rehearsed(jobs, pipeline, chosen)
@@ -214,7 +210,7 @@ def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> di
     return {_NOTHING_CHANGED: True, **counts, "only an insert can tell": found.refused, **again}
 
 
-def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard) -> dict[str, Any]:
+def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard, _: Tell) -> dict[str, Any]:
     chosen = config.selection()
     if not config.reason.strip():
         raise dg.Failure("reason: say why, it is kept in the ledger", allow_retries=False)

@@ -14,7 +14,7 @@ import dagster as dg
 
 from dagster_project import decisions
 from dagster_project.alerting import pipelines_of
-from dagster_project.control_jobs import control_jobs
+from dagster_project.control_jobs import IF_WANTED_TAG, control_jobs
 from dagster_project.decisions import Decision, FileSeen, LagMemory, Letters, LettersMemory, Trouble
 from dagster_project.pipeline_files import Pipeline, PipelineFiles, read_pipeline_files
 from dagster_project.schedule_status import sensor_status
@@ -42,6 +42,7 @@ _UNFINISHED = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+_IF_WANTED = {IF_WANTED_TAG: "yes"}
 _CONTROLS = ("start_pipeline", "stop_pipeline", "drain_pipeline", "restart_pipeline")
 
 
@@ -125,7 +126,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
             if pipeline and change == "changed" and _is_restarted(pipeline, streaming_jobs):
                 # A file may be given an earlier content again.
                 key = f"changed:{pipeline.key}:{seen[path].digest}:{pipeline.path.stat().st_mtime_ns}"
-                requests.append(_request("restart_pipeline", pipeline, {"if_wanted": True}, key))
+                requests.append(_request("restart_pipeline", pipeline, {}, key, _IF_WANTED))
             faults = f": {seen[path].faults}" if change == "faulty" else ""
             tallyflow_alerts.send(Alert(name, f"pipeline file {path} is {change}{faults}", _FILE_REMEDIES[change]))
         told = "; ".join(f"{path} is {change}" for path, change in changes.items())
@@ -234,8 +235,8 @@ def _busy(context: dg.SensorEvaluationContext, files: PipelineFiles) -> set[str]
 def _restart(pipeline: Pipeline, state: JobState, decision: Decision, trouble: Trouble) -> dg.RunRequest:
     key = f"{decision.action}:{pipeline.key}:{trouble.since:.0f}:{decision.number}"
     if decision.action == "start":
-        return _request("start_pipeline", pipeline, {"legs": [*state.missing], "if_wanted": True}, key)
-    return _request("restart_pipeline", pipeline, {"kill_after_seconds": KILL_AFTER_SECONDS, "if_wanted": True}, key)
+        return _request("start_pipeline", pipeline, {"legs": [*state.missing]}, key, _IF_WANTED)
+    return _request("restart_pipeline", pipeline, {"kill_after_seconds": KILL_AFTER_SECONDS}, key, _IF_WANTED)
 
 
 def _reprocess(pipeline: Pipeline, letters: Letters) -> dg.RunRequest:
@@ -243,10 +244,10 @@ def _reprocess(pipeline: Pipeline, letters: Letters) -> dg.RunRequest:
     return _request("reprocess_dead_letters", pipeline, config, f"dlq:{pipeline.key}:{letters.config_version}:{letters.last_sequence}")
 
 
-def _request(plain: str, pipeline: Pipeline, config: dict[str, Any], key: str) -> dg.RunRequest:
+def _request(plain: str, pipeline: Pipeline, config: dict[str, Any], key: str, tags: Mapping[str, str] | None = None) -> dg.RunRequest:
     pipeline_id, job = pipeline.config.pipeline_id, "_".join((*pipeline.key_prefix, plain))
     run_config = {"ops": {f"{job}_op": {"config": {"pipeline": pipeline_id, **config}}}}
-    return dg.RunRequest(run_key=key, job_name=job, run_config=run_config, tags={PIPELINE_TAG: pipeline_id})
+    return dg.RunRequest(run_key=key, job_name=job, run_config=run_config, tags={PIPELINE_TAG: pipeline_id, **(tags or {})})
 
 
 def _files_now(files: PipelineFiles, jobs: StreamingJobs, before: Mapping[str, str]) -> tuple[dict[str, FileSeen], dict[str, Pipeline]]:

@@ -177,7 +177,7 @@ class Letters:
 
 @dataclass(frozen=True)
 class LettersMemory:
-    """The version for which letters were sent in again, and the last sequence that people were told of."""
+    """The last version that the pipeline was seen running with (empty: none yet), and the last sequence that people were told of."""
 
     version: str = ""
     told: int = 0
@@ -191,12 +191,15 @@ def dead_letters(letters: Letters, before: LettersMemory, now: float, alerts: Al
     """Whether letters enter again by themselves: once, when the job runs with a configuration (the file's and the table's) that it has not
     been tried with; those that this very configuration has rejected stay. Otherwise people are told.
 
-    No endless loop: a version is tried once, and `dead_letters.max_attempts` of the file parks what is rejected again and again.
+    No endless loop: a version is tried once, and `dead_letters.max_attempts` of the file parks what is rejected again and again. The first
+    version that a pipeline is seen running with mends nothing: it is noted.
     """
     if letters.waiting == 0:
         return Decision("none", "no letters wait"), replace(before, version=letters.config_version or before.version)
     limit, age_seconds = alerts.dead_letters, letters.oldest.total_seconds()
     words = f"{letters.waiting:,} letters wait, the oldest is {age_seconds:,.0f} s old"
+    if letters.config_version and not before.version:
+        before = replace(before, version=letters.config_version)
     if letters.config_version and letters.config_version != before.version:
         changed = f"{words}; the configuration is another one since: {letters.config_version}"
         return Decision("reprocess", changed), replace(before, version=letters.config_version)

@@ -184,8 +184,19 @@ def spec_behind(
 def about(pipeline: Pipeline) -> dict[str, Any]:
     """Group, owners and tags of everything that belongs to a pipeline."""
     metadata = pipeline.config.metadata
-    tags = {_TAG.sub("_", tag)[:_TAG_LENGTH]: "" for tag in metadata.tags}
-    return {"group_name": pipeline.key, "owners": list(metadata.owners), "tags": tags}
+    return {"group_name": pipeline.key, "owners": list(metadata.owners), "tags": _tags(metadata.tags)}
+
+
+def _tags(words: Iterable[str]) -> dict[str, str]:
+    """Dagster's tags: `tier:gold` is the key `tier` with the value `gold`, any other word is a key; a key has one value."""
+    tags: dict[str, str] = {}
+    for word in words:
+        name, _, value = (_TAG.sub("_", part)[:_TAG_LENGTH] for part in word.partition(":"))
+        if name and name not in tags:
+            tags[name] = value
+        else:
+            tags[_TAG.sub("_", word)[:_TAG_LENGTH]] = ""
+    return tags
 
 
 def file_reference(pipeline: Pipeline) -> dg.CodeReferencesMetadataValue:

@@ -1,8 +1,9 @@
 """What a tick asks of many pipelines: side by side, within a time, so that one whose systems are silent holds up no other."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from datetime import timedelta
+from threading import Thread
 from typing import TypeVar
 
 from dagster_project.pipeline_files import Pipeline
@@ -15,15 +16,25 @@ WITHIN = timedelta(seconds=3)
 
 def look_at_all(pipelines: Sequence[Pipeline], look: Callable[[Pipeline], T]) -> Iterator[tuple[Pipeline, T | TallyflowError]]:
     """What `look` gives for each pipeline, in their order; an error of ours where it raised one, or did not end in time."""
-    pool = ThreadPoolExecutor(max(1, len(pipelines)), "tick")
-    asked = [pool.submit(look, pipeline) for pipeline in pipelines]
+    asked: list[Future[T]] = []
+    for pipeline in pipelines:
+        asked.append(Future())
+        # As a daemon: one that hangs keeps neither the tick nor the end of the code server.
+        Thread(target=_answer, args=(asked[-1], look, pipeline), name="tick", daemon=True).start()
     wait(asked, timeout=WITHIN.total_seconds())
-    pool.shutdown(wait=False, cancel_futures=True)
     for pipeline, one in zip(pipelines, asked, strict=True):
-        if not one.done() or one.cancelled():
+        if not one.done():
             yield pipeline, RetryableError(f"not seen within {WITHIN.total_seconds():.0f} s")
             continue
         try:
             yield pipeline, one.result()
         except TallyflowError as error:
             yield pipeline, error
+
+
+def _answer(asked: Future[T], look: Callable[[Pipeline], T], pipeline: Pipeline) -> None:
+    try:
+        asked.set_result(look(pipeline))
+    except BaseException as error:
+        # Whoever asked raises it.
+        asked.set_exception(error)

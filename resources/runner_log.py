@@ -1,5 +1,6 @@
 """The words of runners that were launched detached: one file per start, a bounded number of them, each of bounded size."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -7,6 +8,8 @@ from uuid import uuid4
 KEPT_LOGS = 5
 MAX_LOG_BYTES = 8 * 1024 * 1024
 _TAIL_BYTES = 16 * 1024
+_OF_JAVA = re.compile(r"(WARNING: |NOTE: |Picked up |OpenJDK |Using Spark's default |Setting default log level |To adjust logging level )")
+"""What every JVM, and Spark, say at their starts: never why a runner has ended."""
 
 
 def new_log(directory: Path) -> Path:
@@ -26,8 +29,8 @@ def bound_log(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
 
 
 def last_words(log: Path) -> str:
-    """The last message in a log, with the faults that it lists; empty if there is none."""
-    lines = [line for line in _tail(log).splitlines() if line.strip()]
+    """The last message of ours in a log, with the faults that it lists; empty if there is none."""
+    lines = [line for line in _tail(log).splitlines() if line.strip() and not _OF_JAVA.match(line)]
     return "\n".join(reversed([*_message(lines)]))
 
 

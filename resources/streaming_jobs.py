@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -56,6 +56,8 @@ ANSWER_WITHIN = timedelta(seconds=1)
 _ADOPT_WITHIN = timedelta(seconds=3)
 _POLL_SECONDS = 0.1
 _LOG = logging.getLogger("tallyflow.streaming_jobs")
+Tell = Callable[[str], None]
+"""Takes what is worth reading while a start goes on, a line at a time."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +171,14 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             return halts
         return {leg: halt for leg, halt in halts.items() if halt.file == now}
 
-    def start(self, path: Path, *, accept: bool = False, legs: tuple[str, ...] = LEGS, until_caught_up: bool = False) -> Started:
+    def start(
+        self, path: Path, *, accept: bool = False, legs: tuple[str, ...] = LEGS, until_caught_up: bool = False, tell: Tell = _LOG.debug
+    ) -> Started:
         """Starts what does not run of `legs` and waits until they all do; with `until_caught_up`, until the runner has ended.
 
         From then on the pipeline is meant to run, also if this process is killed meanwhile. Raises ConfigurationError for the file, and
         HaltError with the runner's own last words when it ends or a leg halts, then what was wanted before holds; RetryableError when it is
-        still on its way after the time for a start: it goes on, look again.
+        still on its way after the time for a start: it goes on, look again. `tell` gets what the start is at, when that changes.
         """
         begun = time.monotonic()
         config = self.config(path)
@@ -187,11 +191,12 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             wanted = _with_legs(before, legs)
             if not until_caught_up:
                 write_desired(directory, wanted)
+        tell(f"launched process {launched.pid}, its log is {launched.log}" if launched else "a runner is there already, or on its way")
         if until_caught_up:
             self._wait_for_the_end(pipeline_id, launched)
         else:
             try:
-                launched = self._wait_until_ready(path, config, legs, launched)
+                launched = self._wait_until_ready(path, config, legs, launched, tell)
             except HaltError:
                 _take_back(directory, wanted, before)
                 raise
@@ -212,13 +217,13 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         note_stop(directory, LEGS)
         return self._end(directory, LEGS, kill_after)
 
-    def drain(self, path: Path) -> Started:
+    def drain(self, path: Path, *, tell: Tell = _LOG.debug) -> Started:
         """Stops the pipeline and runs it until all that Kafka holds at that moment is in ClickHouse. Raises as `start` and `stop` do."""
         self._check_startable(path)
         self.stop(path)
-        return self.start(path, until_caught_up=True)
+        return self.start(path, until_caught_up=True, tell=tell)
 
-    def restart(self, path: Path, *, accept: bool = False, kill_after: timedelta | None = None) -> Started:
+    def restart(self, path: Path, *, accept: bool = False, kill_after: timedelta | None = None, tell: Tell = _LOG.debug) -> Started:
         """Stops the pipeline's runners and starts the legs that were meant to run here, or all. Raises as `start` and `stop` do, and
         HaltError when the pipeline was stopped meanwhile. With a file that cannot be started, what runs goes on.
         """
@@ -227,10 +232,10 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         self._check_startable(path)
         self._end(directory, LEGS, kill_after)
         if desired is None or desired.state == "stopped":
-            return self.start(path, accept=accept)
+            return self.start(path, accept=accept, tell=tell)
         if read_desired(directory) == Desired("stopped"):
             raise HaltError(f"restarting {directory.name}: it was stopped meanwhile and stays so; start it if it is to run")
-        return self.start(path, accept=accept, legs=desired.legs)
+        return self.start(path, accept=accept, legs=desired.legs, tell=tell)
 
     def _check_startable(self, path: Path) -> None:
         """Before what runs is stopped: raises ConfigurationError or HaltError for a file that no start would take."""
@@ -282,8 +287,11 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         left_out = (RUNNER_PID_VARIABLE,)
         return {name: value for name, value in self.environment().items() if not name.startswith("DAGSTER_") and name not in left_out}
 
-    def _wait_until_ready(self, path: Path, config: PipelineConfig, legs: tuple[str, ...], launched: Launched | None) -> Launched | None:
+    def _wait_until_ready(
+        self, path: Path, config: PipelineConfig, legs: tuple[str, ...], launched: Launched | None, tell: Tell
+    ) -> Launched | None:
         """Until all of `legs` run here; gives back None when a runner of somebody else's has them."""
+        told = ""
         pipeline_id = config.pipeline_id
         deadline = time.monotonic() + self.start_timeout_seconds
         while True:
@@ -291,6 +299,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
                 self._check_adopted(pipeline_id, legs, launched)
                 launched = None
             state = self.look(path, config)
+            told = _tell_news(state, told, tell)
             is_settled = "halted" in state.legs.values() or (state.snapshot is not None and state.snapshot["ready"])
             if {*legs} <= {*state.legs} and is_settled:
                 break
@@ -339,6 +348,15 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         for process in left:
             process.kill()
         return count > 0
+
+
+def _tell_news(state: JobState, told: str, tell: Tell) -> str:
+    """What was told last: the state with its reason and those of the legs, where they are others than before."""
+    legs = ", ".join(f"{leg} {word}" for leg, word in state.legs.items())
+    now = ": ".join(filter(None, (state.state, legs, state.message)))
+    if now != told:
+        tell(now)
+    return now
 
 
 def _with_legs(before: Desired | None, legs: tuple[str, ...]) -> Desired:

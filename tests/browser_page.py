@@ -10,7 +10,12 @@ from urllib.parse import quote
 import pytest
 from packages import program
 from selenium import webdriver
-from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException, TimeoutException
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    ElementNotInteractableException,
+    StaleElementReferenceException,
+    TimeoutException,
+)
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -84,7 +89,7 @@ class Page:
                 try:
                     found.click()
                     return True
-                except ElementClickInterceptedException:
+                except (ElementClickInterceptedException, ElementNotInteractableException):
                     continue
             return False
 

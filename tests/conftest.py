@@ -29,6 +29,24 @@ pytest.register_assert_rewrite("protocol_account", "protocol_world")
 def pytest_sessionstart() -> None:
     """SIGTERM ends a session as Ctrl-C does: a run that was cut off by its time limit still tells its failures and ends its servers."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A shell switches Ctrl-C off in the background, processes inherit that, and those of Dagster then ignore SIGTERM as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note_failure(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note_failure(report)
+
+
+def _note_failure(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """.ci/run tells them last, also those of a session that was cut off. Workers report to the process that started them."""
+    path = os.environ.get("TALLYFLOW_FAILED_TESTS")
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(path).open("a") as file:
+            file.write(f"{report.nodeid}\n")
 
 
 @pytest.fixture(scope="session")

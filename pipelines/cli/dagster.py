@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import httpx
+import psutil
 import typer
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -45,6 +47,8 @@ _SAMPLE_ORDERS = 20_000
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _PATIENCE = timedelta(seconds=60)
+_END_WITHIN = timedelta(seconds=30)
+_KILLED_WITHIN = timedelta(seconds=10)
 _SERVER_NAMES = ("KAFKA_BOOTSTRAP", "NATS_URL", "CLICKHOUSE_HOST", "CLICKHOUSE_PORT")
 
 
@@ -64,6 +68,10 @@ def dagster(
     with errors_as_exit(), _local_errors_as_exit():
         if importlib.util.find_spec("dagster") is None or importlib.util.find_spec("dagster_webserver") is None:
             raise HaltError("starting Dagster: it is not installed; pip install 'tallyflow[dagster]', or make venv in a checkout")
+        if pipelines is None and not _EXAMPLE.exists():
+            raise HaltError(
+                "starting Dagster: the example is in a checkout only; name the directory of your pipeline files with --pipelines"
+            )
         home = default_home()
         with _signals_as_interrupts(), _servers(home, own_servers) as environment:
             if pipelines is None:
@@ -79,6 +87,17 @@ def _signals_as_interrupts() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         out.print("ended")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Another Ctrl-C or SIGTERM cuts nothing short here: all of it is bounded, and would be left running. Nobody inherits that."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -113,7 +132,8 @@ def _servers(home: Path, own_servers: bool) -> Iterator[dict[str, str]]:
     finally:
         if not ran_before:
             out.print("stopping Kafka, NATS and ClickHouse", highlight=False)
-            stack.down()
+            with _undisturbed():
+                stack.down()
 
 
 def _give_orders(environment: Mapping[str, str]) -> None:
@@ -175,8 +195,9 @@ def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None
             process.wait()
             raise HaltError(f"running Dagster: it has ended by itself; see {log}")
         finally:
-            _end(process)
-            _stop_pipelines(home)
+            with _undisturbed():
+                _end(process)
+                _stop_pipelines(home)
 
 
 def _tell_home(directory: Path, foreign: str) -> None:
@@ -209,20 +230,42 @@ def _tell(url: str, log: Path) -> None:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Asks Dagster to end, waits, and kills what is left of its session. A second Ctrl-C does not cut this short."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number, patience in ((signal.SIGINT, 30), (signal.SIGKILL, 10)):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def _end(process: "subprocess.Popen[bytes]", patience: timedelta = _END_WITHIN) -> None:
+    """Asks Dagster's processes to end, waits, and kills those of its session that are left, which it says."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    if not (left := _left_of(process, patience)):
+        return
+    named = ", ".join(str(one.pid) for one in left)
+    told = f"Dagster has not ended within {patience.total_seconds():.0f} s; killing process {named}. Pipelines are not part of it"
+    err.print(told, markup=False, highlight=False, soft_wrap=True)
+    for one in left:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    _left_of(process, _KILLED_WITHIN)
+
+
+def _left_of(process: "subprocess.Popen[bytes]", patience: timedelta) -> list[psutil.Process]:
+    """What still runs, after `patience`, of the session that the process leads."""
+    deadline = time.monotonic() + patience.total_seconds()
+    while True:
+        process.poll()
+        left = [one for one in psutil.process_iter() if _is_of(one, process.pid)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_of(one: psutil.Process, session: int) -> bool:
+    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+        return os.getsid(one.pid) == session and one.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _stop_pipelines(home: Path) -> None:
-    """Stops the runners of this home. They stay wanted: the next start of Dagster lets them go on."""
-    for directory in sorted((home / "pipelines").glob("*/")):
-        _, left = stop_runners(directory, LEGS, _PATIENCE)
-        for one in left:
-            err.print(f"process {one.pid} has not ended within {_PATIENCE}; its state is safe, kill -9 it if you must")
+    """Stops the runners of this home, all at once. They stay wanted: the next start of Dagster lets them go on."""
+    directories = sorted((home / "pipelines").glob("*/"))
+    with ThreadPoolExecutor(max(1, len(directories)), "stop") as pool:
+        stopped = pool.map(lambda directory: stop_runners(directory, LEGS, _PATIENCE), directories)
+    for one in (one for _, left in stopped for one in left):
+        err.print(f"process {one.pid} has not ended within {_PATIENCE}; its state is safe, kill -9 it if you must")

@@ -38,7 +38,9 @@ Owner = Annotated[
 class Metadata(Model):
     """What people want to know about the pipeline."""
 
-    tags: tuple[Text, ...] = Field(default=(), description="Words to find the pipeline by.")
+    tags: tuple[Text, ...] = Field(
+        default=(), description="Words to find the pipeline by, shown in Dagster; `tier:gold` is its tag `tier` with the value `gold`."
+    )
     owners: tuple[Owner, ...] = ours((), "Who answers for the pipeline, shown in Dagster: e-mail addresses, or `team:name`.")
 
 

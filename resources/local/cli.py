@@ -74,7 +74,7 @@ def status(home: Home = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def env(home: Home = None, as_json: AsJson = False) -> None:
-    """Print the addresses as shell exports."""
+    """Print addresses and passwords as shell exports."""
     with _errors_as_exit():
         addresses = _stack(home).addresses()
     typer.echo(json.dumps(addresses.environment(), indent=2) if as_json else addresses.shell_exports())

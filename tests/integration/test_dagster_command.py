@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 import yaml
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from pipeline_case import PATIENCE_SECONDS, PipelineCase, survivors, wait_until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -98,7 +98,7 @@ def test_it_shows_the_pipelines_on_loopback_and_leaves_nothing_behind(case: Pipe
     assert yaml.safe_load((home / "dagster.yaml").read_text())["telemetry"] == {"enabled": False}
     os.kill(command.pid, signal.SIGINT)
     assert command.wait(PATIENCE_SECONDS) == 0, said.read_text()
-    assert [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    assert survivors(family, 0) == []
     assert json.loads((home / "ports.json").read_text())["webserver"] == int(address.rpartition(":")[2])
 
 

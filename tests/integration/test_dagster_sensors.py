@@ -36,9 +36,14 @@ def launched(dagster: DagsterCase, data: dg.SensorResult) -> dg.ExecuteInProcess
     """The one run that a tick asks for, done."""
     (request,) = data.run_requests or []
     job = dagster.defs.resolve_job_def(request.job_name)
-    result = job.execute_in_process(instance=dagster.instance, run_config=request.run_config, raise_on_error=False)
+    result = job.execute_in_process(instance=dagster.instance, run_config=request.run_config, tags=request.tags, raise_on_error=False)
     assert result.success, failure(result)
     return result
+
+
+def said(dagster: DagsterCase, result: dg.ExecuteInProcessResult) -> str:
+    """What the run's own code has logged, in lines."""
+    return "\n".join(one.user_message for one in dagster.instance.all_logs(result.run_id) if one.dagster_event is None)
 
 
 def test_a_killed_job_is_started_again_and_a_stopped_one_stays_stopped(dagster: DagsterCase) -> None:
@@ -52,11 +57,16 @@ def test_a_killed_job_is_started_again_and_a_stopped_one_stays_stopped(dagster: 
     wait_until(lambda: dagster.jobs.inspect(case.file).state == "stopped", "a dead job")
     dead = dagster.sensor("keep_pipelines_running", well.cursor)
     assert dead.run_requests[0].run_key.startswith(f"start:{dagster.pipeline.key}:")
-    launched(dagster, dead)
+    told = said(dagster, launched(dagster, dead))
+    assert "launched process" in told
+    assert "\nstarting" in told
+    assert "\nrunning: ingest " in told
     assert dagster.jobs.inspect(case.file).state == "running"
     case.send_events(300)
     case.wait_count(case.good)
     assert case.invoke("stop", str(case.file)).output == "stopped\n"
+    # A run that has waited in the queue until now.
+    assert "meant to be stopped, left alone" in said(dagster, launched(dagster, dead))
     stopped = dagster.sensor("keep_pipelines_running", dead.cursor)
     assert stopped.skip_message == f"{case.pipeline}: is not meant to run"
     case.check()
@@ -118,8 +128,7 @@ def test_letters_enter_again_once_after_the_file_was_mended(dagster: DagsterCase
     case.send_events(30)
     wait_until(lambda: len(case.letters()) == 30, "30 dead letters")
     first = dagster.sensor("watch_dead_letters")
-    # The first look tries once, and finds nothing that another configuration has rejected.
-    launched(dagster, first)
+    assert first.run_requests == []
     assert "30 letters wait" in dagster.sensor("watch_dead_letters", first.cursor).skip_message
     case.write_file()
     dagster.jobs.restart(case.file)

@@ -99,12 +99,13 @@ def test_the_table_has_its_columns_their_lineage_and_its_name(tmp_path: Path) ->
 
 
 def test_owners_tags_and_freshness_come_from_the_file(tmp_path: Path) -> None:
-    metadata = {"tags": ["example", "two words"], "owners": ["team:orders", "ana@example.com"]}
+    metadata = {"tags": ["example", "two words", "tier:gold", "tier:silver"], "owners": ["team:orders", "ana@example.com"]}
     checks = {"freshness": {"warn_after": "3m", "fail_after": "20m"}}
     defs = definitions(tmp_path, document(metadata=metadata, checks=checks))
     table, out = (spec(defs, "orders_demo", name) for name in ("clickhouse_table", "out_stream"))
     assert (table.owners, table.group_name) == (["team:orders", "ana@example.com"], "orders_demo")
-    assert {name for name in table.tags if not name.startswith("dagster/")} == {"example", "two_words"}
+    tags = {name: value for name, value in table.tags.items() if not name.startswith("dagster/")}
+    assert tags == {"example": "", "two_words": "", "tier": "gold", "tier_silver": ""}
     assert out.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(minutes=25), warn_window=timedelta(minutes=8))
 
 
@@ -161,7 +162,6 @@ def test_the_launchpad_knows_the_default_of_every_optional_field(tmp_path: Path)
     start = definitions(tmp_path, document()).resolve_job_def("start_pipeline").get_node_named("start_pipeline_op").definition
     fields = start.config_schema.config_type.fields
     assert {name: field.default_value for name, field in fields.items() if not field.is_required} == {
-        "if_wanted": False,
         "accept": False,
         "legs": ["ingest", "process", "sink"],
     }

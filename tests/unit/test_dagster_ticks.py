@@ -35,6 +35,8 @@ def test_a_pipeline_that_is_silent_holds_up_no_other(monkeypatch: pytest.MonkeyP
         return one.key
 
     found = {one.key: answer for one, answer in look_at_all([pipeline(name) for name in ("silent", "away", "here")], look)}
+    # What hangs does not keep the code server from ending.
+    assert [one.daemon for one in threading.enumerate() if one.name == "tick"] == [True]
     released.set()
     assert found["here"] == "here"
     told = {name: str(answer) for name, answer in found.items() if isinstance(answer, TallyflowError)}

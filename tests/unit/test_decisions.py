@@ -164,10 +164,15 @@ def letters(waiting: int, last: int = 10, age: int = 0, version: str | None = "v
 
 def test_letters_enter_again_once_for_each_configuration_that_the_job_runs_with() -> None:
     memory, done = LettersMemory(), []
-    for version in ("v1", "v1", None, "v1", "v2", "v2"):
+    for version in (None, "v1", "v1", None, "v1", "v2", "v2"):
         decision, memory = dead_letters(letters(3, version=version), memory, 0.0, DEFAULT)
         done.append(decision.action)
-    assert done == ["reprocess", "none", "none", "none", "reprocess", "none"]
+    assert done == ["none", "none", "none", "none", "none", "reprocess", "none"]
+
+
+def test_letters_of_a_pipeline_that_is_seen_for_the_first_time_stay_and_are_told_as_any_others() -> None:
+    decision, memory = dead_letters(letters(100), LettersMemory(), 0.0, DEFAULT)
+    assert (decision.action, memory) == ("alert", LettersMemory("v1", told=10, told_at=0.0))
 
 
 def test_a_version_that_ran_while_no_letters_waited_has_nothing_to_mend_later() -> None:

@@ -102,6 +102,8 @@ def test_the_last_words_are_the_last_message_with_its_faults(tmp_path: Path) -> 
     assert last_words(log) == "pipeline.yaml: 2 faults\n  - sink: x\n  - sources: y"
     log.write_text("waiting: b\nthe topic does not exist; create it\n")
     assert last_words(log) == "the topic does not exist; create it"
+    log.write_text('waiting: b\nWARNING: Using incubator modules: jdk.incubator.vector\nSetting default log level to "WARN".\n')
+    assert last_words(log) == "waiting: b"
 
 
 def test_a_log_that_is_too_large_keeps_its_end_and_the_writer_goes_on(tmp_path: Path) -> None:
