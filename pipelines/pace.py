@@ -31,9 +31,9 @@ _ROLES = {"process": "raw", "sink": "out"}
 class LegPace:
     """What waits before a leg, and how fast it takes it.
 
-    `waiting`: records (before ingest: offsets of partitions with a leader) that no `done` of the leg covers, those of a batch in work too. `waiting_seconds`: how long
-    the oldest of them has waited there; before ingest by its own time, rounded down to AGES_SECONDS. `rows_per_second`: None at the first
-    look.
+    `waiting`: records (before ingest: offsets of partitions with a leader) that no `done` of the leg covers, those of a batch in work too.
+    `waiting_seconds`: how long the oldest of them has waited there; before ingest by its own time, rounded down to AGES_SECONDS.
+    `rows_per_second`: None at the first look.
     """
 
     waiting: int = 0

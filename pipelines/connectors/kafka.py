@@ -168,7 +168,9 @@ class KafkaTopic:
         unknown = [partition for partition, offset in found.items() if offset == OFFSET_INVALID]
         if unknown:
             # What librdkafka 2.16 says, without an error, of a leader that refuses connections.
-            raise RetryableError(f"{doing}: the leader of partition {unknown[0]} gave no answer; it is tried again, see whether the brokers run")
+            raise RetryableError(
+                f"{doing}: the leader of partition {unknown[0]} gave no answer; it is tried again, see whether the brokers run"
+            )
         return found
 
     def _result(self, doing: str, futures: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -41,7 +41,8 @@ _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
 def ingest(connections: Connections, item: Item) -> Report:
     """Reads the item's ranges {partition: [start, end]} and appends their frames; reports what now stands, whoever wrote it.
 
-    Ranges of partitions in `standing` are on raw already, and are only reported. Encoding and publishing run on a thread of their own, one flush behind reading.
+    Ranges of partitions in `standing` are on raw already, and are only reported. Encoding and publishing run on a thread of their own,
+    one flush behind reading.
     """
     ranges = {int(p): (start, end) for p, (start, end) in item["ranges"].items()}
     tails = {int(p): Tail(sequence, last) for p, (sequence, last) in item["tails"].items()}

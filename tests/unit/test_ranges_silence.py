@@ -12,7 +12,7 @@ from pipelines.errors import RetryableError
 
 
 class Topic:
-    """Partitions with their ends; those in `silent` have no leader, those in `dead` one that does not answer. `asked` remembers each question."""
+    """Partitions with their ends; those in `silent` have no leader, those in `dead` one that does not answer. `asked`: each question."""
 
     def __init__(self, ends: dict[int, int]) -> None:
         self.held, self.silent, self.dead, self.asked = ends, set[int](), set[int](), list[list[int]]()
