@@ -219,6 +219,10 @@ def resume_points(connections: Connections, partitions: Sequence[int]) -> dict[i
     return tails
 
 
+def _next_offset(tail: Tail[int] | None) -> int:
+    return 0 if tail is None or tail.position is None else tail.position + 1
+
+
 def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]) -> None:
     """Raises DataLossError where the topic ends before what was confirmed: new records there would have the positions of old ones.
 
@@ -280,9 +284,7 @@ class IngestLeg(Leg):
         partitions = sorted({*self.connections.topic.facts().partitions, *map(int, done)})
         tails = resume_points(self.connections, partitions)
         for partition, confirmed in done.items():
-            tail = tails.get(int(partition))
-            reached = 0 if tail is None or tail.position is None else tail.position + 1
-            if reached < confirmed:
+            if _next_offset(tails.get(int(partition))) < confirmed:
                 raise DataLossError(
                     f"resuming ingest: the raw stream of partition {partition} ends before offset {confirmed}, which was confirmed; "
                     "restore the streams of this pipeline from one moment, or delete the pipeline and start it anew"
@@ -341,12 +343,12 @@ class IngestLeg(Leg):
         # An earlier attempt may have amended it.
         plan = self.chain.state.plan or plan
         try:
-            return self._copy(session, plan)
+            return self._carry_out(session, plan)
         except RetryableError:
             narrowed = self._narrow(plan)
             if narrowed is None:
                 raise
-        return self._copy(session, narrowed)
+        return self._carry_out(session, narrowed)
 
     def _narrow(self, plan: Entry) -> Entry | None:
         """The plan, amended, without what is left of partitions that have no leader now; None where there is none, or none at all has."""
@@ -360,12 +362,11 @@ class IngestLeg(Leg):
             return None
         # Where its frames end, whoever wrote them. One that comes later is the next plan's: it goes as far as this one did.
         tails = resume_points(self.connections, [int(p) for p in lost])
-        reached = {p: tails[int(p)].position + 1 if int(p) in tails else begin[p] for p in lost}
-        narrowed = self.chain.amend(**narrowing(plan.body, reached))
+        narrowed = self.chain.amend(**narrowing(plan.body, {p: _next_offset(tails.get(int(p))) for p in lost}))
         self._left |= {*lost}
         return narrowed
 
-    def _copy(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+    def _carry_out(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
         start, to = plan.body["from"], plan.body["to"]
         ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
         assert self.chain.state.done is not None
