@@ -23,7 +23,6 @@ RATE_SECONDS = 30.0
 """Rates are those of so long, or since the start."""
 AGES_SECONDS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
 """How old the oldest record in Kafka that waits is, at least: Kafka tells offsets by times, and no time of an offset."""
-_LEADER_ANSWERS_WITHIN_SECONDS = 3.0
 _ROLES = {"process": "raw", "sink": "out"}
 
 
@@ -75,7 +74,7 @@ class Pace:
             account = {leg.leg: leg for leg in from_chains(chains, chains[REDRIVE]).legs}
             reached = _reached(chains["ingest"])
             # Of one without a leader nothing is known; the status names it beside these figures.
-            ends, _ = self._topic.known_ends(sorted(reached), _LEADER_ANSWERS_WITHIN_SECONDS)
+            ends, _ = self._topic.known_ends(sorted(reached))
             known = {partition: reached[partition] for partition in ends}
             offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
             waiting = {leg: max(0, account[leg].waiting) for leg in _ROLES} | {"ingest": offsets}

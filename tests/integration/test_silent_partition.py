@@ -100,7 +100,6 @@ def test_a_partition_that_loses_its_leader_in_an_open_plan_stops_alone_and_goes_
         pace.look(10.0)
     assert (account.residue, [leg.rows_in for leg in account.legs]) == (0, [150, 150, 150])
     assert pace.legs["ingest"].rows_per_second == 1
-    assert not runner.is_caught_up()
     cluster.give_leader(1, 2)
     case.wait_count(240)
     runner.request_stop()
