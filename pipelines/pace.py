@@ -30,9 +30,9 @@ _ROLES = {"process": "raw", "sink": "out"}
 class LegPace:
     """What waits before a leg, and how fast it takes it.
 
-    `waiting`: records (before ingest: offsets) that no `done` of the leg covers, those of a batch in work too. `waiting_seconds`: how long
-    the oldest of them has waited there; before ingest by its own time, rounded down to AGES_SECONDS. `rows_per_second`: None at the first
-    look.
+    `waiting`: records (before ingest: offsets of partitions with a leader) that no `done` of the leg covers, those of a batch in work too.
+    `waiting_seconds`: how long the oldest of them has waited there; before ingest by its own time, rounded down to AGES_SECONDS.
+    `rows_per_second`: None at the first look.
     """
 
     waiting: int = 0
@@ -72,8 +72,14 @@ class Pace:
             # Downstream first, as the tally does: no leg seems to have read what the one before it has not written.
             chains = {leg: read_chain(self._log, stream, self._names.chain(leg)) for leg in ("sink", "process", REDRIVE, "ingest")}
             account = {leg.leg: leg for leg in from_chains(chains, chains[REDRIVE]).legs}
-            waiting = {leg: max(0, account[leg].waiting) for leg in _ROLES} | {"ingest": self._offsets(chains["ingest"])}
-            ages = {leg: self._age(leg, chains[leg]) if waiting[leg] else 0.0 for leg in LEGS}
+            reached = _reached(chains["ingest"])
+            # Of one without a leader nothing is known; the status names it beside these figures.
+            ends, _ = self._topic.known_ends(sorted(reached))
+            known = {partition: reached[partition] for partition in ends}
+            offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
+            waiting = {leg: max(0, account[leg].waiting) for leg in _ROLES} | {"ingest": offsets}
+            ages = {leg: self._age(leg, chains[leg]) if waiting[leg] else 0.0 for leg in _ROLES}
+            ages["ingest"] = age_in_kafka(self._topic, known, datetime.now(UTC)) if offsets else 0.0
         except TallyflowError:
             return
         taken = {leg: account[leg].rows_in for leg in LEGS}
@@ -84,14 +90,7 @@ class Pace:
         rates = {leg: (taken[leg] - first[leg]) / (now - since) for leg in LEGS} if now > since else {}
         self.legs = {leg: LegPace(waiting[leg], ages[leg], rates.get(leg)) for leg in LEGS}
 
-    def _offsets(self, ingest: ChainState) -> int:
-        reached = _reached(ingest)
-        ends = self._topic.ends(sorted(reached))
-        return sum(max(0, end - reached[partition]) for partition, end in ends.items())
-
     def _age(self, leg: str, chain: ChainState) -> float:
-        if leg == "ingest":
-            return age_in_kafka(self._topic, _reached(chain), datetime.now(UTC))
         message = self._log.get(self._names.stream(_ROLES[leg]), int(chain.to or 0) + 1)
         return max(0.0, (datetime.now(UTC) - message.time).total_seconds()) if message else 0.0
 

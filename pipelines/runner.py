@@ -50,7 +50,7 @@ from pipelines.legs.sink import SinkLeg
 from pipelines.legs.waiting import check_waiting
 from pipelines.naming import LEGS, Names
 from pipelines.pace import Pace
-from pipelines.preflight import Prepared, check_master, check_supported, check_types, prepare
+from pipelines.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
 from pipelines.private import private_directory
 from pipelines.queries import Queries
 from pipelines.retention import LetterRetention, Retention
@@ -163,8 +163,6 @@ class Runner:
                 run_path = self._write_run(prepared)
                 self._build_legs(prepared, run_path)
                 self._copy_ledger(prepared)
-                if self.options.until_caught_up:
-                    self._targets = self.topic.ends(prepared.topic.partitions)
                 os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
                 name = f"tallyflow-{self.config.pipeline_id}"
                 session = self.shared_session or build_session(name, self.own_directory, self.options.master)
@@ -197,7 +195,7 @@ class Runner:
             reraise=True,
         )
         try:
-            return retrying(prepare, self.config, self.log, self.topic, clickhouse)
+            return retrying(self._prepare, clickhouse)
         except RetryableError:
             if self.stop_requested.is_set():
                 return None
@@ -205,6 +203,13 @@ class Runner:
         finally:
             clickhouse.close()
             self._end_waiting()
+
+    def _prepare(self, clickhouse: ClickHouse) -> Prepared:
+        prepared = prepare(self.config, self.log, self.topic, clickhouse)
+        if self.options.until_caught_up:
+            # Of every partition: one without a leader is waited for, or the end would come without its records.
+            self._targets = self.topic.ends(prepared.topic.partitions, CONTACT_SECONDS)
+        return prepared
 
     def _wait_for(self, error: BaseException | None) -> None:
         """Says what the start waits for: in words each time, and from the first time on at `/status`."""

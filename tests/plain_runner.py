@@ -19,7 +19,7 @@ from pipelines.cli.app import app
 from pipelines.connectors import ranges
 from pipelines.connectors.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges, offset_text
 from pipelines.errors import HaltError
-from pipelines.legs.leg import Leg, StoppedError
+from pipelines.legs.leg import Leg, ReplanError, StoppedError
 from pipelines.runner import Runner
 
 # A stop waits until the planners have looked once more, an end until the runner has: seconds of a run that takes none.
@@ -65,7 +65,11 @@ class PlainQueries:
                 if end != start:
                     # As Spark's offset log: version, metadata, one offset per source.
                     (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
-                    leg.on_batch(SimpleNamespace(sparkSession=None), batch, offsets.parent)
+                    try:
+                        leg.on_batch(SimpleNamespace(sparkSession=None), batch, offsets.parent)
+                    except ReplanError:
+                        leg.patiently(leg.chain.open)
+                        end = leg.patiently(leg.start_offset)
                     start, batch = end, batch + 1
         except StoppedError:
             pass

@@ -21,6 +21,8 @@ from pipelines.tally import tally
 if TYPE_CHECKING:
     from protocol_world import World
 
+NARROWED = ("to", "rest", "standing")
+
 
 def entries(log: ModelLog, leg: str) -> list[Entry]:
     return [Entry.decode(m) for m in log.everything(NAMES.stream("ledger")) if m.subject == NAMES.chain(leg)]
@@ -107,14 +109,15 @@ def check_taken(world: "World", letters: dict[tuple[int, int], dict]) -> tuple[s
 def check_chain(chain: list[Entry]) -> None:
     """Plans and dones alternate, each done closes its plan, each range begins where the one before ended, totals are sums.
 
-    A plan may be amended, for the same range.
+    A plan may be amended, for the same range or less of it.
     """
     to, plan, totals, epoch = None, None, Counter(), 0
     for entry in chain:
         assert entry.epoch >= epoch
         epoch = entry.epoch
         if entry.kind == "plan" and plan is not None:
-            decided = {"pieces": 0, "poison": 0}
+            check_narrowing(plan, entry)
+            decided = {"pieces": 0, "poison": 0, **(dict.fromkeys(NARROWED, 0) if "standing" in entry.body else {})}
             assert {**plan.body, **entry.body, **decided} == {**plan.body, **decided}
             plan = entry
         elif entry.kind == "plan":
@@ -129,6 +132,15 @@ def check_chain(chain: list[Entry]) -> None:
             to, plan = entry.body["to"], None
     # A plan without a position in it may wait for the next batch: it has no effect.
     assert plan is None or plan.body["from"] == plan.body["to"]
+
+
+def check_narrowing(before: Entry, after: Entry) -> None:
+    """A plan that is amended covers less only of partitions that it names, and says where it had ended."""
+    standing, rest = after.body.get("standing", []), after.body.get("rest", {})
+    for partition, end in after.body["to"].items() if standing else ():
+        was = before.body["to"][partition]
+        assert after.body["from"][partition] <= end <= was
+        assert end == was or (partition in standing and rest[partition] == was)
 
 
 def check_raw(world: "World", begin: dict[int, int]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ Part of the model of tests/unit/test_protocol_model.py; protocol_world.py puts i
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -259,6 +259,8 @@ class Topic:
         self.first = dict(starts)
         self.end = dict(starts)
         self.held: dict[int, list[tuple[int, bytes]]] = {p: [] for p in starts}
+        self.silent: set[int] = set()
+        """Partitions without a leader."""
 
     def produce(self, partition: int, value: bytes, gap: int) -> None:
         self.held[partition].append((self.end[partition], value))
@@ -280,17 +282,35 @@ class Topic:
 
     def starts(self, partitions: list[int] | None = None) -> dict[int, int]:
         self.world.call()
-        return {p: self.first[p] for p in partitions or self.held}
+        return {p: self.first[p] for p in self._all_answer(partitions or self.held)}
 
     def ends(self, partitions: list[int] | None = None) -> dict[int, int]:
         self.world.call()
-        return {p: self.end[p] for p in partitions or self.held}
+        return {p: self.end[p] for p in self._all_answer(partitions or self.held)}
+
+    def known_ends(self, partitions: list[int], _: float) -> tuple[dict[int, int], dict[int, RetryableError]]:
+        self.world.call()
+        silent = {p: RetryableError("no leader") for p in partitions if p in self.silent}
+        if partitions and len(silent) == len(partitions):
+            raise RetryableError("no leader")
+        return {p: self.end[p] for p in partitions if p not in silent}, silent
+
+    def _all_answer(self, partitions: Iterable[int]) -> Iterable[int]:
+        if not self.silent.isdisjoint(partitions):
+            raise RetryableError("no leader")
+        return partitions
+
+    def _answered(self, partitions: Iterable[int]) -> list[int]:
+        """Those of them that have a leader. Raises when none has: a reader waits for the last of its ranges, and then no more."""
+        if answered := sorted(set(partitions) - self.silent):
+            return answered
+        raise RetryableError("no leader")
 
     def read(self, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
         left = {p: r for p, r in ranges.items() if r[0] < r[1]}
         while left:
             self.world.call()
-            partition = self.world.rng.choice(sorted(left))
+            partition = self.world.rng.choice(self._answered(left))
             start, end = left[partition]
             if start < self.first[partition]:
                 raise DataLossError(f"offset {start} of partition {partition} has expired")

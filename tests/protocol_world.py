@@ -38,7 +38,7 @@ from pipelines.errors import DataLossError, FencedError, InvariantError, Retryab
 from pipelines.ledger import Chain
 from pipelines.legs import stage_config
 from pipelines.legs.ingest import IngestLeg
-from pipelines.legs.leg import StoppedError
+from pipelines.legs.leg import ReplanError, StoppedError
 from pipelines.legs.process import ProcessLeg
 from pipelines.legs.redrive import Redrive, taken
 from pipelines.legs.sink import SinkLeg
@@ -104,12 +104,21 @@ class Runner:
             if end == start:
                 world.current.idle()
             else:
-                leg.advance(SESSION, end)
-                start = end
+                start = self._advanced(leg, end)
+
+    def _advanced(self, leg: object, end: dict[str, int]) -> dict[str, int]:
+        """Where the next batch begins: behind this one, or, in a new query, where the chain stands."""
+        try:
+            leg.advance(SESSION, end)
+        except ReplanError:
+            leg.patiently(leg.chain.open)
+            return leg.patiently(leg.start_offset)
+        return end
 
     def _available(self, leg: str, start: dict[str, int]) -> dict[str, int]:
         if leg == "ingest":
-            return {str(p): end for p, end in self.world.topic.end.items()}
+            topic = self.world.topic
+            return {str(p): start.get(str(p), 0) if p in topic.silent else end for p, end in topic.end.items()}
         state = self.world.log.state(NAMES.stream("raw" if leg == "process" else "out"))
         return {"sequence": max(start["sequence"], state.last_sequence if state else 0)}
 
@@ -225,6 +234,10 @@ class World:
         self.commands: list[Command] = []
         self.attempts: list[Actor] = []
         self.strike: tuple[int, str] | None = None
+        self.leaders = random.Random(f"the leaders of {seed}")
+        """Of its own, so that who else is met by chance does not depend on it."""
+        self.loses_leaders = self.leaders.random() < 0.4
+        self.leader_goes_at = 0
         self.is_mended_at_failure = False
         self.is_frozen = False
         self._patch(patch)
@@ -298,6 +311,8 @@ class World:
         self.calls += 1
         if self.calls > MAX_CALLS:
             raise AssertionError("the history does not come to an end")
+        if self.calls == self.leader_goes_at:
+            self.topic.silent.add(1)
         if self.strike is not None and self.calls == self.strike[0]:
             self._strike_now(self.strike[1])
         if self.current is not None:
@@ -311,6 +326,11 @@ class World:
         else:
             self.is_frozen = True
             self.current.spend_all()
+
+    def move_leaders(self) -> None:
+        """Now and then a partition loses its leader, or has one again."""
+        if self.loses_leaders and self.leaders.random() < 0.1:
+            self.topic.silent ^= {self.leaders.choice(sorted(self.topic.held))}
 
     def start(self) -> Runner:
         self.runners.append(Runner(self))
@@ -353,7 +373,8 @@ class World:
     def settle(self) -> None:
         """The end of every history: a clean runner drains; whatever was paused or in flight comes to life; the account is checked twice."""
         self.log.come_back()
-        self.table.fault, self.is_frozen = None, False
+        self.table.fault, self.is_frozen, self.leader_goes_at = None, False, 0
+        self.topic.silent.clear()
         clean = self.start()
         self.drain(clean)
         # Whatever a command has left open is finished by the next one, which takes what it likes; where raw is full, once there is room.

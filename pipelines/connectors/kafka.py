@@ -7,6 +7,7 @@ after a count. `read_committed` throughout: the end of a partition is its last s
 import contextlib
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import compress
@@ -14,8 +15,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from pipelines.config import KafkaSource
 from pipelines.connectors.kafka_records import to_records
@@ -37,6 +47,8 @@ three partitions 2.4 GB of records were unpacked at once. With 1 MiB in all a ba
 CONSUME_BYTES = 16 * 1024 * 1024
 """What is taken at once, by the size of the records that were taken before."""
 FIRST_MEAN_BYTES = 16 * 1024
+
+Asked = Mapping[TopicPartition, "Future[ListOffsetsResultInfo]"]
 
 _TABLE_CLASSES = ErrorClasses("kafka")
 _NO_TOPIC_ID = "A" * 22
@@ -107,22 +119,34 @@ class KafkaTopic:
         return self._offsets(partitions, OffsetSpec.earliest())
 
     def ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
-        """Last stable offset (exclusive end of what a read_committed reader sees), per partition."""
-        return self._offsets(partitions, OffsetSpec.latest(), timeout_seconds)
+        """Last stable offset (exclusive end of what a read_committed reader sees), per partition. Raises while any has no leader."""
+        ends, silent = self.known_ends(partitions, timeout_seconds)
+        if silent:
+            raise next(iter(silent.values()))
+        return ends
 
     def known_ends(
         self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     ) -> tuple[dict[int, int], dict[int, RetryableError]]:
         """As `ends`, of the partitions that have a leader which answers; and why of the others. Raises when none answers."""
-        if not partitions:
-            return {}, {}
-        wanted = {TopicPartition(self._topic, p): OffsetSpec.latest() for p in partitions}
-        asked = self._admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_seconds)
+        return self.heard(self.ask_ends(partitions, timeout_seconds)) if partitions else ({}, {})
+
+    def ask_ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> Asked:
+        """Asks what `known_ends` tells and does not wait; `heard` tells it."""
+        return self._ask(partitions, OffsetSpec.latest(), timeout_seconds)
+
+    def _ask(self, partitions: Sequence[int], spec: OffsetSpec, timeout_seconds: float) -> Asked:
+        wanted = {TopicPartition(self._topic, p): spec for p in partitions}
+        asked: Asked = self._admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_seconds)
+        return asked
+
+    def heard(self, asked: Asked) -> tuple[dict[int, int], dict[int, RetryableError]]:
+        """As `known_ends`, of what was asked before; waits for what was not answered yet."""
         ends: dict[int, int] = {}
         silent: dict[int, RetryableError] = {}
         for place, future in asked.items():
             try:
-                ends[place.partition] = self._result(f"listing offsets of {self._topic}", {place: future})[place].offset
+                ends |= self._answers({place: future})
             except RetryableError as error:
                 silent[place.partition] = RetryableError(f"partition {place.partition} of {self._topic} is waited for: {error}")
         if not ends:
@@ -135,13 +159,19 @@ class KafkaTopic:
         ends = self.ends(partitions) if -1 in found.values() else {}
         return {partition: ends[partition] if offset == -1 else offset for partition, offset in found.items()}
 
-    def _offsets(self, partitions: Sequence[int], spec: OffsetSpec, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
-        if not partitions:
-            return {}
-        wanted = {TopicPartition(self._topic, p): spec for p in partitions}
-        futures = self._admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_seconds)
-        found = self._result(f"listing offsets of {self._topic}", futures)
-        return {tp.partition: result.offset for tp, result in found.items()}
+    def _offsets(self, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
+        return self._answers(self._ask(partitions, spec, REQUEST_TIMEOUT_SECONDS)) if partitions else {}
+
+    def _answers(self, asked: Asked) -> dict[int, int]:
+        doing = f"listing offsets of {self._topic}"
+        found = {place.partition: result.offset for place, result in self._result(doing, asked).items()}
+        unknown = [partition for partition, offset in found.items() if offset == OFFSET_INVALID]
+        if unknown:
+            # What librdkafka 2.16 says, without an error, of a leader that refuses connections.
+            raise RetryableError(
+                f"{doing}: the leader of partition {unknown[0]} gave no answer; it is tried again, see whether the brokers run"
+            )
+        return found
 
     def _result(self, doing: str, futures: Mapping[Any, Any]) -> dict[Any, Any]:
         self._errors.clear()

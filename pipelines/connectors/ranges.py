@@ -12,6 +12,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from pipelines.naming import Names
 
 if TYPE_CHECKING:
     from pipelines.connectors.jetstream import JetStream
-    from pipelines.connectors.kafka import KafkaTopic
+    from pipelines.connectors.kafka import Asked, KafkaTopic
 
 IDLE_SECONDS = 0.5
 MAX_OFFSETS_PER_BATCH = 500_000
@@ -33,8 +34,7 @@ LINGER_SECONDS = 0.25
 """While a source trickles, its ranges are planned this far apart: a batch costs 100 ms of CPU over three legs, however few rows it has."""
 _FACTS_EVERY_SECONDS = 5.0
 _OUTAGE_PAUSE_SECONDS = 0.25
-_SILENT_ANSWER_WITHIN_SECONDS = 0.5
-"""A partition without a leader is asked again beside the others, who wait for it that long."""
+_ASK_SILENT_EVERY_SECONDS = 0.5
 
 RANGE_SCHEMA = StructType(
     [StructField("part", StringType(), False), StructField("start", LongType(), False), StructField("stop", LongType(), False)]
@@ -157,6 +157,7 @@ class _KafkaRangeReader(_RangeReader):
         self._topic: KafkaTopic | None = None
         self._partitions: tuple[int, ...] = ()
         self._silent: set[int] = set()
+        self._asked_silent: Asked | None = None
         self._ask_silent_at = 0.0
         self._looked_at = -_FACTS_EVERY_SECONDS
         self._quiet_since = time.monotonic()
@@ -180,22 +181,36 @@ class _KafkaRangeReader(_RangeReader):
         return {part: min(end, self._until[part]) for part, end in ends.items() if part in self._until}
 
     def _ends(self, topic: "KafkaTopic", start: Offset) -> Offset:
-        """The end of each partition; of one that has no leader now its `start`, so that the others go on. It is asked every 5 s."""
+        """The end of each partition; of one that has no leader now its `start`, so that the others go on."""
         asked = [p for p in self._partitions if p not in self._silent]
         ends: dict[int, int] = {}
         if asked:
             ends, lost = topic.known_ends(asked)
             self._silent |= set(lost)
-        now = time.monotonic()
-        if self._silent and now >= self._ask_silent_at:
-            self._ask_silent_at = now + _FACTS_EVERY_SECONDS
-            try:
-                found, _ = topic.known_ends(sorted(self._silent), _SILENT_ANSWER_WITHIN_SECONDS)
-            except RetryableError:
-                found = {}
-            ends |= found
-            self._silent -= set(found)
+        ends |= self._ends_heard_since(topic)
         return {str(p): ends.get(p, start.get(str(p), 0)) for p in sorted(self._partitions)}
+
+    def _ends_heard_since(self, topic: "KafkaTopic") -> dict[int, int]:
+        """Of silent partitions that have answered meanwhile. They are asked again and again, and nobody waits for them."""
+        found: dict[int, int] = {}
+        if self._asked_silent is not None and all(future.done() for future in self._asked_silent.values()):
+            with suppress(RetryableError):
+                found, _ = topic.heard(self._asked_silent)
+            self._silent -= set(found)
+            self._asked_silent = None
+        if self._silent and self._asked_silent is None and time.monotonic() >= self._ask_silent_at:
+            self._ask_silent_at = time.monotonic() + _ASK_SILENT_EVERY_SECONDS
+            self._asked_silent = topic.ask_ends(sorted(self._silent))
+        return found
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Raises RetryableError while a partition has no leader: without its end the query would leave it out."""
+        super().prepareForTriggerAvailableNow()
+        if self._silent:
+            raise RetryableError(
+                f"freezing the end of the topic: no leader answers for partition {', '.join(map(str, sorted(self._silent)))}; "
+                "start the query again when it has one"
+            )
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         self._sleep(max(0.0, self._linger_until - time.monotonic()))

@@ -18,7 +18,8 @@ from pipelines.ingest import PartitionWriter, check_cover, last_offset
 from pipelines.ledger import Entry
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Report, run_here, run_in_tasks
-from pipelines.legs.leg import Leg
+from pipelines.legs.leg import Leg, ReplanError
+from pipelines.legs.narrowing import narrowing, rest_behind, rest_to_plan
 from pipelines.records import (
     HEADER_FIRST,
     HEADER_PARTITION,
@@ -34,22 +35,31 @@ from pipelines.stream_limits import MAX_FRAME_BYTES
 FLUSH_BYTES = 4 * 1024 * 1024
 DRIVER_OFFSETS = 20_000
 """Ranges of at most this many offsets are read in the driver, unless the run says otherwise."""
+_LEADER_ANSWERS_WITHIN_SECONDS = 3.0
 
 
 def ingest(connections: Connections, item: Item) -> Report:
     """Reads the item's ranges {partition: [start, end]} and appends their frames; reports what now stands, whoever wrote it.
 
-    Encoding and publishing run on a thread of their own, one flush behind reading.
+    Ranges of partitions in `standing` are on raw already, and are only reported. Encoding and publishing run on a thread of their own,
+    one flush behind reading.
     """
     ranges = {int(p): (start, end) for p, (start, end) in item["ranges"].items()}
     tails = {int(p): Tail(sequence, last) for p, (sequence, last) in item["tails"].items()}
     writers = {p: _writer(connections, p, start, end, tails.get(p)) for p, (start, end) in ranges.items()}
+    standing = set(map(int, item["standing"]))
+    for partition in standing:
+        writers[partition].must_read_back = True
     try:
-        _copy(connections, ranges, writers)
+        _copy(connections, {p: r for p, r in ranges.items() if p not in standing}, writers)
     except (DataLossError, RetryableError):
         connections.discard_reader()
         raise
     return {str(p): _report(connections, writer, *ranges[p], p, tails.get(p)) for p, writer in writers.items()}
+
+
+def _item(ranges: Mapping[str, tuple[int, int]], tails: Mapping[str, Any], standing: Sequence[str]) -> Item:
+    return {"ranges": ranges, "tails": {p: tails[p] for p in ranges if p in tails}, "standing": [p for p in ranges if p in standing]}
 
 
 def _writer(connections: Connections, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
@@ -209,6 +219,10 @@ def resume_points(connections: Connections, partitions: Sequence[int]) -> dict[i
     return tails
 
 
+def _next_offset(tail: Tail[int] | None) -> int:
+    return 0 if tail is None or tail.position is None else tail.position + 1
+
+
 def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]) -> None:
     """Raises DataLossError where the topic ends before what was confirmed: new records there would have the positions of old ones.
 
@@ -230,6 +244,8 @@ class IngestLeg(Leg):
     name = "ingest"
     _group: GroupOffsets | None = None
     _raw_limit = -1
+    _left: frozenset[str] = frozenset()
+    """Partitions whose rest this query leaves to the next one."""
 
     def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
         """As every leg's; then tells Kafka's group how far the pipeline has come, for ordinary lag tools."""
@@ -261,15 +277,14 @@ class IngestLeg(Leg):
 
     def _start_offset(self) -> dict[str, int]:
         """Where the chain stands. Raises DataLossError when a partition's subject ends before that."""
+        self._left = frozenset()
         raw = self.connections.log.state(self.connections.names.stream("raw"))
         self._raw_limit = raw.max_bytes if raw else -1
         done: dict[str, int] = self.chain.state.to
         partitions = sorted({*self.connections.topic.facts().partitions, *map(int, done)})
         tails = resume_points(self.connections, partitions)
         for partition, confirmed in done.items():
-            tail = tails.get(int(partition))
-            reached = 0 if tail is None or tail.position is None else tail.position + 1
-            if reached < confirmed:
+            if _next_offset(tails.get(int(partition))) < confirmed:
                 raise DataLossError(
                     f"resuming ingest: the raw stream of partition {partition} ends before offset {confirmed}, which was confirmed; "
                     "restore the streams of this pipeline from one moment, or delete the pipeline and start it anew"
@@ -278,22 +293,36 @@ class IngestLeg(Leg):
         return {str(p): done.get(str(p), 0) for p in partitions}
 
     def _check_ends(self) -> None:
+        """Of the partitions that have a leader; the end of another one comes to `advance` when it has one again."""
         confirmed = self.chain.state.to
-        check_ends(self.connections.config.sources[0].topic, confirmed, self.connections.topic.ends([int(p) for p in confirmed]))
+        ends, _ = self.connections.topic.known_ends([int(p) for p in confirmed], _LEADER_ANSWERS_WITHIN_SECONDS)
+        check_ends(self.connections.config.sources[0].topic, confirmed, ends)
 
     def advance(self, session: SparkSession, end: dict[str, int]) -> None:
-        """As every leg's. An end that goes back is looked at first: nothing would ever be read up to there."""
+        """As every leg's. An end that goes back is looked at first: nothing would ever be read up to there.
+
+        Raises ReplanError when a partition has lost its leader on the way: all else is done, and its rest waits for the next query.
+        """
         confirmed = self.chain.state.to or {}
         if any(offset < confirmed.get(partition, 0) for partition, offset in end.items()):
             self.patiently(self._check_ends)
         super().advance(session, end)
+        if self._left:
+            raise ReplanError(
+                f"ingest: no leader answered for partition {', '.join(sorted(self._left, key=int))} of "
+                f"{self.connections.config.sources[0].topic}, so the others go on without; it is read from where it stands when it has one"
+            )
 
     def covers(self, end: dict[str, int]) -> bool:
         to = self.chain.state.to or {}
-        return all(to.get(partition, -1) >= offset for partition, offset in end.items())
+        return all(to.get(partition, -1) >= offset for partition, offset in end.items() if partition not in self._left)
 
     def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+        assert self.chain.state.done is not None
         start = {**dict.fromkeys(end, 0), **self.chain.state.to}
+        end = {partition: offset for partition, offset in end.items() if partition not in self._left}
+        if rest := rest_to_plan(self.chain.state.done.body, start, end):
+            return start, rest, {}
         end = admit(start, end, self._most_offsets())
         return start, {partition: max(offset, end.get(partition, 0)) for partition, offset in start.items()}, {}
 
@@ -310,16 +339,44 @@ class IngestLeg(Leg):
         return max(1, int(self._raw_limit / 8 / mean_bytes))
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        """Does the plan; where a partition has no leader meanwhile and others have, what is left without it (legs/narrowing.py)."""
+        # An earlier attempt may have amended it.
+        plan = self.chain.state.plan or plan
+        try:
+            return self._carry_out(session, plan)
+        except RetryableError:
+            narrowed = self._narrow(plan)
+            if narrowed is None:
+                raise
+        return self._carry_out(session, narrowed)
+
+    def _narrow(self, plan: Entry) -> Entry | None:
+        """The plan, amended, without what is left of partitions that have no leader now; None where there is none, or none at all has."""
+        begin, to = plan.body["from"], plan.body["to"]
+        try:
+            _, silent = self.connections.topic.known_ends([int(p) for p in to], _LEADER_ANSWERS_WITHIN_SECONDS)
+        except RetryableError:
+            return None
+        lost = [p for p in map(str, silent) if to[p] > begin[p] and p not in plan.body.get("standing", [])]
+        if not lost:
+            return None
+        # Where its frames end, whoever wrote them. One that comes later is the next plan's: it goes as far as this one did.
+        tails = resume_points(self.connections, [int(p) for p in lost])
+        narrowed = self.chain.amend(**narrowing(plan.body, {p: _next_offset(tails.get(int(p))) for p in lost}))
+        self._left |= {*lost}
+        return narrowed
+
+    def _carry_out(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
         start, to = plan.body["from"], plan.body["to"]
         ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
         assert self.chain.state.done is not None
-        known = self.chain.state.done.body["tails"]
+        done = self.chain.state.done.body
+        known, standing = done["tails"], plan.body.get("standing", [])
         offsets = sum(end - begin for begin, end in ranges.values())
-        tails = {p: known[p] for p in ranges if p in known}
         if offsets <= self.connections.run.driver_offsets:
-            reports = run_here(self.connections, ingest, [{"ranges": ranges, "tails": tails}])
+            reports = run_here(self.connections, ingest, [_item(ranges, known, standing)])
         else:
-            items = [{"ranges": {p: r}, "tails": {p: tails[p]} if p in tails else {}} for p, r in ranges.items()]
+            items = [_item({p: r}, known, standing) for p, r in ranges.items()]
             reports = run_in_tasks(session, self.run_path, ingest, items)
         by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.items()}
         rows = sum(report["rows"] for report in by_partition.values())
@@ -333,4 +390,6 @@ class IngestLeg(Leg):
             "frames": sum(report["frames"] for report in by_partition.values()),
             "bytes": sum(report["bytes"] for report in by_partition.values()),
         }
-        return counts, {"tails": {**known, **{p: report["tail"] for p, report in by_partition.items()}}}
+        rest = rest_behind(done, plan.body)
+        tails = {**known, **{p: report["tail"] for p, report in by_partition.items()}}
+        return counts, {"tails": tails, **({"rest": rest} if rest else {})}

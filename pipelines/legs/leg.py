@@ -32,6 +32,10 @@ class StoppedError(Exception):
     """The runner was asked to stop while a leg waited for something that is away; the open plan is finished at the next start."""
 
 
+class ReplanError(Exception):
+    """The ranges that Spark has planned are not what is to be done: the query ends, and another one begins where the chain stands."""
+
+
 @dataclass
 class LegStatus:
     """What a leg is doing, for `status`, `/metrics` and people. `state`: starting, running, waiting, halted or stopped. `warning`: what is

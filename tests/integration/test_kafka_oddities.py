@@ -14,7 +14,8 @@ from confluent_kafka.admin import NewPartitions, OffsetSpec
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from pyspark.sql import SparkSession
 
-from pipelines.errors import DataLossError, HaltError
+from pipelines.connectors.kafka import Block, KafkaTopic, RangeReader
+from pipelines.errors import DataLossError, HaltError, RetryableError
 from pipelines.ledger import read_chain
 from pipelines.queries import Queries
 from pipelines.runner import Runner
@@ -229,6 +230,41 @@ def test_a_partition_that_is_added_while_running_is_read_from_its_beginning(case
         case.send([event(number) for number in range(10, 30)], partitions=2)
         case.wait_count(30)
     assert positions(case) == {0: 20, 1: 10}
+    case.check()
+
+
+def test_a_partition_that_is_lost_in_an_open_plan_is_left_to_a_query_that_starts_where_the_chain_stands(
+    case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its planner, a process of its own, goes on hearing of the partition: so it is planned again and again, and left again and again."""
+    silent: set[int] = {1}
+    read, known_ends = RangeReader.read, KafkaTopic.known_ends
+
+    def read_the_others(reader: RangeReader, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
+        yield from read(reader, {p: wanted for p, wanted in ranges.items() if p not in silent})
+        if not silent.isdisjoint(ranges):
+            raise RetryableError("Kafka gave nothing")
+
+    def ends_of_others(topic: KafkaTopic, partitions: Iterable[int], *seconds: float) -> Any:
+        ends, lost = known_ends(topic, partitions, *seconds)
+        return {p: end for p, end in ends.items() if p not in silent}, {**lost, **dict.fromkeys(silent, RetryableError("no leader"))}
+
+    case.create_topic(2)
+    case.session = session
+    case.send([event(number) for number in range(100)], partitions=2)
+    runner = case.warm_runner(until_caught_up=False)
+    monkeypatch.setattr(RangeReader, "read", read_the_others)
+    with running(case, runner):
+        monkeypatch.setattr(KafkaTopic, "known_ends", ends_of_others)
+        case.wait_count(50)
+        case.send([event(number) for number in range(100, 150)], partitions=2)
+        case.wait_count(75)
+        wait_until(lambda: len([text for text in case.told if "starting the query again" in text]) >= 2, "a second query")
+        assert ids(case) == list(range(0, 150, 2))
+        silent.clear()
+        case.wait_count(150)
+    assert all(f"no leader answered for partition 1 of {case.topic}, so the others go on without" in text for text in case.told), case.told
+    assert positions(case) == {0: 75, 1: 75}
     case.check()
 
 

@@ -63,6 +63,20 @@ def test_a_partition_without_a_leader_is_named_and_the_ends_of_the_others_are_to
     assert str(silent[1]).startswith("partition 1 of orders is waited for: ")
 
 
+def test_a_leader_that_refuses_connections_gives_no_end_that_is_none(cluster: MockKafka) -> None:
+    """librdkafka tells the offset -1001 then, and no error: taken for an end, it would be one that has gone back."""
+    topic = KafkaTopic(source(cluster.bootstrap))
+    cluster.produce(0, some(3))
+    assert topic.ends((0, 1)) == {0: 3, 1: 0}
+    cluster.stop_broker(2)
+    for _ in range(3):
+        ends, silent = topic.known_ends((0, 1), 1)
+        assert ends == {0: 3}
+        assert "partition 1 of orders is waited for: listing offsets of orders: " in str(silent[1])
+        with pytest.raises(RetryableError, match="partition 1 of orders is waited for"):
+            topic.ends((0, 1), 1)
+
+
 def test_without_any_leader_the_ends_are_waited_for(cluster: MockKafka) -> None:
     for partition in (0, 1):
         cluster.take_leader(partition)

@@ -41,6 +41,7 @@ def chaos(world: World, steps: int) -> None:
     world.produce(rng.randint(1, 15))
     paused: set[Runner] = set()
     for _ in range(steps):
+        world.move_leaders()
         live = [r for r in world.runners if not r.is_over]
         event = rng.random()
         if not [r for r in live if r not in paused] or event < 0.02:

@@ -1,0 +1,152 @@
+"""A partition that loses its leader while the pipeline runs, or has none at a start: it stops alone, is named, and loses nothing."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+from confluent_kafka import Uuid
+from kafka_mock import MockKafka, Record
+from pipeline_case import PipelineCase, wait_until
+
+import pipelines.legs.leg
+from pipelines.config import load
+from pipelines.connectors import kafka
+from pipelines.connectors.kafka import KafkaTopic, TopicFacts
+from pipelines.errors import RetryableError
+from pipelines.ledger import Entry, read_chain
+from pipelines.pace import Pace
+from pipelines.runner import Runner
+from pipelines.status import StatusServer
+from pipelines.tally import tally
+
+pytestmark = pytest.mark.integration
+
+NOON_MS = 1_767_960_000_000
+
+
+def facts(topic: KafkaTopic, timeout_seconds: float = 10) -> TopicFacts:
+    """What the topic's description would say: the mock cluster has no controller, which would be asked for it."""
+    found = topic._admin.list_topics(topic._topic, timeout=timeout_seconds)
+    return TopicFacts(str(Uuid(0, 0)), tuple(sorted(found.topics[topic._topic].partitions)))
+
+
+@pytest.fixture
+def cluster(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> Iterator[MockKafka]:
+    """Two partitions of the case's topic, each on a broker of its own."""
+    monkeypatch.setattr(KafkaTopic, "facts", facts)
+    with MockKafka(case.topic, partitions=2, brokers=2) as made:
+        for partition in (0, 1):
+            made.give_leader(partition, partition + 1)
+
+        def there(document: dict[str, Any]) -> None:
+            document["sources"][0]["connection_params"] = {"brokers": made.bootstrap.split(",")}
+
+        case.write_file(there)
+        yield made
+        case.end()
+
+
+def events(numbers: Sequence[int]) -> list[Record]:
+    return [(json.dumps({"id": number, "name": "n", "amount": 1.0}).encode(), NOON_MS, []) for number in numbers]
+
+
+def ledger(case: PipelineCase) -> list[Entry]:
+    stream = case.names.stream("ledger")
+    with closing(case.log()) as log:
+        last = read_chain(log, stream, case.names.chain("ingest")).sequence
+        return [Entry.decode(message) for message in log.fetch(stream, case.names.chain("ingest"), 0, last)]
+
+
+def loses_its_leader_in_the_first_plan(runner: Runner, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partition 1, of which the plan has records that nobody has read yet."""
+    reach, lost = pipelines.legs.leg.reach, list[str]()
+
+    def lose(point: str) -> None:
+        plan = runner.legs["ingest"].chain.state.plan
+        if point == "leg.after-plan" and plan is not None and not lost and plan.body["to"]["1"] > plan.body["from"]["1"]:
+            cluster.take_leader(1)
+            lost.append(point)
+        reach(point)
+
+    monkeypatch.setattr(pipelines.legs.leg, "reach", lose)
+
+
+def test_a_partition_that_loses_its_leader_in_an_open_plan_stops_alone_and_goes_on_when_it_has_one(
+    case: PipelineCase, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "GIVE_UP_SECONDS", 4.0)
+    cluster.produce(0, events(range(100)))
+    cluster.produce(1, events(range(1000, 1080)))
+    runner = case.warm_runner(until_caught_up=False)
+    runner.on_start = StatusServer
+    loses_its_leader_in_the_first_plan(runner, cluster, monkeypatch)
+    case.in_background(runner)
+    case.wait_count(100)
+    cluster.produce(0, events(range(100, 150)))
+    case.wait_count(150)
+    shown = case.ask()
+    assert shown is not None
+    assert shown["lag"] == {"0": 0}
+    assert f"partition 1 of {case.topic} is waited for: " in shown["legs"]["ingest"]["message"]
+    with closing(case.log()) as log:
+        account = tally(log, case.names)
+        pace = Pace(log, case.names, KafkaTopic(load(case.file, case.environment()).sources[0]))
+        pace.look(0.0)
+        cluster.produce(0, events(range(150, 160)))
+        case.wait_count(160)
+        pace.look(10.0)
+    assert (account.residue, [leg.rows_in for leg in account.legs]) == (0, [150, 150, 150])
+    assert pace.legs["ingest"].rows_per_second == 1
+    cluster.give_leader(1, 2)
+    case.wait_count(240)
+    runner.request_stop()
+    positions = Counter(position for position, *_ in case.rows())
+    assert positions == Counter([*((0, offset) for offset in range(160)), *((1, offset) for offset in range(80))])
+    narrowed = [entry.body for entry in ledger(case) if "standing" in entry.body]
+    assert [(body["standing"], body["to"]["1"], body["rest"]) for body in narrowed] == [(["1"], 0, {"1": 80})]
+
+
+def test_a_start_beside_a_silent_partition_reads_the_others_and_a_run_to_the_end_waits_for_it(
+    case: PipelineCase, cluster: MockKafka
+) -> None:
+    cluster.produce(0, events(range(10)))
+    cluster.produce(1, events(range(1000, 1010)))
+    case.warm_run()
+    assert case.count() == 20
+    cluster.produce(0, events(range(10, 20)))
+    cluster.produce(1, events(range(1010, 1020)))
+    cluster.take_leader(1)
+    with pytest.raises(RetryableError, match=f"partition 1 of {case.topic} is waited for: "):
+        case.warm_run(connect_seconds=1)
+    assert case.count() == 20
+    assert any(text.startswith(f"waiting: partition 1 of {case.topic} is waited for: ") for text in case.told)
+    case.in_background(case.warm_runner(until_caught_up=False))
+    case.wait_count(30)
+    case.end()
+    cluster.give_leader(1, 2)
+    case.warm_run()
+    assert case.count() == 40
+
+
+def test_an_end_that_has_gone_back_beside_a_silent_start_is_found_when_the_partition_has_a_leader(
+    case: PipelineCase, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.produce(0, events(range(10)))
+    cluster.produce(1, events(range(1000, 1010)))
+    case.warm_run()
+    cluster.take_leader(1)
+    runner = case.warm_runner(until_caught_up=False)
+    case.in_background(runner)
+    heard = KafkaTopic.heard
+
+    def gone_back(topic: KafkaTopic, asked: Any) -> Any:
+        ends, silent = heard(topic, asked)
+        return {partition: min(end, 7) if partition == 1 else end for partition, end in ends.items()}, silent
+
+    monkeypatch.setattr(KafkaTopic, "heard", gone_back)
+    cluster.give_leader(1, 2)
+    wait_until(lambda: runner.legs["ingest"].failure, "a halt")
+    assert "partition 1 at 7, and 10 was confirmed" in str(runner.legs["ingest"].failure)
