@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
 
-from pipelines.errors import TallyflowError
+from pipelines.host import is_of_host
 from pipelines.records import (
     HEADERS_TYPE,
     INSTANT,
@@ -43,9 +43,9 @@ def _headers(messages: list[Message]) -> list[_Headers | Exception]:
     while len(found) < len(messages):
         try:
             found.extend(asked)
-        except (MemoryError, OSError):
-            raise
         except Exception as error:
+            if is_of_host(error):
+                raise
             found.append(error)
     return found
 
@@ -54,9 +54,9 @@ def _isolated(messages: list[Message], headers: list[_Headers | Exception], part
     """As `to_records`: what cannot be read together is read in halves, down to the message at fault."""
     try:
         return _records(messages, headers, partition)
-    except (TallyflowError, MemoryError, OSError):
-        raise
     except Exception as error:
+        if is_of_host(error):
+            raise
         if len(messages) == 1:
             return _unreadable(messages[0], partition, error)
         half = len(messages) // 2

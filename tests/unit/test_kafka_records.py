@@ -60,3 +60,9 @@ def test_an_error_of_the_host_is_no_fault_of_a_message(monkeypatch: pytest.Monke
     fail_at(monkeypatch, {1}, error)
     with pytest.raises(type(error)):
         to_records([message(0), message(1)], 2)
+
+
+def test_a_bug_of_the_client_that_looks_for_a_file_is_the_messages_and_no_error_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(monkeypatch, {1}, FileNotFoundError(2, "No such file or directory"))
+    rows = to_records([message(0), message(1), message(2)], 2).to_pylist()
+    assert [row["offset"] for row in rows if row["oversize"]] == [1]
