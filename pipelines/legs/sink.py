@@ -238,7 +238,7 @@ class SinkLeg(Leg):
                 self._check_no_view(plan, refusal)
                 return pieces.found(stored)
         row = int(pieces.to_send()[0])
-        after = pieces.refuse(str(refusal), refusal.row)
+        after = pieces.refuse(refusal.of_one_row, refusal.row)
         if after.refused != pieces.refused:
             self._check_refused(plan, chunk, row, refusal)
             self._check_told(plan, chunk, pieces, refusal)
@@ -304,7 +304,7 @@ class SinkLeg(Leg):
 
     def _check_refused(self, plan: Entry, chunk: Chunk, row: int, refusal: RefusedError) -> None:
         """Raises HaltError when a refused row must not be decided to be a dead letter: it is sent again by the next start."""
-        name, reason = fingerprint("sink", "refused", "", str(refusal)), f"sink: refused: {refusal}"
+        name, reason = fingerprint("sink", "refused", "", refusal.of_one_row), f"sink: refused: {refusal.of_one_row}"
         known = self._refused_here.causes.get(name)
         cause = Cause(name, reason, known.example if known else place_of_row(chunk, row), 1)
         if self.connections.config.on_error.rejected == "halt":
