@@ -31,9 +31,9 @@ from pipelines.records import ORDINAL_BITS, position_keys
 from pipelines.removal import removes_rows
 from pipelines.sink import insert_block
 from pipelines.state.index import Words
+from pipelines.verification.columns import schema_faults
 from pipelines.verification.result import Verification
 from pipelines.verification.run import Request, Subject, Verifier, verify
-from pipelines.verification.table import schema_faults
 
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
 """How long an insert of a command that was killed may be at work."""
