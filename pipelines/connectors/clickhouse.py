@@ -295,6 +295,12 @@ class ClickHouse:
             return None
         return int(found[0][0])
 
+    def count_rows(self, database: str, name: str, with_positions: bool) -> int:
+        """How many rows a table has; `with_positions`: that a pipeline has written, in a table with position columns."""
+        where = " WHERE _tf_sequence > 0" if with_positions else ""
+        table = f"{quote_identifier(database)}.{quote_identifier(name)}"
+        return int(self.rows(f"counting the rows of {database}.{name}", f"SELECT count() FROM {table}{where}")[0][0])  # noqa: S608
+
     def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int] | None = None) -> pa.Table:
         """(sequence, ordinal) of the table's rows within these bounds, inclusive; with `arrivals_us` also (emit, arrival in us).
 
