@@ -8,7 +8,7 @@ work. May be killed at any time and repeated. Changes nothing on the ledger: the
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import HaltError, RefusedError, RetryableError
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.legs.arrivals import Arrived, steps
+from pipelines.legs.fit import misfits
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import PUT_BACK, STREAM_ID_KEY, Names
@@ -31,7 +32,6 @@ from pipelines.records import ORDINAL_BITS, position_keys
 from pipelines.removal import removes_rows
 from pipelines.sink import insert_block
 from pipelines.state.index import Words
-from pipelines.verification.columns import schema_faults
 from pipelines.verification.result import Verification
 from pipelines.verification.run import Request, Subject, Verifier, verify
 
@@ -116,13 +116,21 @@ def _parts(subject: Subject, missing: Words) -> Iterator[tuple[Words, str]]:
 
 
 def _target(clickhouse: ClickHouse, config: StageConfig, missing: Words) -> _Target:
-    """Raises HaltError where the table has not all columns of the rows, each in the form that they were made for."""
+    """Raises HaltError where the table does not take the rows as they were made."""
     table = clickhouse.inspect(config.database, config.table)
-    altered = sorted({str(one.column) for one in schema_faults(config.mapping, table.columns)}) if table else []
-    if table is None or altered:
-        columns = f"its columns {', '.join(altered)} are not those that the rows were made for" if table else "the table is gone"
-        raise HaltError(f"putting rows back into {config.full_table}: {columns}; nothing was inserted: put the table back first")
+    if table is None:
+        raise HaltError(f"putting rows back into {config.full_table}: the table is gone; put it back first")
+    _check_columns(config, table)
     return _Target(config, table, missing)
+
+
+def _check_columns(config: StageConfig, table: Table, nulls: Sequence[str] = ()) -> None:
+    faults = misfits(config, config.position_columns, table.columns, nulls)
+    if faults:
+        raise HaltError(
+            f"putting rows back into {config.full_table}: its columns are not those that the rows were made for: {'; '.join(faults)}; "
+            "put the table back first"
+        )
 
 
 @contextmanager
@@ -165,6 +173,7 @@ class _Inserts:
         rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, step)))).unify_dictionaries().combine_chunks()
         if not rows.num_rows:
             return 0
+        _check_columns(config, target.table, [name for name in rows.column_names if rows.column(name).null_count])
         positions = position_keys(rows)
         if len(np.unique(positions)) < len(positions):
             raise HaltError(f"putting rows back into {config.full_table}: a record has several rows; nothing of them was inserted")

@@ -5,7 +5,7 @@ is found under its new name where the file maps its field to one that it did not
 made anew, nobody has noted: its values tell.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipelines.columns import parse_type
@@ -19,6 +19,7 @@ from pipelines.verification.span import History
 
 Entry = tuple[str, str, str, bool]
 """A row of a configuration's mapping: field, column, type, whether the table gave a DEFAULT."""
+_OTHERWISE = "the values of column {}: it was not mapped in the same way all the time"
 
 
 @dataclass
@@ -48,23 +49,20 @@ def judged(history: History, configs: Mapping[str, StageConfig], file: PipelineC
             source, name, kind, _ = entry
             target = name if name in types else None if name in now else _renamed(source, mapping, now, types)
             if target is None and name in now:
-                found.faults[name] = fault(name, kind, None)
+                found.faults[name] = _fault(name, kind, None)
             elif target is None:
                 said = f"the values of column {name}: the table and the file have it no more, and nothing tells what it is called now"
                 found.gone.setdefault(said, []).append(version)
-            elif same_values(kind, types[target]):
+            elif _same_values(kind, types[target]):
                 names.setdefault(target, {})[version] = name
             elif version == last and target in now and _base(now[target][1]) == _base(kind):
-                found.faults[target] = fault(target, kind, types[target])
+                found.faults[target] = _fault(target, kind, types[target])
             else:
                 found.left_out[target] = _OTHERWISE.format(target)
     for target, by_version in names.items():
         if target not in found.faults and target not in found.left_out:
             _compare(found, history, configs, target, by_version)
     return found
-
-
-_OTHERWISE = "the values of column {}: it was not mapped in the same way all the time"
 
 
 def _compare(found: Judged, history: History, configs: Mapping[str, StageConfig], target: str, by_version: Mapping[str, str]) -> None:
@@ -100,21 +98,13 @@ def _base(kind: str) -> str:
     return str(replace(parse_type(kind), nullable=False, low_cardinality=False))
 
 
-def schema_faults(mapping: Sequence[Entry], actual: Sequence[TableColumn]) -> Iterator[Finding]:
-    """Mapped columns that the table has no more, or in another type than the rows were made for."""
-    types = {column.name: column.type for column in actual}
-    for _, name, declared, _ in mapping:
-        if name not in types or not same_values(declared, types[name]):
-            yield fault(name, declared, types.get(name))
-
-
-def fault(name: str, declared: str, actual: str | None) -> Finding:
+def _fault(name: str, declared: str, actual: str | None) -> Finding:
     """`actual`: None where there is no such column."""
     example = {"expected": declared, "found": actual or "no such column"}
     return Finding("schema", "different" if actual else "missing", 1, name, [example])
 
 
-def same_values(declared: str, actual: str) -> bool:
+def _same_values(declared: str, actual: str) -> bool:
     """LowCardinality changes no value."""
     if declared == actual:
         return True

@@ -11,9 +11,8 @@ from pipelines.connectors.clickhouse import ClickHouse, Table
 class Client:
     """What was asked of the server, in order."""
 
-    server_settings: dict[str, Any] = {}
-
     def __init__(self) -> None:
+        self.server_settings: dict[str, Any] = {}
         self.asked: list[str] = []
         self.settings: dict[str, Any] = {}
 
