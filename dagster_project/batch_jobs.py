@@ -83,14 +83,14 @@ def _rebuild_state(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeli
 
 
 def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config: PutBackMissing, tell: Tell) -> dict[str, Any]:
-    """Raises Failure with the findings when something differs behind it."""
+    """Raises Failure with the findings when something differs behind it; what is not proven yet, such as rows that wait, is told."""
     resolved = jobs.config(pipeline.path)
     since, until = instant("since", config.since), instant("until", config.until)
     with closing(JetStream(resolved.nats).connect()) as log:
         request = Request(jobs.directory(resolved.pipeline_id), since, until)
         found = put_back(resolved, log, request, config.feed_views, tell)
     metadata = {"missing": found.missing, "put back": found.rows, **told(found.after)}
-    if not found.after.is_match:
+    if found.after.findings:
         words = f"{found.rows:,} rows were put back; behind that: {said(found.after)}"
         raise dg.Failure(words, metadata={**metadata, **examples_of(found.after)}, allow_retries=False)
     return metadata

@@ -65,7 +65,7 @@ def _others(row: ErrorRow) -> str:
     if row.is_fixed or row.words:
         return ""
     wanted = ("retryable", "record", "halt") if row.may_be_record else ("retryable", "halt")
-    return ", ".join(f"`{kind}`" for kind in wanted if kind != row.error_class)
+    return ", ".join(f"`{kind}`" for kind in wanted if kind != row.error_class or row.is_vague)
 
 
 def main() -> None:

@@ -96,6 +96,11 @@ class RefusedError(TallyflowError):
         super().__init__(message)
         self.row, self.is_whole, self.is_known = row, is_whole, is_known
 
+    @property
+    def of_one_row(self) -> str:
+        """What a row that was refused alone is told by."""
+        return str(self) if self.is_known else f"{self}; the error does not tell whether a row is its cause: this one met it alone"
+
 
 class UndecidedError(TallyflowError):
     """A stage ends on these records, each by itself; nothing was written that lies beyond the first of them in its bucket.

@@ -3,7 +3,9 @@
 import errno
 import resource
 
-from pipelines.errors import HaltError
+import duckdb
+
+from pipelines.errors import HaltError, TallyflowError
 
 _REMEDIES = {
     errno.EMFILE: "this process may open no more files: raise its limit (LimitNOFILE= of the service, `ulimit -n`), or take fewer buckets",
@@ -46,6 +48,16 @@ def refusal(error: OSError) -> str:
 def remedy_in_words(words: str) -> str:
     """As `remedy`, where only the words of another process are left."""
     return next((_REMEDIES[number] for said, number in _WORDS.items() if said in words), "")
+
+
+def is_of_host(error: Exception) -> bool:
+    """Whether an error is this host's, or one of ours that tells what to do: it has nothing to do with what was worked on.
+
+    A file that is missing is no such error: whoever looks for it has the bug. DuckDB opens no file but those that it spills to.
+    """
+    if isinstance(error, OSError):
+        return bool(remedy(error) or refusal(error) or (error.errno is None and remedy_in_words(str(error))))
+    return isinstance(error, (TallyflowError, MemoryError, duckdb.IOException, duckdb.InterruptException))
 
 
 def raise_file_limit(needed: int) -> int:

@@ -12,7 +12,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from pipelines.errors import TallyflowError
+from pipelines.host import is_of_host
 from pipelines.records import REJECTED_SCHEMA, StageOutput, position_keys
 
 INTERNAL_ERROR = "internal_error"
@@ -20,7 +20,6 @@ ATTEMPTS = 3
 Decided = Sequence[Sequence[int | str]]
 """Records that are rejected without being tried: (sequence, ordinal, stage, message) each."""
 Stage = Callable[[duckdb.DuckDBPyConnection, pa.Table], StageOutput]
-_HOST = (TallyflowError, MemoryError, OSError, duckdb.IOException, duckdb.InterruptException)
 _ENDS_THE_ENGINE = (duckdb.FatalException, duckdb.InternalException)
 
 
@@ -30,9 +29,9 @@ def isolated(
     """`stage(engine, table)`, and where that raises, the same without the records at fault. `renew` opens another engine."""
     try:
         return stage(engine, table)
-    except _HOST:
-        raise
     except Exception as error:
+        if is_of_host(error):
+            raise
         return _Search(name, stage, renew).through(table, error)
 
 
@@ -79,9 +78,9 @@ class _Search:
         for attempt in range(ATTEMPTS):
             try:
                 return self._attempt(part)
-            except _HOST:
-                raise
             except Exception as error:
+                if is_of_host(error):
+                    raise
                 if part.num_rows > 1:
                     break
                 if attempt == ATTEMPTS - 1:

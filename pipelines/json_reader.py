@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.fields import ParsedField, SourceType, Tree, check_fields
+from pipelines.host import is_of_host
 from pipelines.json_template import MIN_ROWS, TemplateMemo
 from pipelines.rejections import Rejections
 from pipelines.vectors import Mask, ask, to_mask
@@ -83,9 +84,9 @@ class JsonReader:
         """As `read`, where the template proves enough of `texts` harmless; else None, as when anything fails on the way."""
         try:
             return self._by_template(engine, texts, rejections)
-        except MemoryError:
-            raise
-        except Exception:
+        except Exception as error:
+            if is_of_host(error):
+                raise
             # RE2 compiles no pattern of 1,049 members, for one. The plain way tells whether a record is at fault.
             self._template.forget()
             return None

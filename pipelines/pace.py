@@ -3,7 +3,6 @@
 What is told is as of the last look that succeeded, so asking for it waits for no server; why a look fails, the legs' states tell.
 """
 
-import threading
 import time
 from bisect import bisect_left
 from collections import deque
@@ -16,6 +15,7 @@ from pipelines.connectors.kafka import KafkaTopic
 from pipelines.errors import TallyflowError
 from pipelines.ledger import ChainState, read_chain
 from pipelines.naming import LEGS, REDRIVE, Names
+from pipelines.rounds import Rounds
 from pipelines.tally import from_chains
 
 LOOK_EVERY_SECONDS = 2.0
@@ -40,30 +40,14 @@ class LegPace:
     rows_per_second: float | None = None
 
 
-class Pace:
+class Pace(Rounds):
     """The thread. `legs` may be read by any thread: by leg, all of them, whoever runs them; empty before the first look."""
 
     def __init__(self, log: JetStream, names: Names, topic: KafkaTopic) -> None:
         self.legs: Mapping[str, LegPace] = {}
         self._log, self._names, self._topic = log, names, topic
         self._taken: deque[tuple[float, dict[str, int]]] = deque()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="pace", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """Waits for the request in work; call it while the log is open."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _keep(self) -> None:
-        while True:
-            self.look(time.monotonic())
-            if self._stopped.wait(LOOK_EVERY_SECONDS):
-                return
+        super().__init__("pace", LOOK_EVERY_SECONDS, lambda: self.look(time.monotonic()))
 
     def look(self, now: float) -> None:
         """One look, at `now` of a clock that never steps."""

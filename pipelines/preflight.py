@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from pipelines.columns import parse_type, quote_identifier
+from pipelines.columns import parse_type
 from pipelines.config import PipelineConfig, shape_of, unsupported
 from pipelines.connectors.clickhouse import ClickHouse, Table, TableColumn
 from pipelines.connectors.clickhouse_settings import MAX_PARTITIONS_PER_INSERT
@@ -201,9 +201,7 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, clickhouse: Clic
     if config.sink.existing_rows == "keep" or _has_sent(config, log):
         return
     has_positions = any(column.name == "_tf_sequence" for column in table.columns)
-    where = " WHERE _tf_sequence > 0" if has_positions else ""
-    name = f"{quote_identifier(table.database)}.{quote_identifier(table.name)}"
-    ((count,),) = clickhouse.rows(f"counting the rows of {table.full_name}", f"SELECT count() FROM {name}{where}")  # noqa: S608
+    count = clickhouse.count_rows(table.database, table.name, has_positions)
     # A runner of this pipeline may have begun to send while the rows were counted.
     if count == 0 or _has_sent(config, log):
         return

@@ -8,7 +8,7 @@ work. May be killed at any time and repeated. Changes nothing on the ledger: the
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.connectors.clickhouse import ClickHouse, Table
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import HaltError, RefusedError, RetryableError
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.legs.arrivals import Arrived, steps
+from pipelines.legs.fit import misfits
 from pipelines.legs.frames import new_counts, stages
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import PUT_BACK, STREAM_ID_KEY, Names
@@ -31,7 +32,6 @@ from pipelines.records import ORDINAL_BITS, position_keys
 from pipelines.removal import removes_rows
 from pipelines.sink import insert_block
 from pipelines.state.index import Words
-from pipelines.statements import statement
 from pipelines.verification.result import Verification
 from pipelines.verification.run import Request, Subject, Verifier, verify
 
@@ -50,6 +50,15 @@ class PutBack:
     missing: int
     rows: int
     after: Verification
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Positions, ascending, of rows that were made under `config` and that `table` has lost."""
+
+    config: StageConfig
+    table: Table
+    missing: Words
 
 
 def put_back(
@@ -72,21 +81,17 @@ def put_back(
     clickhouse = ClickHouse(config.sink)
     try:
         _check_table(config, clickhouse, before, feed_views)
+        targets = [_target(clickhouse, subject.configs[version], part) for part, version in _parts(subject, missing)]
         names = Names(config.pipeline_id)
         with _lease(names, log, request) as lease:
-            rows = _Inserts(names, log, clickhouse, lease, tell).insert(subject, missing)
+            inserts = _Inserts(names, log, clickhouse, lease, tell)
+            rows = sum(inserts.insert(subject, target) for target in targets)
     finally:
         clickhouse.close()
     return PutBack(before, len(missing), rows, verify(config, log, request, tell))
 
 
 def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verification, feed_views: bool) -> None:
-    altered = sorted({str(one.column) for one in before.findings if one.place == "schema"})
-    if altered:
-        raise HaltError(
-            f"putting rows back into {before.table}: its columns {', '.join(altered)} are not those that the rows were made for; "
-            "put the table back first"
-        )
     database, name = config.sink.connection_params.database, config.sink.table
     table = clickhouse.inspect(database, name)
     removes = removes_rows(table) if table else ""
@@ -98,6 +103,33 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
             f"putting rows back into {before.table}: the materialized views {', '.join(views)} would get the rows once more; nothing was "
             "inserted. If the rows are not in what they fill either, say feed_views; else detach the views, put the rows back, and attach "
             "the views again"
+        )
+
+
+def _parts(subject: Subject, missing: Words) -> Iterator[tuple[Words, str]]:
+    """The positions by the configuration that their rows were made under, in order."""
+    sequences = missing >> np.uint64(ORDINAL_BITS)
+    for first, last, version in subject.history.segments(int(sequences[0]), int(sequences[-1])):
+        part = missing[(sequences >= first) & (sequences <= last)]
+        if len(part):
+            yield part, version
+
+
+def _target(clickhouse: ClickHouse, config: StageConfig, missing: Words) -> _Target:
+    """Raises HaltError where the table does not take the rows as they were made."""
+    table = clickhouse.inspect(config.database, config.table)
+    if table is None:
+        raise HaltError(f"putting rows back into {config.full_table}: the table is gone; put it back first")
+    _check_columns(config, table)
+    return _Target(config, table, missing)
+
+
+def _check_columns(config: StageConfig, table: Table, nulls: Sequence[str] = ()) -> None:
+    faults = misfits(config, config.position_columns, table.columns, nulls)
+    if faults:
+        raise HaltError(
+            f"putting rows back into {config.full_table}: its columns are not those that the rows were made for: {'; '.join(faults)}; "
+            "put the table back first"
         )
 
 
@@ -120,33 +152,28 @@ class _Inserts:
     def __init__(self, names: Names, log: JetStream, clickhouse: ClickHouse, lease: Lease, tell: Tell) -> None:
         self._names, self._log, self._clickhouse, self._lease, self._tell = names, log, clickhouse, lease, tell
 
-    def insert(self, subject: Subject, missing: Words) -> int:
-        """How many rows were inserted. `missing`: positions, ascending, of records that must have a row."""
-        count = 0
-        history = subject.history
+    def insert(self, subject: Subject, target: _Target) -> int:
+        """How many rows were inserted."""
         with open_engine() as engine:
-            for first, last, version in history.segments(int(missing[0]) >> ORDINAL_BITS, int(missing[-1]) >> ORDINAL_BITS):
-                for step in steps(self._frames(subject, missing, first, last)):
-                    count += self._insert_step(engine, subject.configs[version], step, missing)
-        return count
+            return sum(self._insert_step(engine, target, step) for step in steps(self._frames(subject, target.missing)))
 
-    def _frames(self, subject: Subject, missing: Words, first: int, last: int) -> Iterator[Arrived]:
+    def _frames(self, subject: Subject, missing: Words) -> Iterator[Arrived]:
         """The raw frames with missing rows, with the arrivals that the ledger tells."""
         stream = self._names.stream("raw")
         for sequence in np.unique(missing >> np.uint64(ORDINAL_BITS)).tolist():
-            if not first <= sequence <= last:
-                continue
             message = self._log.get(stream, sequence)
             if message is None:
                 raise RetryableError(f"reading {stream}: sequence {sequence} was there a moment ago and is not; look again")
             yield Arrived(message, subject.history.arrival_us(sequence))
 
-    def _insert_step(self, engine: duckdb.DuckDBPyConnection, config: StageConfig, step: list[Arrived], missing: Words) -> int:
+    def _insert_step(self, engine: duckdb.DuckDBPyConnection, target: _Target, step: list[Arrived]) -> int:
+        config = target.config
         rows, _ = stages(engine, config, config.version, step, new_counts())
-        rows = rows.filter(pa.array(np.isin(position_keys(rows), missing)))
-        rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(config, step)))).unify_dictionaries().combine_chunks()
+        rows = rows.filter(pa.array(np.isin(position_keys(rows), target.missing)))
+        rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, step)))).unify_dictionaries().combine_chunks()
         if not rows.num_rows:
             return 0
+        _check_columns(config, target.table, [name for name in rows.column_names if rows.column(name).null_count])
         positions = position_keys(rows)
         if len(np.unique(positions)) < len(positions):
             raise HaltError(f"putting rows back into {config.full_table}: a record has several rows; nothing of them was inserted")
@@ -163,12 +190,10 @@ class _Inserts:
             ) from error
         return len(positions)
 
-    def _held(self, config: StageConfig, step: list[Arrived]) -> Words:
+    def _held(self, table: Table, step: list[Arrived]) -> Words:
         """Positions of these frames that are in the table now."""
-        first, last = step[0].message.sequence, step[-1].message.sequence
-        parameters = {"database": config.database, "table": config.table, "first": first, "last": last}
-        found = self._clickhouse.rows(f"looking for rows of {config.full_table}", statement("clickhouse/positions_held"), parameters)
-        return np.array([sequence << ORDINAL_BITS | ordinal for sequence, ordinal in found], dtype=np.uint64)
+        found = self._clickhouse.stored_positions(table, (step[0].message.sequence, step[-1].message.sequence))
+        return position_keys(found.rename_columns(["_tf_sequence", "_tf_ordinal"]))
 
     def _token(self, config: StageConfig, positions: Words) -> str:
         """Of the positions, within this command: rows that are lost again must not look like a block that ClickHouse remembers."""

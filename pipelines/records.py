@@ -50,7 +50,10 @@ RAW_SCHEMA = pa.schema(
     ]
 )
 """A raw frame, in offset order. `oversize` is non-null where `value` is only the first 1024 bytes of a record: it was too large, or has
-UNREADABLE_HEADER. A `timestamp` before year 1 or after 9999 stands at the end of that range."""
+UNREADABLE_HEADER. `timestamp` is null where Kafka has none; one beyond TIMESTAMPS_MS stands at the end of that range."""
+TIMESTAMPS_MS = (-62_135_596_800_000, 253_402_300_799_999)
+"""Years 1 and 9999 to their ends: what every reader of a frame can tell as an instant. No column type of ClickHouse reaches so far, so a
+record whose time stands at either end is rejected where a column is made of it."""
 
 HISTORY_SCHEMA = pa.schema([("attempts", pa.int32()), ("first_time", INSTANT), ("past_dedup", pa.bool_()), ("origin", pa.string())])
 """Behind RAW_SCHEMA where a raw frame holds dead letters that enter again: how often the record was rejected, when first, whether dedup has

@@ -4,7 +4,6 @@ A leg's runner purges what that leg reads (`purge.Purge`), so it works as well w
 it: what fails is told in the status and tried again. A leg that has halted purges nothing: what it halted over may be evidence.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pipelines.errors import TallyflowError
 from pipelines.legs.leg import Leg
 from pipelines.naming import Names
 from pipelines.purge import Purge, Purged, is_full, read_purged
+from pipelines.rounds import Rounds
 
 LOOK_EVERY_SECONDS = 2.0
 PURGE_AT_MOST_EVERY = timedelta(minutes=1)
@@ -60,7 +60,7 @@ class LetterRetention:
             self._expire()
 
 
-class Retention:
+class Retention(Rounds):
     """The thread. `facts`, and `failure` (why the last attempt failed, empty if it did not), may be read by any thread."""
 
     def __init__(
@@ -74,24 +74,7 @@ class Retention:
         self._every_seconds = min(PURGE_AT_MOST_EVERY, max_age / 20).total_seconds()
         self._due = 0.0
         self._letters = letters if "process" in legs else None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="retention", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """Waits for the request in work; call it while the log is open."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _keep(self) -> None:
-        # At once: a pipeline may be run for some seconds only, again and again.
-        while True:
-            self.look()
-            if self._stopped.wait(LOOK_EVERY_SECONDS):
-                return
+        super().__init__("retention", LOOK_EVERY_SECONDS, self.look)
 
     def look(self) -> None:
         """One round: purges by age if that is due, makes room where it is short, and takes down how the streams stand."""

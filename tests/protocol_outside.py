@@ -177,6 +177,10 @@ class Table:
         self.deliver()
         return found
 
+    def count_rows(self, database: str, name: str, with_positions: bool) -> int:
+        self.world.call()
+        return len(self.positions)
+
     def stored_positions(self, table: TableFacts, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
         self.world.call()
         found = [p for p in self.positions if sequences[0] <= p[0] <= sequences[1] and arrivals_us[0] <= p[3] <= arrivals_us[1]]
@@ -332,7 +336,7 @@ class Outside(Kept):
         source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
         stages = world.config
         where = {"connection_params": SimpleNamespace(database=stages.database), "table": stages.table}
-        sink = SimpleNamespace(**where, delivery="exactly_once", max_insert_time=timedelta(seconds=60))
+        sink = SimpleNamespace(**where, delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
         # The clock may step back by minutes in a long history; what is told of it has a test of its own.
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
         self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)

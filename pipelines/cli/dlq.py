@@ -205,7 +205,7 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
     size = row["oversize"]
     return {
         **own,
-        "timestamp": utc(row["timestamp"]) if row["timestamp"] else None,
+        "timestamp": _time_of_kafka(row["timestamp"]),
         "headers": [[_text(name), _text(value)] for name, value in row["headers"] or []],
         "key": _text(row["key"]),
         "value": _text(row["value"]),
@@ -213,6 +213,16 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
         "copies_counted_from": utc(row["copies_counted_from"]) if row["copies_counted_from"] else None,
         **({"value_bytes": size["bytes"], "value_sha256": size["sha256"].hex()} if size else {}),
     }
+
+
+def _time_of_kafka(at: datetime | None) -> str | None:
+    """One that stands at an end of what can be told may lie beyond it."""
+    from pipelines.records import TIMESTAMPS_MS, instant
+
+    if at is None:
+        return None
+    first, last = (instant(end_ms * 1000) for end_ms in TIMESTAMPS_MS)
+    return utc(at) + (" or later" if at >= last else " or earlier" if at <= first else "")
 
 
 def _text(value: bytes | None) -> str | None:

@@ -34,6 +34,12 @@ _KEEPS_ROWS = re.compile(r"(Replicated|Shared)?MergeTree")
 _NAME = r"(?:`(?:[^`\\]|\\.)+`|\w+)"
 _VIEW_TARGET = re.compile(rf"CREATE MATERIALIZED VIEW (?:{_NAME}\.)?{_NAME} (?:UUID '[^']+' )?TO (?:({_NAME})\.)?({_NAME})")
 """Target of a view in `system.tables.create_table_query`, which is written by the server: names in backticks where they must be."""
+_EMIT_AND_ARRIVAL = {
+    "emit_and_arrival": ", _tf_emit AS emit, toUnixTimestamp64Micro(_tf_arrival) AS arrival_us",
+    "within": "\n  AND _tf_arrival BETWEEN fromUnixTimestamp64Micro({since:Int64}, 'UTC') "
+    "AND fromUnixTimestamp64Micro({until:Int64}, 'UTC')",
+}
+"""Of `stored_positions`, where arrivals tell rows from those of another life of the pipeline."""
 
 
 def _unquoted(name: str) -> str:
@@ -289,22 +295,30 @@ class ClickHouse:
             return None
         return int(found[0][0])
 
-    def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
-        """(sequence, ordinal, emit, arrival in us) of the table's rows within these bounds, inclusive.
+    def count_rows(self, database: str, name: str, with_positions: bool) -> int:
+        """How many rows a table has; `with_positions`: that a pipeline has written, in a table with position columns."""
+        where = " WHERE _tf_sequence > 0" if with_positions else ""
+        table = f"{quote_identifier(database)}.{quote_identifier(name)}"
+        return int(self.rows(f"counting the rows of {database}.{name}", f"SELECT count() FROM {table}{where}")[0][0])  # noqa: S608
+
+    def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int] | None = None) -> pa.Table:
+        """(sequence, ordinal) of the table's rows within these bounds, inclusive; with `arrivals_us` also (emit, arrival in us).
 
         Of a replicated table, of all that was inserted into any replica: without a quorum, only waiting for this one makes that sure.
         """
-        names = {"database": table.database, "table": table.name}
-        bounds = {"first": sequences[0], "last": sequences[1], "since": arrivals_us[0], "until": arrivals_us[1]}
+        parameters: dict[str, str | int] = {"database": table.database, "table": table.name, "first": sequences[0], "last": sequences[1]}
         settings = known_settings(self._connected.server_settings, READ_SETTINGS)
+        if arrivals_us is not None:
+            parameters |= {"since": arrivals_us[0], "until": arrivals_us[1]}
+        asked = _EMIT_AND_ARRIVAL if arrivals_us is not None else {"emit_and_arrival": "", "within": ""}
         if table.is_replicated:
             where = {"database": quote_identifier(table.database), "table": quote_identifier(table.name)}
             self.command(f"waiting for the replica of {table.full_name}", filled("clickhouse/sync_replica", **where))
             settings["select_sequential_consistency"] = 1
         try:
-            return self._connected.query_arrow(statement("clickhouse/stored_positions"), parameters=names | bounds, settings=settings)
+            return self._connected.query_arrow(filled("clickhouse/stored_positions", **asked), parameters=parameters, settings=settings)
         except Exception as error:
-            raise map_error(f"reading which rows of a chunk are in {table.full_name}", error, self._classes) from error
+            raise map_error(f"reading which rows are in {table.full_name}", error, self._classes) from error
 
     def close(self) -> None:
         if self._client is not None:

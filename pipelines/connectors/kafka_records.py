@@ -1,14 +1,14 @@
 """Messages of the Kafka client as RAW_SCHEMA: what it cannot give whole stands there all the same, for parse to reject."""
 
 import hashlib
-from operator import itemgetter
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Message
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-from pipelines.errors import TallyflowError
+from pipelines.host import is_of_host
 from pipelines.records import (
     HEADERS_TYPE,
     INSTANT,
@@ -16,11 +16,12 @@ from pipelines.records import (
     OVERSIZE_HEAD_BYTES,
     OVERSIZE_TYPE,
     RAW_SCHEMA,
+    TIMESTAMPS_MS,
     UNREADABLE_HEADER,
 )
 
-_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
-"""Years 1 and 9999 to their ends: what every reader of a frame can tell as an instant. No column of ClickHouse reaches so far."""
+_NO_TIMESTAMP_MS = -1
+"""Kafka's RecordBatch.NO_TIMESTAMP."""
 _Headers = list[tuple[str, bytes | None]] | None
 
 
@@ -43,9 +44,9 @@ def _headers(messages: list[Message]) -> list[_Headers | Exception]:
     while len(found) < len(messages):
         try:
             found.extend(asked)
-        except (MemoryError, OSError):
-            raise
         except Exception as error:
+            if is_of_host(error):
+                raise
             found.append(error)
     return found
 
@@ -54,9 +55,9 @@ def _isolated(messages: list[Message], headers: list[_Headers | Exception], part
     """As `to_records`: what cannot be read together is read in halves, down to the message at fault."""
     try:
         return _records(messages, headers, partition)
-    except (TallyflowError, MemoryError, OSError):
-        raise
     except Exception as error:
+        if is_of_host(error):
+            raise
         if len(messages) == 1:
             return _unreadable(messages[0], partition, error)
         half = len(messages) // 2
@@ -84,14 +85,16 @@ def _records(messages: list[Message], headers: list[_Headers | Exception], parti
     count = len(messages)
     value = pa.array(list(map(Message.value, messages)), pa.binary())
     key = pa.array(list(map(Message.key, messages)), pa.binary())
-    millis = np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), dtype=np.int64, count=count)
+    told = np.fromiter(chain.from_iterable(map(Message.timestamp, messages)), dtype=np.int64, count=2 * count)
+    kinds, millis = told[0::2], told[1::2]
+    has_none = (kinds == TIMESTAMP_NOT_AVAILABLE) | (millis == _NO_TIMESTAMP_MS)
     columns = [
         key,
         value,
         pa.array(list(map(_encoded, headers)), HEADERS_TYPE) if any(headers) else pa.nulls(count, HEADERS_TYPE),
         pa.repeat(pa.scalar(partition, pa.int32()), count),
         pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
-        pa.array(np.clip(millis, _FIRST_MS, _LAST_MS) * 1000).cast(INSTANT),
+        pa.array(np.clip(millis, *TIMESTAMPS_MS) * 1000, mask=has_none if has_none.any() else None).cast(INSTANT),
         pa.nulls(count, OVERSIZE_TYPE),
     ]
     return shorten_oversize(pa.table(columns, schema=RAW_SCHEMA))

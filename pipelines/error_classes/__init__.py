@@ -69,5 +69,7 @@ def why_not(row: ErrorRow, wanted: ErrorClass) -> str | None:
     if wanted == "record" and not row.may_be_record:
         if row.error_class == "retryable":
             return f"{row.name} may come after rows were stored, and does not depend on what they hold: they could be doubled, or lost"
+        if row.is_vague:
+            return f"{row.name} may be a row's or the table's: rows that meet it alone are dead letters without a word here"
         return f"{row.name} does not depend on what single rows hold: every row would become a dead letter"
     return None

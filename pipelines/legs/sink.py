@@ -108,6 +108,8 @@ class SinkLeg(Leg):
         chunk = self._next_chunk(start, end["sequence"])
         self._proposed = chunk
         config = self._config_of(chunk)
+        if self.chain.state.done is None:
+            self._unless_overtaken(lambda: self._check_alone(0))
         body = {"config": config.version, "table": config.full_table, "rows": chunk.rows, "digest": chunk.digest}
         return start, chunk.last, body
 
@@ -171,10 +173,31 @@ class SinkLeg(Leg):
             return close_abandoned(self.connections, plan, chunk, abandoned)
         self._check_plan(plan, chunk)
         refused = self._settle(plan, chunk)
+        if self.chain.state.done is None and self.connections.config.sink.delivery == "exactly_once":
+            self._unless_overtaken(lambda: self._check_alone(chunk.rows - len(refused)))
         outcome = closing(self.connections, plan, chunk, refused)
         self._seen = self._with_chunk(chunk).rest
         self._proposed, self._refused_here = None, Sample()
         return outcome
+
+    def _check_alone(self, own: int) -> None:
+        """Raises HaltError when a table that was empty holds more than the `own` rows of a sink without a `done`: another pipeline's.
+
+        Both may have found it empty when they started. Each looks again behind its first insert, so one at least sees the other's rows.
+        """
+        sink = self.connections.config.sink
+        if sink.existing_rows == "keep":
+            return
+        now = self.connections.stage_config(self.connections.run.stage_config)
+        count = self.clickhouse.count_rows(sink.connection_params.database, sink.table, "_tf_sequence" in now.position_columns)
+        if count > own:
+            raise HaltError(
+                f"inserting the first chunk into {self._table}: it was empty when pipeline {self.connections.names.pipeline} started, and "
+                f"holds {count - own:,} rows now that are not of it: another pipeline writes to it, too, and records of both would be "
+                f"there twice. {'Nothing was sent. ' if not own else ''}Stop both, empty the table, delete both (`tallyflow delete FILE "
+                "--keep-table`) and start each with a table of its own. If the rows shall stay, say `existing_rows: keep` in the sink; "
+                "audit, verify and the checks will call them extra"
+            )
 
     def _check_plan(self, plan: Entry, chunk: Chunk) -> None:
         """Raises HaltError for a plan of another configuration or table than its rows."""
@@ -238,7 +261,7 @@ class SinkLeg(Leg):
                 self._check_no_view(plan, refusal)
                 return pieces.found(stored)
         row = int(pieces.to_send()[0])
-        after = pieces.refuse(str(refusal), refusal.row)
+        after = pieces.refuse(refusal.of_one_row, refusal.row)
         if after.refused != pieces.refused:
             self._check_refused(plan, chunk, row, refusal)
             self._check_told(plan, chunk, pieces, refusal)
@@ -304,7 +327,7 @@ class SinkLeg(Leg):
 
     def _check_refused(self, plan: Entry, chunk: Chunk, row: int, refusal: RefusedError) -> None:
         """Raises HaltError when a refused row must not be decided to be a dead letter: it is sent again by the next start."""
-        name, reason = fingerprint("sink", "refused", "", str(refusal)), f"sink: refused: {refusal}"
+        name, reason = fingerprint("sink", "refused", "", refusal.of_one_row), f"sink: refused: {refusal.of_one_row}"
         known = self._refused_here.causes.get(name)
         cause = Cause(name, reason, known.example if known else place_of_row(chunk, row), 1)
         if self.connections.config.on_error.rejected == "halt":

@@ -123,9 +123,8 @@ def stage_config(config: PipelineConfig, table: Table) -> StageConfig:
     mapping = []
     for entry in config.sink.mapping:
         column = actual[entry.column_name]
-        declared = parse_type(entry.column_type)
-        kind = str(declared)
-        if column.type == f"Nullable({kind})" or column.type == f"LowCardinality(Nullable({declared.name}))":
+        kind = str(parse_type(entry.column_type))
+        if column.type in (f"Nullable({kind})", f"LowCardinality(Nullable({kind}))"):
             kind = column.type
         mapping.append((entry.name, entry.column_name, kind, column.default_kind == "DEFAULT"))
     return StageConfig(

@@ -57,12 +57,17 @@ Shapes = dict[tuple[str, ...], list[int]]
 
 @dataclass(frozen=True)
 class Column:
-    """A column that is compared: what it is called in the engine, and in the table, and its type there."""
+    """A column that is compared: what it is called in the engine, and in the table, and its type there.
+
+    `former`: what configurations call it besides; rows from position `since` on were made under its own name.
+    """
 
     label: str
     name: str
     type: ColumnType
     has_default: bool
+    former: tuple[str, ...] = ()
+    since: int = 0
 
 
 @dataclass(frozen=True)
@@ -282,7 +287,7 @@ def _fits(field: _Field, kind: ColumnType, has_default: bool, of_column: Reading
 
 
 def _value(column: Column, readings: dict[str, Reading]) -> str:
-    return readings[column.name].value if column.name in readings else "NULL"
+    return next((readings[name].value for name in (column.name, *column.former) if name in readings), "NULL")
 
 
 def _key(fields: Sequence[_Field]) -> str:

@@ -3,7 +3,7 @@
 May run beside the pipeline: it goes as far as the sink has confirmed. What lies behind a purge cannot be proved, and is told.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -26,22 +26,25 @@ from pipelines.legs.arrivals import Arrived
 from pipelines.legs.stage_config import StageConfig
 from pipelines.naming import Names, is_redriven
 from pipelines.purge import read_purged
-from pipelines.records import HEADER_PARTITION, decode_columns, instant, position_keys
+from pipelines.records import HEADER_PARTITION, ORDINAL_BITS, decode_columns, instant, position_keys
 from pipelines.removal import removes_rows
 from pipelines.statements import filled
 from pipelines.tally import tally
+from pipelines.verification.columns import Judged, judged
 from pipelines.verification.frames import read_batches
-from pipelines.verification.reference import Column, Reference, compared_columns
+from pipelines.verification.reference import Column, Reference
 from pipelines.verification.result import OPEN, UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, Checksum, Finding, Gap, Verification
 from pipelines.verification.rows import RowSide
 from pipelines.verification.span import History, Span, is_open, load_configs, read_history, same_dedup_from, span_of, told_range
-from pipelines.verification.table import TableSide, examples_of, schema_faults
+from pipelines.verification.table import TableSide, examples_of
 from pipelines.verify import count_rows, table_batches, topic_batches
 
 ENGINE_MEMORY = "640MiB"
 """Of DuckDB alone; what does not fit spills to disk."""
 _POSITION_COLUMNS = {"_tf_sequence", "_tf_ordinal"}
 Tell = Callable[[str], None]
+_UNSURE = "values of column {}, once {}, that differ in rows of that time: nothing tells whether it was renamed or made anew"
+_RENAMED = "the values of column {}, once {}: no position columns tell which rows are of that time"
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,16 @@ def verify(config: PipelineConfig, log: JetStream, request: Request, tell: Tell 
 
 @dataclass(frozen=True)
 class Subject:
-    """What the ledger tells, the configurations of its ranges, the last of them, and the columns whose values are compared."""
+    """What the ledger tells, the configurations of its ranges, the last of them, and the columns whose values are compared.
+
+    `gone`: as in `Judged`.
+    """
 
     history: History
     configs: dict[str, StageConfig]
     config: StageConfig
     columns: list[Column]
+    gone: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def has_positions(self) -> bool:
@@ -140,7 +147,8 @@ class Verifier:
         if not history.plans:
             return None
         config = configs[history.plans[-1].version]
-        return Subject(history, configs, config, self._columns(config, list(configs.values())))
+        found = self._columns(history, configs)
+        return Subject(history, configs, config, found.columns, found.gone)
 
     def compare(self, subject: Subject, threads: int = 2) -> Span | None:
         """Notes what differs; what was compared, None where there is nothing. `threads`: of DuckDB."""
@@ -173,10 +181,8 @@ class Verifier:
         self._request.directory.mkdir(parents=True, exist_ok=True)
         return self._request.directory
 
-    def _columns(self, config: StageConfig, configs: Sequence[StageConfig]) -> list[Column]:
-        """The mapped columns that can be compared; notes the others, those that the table has in another form than the rows were made for,
-        and what of the table removes rows.
-        """
+    def _columns(self, history: History, configs: dict[str, StageConfig]) -> Judged:
+        """The columns that can be compared; notes the others, and what of the table removes rows."""
         clickhouse = ClickHouse(self._sink)
         try:
             table = clickhouse.inspect(self._sink.connection_params.database, self._sink.table)
@@ -189,20 +195,11 @@ class Verifier:
         removes = removes_rows(table)
         if removes:
             self.found.leaves_out(f"rows that {removes} has removed: they are found missing")
-        altered = list(schema_faults(config.mapping, table.columns))
-        self.found.findings += altered
-        columns = compared_columns(config)
-        rewritten = {name for _, name, _, _ in config.mapping} - {column.name for column in columns}
-        for name in sorted(rewritten):
-            self.found.leaves_out(f"the values of column {name}: ClickHouse may write JSON in another way than it was given")
-        types = {column.name: (column.type, column.has_default) for column in columns}
-        for name in sorted(types):
-            others = [{one.name: (one.type, one.has_default) for one in compared_columns(other)}.get(name) for other in configs]
-            if any(other != types[name] for other in others):
-                self.found.leaves_out(f"the values of column {name}: it was not mapped in the same way all the time")
-                columns = [column for column in columns if column.name != name]
-        gone = {one.column for one in altered}
-        return [column for column in columns if column.name not in gone]
+        found = judged(history, configs, self._config, table.columns)
+        self.found.findings += found.faults.values()
+        for said in found.left_out.values():
+            self.found.leaves_out(said)
+        return found
 
     # -- a table with positions ---------------------------------------------------------------------------------------------------------
 
@@ -230,6 +227,9 @@ class Verifier:
         self._tell("comparing rows")
         self.found.findings += table.faults(request.examples, config.topic)
         self.found.last_fault, self.found.missing = table.last_fault, table.missing
+        for column, count in table.unsure.items():
+            self.found.cannot_prove(_UNSURE.format(column.name, ", ".join(column.former)), count)
+        self._tell_gone(engine, subject, span)
         self._find_letters(engine, span, config.topic)
         self._find_other_bytes(engine, span, config.topic)
         unsure = engine.execute("SELECT count(*) FROM dropped WHERE why = 'unsure'").fetchall()[0][0]
@@ -347,6 +347,13 @@ class Verifier:
         state = self._log.state(self._names.stream("raw"))
         return state.last_sequence if state else 0
 
+    def _tell_gone(self, engine: duckdb.DuckDBPyConnection, subject: Subject, span: Span) -> None:
+        """Note, by column, the rows whose values the table has no more."""
+        for said, versions in subject.gone.items():
+            parts = [(low, high) for low, high, version in subject.history.segments(span.first, span.last) if version in versions]
+            inside = " OR ".join(f"position >> {ORDINAL_BITS} BETWEEN {low} AND {high}" for low, high in parts) or "false"
+            self.found.cannot_prove(said, engine.execute(f"SELECT count(*) FROM expected WHERE {inside}").fetchall()[0][0])  # noqa: S608
+
     def _tell_purged(self, history: History) -> None:
         since = self._request.since
         if not history.is_whole and history.sequences:
@@ -386,7 +393,8 @@ class Verifier:
         for column in columns:
             if column.has_default:
                 self.found.leaves_out(f"the values of column {column.name}: which rows its DEFAULT was applied to cannot be told")
-        columns = [column for column in columns if not column.has_default]
+        renamed = [column for column in columns if column.former]
+        columns = [column for column in columns if not column.has_default and not column.former]
         if not columns:
             raise HaltError(f"verifying table {self._table}: it has neither position columns nor a column whose values can be compared")
         rows = RowSide(engine, self._sink, columns)
@@ -400,6 +408,10 @@ class Verifier:
         confirmed = (history.confirmed_to + 1 << 20) - 1
         self.found.counts = _counts(engine, span) | {"found": found}
         self.found.leaves_out("which of several equal rows is meant: the table has no position columns")
+        for column in renamed:
+            made = engine.execute("SELECT count(*) FROM expected WHERE position < ?", [column.since]).fetchall()[0][0]
+            self.found.cannot_prove(_RENAMED.format(column.name, ", ".join(column.former)), made)
+        self._tell_gone(engine, subject, span)
         for fault in rows.faults(confirmed, self._request.examples, config.topic):
             if fault.kind != "missing" and not is_quiet:
                 self.found.cannot_prove("rows that no confirmed record explains: the pipeline is writing", fault.count)

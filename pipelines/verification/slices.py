@@ -5,13 +5,14 @@ these rows, both are verified again as one: a copy of a row that is missing is n
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pipelines.columns import parse_type
 from pipelines.config import PipelineConfig
 from pipelines.connectors.jetstream import JetStream
 from pipelines.legs.arrivals import microseconds
@@ -19,7 +20,7 @@ from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Report, Tasks
 from pipelines.legs.stage_config import config_of
 from pipelines.records import ORDINAL_BITS, instant
-from pipelines.verification.reference import compared_columns
+from pipelines.verification.reference import Column
 from pipelines.verification.result import Checksum, Finding, Gap, Verification
 from pipelines.verification.run import Request, Subject, Tell, Verifier
 from pipelines.verification.span import Span, load_configs, read_history
@@ -138,7 +139,8 @@ def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks
         "examples": request.examples,
         "with_kafka": request.with_kafka,
         "config": subject.history.plans[-1].version,
-        "columns": [column.name for column in subject.columns],
+        "columns": [column_told(column) for column in subject.columns],
+        "gone": {said: list(versions) for said, versions in subject.gone.items()},
     }
     items = [{**shared, "since": _us(one.since), "until": _us(one.until), "follows": one.follows} for one in slices]
     reports = tasks.run(verify_slice, items)
@@ -155,11 +157,21 @@ def verify_slice(connections: Connections, item: Item) -> Report:
     verifier = Verifier(connections.config, connections.log, request, follows=item["follows"])
     history = read_history(connections.log, connections.names, since)
     configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item["config"])
-    columns = [column for column in compared_columns(config) if column.name in item["columns"]]
-    subject = Subject(history, configs, config, columns)
+    columns = [column_of(told) for told in item["columns"]]
+    subject = Subject(history, configs, config, columns, item["gone"])
     span = verifier.compare(subject, threads=1)
     result = verifier.verification(subject, span)
     return {"result": _plain(result), "relies_from": _relies_from(span), "last_fault": verifier.found.last_fault >> ORDINAL_BITS}
+
+
+def column_told(column: Column) -> dict[str, Any]:
+    """For JSON, and for `column_of`."""
+    return {**vars(column), "type": str(column.type)}
+
+
+def column_of(told: Mapping[str, Any]) -> Column:
+    """Inverse of `column_told`."""
+    return Column(**{**told, "type": parse_type(told["type"]), "former": tuple(told["former"])})
 
 
 def _relies_from(span: Span | None) -> int:

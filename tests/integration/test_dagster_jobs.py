@@ -120,6 +120,12 @@ def test_rows_that_verification_finds_missing_are_put_back_from_the_launchpad(
     assert sorted(case.rows()) == before
     again = told(launch(dagster, "put_back_missing"))
     assert (again["missing"], again["put back"]) == (0, 0)
+    case.send(b'{"id": "bad"}' for _ in range(2))
+    told(launch(dagster, "drain_pipeline"))
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id = 18 SETTINGS mutations_sync = 2")
+    beside = told(launch(dagster, "put_back_missing"))
+    assert (beside["put back"], beside["is_match"], beside["is_proven"]) == (1, True, False), "letters that wait to enter differ in nothing"
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 3 SETTINGS mutations_sync = 2")
     result = launch(dagster, "put_back_missing")

@@ -5,6 +5,10 @@ from typing import Any
 import pytest
 from pipeline_case import PipelineCase
 
+from pipelines import preflight
+from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.errors import HaltError
+
 pytestmark = pytest.mark.integration
 
 
@@ -87,3 +91,53 @@ def test_an_emptied_table_is_free_for_the_next_pipeline(case: PipelineCase) -> N
     renamed(case)
     case.warm_run()
     assert case.count() == 30
+
+
+def both(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The pipeline's start has found the table empty; then another one's rows come. What the sink says before it has sent anything."""
+    case.create_topic()
+    case.send_events(30)
+    own = case.file.read_text()
+    renamed(case)
+    case.warm_run()
+    case.file.write_text(own)
+    monkeypatch.setattr(preflight, "check_existing_rows", lambda *_: None)
+    with pytest.raises(HaltError) as caught:
+        case.warm_run()
+    assert case.count() == 30
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("has_positions", [True, False], ids=["positions", "rows"])
+def test_rows_of_a_pipeline_that_started_at_the_same_time_are_seen_before_the_first_insert(
+    case: PipelineCase, monkeypatch: pytest.MonkeyPatch, has_positions: bool
+) -> None:
+    if not has_positions:
+        bare_table(case)
+    said = both(case, monkeypatch)
+    assert f"inserting the first chunk into default.{case.table}: it was empty when pipeline {case.pipeline} started" in said
+    assert "holds 30 rows now that are not of it: another pipeline writes to it, too" in said
+    assert "Nothing was sent." in said and "existing_rows: keep" in said
+
+
+def test_rows_that_came_while_the_first_chunk_was_sent_are_seen_behind_it(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.create_topic()
+    case.send_events(30)
+    insert = ClickHouse.insert
+
+    def after_another(self: ClickHouse, table: str, columns: Any, block: bytes, token: str, *more: Any) -> None:
+        insert(self, table, columns, block, "of another pipeline", *more)
+        insert(self, table, columns, block, token, *more)
+
+    monkeypatch.setattr(ClickHouse, "insert", after_another)
+    for _ in range(2):
+        with pytest.raises(HaltError, match="holds 30 rows now that are not of it") as caught:
+            case.warm_run()
+        assert "Nothing was sent" not in str(caught.value)
+    monkeypatch.undo()
+    case.write_file(lambda document: document["sink"].update(existing_rows="keep"))
+    case.warm_run()
+    assert case.count() == 60, "each row once of each"
+    case.send_events(30)
+    case.warm_run()
+    assert case.count() == 90

@@ -154,3 +154,17 @@ def test_rows_of_several_configurations_come_back_as_they_were_made(case: Pipeli
     delete(case, "id IN (3, 40)")
     assert repaired(case).rows == 2
     assert everything(case) == before
+
+
+def test_rows_from_before_a_column_was_renamed_are_not_put_into_a_table_without_it(done: PipelineCase) -> None:
+    def with_title(document: dict[str, Any]) -> None:
+        keyed_by("id", window="1h")(document)
+        document["sink"]["mapping"][1]["column_name"] = "title"
+
+    delete(done, "id = 17")
+    done.client().command(f"ALTER TABLE {done.table} RENAME COLUMN name TO title")
+    done.write_file(with_title)
+    before = everything(done)
+    with pytest.raises(HaltError, match="not those that the rows were made for: the table has no column 'name', the rows hold String"):
+        repaired(done)
+    assert everything(done) == before

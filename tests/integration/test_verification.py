@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dedup_case import copies, event, keyed_by, timed_by
+from edited_case import alter, mapping
 from pipeline_case import PipelineCase, wait_until
 from refused_case import make_strict
 
@@ -288,6 +289,56 @@ def test_a_column_of_another_type_is_named_and_the_others_are_compared(case: Pip
     assert found["schema", "different", "amount"]["examples"] == [{"expected": "Nullable(Float64)", "found": "Nullable(String)"}]
     client.command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 7 SETTINGS mutations_sync = 1")
     assert {*findings(case)} == {("schema", "different", "amount"), ("rows", "different", "name")}
+
+
+TITLE = mapping(lambda columns: columns[1].update(column_name="title"))
+
+
+def test_rows_from_before_a_column_was_renamed_are_compared_by_its_new_name(case: PipelineCase) -> None:
+    prepared(case)
+    alter(case, "RENAME COLUMN name TO title")
+    assert {*findings(case)} == {("schema", "missing", "name")}, "while the file still maps it"
+    case.write_file(TITLE)
+    for _ in range(2):
+        said = assert_match(case)
+        assert ([one["column"] for one in said["checksums"]][:3], said["not_compared"]) == (["id", "title", "amount"], [])
+        case.send_events(300, bad_every=100)
+        case.warm_run()
+    alter(case, "UPDATE title = 'wrong' WHERE id = 7 SETTINGS mutations_sync = 1")
+    assert not_proven(case) == {"values of column title": 1}
+    alter(case, "UPDATE title = 'wrong' WHERE id IN (1001, 1002) SETTINGS mutations_sync = 1")
+    found = findings(case)
+    assert ({*found}, found["rows", "different", "title"]["count"]) == ({("rows", "different", "title")}, 2)
+
+
+def test_rows_from_before_a_column_was_dropped_or_made_anew_are_not_proven_and_never_differ(case: PipelineCase) -> None:
+    prepared(case)
+    alter(case, "DROP COLUMN amount; ADD COLUMN title String; DROP COLUMN name")
+    case.write_file(mapping(lambda columns: columns.pop(), lambda columns: columns[1].update(column_name="title")))
+    for _ in range(2):
+        assert not_proven(case) == {"the values of column amount": 594, "values of column title": 594}
+        case.send_events(300)
+        case.warm_run()
+    alter(case, "DELETE WHERE id = 7 SETTINGS mutations_sync = 1")
+    assert findings(case)["rows", "missing", None]["count"] == 1
+
+
+def test_rows_from_before_a_column_was_renamed_are_not_proven_in_a_table_without_positions(case: PipelineCase) -> None:
+    without_position_columns(case)
+    prepared(case)
+    alter(case, "RENAME COLUMN name TO title; DROP COLUMN amount")
+    case.write_file(mapping(lambda columns: columns.pop(), lambda columns: columns[1].update(column_name="title")))
+    case.send_events(300)
+    case.warm_run()
+    assert not_proven(case) == {"the values of column title": 594, "the values of column amount": 594}
+
+
+def test_a_column_of_another_type_in_file_and_table_is_left_out(case: PipelineCase) -> None:
+    prepared(case)
+    alter(case, "MODIFY COLUMN amount Nullable(Float32) SETTINGS mutations_sync = 1, alter_sync = 2")
+    case.write_file(mapping(lambda columns: columns[2].update(column_type="Nullable(Float32)")))
+    said = assert_match(case)
+    assert [gap["what"].split(":")[0] for gap in said["not_compared"]] == ["the values of column amount"]
 
 
 def test_faults_of_a_table_without_positions_are_named_as_far_as_rows_tell(case: PipelineCase) -> None:

@@ -122,6 +122,13 @@ def test_an_error_that_may_be_the_tables_is_a_halt_at_once_where_the_file_says_s
     assert clickhouse_errors.refusal(server_error(36), on_error(clickhouse={"BAD_ARGUMENTS": "halt"}).classes("clickhouse")) is None
 
 
+def test_a_letter_says_that_its_error_does_not_tell_a_rows_fault_from_the_tables() -> None:
+    vague, known = clickhouse_errors.refusal(server_error(36)), clickhouse_errors.refusal(server_error(376))
+    assert vague is not None and known is not None
+    assert vague.of_one_row == f"{vague}; the error does not tell whether a row is its cause: this one met it alone"
+    assert known.of_one_row == str(known)
+
+
 def test_what_a_view_refuses_is_no_record_whatever_the_file_says() -> None:
     classes = on_error(clickhouse={"CANNOT_PARSE_UUID": "record"}).classes("clickhouse")
     error = server_error(376, "Cannot parse uuid: while pushing to view default.v")
@@ -140,6 +147,7 @@ def test_a_block_of_too_many_partitions_is_cut_whatever_the_file_says_of_too_man
     [
         ("clickhouse", "516", "record", "every row would become a dead letter"),
         ("clickhouse", "UNKNOWN_TABLE", "record", "every row would become a dead letter"),
+        ("clickhouse", "36", "record", "may be a row's or the table's"),
         ("clickhouse", "241", "record", "may come after rows were stored"),
         ("clickhouse", "UNKNOWN_STATUS_OF_INSERT", "record", "may come after rows were stored"),
         ("clickhouse", "252", "record", "may come after rows were stored"),

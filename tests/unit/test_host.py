@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import pipelines.queries
 from pipelines.errors import HaltError, RetryableError, StateDamagedError
-from pipelines.host import raise_file_limit
+from pipelines.host import is_of_host, raise_file_limit
 from pipelines.legs.leg import LegStatus
 from pipelines.queries import FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, RESTARTS_WITHOUT_PROGRESS, Queries
 from pipelines.state.place import Place
@@ -108,6 +110,28 @@ def test_a_run_that_is_missing_or_cut_is_damage(tmp_path: Path) -> None:
     (tmp_path / "run").unlink()
     with pytest.raises(StateDamagedError, match="rebuild-state"):
         Run.open(place, facts)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EACCES, "Permission denied"), True),
+        (OSError("Error writing bytes to file. Detail: No space left on device"), True),
+        (pa.ArrowMemoryError("malloc of size 64 failed"), True),
+        (duckdb.IOException("Could not write file"), True),
+        (RetryableError("ClickHouse is away"), True),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), False),
+        (OSError(errno.EINVAL, "Invalid argument"), False),
+        (OSError("not an Arrow file"), False),
+        (ValueError("No space left on device"), False),
+        (pa.ArrowInvalid("no such column"), False),
+    ],
+    ids=str,
+)
+def test_errors_of_this_host_are_told_from_bugs_of_a_stage(error: Exception, expected: bool) -> None:
+    assert is_of_host(error) is expected
 
 
 # -- below Spark ------------------------------------------------------------------------------------------------------------------

@@ -85,6 +85,13 @@ def test_an_error_of_the_host_is_raised(error: Exception) -> None:
         run(Faulty([3], error), 8)
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file or directory"), OSError(22, "Invalid argument"), OSError("words")])
+def test_a_bug_that_looks_for_a_file_is_no_error_of_the_host(error: Exception) -> None:
+    accepted, rejected, messages = run(Faulty([3], error), 8)
+    assert (accepted, rejected) == ([0, 1, 2, 4, 5, 6, 7], [3])
+    assert type(error).__name__ in messages[0]
+
+
 def test_memory_that_is_short_for_many_records_suffices_for_fewer() -> None:
     class Greedy(Faulty):
         def __call__(self, engine: object, table: pa.Table) -> StageOutput:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from pipelines.config import parse
+from pipelines.config_docs import EXAMPLE
+from pipelines.connectors.clickhouse import Table, TableColumn
 from pipelines.errors import HaltError
-from pipelines.legs.stage_config import RELEASE, StageConfig, load, store
+from pipelines.legs.stage_config import RELEASE, StageConfig, load, stage_config, store
 from pipelines.naming import Names
 from pipelines.records import POSITION_COLUMNS
 from pipelines.testing import MemoryLog
@@ -57,3 +60,13 @@ def test_names_that_would_be_more_than_names_in_a_statement_are_refused(change: 
     version = publish(log, {**json.loads(CONFIG.encode()), **change})
     with pytest.raises(HaltError, match="only Tallyflow may write to its streams"):
         load(log, NAMES, version)
+
+
+@pytest.mark.parametrize("declared", ["String", "FixedString(3)", "DateTime('UTC')", "UUID"])
+@pytest.mark.parametrize("form", ["{}", "Nullable({})", "LowCardinality({})", "LowCardinality(Nullable({}))"])
+def test_a_column_that_is_declared_by_its_base_type_takes_nulls_where_the_table_does(declared: str, form: str) -> None:
+    file = EXAMPLE.replace("column_type: LowCardinality(String)", f'column_type: "{declared}"')
+    columns = (("order_id", "String"), ("city", form.format(declared)), ("price", "Nullable(Float64)"))
+    table = Table("db", "t", "MergeTree", "", tuple(TableColumn(name, kind, "") for name, kind in columns), 0)
+    (city,) = [target for target in stage_config(parse(file, name="file", environment={}), table).targets if target.name == "city"]
+    assert (city.takes_null, str(city.type).count(declared)) == ("Nullable" in form, 1)
