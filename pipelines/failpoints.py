@@ -28,6 +28,8 @@ NAMES = (
     "sink.after-amend",
     "plan.after-amend",
     "plan.after-letters",
+    "put-back.before-insert",
+    "put-back.after-insert",
     "redrive.after-plan",
     "redrive.between-frames",
     "redrive.after-publish",

@@ -34,7 +34,9 @@ def configuration(refused: str, window_us: int, has_more: bool = False, lateness
 def apply(value: bytes, config: StageConfig) -> bytes | None:
     """What the modelled stages make of a value: None is refused."""
     refused = config.fields[0][0].encode()
-    return None if kind(value) in (refused, POISON, VENOM) else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
+    return (
+        None if kind(value) in (refused, POISON, VENOM) else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
+    )
 
 
 def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[str] = ()) -> StageOutput:

@@ -64,9 +64,7 @@ class Here:
 
     def judge(self, frames: list[Arrived], item: Item, accepted: Words | None) -> list[Report]:
         config, counts = self._connections.stage_config(item["config"]), new_counts()
-        rows = pa.concat_tables(
-            [_judged_rows(self._connections, item, step, counts) for step in steps(frames)], promote_options="default"
-        )
+        rows = pa.concat_tables([_judged_rows(self._connections, item, step, counts) for step in steps(frames)], promote_options="default")
         times = frame_times(rows, frames, item, config)
         kept = rows if accepted is None else among(rows, accepted)
         parts = shares(kept, key_owners(kept, item["buckets"]))

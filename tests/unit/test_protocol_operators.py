@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from protocol_account import entries
 from protocol_operators import ABANDON, RESET, Operator, let_operators_in, operated_chaos, use_event_times
 from protocol_outside import NAMES, Topic
-from protocol_stages import POISON, configuration
+from protocol_stages import POISON, configuration, stored_rows
 from protocol_world import World
 
 from pipelines.errors import FencedError, RefusedError
@@ -186,11 +187,11 @@ def test_a_sink_that_sends_what_was_given_up_is_found(monkeypatch: pytest.Monkey
 # -- the clock --------------------------------------------------------------------------------------------------------------
 
 
-def reset_history(prepare: Callable[[World], None], killed_at: int = 0) -> tuple[int, int]:
+def reset_history(prepare: Callable[[World], None], killed_at: int = 0) -> tuple[int, int, int]:
     """A server that was 20 s ahead steps back, records wait, the clock is reset, with what `prepare` arranged; then others come.
 
     `killed_at`: the runner before it is killed at that call, counted from when the clock stepped. Returns how many calls that runner made
-    since then, and how many the command.
+    since then, how many the command, and how many resets there are.
     """
     with pytest.MonkeyPatch.context() as patch:
         world = new_world(patch, window_us=2_000_000)
@@ -216,22 +217,24 @@ def reset_history(prepare: Callable[[World], None], killed_at: int = 0) -> tuple
                 world.produce(3)
                 world.drain(world.start())
             world.settle()
+            resets = len(entries(world.log, "process")[-1].body["clock_resets"])
         finally:
             for actor in world.actors():
                 actor.kill()
-        return of_runner, of_command
+        return of_runner, of_command, resets
 
 
 def test_records_are_judged_by_arrivals_that_go_on_behind_a_reset_and_never_back() -> None:
-    of_runner, of_command = reset_history(lambda world: None)
+    of_runner, of_command, resets = reset_history(lambda world: None)
     assert of_runner > 20
     assert of_command > 3
+    assert resets == 1
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 def test_resetting_the_clock_may_end_before_every_single_call(kind: str) -> None:
-    _, calls = reset_history(lambda world: None)
+    _, calls, _ = reset_history(lambda world: None)
     for call in range(1, calls + 1):
         try:
             reset_history(partial(arrange, call, kind))
@@ -241,7 +244,7 @@ def test_resetting_the_clock_may_end_before_every_single_call(kind: str) -> None
 
 @pytest.mark.crash
 def test_the_clock_may_be_reset_behind_a_runner_that_was_killed_before_every_single_call() -> None:
-    calls, _ = reset_history(lambda world: None)
+    calls, *_ = reset_history(lambda world: None)
     for call in range(1, calls + 1):
         try:
             reset_history(lambda world: None, killed_at=call)
@@ -271,8 +274,11 @@ def test_a_process_leg_that_forgets_resets_is_found(monkeypatch: pytest.MonkeyPa
 # -- the events' own times --------------------------------------------------------------------------------------------------
 
 
-def timed_history(prepare: Callable[[World], None]) -> int:
-    """Records of two partitions in three rounds, each with some that are late; how many calls the first two runners made."""
+def timed_history(prepare: Callable[[World], None]) -> tuple[int, set[str]]:
+    """Records of two partitions in three rounds, each with a runner of its own and some that are late.
+
+    Returns how many calls the runners made, and the codes of the dead letters.
+    """
     with pytest.MonkeyPatch.context() as patch:
         world = new_world(patch)
         world.topic = Topic(world, {0: 0, 1: 7})
@@ -287,20 +293,23 @@ def timed_history(prepare: Callable[[World], None]) -> int:
                 world.drain(world.start())
             made = world.calls - begun
             world.settle()
+            letters = [row for message in world.log.everything(NAMES.stream("dlq")) for row in stored_rows(message.payload).to_pylist()]
         finally:
             for actor in world.actors():
                 actor.kill()
-        return made
+        return made, {letter["code"] for letter in letters}
 
 
 def test_watermarks_go_on_where_the_runner_before_has_left_them() -> None:
-    assert timed_history(lambda world: None) > 60
+    made, codes = timed_history(lambda world: None)
+    assert made > 60
+    assert "late" in codes
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 def test_a_runner_that_judges_by_event_times_may_end_before_every_single_call(kind: str) -> None:
-    calls = timed_history(lambda world: None)
+    calls, _ = timed_history(lambda world: None)
     for call in range(1, calls + 1):
         try:
             timed_history(partial(arrange, call, kind))
