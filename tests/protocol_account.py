@@ -246,7 +246,7 @@ def arrivals_us(world: "World") -> dict[int, int]:
 
 
 def watermarks_us(world: "World") -> dict[tuple[int, int], int | None]:
-    """Of each record that came to dedup, by raw position: what it must not be older than; nothing where windows are measured on arrivals."""
+    """Of each record that came to dedup, by raw position: what it must not be older than; nothing where windows go by arrivals."""
     if world.lateness_us is None:
         return {}
     plans = [e for e in entries(world.log, "process") if e.kind == "plan"]

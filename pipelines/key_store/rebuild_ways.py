@@ -4,9 +4,9 @@ In: a portion of frames in sequence order, and an item that tells what comes bef
 frames through the stages and send keys, times and places to the key's bucket; the bucket's task judges them and writes its run. A second
 attempt of a task starts from the same listing and writes under new names.
 
-An item holds `config`, `buckets`, `from` and `to` of the portion, the `poison` that its plans have decided, `watermarks`, what is over by its
-beginning, `expired`, and by its end, `expired_after`, and the store as it is before the portion, `runs` by bucket. A report holds some of `counts`, `accepted`, `duplicates`,
-`watermarks` and `runs`.
+An item holds `config`, `buckets`, `from` and `to` of the portion, the `poison` that its plans have decided, `watermarks`, what is over by
+its beginning, `expired`, and by its end, `expired_after`, and the store as it is before the portion, `runs` by bucket. A report holds some
+of `counts`, `accepted`, `duplicates`, `watermarks` and `runs`.
 """
 
 import json

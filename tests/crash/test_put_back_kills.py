@@ -68,7 +68,6 @@ def repaired(case: PipelineCase) -> PutBack:
 def test_the_next_command_goes_on_where_a_killed_one_stood(damaged: tuple[PipelineCase, list[Any]], point: str) -> None:
     case, before = damaged
     lost = len(before) - case.count()
-    name, _, nth = point.partition(":")
     killed = started(case, 1, **{VARIABLE: f"put-back.{point}:worker"})
     assert killed.wait(PATIENCE_SECONDS) == -9, killed.communicate()[1]
     left = len(before) - case.count()

@@ -173,7 +173,7 @@ def test_giving_rows_up_without_asking_the_table_is_found(monkeypatch: pytest.Mo
 
 def test_giving_rows_up_beside_a_runner_without_its_lease_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Operator, "takes_lease", False)
-    with pytest.raises(AssertionError, match="FencedError|table"):
+    with pytest.raises(AssertionError, match=r"FencedError|table"):
         found_in()
 
 
@@ -267,7 +267,7 @@ def test_a_reset_that_lets_the_arrivals_of_an_older_runner_through_is_found(monk
 
 def test_a_process_leg_that_forgets_resets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.legs.process.clock_resets", lambda done: [])
-    with pytest.raises(AssertionError, match="arrivals|copy|table"):
+    with pytest.raises(AssertionError, match="arrivals"):
         found_in()
 
 
@@ -327,5 +327,5 @@ def begins_its_watermarks_anew(self: ProcessLeg, session: object, plan: Entry) -
 
 def test_watermarks_that_a_restart_forgets_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProcessLeg, "_execute", begins_its_watermarks_anew)
-    with pytest.raises(AssertionError, match="table|dead letters"):
+    with pytest.raises(AssertionError, match=r"table|dead letters"):
         timed_history(lambda world: None)
