@@ -174,14 +174,14 @@ class _Inserts:
             raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
         columns = config.insert_columns
         block, token, work = insert_block(rows.select(columns)), self._token(config, positions), _work(self._names)
-        reach("put-back.before-insert")
+        reach("repair.before-insert")
         try:
             self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS, work)
         except RefusedError as error:
             raise HaltError(
                 f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again"
             ) from error
-        reach("put-back.after-insert")
+        reach("repair.after-insert")
         return len(positions)
 
     def _held(self, config: StageConfig, step: list[Arrived]) -> Words:

@@ -10,7 +10,7 @@ from pipelines.failpoints import NAMES, VARIABLE
 
 pytestmark = pytest.mark.crash
 
-_OF_COMMANDS = ("compact.", "plan.", "put-back.", "redrive.")
+_OF_COMMANDS = ("compact.", "plan.", "redrive.", "repair.")
 ALWAYS_REACHED = [name for name in NAMES if not name.endswith(("-state", "-amend", "-decision")) and not name.startswith(_OF_COMMANDS)]
 """The others: with dedup test_dedup_kills.py, by compaction test_key_state.py, by a chunk that is refused test_refused_rows.py, by a purge
 test_purge_kills.py, by dead letters that are taken test_redrive_kills.py, by rows that are given up test_abandoned_plans.py, by rows that

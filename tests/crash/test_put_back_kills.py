@@ -68,7 +68,7 @@ def repaired(case: PipelineCase) -> PutBack:
 def test_the_next_command_goes_on_where_a_killed_one_stood(damaged: tuple[PipelineCase, list[Any]], point: str) -> None:
     case, before = damaged
     lost = len(before) - case.count()
-    killed = started(case, 1, **{VARIABLE: f"put-back.{point}:worker"})
+    killed = started(case, 1, **{VARIABLE: f"repair.{point}:worker"})
     assert killed.wait(PATIENCE_SECONDS) == -9, killed.communicate()[1]
     left = len(before) - case.count()
     assert (left < lost) == (point != "before-insert:1")

@@ -26,7 +26,7 @@ from pipelines.legs.process import ProcessLeg
 from pipelines.testing import Fault
 
 EXECUTE = ProcessLeg._execute
-HISTORIES = int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "300")) // 5
+HISTORIES = int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "300")) // 10
 
 
 def play(seed: int, event_times: bool = False) -> World:
