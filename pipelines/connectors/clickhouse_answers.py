@@ -1,7 +1,8 @@
 """Connections to ClickHouse that take no answer for whole that ended among its headers.
 
 `http.client` takes the end of a connection for the end of the headers. Without `Content-Length` and `Transfer-Encoding` among them the body
-is then empty, and the driver makes no rows of it: a look-up of stored rows would have found none. ClickHouse always says one of the two.
+is then empty, and the driver makes no rows of it: a look-up of stored rows would have found none. ClickHouse, and what stands before it,
+says one of the two in HTTP/1.1.
 """
 
 from functools import lru_cache
@@ -34,7 +35,9 @@ def _pool(verify: bool) -> PoolManager:
 
 
 def _checked(response: BaseHTTPResponse) -> BaseHTTPResponse:
-    if "Content-Length" not in response.headers and "Transfer-Encoding" not in response.headers:
+    # The header itself may be cut: its value counts.
+    is_counted = response.headers.get("Content-Length", "").strip().isdigit()
+    if not is_counted and response.headers.get("Transfer-Encoding", "").strip().lower() != "chunked":
         response.close()
         raise ProtocolError("the answer ended among its headers")
     return response
