@@ -44,10 +44,10 @@ def _checked(response: BaseHTTPResponse) -> BaseHTTPResponse:
 
 
 class _Http(HTTPConnectionPool):
-    def urlopen(self, *arguments: Any, **options: Any) -> BaseHTTPResponse:  # type: ignore[override]
+    def urlopen(self, *arguments: Any, **options: Any) -> BaseHTTPResponse:
         return _checked(super().urlopen(*arguments, **options))
 
 
 class _Https(HTTPSConnectionPool):
-    def urlopen(self, *arguments: Any, **options: Any) -> BaseHTTPResponse:  # type: ignore[override]
+    def urlopen(self, *arguments: Any, **options: Any) -> BaseHTTPResponse:
         return _checked(super().urlopen(*arguments, **options))
