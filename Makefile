@@ -16,7 +16,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 TEST_PATHS = $(wildcard tests/unit tests/spark tests/integration)
 CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 # The protocol's model is killed before every single call here, too: minutes that `make test` does not have.
-CRASH_PATHS = tests/crash tests/unit/test_protocol_model.py tests/unit/test_protocol_silence.py
+CRASH_PATHS = tests/crash $(addprefix tests/unit/test_protocol_,model.py operators.py silence.py)
 LINTED = pipelines resources sql dagster_project tests bench examples
 
 .PHONY: help demo dagster test crash test-browser bench lint venv check-java constraints

@@ -38,6 +38,9 @@ def check_started(log: Streams, names: Names) -> None:
     left = [name for name in map(names.stream, ROLES) if (state := log.state(name)) is not None and state.last_sequence]
     if not left:
         raise never_started(names.pipeline)
+    if log.state(names.stream("ledger")) is not None:
+        # The first start has made it since.
+        return
     raise DataLossError(
         f"pipeline {names.pipeline}: its stream {names.stream('ledger')} is gone, and {', '.join(left)} still there; "
         "restore all streams from one moment, or delete the pipeline and start it anew"

@@ -31,6 +31,8 @@ NAMES = (
     "redrive.after-plan",
     "redrive.between-frames",
     "redrive.after-publish",
+    "repair.before-insert",
+    "repair.after-insert",
     "purge.after-decision",
     "leg.after-plan",
     "leg.before-commit",

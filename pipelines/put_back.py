@@ -21,6 +21,7 @@ from pipelines.connectors.clickhouse import ClickHouse, Table
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.jetstream import JetStream
 from pipelines.errors import HaltError, RefusedError, RetryableError
+from pipelines.failpoints import reach
 from pipelines.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.legs.arrivals import Arrived, steps
 from pipelines.legs.fit import misfits
@@ -36,7 +37,8 @@ from pipelines.verification.result import Verification
 from pipelines.verification.run import Request, Subject, Verifier, verify
 
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
-"""How long an insert of a command that was killed may be at work."""
+"""How long an insert of a command that was killed may be on its way to ClickHouse."""
+_LOOK_EVERY_SECONDS = 0.5
 Tell = Callable[[str], None]
 
 
@@ -84,6 +86,7 @@ def put_back(
         targets = [_target(clickhouse, subject.configs[version], part) for part, version in _parts(subject, missing)]
         names = Names(config.pipeline_id)
         with _lease(names, log, request) as lease:
+            _wait_until_quiet(names, clickhouse, config.sink.max_insert_time.total_seconds(), tell)
             inserts = _Inserts(names, log, clickhouse, lease, tell)
             rows = sum(inserts.insert(subject, target) for target in targets)
     finally:
@@ -139,11 +142,27 @@ def _lease(names: Names, log: JetStream, request: Request) -> Iterator[Lease]:
     lease.acquire()
     try:
         purge_lease(log, names, PUT_BACK)
-        # What a command that was killed has sent may still be at work in ClickHouse: it must be there before anybody looks.
-        time.sleep(QUIET_SECONDS)
         yield lease
     finally:
         lease.release()
+
+
+def _wait_until_quiet(names: Names, clickhouse: ClickHouse, longest_seconds: float, tell: Tell) -> None:
+    """Until no insert of a command that was killed can be at work: what it has sent must be in the table before anybody looks.
+
+    `longest_seconds`: that of an insert, for a server that does not say what it works on.
+    """
+    time.sleep(QUIET_SECONDS)
+    while at_work := clickhouse.inserts_at_work(_work(names)):
+        tell(f"waiting for {at_work} inserts of an earlier command that ClickHouse still works on")
+        time.sleep(_LOOK_EVERY_SECONDS)
+    if at_work is None:
+        time.sleep(max(0.0, longest_seconds - QUIET_SECONDS))
+
+
+def _work(names: Names) -> str:
+    """Names the inserts of these commands in `system.processes`."""
+    return f"tallyflow {names.pipeline} {PUT_BACK}"
 
 
 class _Inserts:
@@ -181,13 +200,15 @@ class _Inserts:
         if self._lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
         columns = config.insert_columns
-        block, token = insert_block(rows.select(columns)), self._token(config, positions)
+        block, token, work = insert_block(rows.select(columns)), self._token(config, positions), _work(self._names)
+        reach("repair.before-insert")
         try:
-            self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS)
+            self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS, work)
         except RefusedError as error:
             raise HaltError(
                 f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again"
             ) from error
+        reach("repair.after-insert")
         return len(positions)
 
     def _held(self, table: Table, step: list[Arrived]) -> Words:

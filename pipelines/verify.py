@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseSink
+from pipelines.connectors.clickhouse_answers import pool_for
 from pipelines.connectors.clickhouse_errors import map_error as map_clickhouse_error
 from pipelines.connectors.jetstream import JetStream
 from pipelines.connectors.kafka import map_error as map_kafka_error
@@ -338,6 +339,7 @@ def _client(sink: ClickHouseSink) -> Iterator[Client]:
             password=connection.password.get_secret_value(),
             secure=connection.secure,
             verify=not connection.skip_certificate_verification,
+            pool_mgr=pool_for(connection),
         )
         try:
             yield client

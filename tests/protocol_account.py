@@ -1,12 +1,14 @@
 """The account at the end of a modelled history: every record once in the table or among the dead letters, and every count true."""
 
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
 from protocol_outside import BUCKETS, NAMES, ModelLog, Outside
-from protocol_stages import apply, produced, stored_rows
+from protocol_stages import apply, kind, produced, stored_rows, time_us
+from watermark_oracle import marks
 
 from pipelines.ledger import Chain, Entry
 from pipelines.legs import stage_config
@@ -17,6 +19,7 @@ from pipelines.records import RAW_SCHEMA, first_and_last
 from pipelines.redrive import DISCARD, rows_of
 from pipelines.run_lists import live_lists
 from pipelines.tally import tally
+from pipelines.watermarks import IDLE_RECORDS
 
 if TYPE_CHECKING:
     from protocol_world import World
@@ -39,8 +42,9 @@ def check_account(world: "World") -> None:
     letters = {place(row): row for m in log.everything(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()}
     assert len(letters) == sum(m.rows for m in log.everything(NAMES.stream("dlq"))), "a letter is there twice"
     of_sink = {at for at, row in letters.items() if row["stage"] == "sink"}
+    abandoned = {at for at in of_sink if letters[at]["code"] == "abandoned"}
     # A table that was mended has refused some of these rows only.
-    assert all(accepted[at][2].startswith(b"fine") for at in of_sink)
+    assert all(accepted[at][2].startswith(b"fine") for at in of_sink - abandoned)
     assert world.table.is_worse or all(at in of_sink for at, row in accepted.items() if world.table.refuses(row[2]))
     stored = [row for at, row in accepted.items() if at not in of_sink]
     assert_only_listed_runs_are_left(world)
@@ -65,6 +69,7 @@ def check_account(world: "World") -> None:
     assert counts["ingest"]["offsets_without_record"] == counts["ingest"]["offsets"] - read - skipped
     assert counts["process"]["rows_out"] == counts["sink"]["rows_in"] == len(accepted)
     assert (counts["sink"]["rows_out"], counts["sink"]["rows_rejected"]) == (len(stored), len(of_sink))
+    assert counts["sink"]["rejected.sink.abandoned"] == len(abandoned)
     assert (counts["process"]["rows_rejected"], counts["process"]["duplicates"]) == (len(refused) - len(of_sink), duplicates)
     assert (counts[REDRIVE]["redriven"], counts[REDRIVE]["discarded"]) == (len(redriven), len(discarded))
     account = tally(log, NAMES)
@@ -109,23 +114,28 @@ def check_taken(world: "World", letters: dict[tuple[int, int], dict]) -> tuple[s
 def check_chain(chain: list[Entry]) -> None:
     """Plans and dones alternate, each done closes its plan, each range begins where the one before ended, totals are sums.
 
-    A plan may be amended, for the same range or less of it.
+    A plan may be amended, for the same range or less of it, and a done said again with the clock reset.
     """
-    to, plan, totals, epoch = None, None, Counter(), 0
+    to, plan, done, totals, epoch = None, None, None, Counter(), 0
     for entry in chain:
         assert entry.epoch >= epoch
         epoch = entry.epoch
         if entry.kind == "plan" and plan is not None:
             check_narrowing(plan, entry)
-            decided = {"pieces": 0, "poison": 0, **(dict.fromkeys(NARROWED, 0) if "standing" in entry.body else {})}
+            decided = {"pieces": 0, "poison": 0, "abandoned": 0, **(dict.fromkeys(NARROWED, 0) if "standing" in entry.body else {})}
             assert {**plan.body, **entry.body, **decided} == {**plan.body, **decided}
             plan = entry
         elif entry.kind == "plan":
             start = entry.body["from"]
             assert to is None or {**dict.fromkeys(start, 0), **to} == start if isinstance(start, dict) else (to or 0) == start
             plan = entry
+        elif entry.kind == "done" and plan is None:
+            reset = {"clock_resets": 0}
+            assert done is not None and {**done.body, **reset} == {**entry.body, **reset}
+            done = entry
         elif entry.kind == "done":
             assert plan is not None
+            done = entry
             assert (entry.body["from"], entry.body["to"]) == (plan.body["from"], plan.body["to"])
             totals.update(entry.body["counts"])
             assert {k: v for k, v in totals.items() if v} == {k: v for k, v in entry.body["totals"].items() if v}
@@ -190,22 +200,29 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
     plans = [e for e in entries(log, "process") if e.kind == "plan"]
     accepted, refused, duplicates = {}, {}, 0
     last_of: dict[bytes, int] = {}
-    arrival = 0
+    arrivals = arrivals_us(world)
+    watermarks = watermarks_us(world)
     for message in log.everything(NAMES.stream("raw")):
         plan, *_ = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
         config = stage_config.load(log, NAMES, plan.body["config"])
-        arrival = max(arrival, int(message.time.timestamp() * 1_000_000))
         for ordinal, row in enumerate(stored_rows(message.payload).to_pylist()):
             at, value, is_past = (message.sequence, ordinal), row["value"], bool(row.get("past_dedup"))
             outcome = apply(value, config)
             if outcome is None:
                 refused[at] = (row["partition"], row["offset"], value)
                 continue
-            if not is_past and value in last_of and arrival - last_of[value] < world.window_us:
+            time = arrivals[message.sequence] if world.lateness_us is None else time_us(value)
+            watermark = watermarks.get(at)
+            if not is_past and watermark is not None and time < watermark:
+                refused[at] = (row["partition"], row["offset"], value)
+                continue
+            before = last_of.get(kind(value))
+            is_over = before is not None and watermark is not None and before + world.window_us <= watermark
+            if not is_past and before is not None and not is_over and abs(time - before) < world.window_us:
                 duplicates += 1
                 continue
             if not is_past:
-                last_of[value] = arrival
+                last_of[kind(value)] = time
             accepted[at] = (row["partition"], row["offset"], outcome)
     raw = {m.sequence: m for m in log.everything(NAMES.stream("raw"))}
     ends: dict[str, object] = {}
@@ -215,3 +232,47 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
         assert message.subject not in ends or ends[message.subject] < first
         ends[message.subject] = last
     return accepted, refused, duplicates
+
+
+def arrivals_us(world: "World") -> dict[int, int]:
+    """The arrival of each raw frame: it never steps back, and behind a reset goes on at half the server's speed until that is there.
+
+    Checks that the ledger says the same, and the table of its rows.
+    """
+    done = [e for e in entries(world.log, "process") if e.kind == "done"]
+    resets = done[-1].body["clock_resets"] if done else []
+    arrivals, arrival = {}, 0
+    for message in world.log.everything(NAMES.stream("raw")):
+        server = int(message.time.timestamp() * 1_000_000)
+        since = [reset for reset in resets if reset[0] < message.sequence]
+        if since:
+            _, last, then, ahead = since[-1]
+            server = min(server, then) if message.sequence <= last else server
+            server = max(server, ahead + max(0, server - then) // 2)
+        arrivals[message.sequence] = arrival = max(arrival, server)
+    for entry in done:
+        expected = [arrivals[sequence] for sequence in range(entry.body["from"] + 1, entry.body["to"] + 1)]
+        assert list(accumulate(entry.body["arrivals"])) == expected, "arrivals"
+    assert all(arrivals[sequence] == arrival for sequence, _, _, arrival in world.table.positions), "arrivals"
+    return arrivals
+
+
+def watermarks_us(world: "World") -> dict[tuple[int, int], int | None]:
+    """Of each record that came to dedup, by raw position: what it must not be older than; nothing where windows go by arrivals."""
+    if world.lateness_us is None:
+        return {}
+    plans = [e for e in entries(world.log, "process") if e.kind == "plan"]
+    frames, places = [], []
+    for message in world.log.everything(NAMES.stream("raw")):
+        plan, *_ = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
+        config = stage_config.load(world.log, NAMES, plan.body["config"])
+        values = enumerate(stored_rows(message.payload)["value"].to_pylist())
+        timed = [(ordinal, time_us(value)) for ordinal, value in values if apply(value, config) is not None]
+        frames.append((None if ".redrive." in message.subject else int(message.headers["Tf-Partition"]), [time for _, time in timed]))
+        places.append([(message.sequence, ordinal) for ordinal, _ in timed])
+    found = marks(frames, world.window_us, IDLE_RECORDS)
+    return {
+        place: None if mark is None else mark - world.lateness_us
+        for row, of_frame in zip(places, found, strict=True)
+        for place, mark in zip(row, of_frame, strict=True)
+    }

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from protocol_outside import BUCKETS
 from pipelines.dedup import KEY_COLUMNS
 from pipelines.legs.stage_config import RELEASE, StageConfig
 from pipelines.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
+from pipelines.watermarks import TIME_COLUMN
 
 MORE = b" and more"
 """What a column holds that only some configurations map."""
@@ -18,20 +20,23 @@ POISON, VENOM = b"poison", b"venom"
 """Values over which the modelled parse, and the modelled transform, end with an exception, whatever stands beside them."""
 
 
-def configuration(refused: str, window_us: int, has_more: bool = False) -> StageConfig:
+def configuration(refused: str, window_us: int, has_more: bool = False, lateness_us: int | None = None) -> StageConfig:
     """Stages that refuse records with the value `refused`, write its name behind the others, and drop copies within a window, if any.
 
-    `has_more`: with a column more.
+    `has_more`: with a column more. `lateness_us`: the window is measured on the time that stands in the values, with this lateness.
     """
     mapping = (("v", "value", "String", False), *((("v", "more", "String", False),) if has_more else ()))
     key = ("v",) if window_us else ()
-    return StageConfig(RELEASE, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
+    made = StageConfig(RELEASE, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
+    return made if lateness_us is None else replace(made, dedup_time_field="t", dedup_lateness_us=lateness_us)
 
 
 def apply(value: bytes, config: StageConfig) -> bytes | None:
     """What the modelled stages make of a value: None is refused."""
     refused = config.fields[0][0].encode()
-    return None if value in (refused, POISON, VENOM) else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
+    return (
+        None if kind(value) in (refused, POISON, VENOM) else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
+    )
 
 
 def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[str] = ()) -> StageOutput:
@@ -39,7 +44,7 @@ def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[s
     refused = fields[0].name.encode()
     for name in keep:
         table = table.append_column(f"_tf_{name}", table[name])
-    fits = pc.not_equal(table["value"], pa.scalar(refused, pa.binary()))
+    fits = pa.array([kind(value) != refused for value in table["value"].to_pylist()], pa.bool_())
     bad = table.filter(pc.invert(fits))
     fixed = [pa.array([text] * bad.num_rows, pa.string()) for text in ("parse", "invalid_json", None, "refused")]
     rejected = pa.table([bad["_tf_sequence"], bad["_tf_ordinal"], *fixed], schema=REJECTED_SCHEMA)
@@ -49,20 +54,35 @@ def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[s
 
 
 def end_at(value: bytes, table: pa.Table) -> None:
-    if value in {produced(each) for each in table["value"].to_pylist()}:
+    if value in {kind(each) for each in table["value"].to_pylist()}:
         raise ZeroDivisionError(value)
 
 
 def model_keys(_: None, table: pa.Table, fields: list[str]) -> StageOutput:
-    """The key is the value that was produced, whatever the configuration made of it."""
-    hashes = [hashlib.md5(produced(value)).digest() for value in table["value"].to_pylist()]
+    """The key is the kind of the value that was produced, whatever the configuration made of it."""
+    hashes = [hashlib.md5(kind(value)).digest() for value in table["value"].to_pylist()]
     for name, half in zip(KEY_COLUMNS, (slice(8), slice(8, 16)), strict=True):
         table = table.append_column(name, pa.array([int.from_bytes(digest[half], "big") for digest in hashes], pa.uint64()))
     return StageOutput(table, REJECTED_SCHEMA.empty_table())
 
 
+def model_times(_: None, table: pa.Table, *__: object) -> StageOutput:
+    times = pa.array([time_us(value) for value in table["value"].to_pylist()], pa.int64())
+    return StageOutput(table.append_column(TIME_COLUMN, times), REJECTED_SCHEMA.empty_table())
+
+
 def produced(value: bytes) -> bytes:
     return value.split(b" not ")[0]
+
+
+def kind(value: bytes) -> bytes:
+    """The value that was produced without its time, if it has one."""
+    return produced(value).split(b"@")[0]
+
+
+def time_us(value: bytes) -> int:
+    """The event's own time; 0 of a value without one."""
+    return int(produced(value).partition(b"@")[2] or 0) * 1_000_000
 
 
 def model_map(_: None, table: pa.Table, targets: list[object], keep: Sequence[str] = ()) -> StageOutput:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from protocol_account import check_account
 from protocol_outside import NAMES, Actor, MemoryPlace, ModelLog, Outside, Table, Topic
-from protocol_stages import POISON, VENOM, configuration, model_keys, model_map, model_parse, uncompressed
+from protocol_stages import POISON, VENOM, configuration, model_keys, model_map, model_parse, model_times, uncompressed
 from tenacity import wait_none
 
 import pipelines.append
@@ -215,6 +215,10 @@ class World:
         self.calls = 0
         self.epoch = self.command_epoch = 0
         self.window_us = self.rng.choice([0, 0, 2_000_000, 10**12])
+        self.lateness_us: int | None = None
+        """Where values hold the event's own time, and windows are measured on it."""
+        self.gives_up = False
+        """Rows of the sink may be given up."""
         self.config = configuration("bad", self.window_us)
         self.places: dict[int, MemoryPlace] = {}
         self.clock = ManualClock()
@@ -259,6 +263,7 @@ class World:
         patch.setattr(pipelines.legs.frames, "parse", model_parse)
         patch.setattr(pipelines.legs.frames, "map_columns", model_map)
         patch.setattr(pipelines.legs.frames, "with_keys", model_keys)
+        patch.setattr(pipelines.legs.frames, "with_times", model_times)
         patch.setattr(pipelines.legs.frames, "encode_frame", uncompressed)
         patch.setattr(pipelines.legs.frames, "open_engine", lambda: SimpleNamespace(close=lambda: None))
         patch.setattr(pipelines.legs.process, "run_with_exchange", self._run_with_exchange)
@@ -349,6 +354,8 @@ class World:
     def produce(self, count: int) -> None:
         for _ in range(count):
             value = self.rng.choice([b"bad", b"odd", b"good", b"fine", *self.poison])
+            if self.lateness_us is not None:
+                value += b"@%d" % (sum(map(len, self.topic.held.values())) // 3 + self.rng.randint(0, 6))
             self.topic.produce(self.rng.choice(list(self.topic.held)), value, self.rng.choice([0, 0, 0, 1, 5]))
 
     def finish(self, actors: list[Actor]) -> None:

@@ -47,6 +47,8 @@ class _Link:
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    is_mute: bool = False
+    """The answers wait as well, although requests pass."""
     is_armed: bool = False
 
     def reset(self) -> None:
@@ -67,6 +69,8 @@ class Proxy:
         self._cut, self._half_close = _Fault(), _Fault()
         self._is_silent = False
         self._held: bytes | None = None
+        self._muted: bytes | None = None
+        self._speaks = asyncio.Event()
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -108,16 +112,21 @@ class Proxy:
         """Holds back each request that contains `when`, and its connection with it."""
         self._held = when
 
+    def mute(self, when: bytes) -> None:
+        """Lets each request that contains `when` through, and holds back its answer, and whatever its connection is answered behind it."""
+        self._speaks.clear()
+        self._muted = when
+
     def forget(self) -> None:
         """The present connections never say anything again, nor are they closed: a peer that went without a word. New ones pass."""
         self._call(self._forget())
 
-    def cut(self, times: int, when: bytes, in_a_row: int = 0) -> None:
-        """Lets a request that contains `when` through and resets its connection before a byte of the answer, for so many requests.
+    def cut(self, times: int, when: bytes, in_a_row: int = 0, after_bytes: int = 0) -> None:
+        """Lets a request that contains `when` through and ends its connection before a byte of the answer, for so many requests.
 
-        `in_a_row`: after so many of them in succession, one is answered.
+        `in_a_row`: after so many of them in succession, one is answered. `after_bytes`: so much of the answer comes before the end.
         """
-        self._cut = _Fault(when, times, in_a_row)
+        self._cut = _Fault(when, times, in_a_row, after_bytes=after_bytes)
 
     def half_close(self, times: int, when: bytes, after_bytes: int) -> None:
         """Ends the sending direction `after_bytes` after the start of a request that contains `when`; the answer still passes."""
@@ -132,7 +141,8 @@ class Proxy:
         self._server = await asyncio.start_server(self._accept, HOST, self.port, reuse_port=True, limit=_CHUNK_BYTES)
 
     async def _pass_on(self) -> None:
-        self._is_silent, self._held = False, None
+        self._is_silent, self._held, self._muted = False, None, None
+        self._speaks.set()
         for link in self._links:
             link.gate.set()
         if self._server is None:
@@ -191,6 +201,7 @@ class Proxy:
                 link.gate.clear()
             await link.gate.wait()
             link.is_armed = self._cut.hits(request) or link.is_armed
+            link.is_mute = (self._muted is not None and self._muted in request) or link.is_mute
             if self._half_close.hits(request):
                 await self._carry_beginning(link, request, requests, server)
                 return
@@ -213,12 +224,26 @@ class Proxy:
         latency = self.latency_seconds
         while answer := await answers.read(_CHUNK_BYTES):
             await link.gate.wait()
+            if link.is_mute:
+                await self._speaks.wait()
             if link.is_armed:
-                self.cuts += 1
-                link.reset()
+                await self._carry_part(link, answer, answers)
                 return
             await self._send(link.client, answer, latency)
         await self._send(link.client, None, latency)
+
+    async def _carry_part(self, link: _Link, answer: bytes, answers: asyncio.StreamReader) -> None:
+        """So much of the answer as the cut leaves, and the end: in order where something came before it, else a reset."""
+        left = self._cut.after_bytes
+        while answer and left > 0:
+            await self._send(link.client, answer[:left], 0)
+            left -= len(answer)
+            answer = await answers.read(_CHUNK_BYTES) if left > 0 else b""
+        self.cuts += 1
+        if self._cut.after_bytes:
+            link.client.close()
+        else:
+            link.reset()
 
     async def _send(self, to: asyncio.StreamWriter, content: bytes | None, latency: float) -> None:
         """Writes `content`, or the end if there is none, `latency` later; calls of one latency stay in order."""

@@ -18,6 +18,7 @@ from clickhouse_connect.driver.exceptions import Error
 
 from pipelines.columns import quote_identifier
 from pipelines.config import ClickHouseConnection, ClickHouseSink
+from pipelines.connectors.clickhouse_answers import pool_for
 from pipelines.connectors.clickhouse_errors import TABLE_CLASSES, insert_error, map_error
 from pipelines.connectors.clickhouse_settings import INSERT_SETTINGS, READ_SETTINGS, insert_log_comment, known_settings
 from pipelines.error_classes import ErrorClasses
@@ -109,6 +110,7 @@ def open_client(
             password=connection.password.get_secret_value(),
             secure=connection.secure,
             verify=not connection.skip_certificate_verification,
+            pool_mgr=pool_for(connection),
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
             send_receive_timeout=response_seconds,
             autogenerate_session_id=False,

@@ -1,8 +1,8 @@
 """Rebuilding a lost or damaged key store from the raw stream: the same records through the same stages give the same keys.
 
 Nothing is published. The work is done here, or as Spark tasks (`rebuild_ways`). Each range is read under the configuration that it was done
-under, as the ledger's plans name it, and the numbers of rows and duplicates must be those that the ledger counted; only then are the new
-runs listed.
+under, as the ledger's plans name it, without the records that they have decided to be dead letters, and the numbers of rows and duplicates
+must be those that the ledger counted; only then are the new runs listed.
 
 Once the raw stream was purged its beginning cannot be judged again, nor, for want of what came before, the rest. But only keys whose window
 is not over are needed: they lie behind the newest `done` that all windows before are over at, and which of those records were accepted
@@ -12,6 +12,7 @@ says the out stream. Both streams must reach back to there.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -80,6 +81,8 @@ class _Rebuilding:
         self._watermarks = NOTHING
         self._totals_before: dict[str, int] = {}
         self._accepted_places: Words | None = None
+        self._poison: dict[tuple[int, int], Any] = {}
+        """By sequence and ordinal: what plans have decided about records that a stage ends on."""
         self.runs: Lists = {}
         """By bucket, as the ledger lists them."""
 
@@ -152,12 +155,16 @@ class _Rebuilding:
         return int(self._done.body["totals"].get(name, 0) - self._totals_before.get(name, 0))
 
     def _ranges(self, begin: int) -> list[tuple[int, int, str]]:
-        """(from, to, configuration) of what was done behind `begin`; neighbours of one configuration are one range."""
+        """(from, to, configuration) of what was done behind `begin`; neighbours of one configuration are one range.
+
+        Takes in `_poison` what their plans have decided.
+        """
         ranges: list[tuple[int, int, str]] = []
         for entry in self._entries():
             if entry.kind != "plan" or entry.body["to"] > self._done.body["to"] or entry.body["from"] < begin:
                 continue
             start, to, version = entry.body["from"], entry.body["to"], entry.body["config"]
+            self._poison |= {(place[0], place[1]): place for place in entry.body.get("poison", [])}
             if ranges and ranges[-1][2] == version:
                 ranges[-1] = (ranges[-1][0], to, version)
             else:
@@ -175,6 +182,7 @@ class _Rebuilding:
             "expired": config.dedup_expired_us({"clock_us": self._clock_us, "watermarks": self._watermarks.encoded()}),
             "expired_after": config.dedup_expired_us({"clock_us": frames[-1].arrival_us, "watermarks": self._watermarks.encoded()}),
             "watermarks": self._watermarks.encoded(),
+            "poison": [place for (sequence, _), place in self._poison.items() if self._from < sequence <= to],
             "runs": self.runs,
         }
         for report in self._way.judge(frames, item, self._accepted_places):

@@ -4,9 +4,9 @@ In: a portion of frames in sequence order, and an item that tells what comes bef
 frames through the stages and send keys, times and places to the key's bucket; the bucket's task judges them and writes its run. A second
 attempt of a task starts from the same listing and writes under new names.
 
-An item holds `config`, `buckets`, `from` and `to` of the portion, `watermarks`, what is over by its beginning, `expired`, and by its end,
-`expired_after`, and the store as it is before the portion, `runs` by bucket. A report holds some of `counts`, `accepted`, `duplicates`,
-`watermarks` and `runs`.
+An item holds `config`, `buckets`, `from` and `to` of the portion, the `poison` that its plans have decided, `watermarks`, what is over by
+its beginning, `expired`, and by its end, `expired_after`, and the store as it is before the portion, `runs` by bucket. A report holds some
+of `counts`, `accepted`, `duplicates`, `watermarks` and `runs`.
 """
 
 import json
@@ -26,7 +26,7 @@ from pipelines.legs.buckets import first_of_keys, key_owners, listed, live_runs,
 from pipelines.legs.connections import Connections
 from pipelines.legs.execute import Item, Parcel, Report, Tasks
 from pipelines.legs.frames import COUNTS, ROWS, fetched, frame_times, new_counts, stages, times_of, times_to_all
-from pipelines.legs.stage_config import StageConfig, config_of
+from pipelines.legs.stage_config import config_of
 from pipelines.records import decode_frame, encode_frame
 from pipelines.state.index import Words
 from pipelines.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
@@ -65,9 +65,7 @@ class Here:
 
     def judge(self, frames: list[Arrived], item: Item, accepted: Words | None) -> list[Report]:
         config, counts = config_of(self._connections, item["config"]), new_counts()
-        rows = pa.concat_tables(
-            [_judged_rows(self._connections, config, step, counts) for step in steps(frames)], promote_options="default"
-        )
+        rows = pa.concat_tables([_judged_rows(self._connections, item, step, counts) for step in steps(frames)], promote_options="default")
         times = frame_times(rows, frames, item, config)
         kept = rows if accepted is None else among(rows, accepted)
         parts = shares(kept, key_owners(kept, item["buckets"]))
@@ -119,7 +117,7 @@ def send_keys(connections: Connections, item: Item) -> Iterator[Parcel]:
     """A slice of the portion through the stages: what dedup goes by, to the key's bucket; the frames' times to all."""
     config, counts = config_of(connections, item["config"]), new_counts()
     for step in steps(fetched(connections, item, item["share"])):
-        rows = _judged_rows(connections, config, step, counts)
+        rows = _judged_rows(connections, item, step, counts)
         if config.dedup_time_field:
             yield from times_to_all(rows, step, item["buckets"])
         if "accepted" in item:
@@ -156,9 +154,9 @@ def _add(connections: Connections, item: Item, bucket: int, rows: pa.Table, time
     return {"accepted": found.accepted.num_rows, "duplicates": found.duplicates.num_rows, "runs": {str(bucket): listed(runs)}}
 
 
-def _judged_rows(connections: Connections, config: StageConfig, step: Sequence[Arrived], counts: dict[str, int]) -> pa.Table:
-    """What dedup goes by, of the rows that come through the stages."""
-    rows, _ = stages(connections.engine, config, "", step, counts)
+def _judged_rows(connections: Connections, item: Item, step: Sequence[Arrived], counts: dict[str, int]) -> pa.Table:
+    """What dedup goes by, of the rows that come through the stages; what a plan has decided is not tried again."""
+    rows, _ = stages(connections.engine, connections.stage_config(item["config"]), "", step, counts, item["poison"])
     return rows.select([name for name in _JUDGED if name in rows.column_names])
 
 

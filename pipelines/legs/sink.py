@@ -188,7 +188,7 @@ class SinkLeg(Leg):
         sink = self.connections.config.sink
         if sink.existing_rows == "keep":
             return
-        now = self.connections.stage_config(self.connections.run.stage_config)
+        now = config_of(self.connections, self.connections.run.stage_config)
         count = self.clickhouse.count_rows(sink.connection_params.database, sink.table, "_tf_sequence" in now.position_columns)
         if count > own:
             raise HaltError(

@@ -154,3 +154,23 @@ def test_latency_counts_in_each_direction_and_keeps_the_order(proxy: Proxy) -> N
             client.sendall(b"%d" % number)
         assert read(client, 10) == b"0123456789"
     assert time.monotonic() - began >= 0.2
+
+
+def test_an_answer_may_end_in_the_middle(proxy: Proxy) -> None:
+    proxy.cut(1, b"SELECT", after_bytes=3)
+    with connect(proxy) as client:
+        client.sendall(b"SELECT")
+        assert read(client, 6) == b"SEL"
+    assert proxy.cuts == 1
+    with connect(proxy) as client:
+        assert ask(client, b"SELECT") == b"SELECT"
+
+
+def test_an_answer_that_is_held_back_comes_late_and_its_request_passed(proxy: Proxy) -> None:
+    proxy.mute(b"INSERT")
+    with connect(proxy) as one, connect(proxy) as other:
+        one.sendall(b"INSERT")
+        assert ask(other, b"SELECT") == b"SELECT"
+        assert is_silent(one)
+        proxy.pass_on()
+        assert read(one, 6) == b"INSERT"

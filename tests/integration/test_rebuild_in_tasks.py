@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import pyarrow as pa
 import pytest
 from dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of, timed_by
 from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
 
 from pipelines.errors import DataLossError, FencedError, HaltError
+from pipelines.isolation import INTERNAL_ERROR
 from pipelines.key_store import rebuild_ways
 from pipelines.key_store.rebuild import Rebuilt, rebuild
+from pipelines.legs import frames
 from pipelines.legs.execute import Tasks
+from pipelines.records import StageOutput
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -119,6 +123,38 @@ def test_tasks_rebuild_windows_of_event_times(case: PipelineCase, session: Spark
     case.warm_run()
     fate = check_event_times(case, 15, 5)
     assert min(fate[kind] for kind in ("row", "duplicate", "late", "letter")) > 5, fate
+
+
+def test_a_record_that_a_plan_has_decided_is_not_tried_again(
+    case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the stages still end on it or not, it stays the dead letter that it became."""
+    case.session = None
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    case.send(copies(400))
+    parse, tried = frames.parse, []
+
+    def ends(engine: object, table: pa.Table, *more: object) -> StageOutput:
+        tried.append(poison := b'"record 13"' in b"".join(table.column("value").to_pylist()))
+        if poison:
+            raise ZeroDivisionError
+        return parse(engine, table, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(frames, "parse", ends)
+        case.warm_run()
+        assert any(tried)
+        tried.clear()
+        before = live_entries(case)
+        rebuilt(case, None)
+        assert tried and not any(tried)
+        assert live_entries(case) == before
+    for way in (None, session):
+        shutil.rmtree(store_of(case))
+        rebuilt(case, way)
+        assert live_entries(case) == before
+    assert [letter["code"] for letter in case.letters()].count(INTERNAL_ERROR) == 1
 
 
 class _Killed(BaseException):

@@ -1,0 +1,212 @@
+"""The network fails under what repairs: settling an insert, giving rows up, putting rows back, reading the lists of runs.
+
+The rows are counted by a client that goes to the servers themselves.
+"""
+
+import json
+from typing import Any
+
+import pytest
+from dedup_case import check_first_of_keys, copies, keyed_by
+from network_case import Proxied, stop, through, waits
+from pipeline_case import PipelineCase, wait_until
+from refused_case import positions
+
+import pipelines.plans
+from pipelines import put_back as repair
+from pipelines.config import load
+from pipelines.connectors import clickhouse as clickhouse_connector
+from pipelines.connectors import jetstream as jetstream_connector
+from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.errors import RetryableError
+from pipelines.failpoints import VARIABLE
+from pipelines.put_back import PutBack, put_back
+from pipelines.verification.run import Request
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
+
+LOOK_UP = b"fromUnixTimestamp64Micro"
+"""Of the statements that a sink sends, only the look-up of stored rows has it."""
+
+
+def refuse_sevens(case: PipelineCase) -> None:
+    case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT seven CHECK id % 100 != 7")
+
+
+def test_an_answer_that_is_cut_anywhere_is_never_taken_for_an_empty_one(proxied: Proxied) -> None:
+    """Among its headers, too: `http.client` takes the end of the connection for theirs."""
+    case, _, clickhouse = proxied
+    server = ClickHouse(load(case.file, case.environment()).sink).connect()
+    outcomes = []
+    for after_bytes in range(1, 600, 9):
+        clickhouse.cut(10, b"'the answer'", after_bytes=after_bytes)
+        try:
+            assert server.rows("asking", "SELECT 'the answer'") == [("the answer",)]
+            outcomes.append("answered")
+        except RetryableError:
+            outcomes.append("cut")
+    server.close()
+    assert set(outcomes) == {"answered", "cut"}
+
+
+@pytest.mark.parametrize("fault", ["cut before the answer", "cut in the answer", "late"])
+def test_a_look_up_of_stored_rows_that_fails_is_repeated_before_anything_is_decided(
+    proxied: Proxied, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """300 rows are stored, their answers lost, and the table refuses three of them when they are sent again."""
+    monkeypatch.setattr(clickhouse_connector, "RESPONSE_TIMEOUT_SECONDS", 1)
+    case, nats, clickhouse = proxied
+
+    def impatient(document: dict[str, Any]) -> None:
+        through(case, nats, clickhouse)(document)
+        document["sink"]["max_insert_time"] = "1s"
+
+    case.write_file(impatient)
+    case.create_topic()
+    case.warm_run()
+    case.send_events(300)
+    clickhouse.cut(1_000_000, b"INSERT")
+    runner = case.warm_runner()
+    case.in_background(runner)
+    case.wait_count(1)
+    waits(runner, "sink", "did not answer")
+    refuse_sevens(case)
+    before = clickhouse.cuts
+    if fault == "late":
+        clickhouse.cut(0, b"")
+        clickhouse.mute(LOOK_UP)
+    else:
+        clickhouse.cut(6, LOOK_UP, after_bytes=0 if fault == "cut before the answer" else 400)
+    waits(runner, "sink", "reading which rows of a chunk are in")
+    assert runner.legs["sink"].status.totals.get("rows_in", 0) < 300
+    if fault == "late":
+        clickhouse.pass_on()
+    else:
+        wait_until(lambda: clickhouse.cuts == before + 6, "every cut")
+    wait_until(lambda: runner.legs["sink"].status.totals.get("rows_in") == 300, "a settled chunk")
+    stop(case, runner)
+    rows, unique = positions(case)
+    assert rows == unique
+    assert rows + len(case.letters()) == 300
+    case.check()
+
+
+def test_an_insert_whose_answer_comes_after_the_client_gave_up_is_settled_and_not_doubled(
+    proxied: Proxied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clickhouse_connector, "RESPONSE_TIMEOUT_SECONDS", 1)
+    case, nats, clickhouse = proxied
+
+    def impatient(document: dict[str, Any]) -> None:
+        through(case, nats, clickhouse)(document)
+        document["sink"]["max_insert_time"] = "1s"
+
+    case.write_file(impatient)
+    case.create_topic()
+    case.warm_run()
+    case.send_events(300)
+    clickhouse.mute(b"INSERT")
+    runner = case.warm_runner()
+    case.in_background(runner)
+    case.wait_count(1)
+    waits(runner, "sink", "did not answer")
+    refuse_sevens(case)
+    clickhouse.pass_on()
+    wait_until(lambda: runner.legs["sink"].status.totals.get("rows_in") == 300, "a settled chunk")
+    stop(case, runner)
+    rows, unique = positions(case)
+    assert rows == unique
+    assert rows + len(case.letters()) == 300
+    case.check()
+
+
+@pytest.mark.parametrize("of", ["ledger.sink", "dlq.sink", "ledger.lease.sink"])
+def test_rows_are_given_up_once_although_nats_is_cut(proxied: Proxied, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
+    monkeypatch.setattr(jetstream_connector, "REQUEST_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(pipelines.plans, "INSERT_MAX_EXECUTION_SECONDS", 0)
+    case, nats, _ = proxied
+    case.create_topic()
+    case.warm_run()
+    case.send_events(100)
+    case.run_in_turn("ingest", "process")
+    assert case.run_plain(**{VARIABLE: "sink.before-insert:1"}).returncode == -9
+    nats.cut(3, b"HPUB tf.%s.%s" % (case.pipeline.encode(), of.encode()))
+    arguments = ["plan", "abandon", str(case.file), "--leg", "sink", "--reason", "the column is gone", "--yes", "--json"]
+
+    def is_given_up() -> bool:
+        return bool(case.invoke(*arguments).exit_code == 0)
+
+    wait_until(is_given_up, "a command that comes through")
+    assert nats.cuts == 3
+    case.warm_run()
+    assert (case.count(), len(case.letters())) == (0, 100)
+    assert {(letter["code"], letter["message"]) for letter in case.letters()} == {("abandoned", "the column is gone")}
+    case.check()
+    assert case.invoke("audit", str(case.file)).exit_code == 0
+
+
+def repaired(case: PipelineCase) -> PutBack:
+    log = case.log()
+    try:
+        return put_back(load(case.file, case.environment()), log, Request(case.names.directory(case.home)))
+    finally:
+        log.close()
+
+
+@pytest.mark.parametrize("fault", ["insert", "look-up", "half an insert"])
+def test_rows_are_put_back_once_although_clickhouse_is_cut(proxied: Proxied, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr(repair, "QUIET_SECONDS", 0)
+    case, _, clickhouse = proxied
+    case.create_topic()
+    case.send_events(600, name_bytes=400)
+    case.warm_run()
+    asked = f"SELECT * FROM {case.table} ORDER BY id"
+    before = case.client().query(asked).result_rows
+    case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id % 3 = 0 SETTINGS mutations_sync = 2")
+    if fault == "half an insert":
+        clickhouse.half_close(2, b"INSERT", after_bytes=20_000)
+    else:
+        # The driver sends a request again once by itself.
+        clickhouse.cut(4, b"INSERT" if fault == "insert" else b"_tf_sequence, _tf_ordinal\nFROM")
+
+    def is_repaired() -> bool:
+        try:
+            return repaired(case).after.is_match
+        except RetryableError:
+            return False
+
+    wait_until(is_repaired, "rows that are back")
+    assert clickhouse.cuts + clickhouse.half_closes >= 2
+    assert case.client().query(asked).result_rows == before
+    assert repaired(case).missing == 0
+    case.check()
+
+
+def has_run(case: PipelineCase) -> bool:
+    try:
+        case.warm_run()
+    except RetryableError:
+        return False
+    return True
+
+
+def test_lists_of_runs_are_read_over_a_slow_network_and_one_that_breaks(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetstream_connector, "REQUEST_TIMEOUT_SECONDS", 1)
+    case, nats, clickhouse = proxied
+
+    def deduplicated(document: dict[str, Any]) -> None:
+        through(case, nats, clickhouse)(document)
+        keyed_by("id")(document)
+
+    case.write_file(deduplicated)
+    case.create_topic()
+    nats.latency_seconds = 0.02
+    for number in range(3):
+        case.send(copies(400, first=400 * number, keys=701))
+        before = nats.cuts
+        nats.cut(2 * bool(number), b"$JS.API.STREAM.MSG.GET.%s" % case.names.stream("runs").encode())
+        wait_until(lambda: has_run(case), "a start that comes through")
+        assert nats.cuts == before + 2 * bool(number), "lists were read"
+    found = json.loads(case.invoke("state", str(case.file), "--json").stdout)
+    assert sum(bucket["entries"] for bucket in found["buckets"]) == case.count()
+    check_first_of_keys(case)
