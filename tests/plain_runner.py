@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from pipelines import runner
+from pipelines import retention, runner
 from pipelines.cli.app import app
 from pipelines.connectors import ranges
 from pipelines.connectors.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges, offset_text
@@ -25,6 +25,8 @@ from pipelines.runner import Runner
 # A stop waits until the planners have looked once more, an end until the runner has: seconds of a run that takes none.
 ranges.IDLE_SECONDS = 0.05
 runner.WATCH_SECONDS = 0.05
+# Whoever waits for a purge, or for room that one makes, waits as long as it takes to look.
+retention.LOOK_EVERY_SECONDS = 0.5
 
 
 class PlainSession:
@@ -56,6 +58,9 @@ class PlainQueries:
 
     def _work(self, leg: Leg, options: dict[str, str]) -> None:
         reader = (KafkaRanges if leg.name == "ingest" else StreamRanges)(options).streamReader(RANGE_SCHEMA)
+        if leg.name == "ingest":
+            # Where few records come it waits before the next range; a stop need not.
+            reader._sleep = leg.stop.wait
         start, batch = reader.initialOffset(), 0
         offsets = Path(self._run_path).parent / f"checkpoint-{leg.name}" / "offsets"
         offsets.mkdir(parents=True)
