@@ -82,9 +82,13 @@ def case(running_stack: LocalStack, tmp_path: Path, request: pytest.FixtureReque
 
 @pytest.fixture(params=["in the driver", "in tasks"])
 def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """How the case's runs do their work, as their options: all in the driver, where nothing needs Spark, or all in Spark's tasks."""
+    """How the case's runs do their work, as their options: all in the driver, where nothing needs Spark, or all in Spark's tasks.
+
+    Streaming queries plan the same ranges (tests/spark, tests/integration/test_pipeline.py) and cost most of such a run: there are none.
+    """
     if request.param == "in the driver":
         return {}
+    case.is_streaming = False
     case.session = request.getfixturevalue("session")
     return {"driver_offsets": 0, "driver_frames": 0}
 
@@ -92,7 +96,7 @@ def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 def brief_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner waits so long for what an earlier one may still be sending before it decides otherwise; here it has ended."""
-    monkeypatch.setattr(pipelines.legs.settling, "INSERT_MAX_EXECUTION_SECONDS", 2)
+    monkeypatch.setattr(pipelines.legs.settling, "INSERT_MAX_EXECUTION_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -75,6 +75,8 @@ class PipelineCase:
         self.admin = AdminClient({"log_level": 0, **self.addresses.kafka_client})
         self.session: SparkSession | None = None
         """Where runners inside this process run; None: without Spark (plain_runner.py)."""
+        self.is_streaming = True
+        """On that session: as streaming queries, which cost seconds to start; or with their tasks only."""
         self.told: list[str] = []
         """What runners inside this process have said."""
         self._client: Client | None = None
@@ -373,8 +375,8 @@ class PipelineCase:
             options = {"driver_offsets": 1_000_000, "driver_frames": 1000, **options}
         runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), tell=self.told.append)
         runner.shared_session = self.session
-        if self.session is None:
-            make_plain(runner)
+        if self.session is None or not self.is_streaming:
+            make_plain(runner, self.session)
         return runner
 
     def in_background(self, runner: Runner) -> threading.Thread:

@@ -1,7 +1,8 @@
 """`tallyflow run` without Spark: the real legs and planners on real servers, in the driver, with a loop where a streaming query would be.
 
 It starts in two seconds instead of fifteen, so that a kill can be tried at every step. What Spark adds (its checkpoint, tasks, workers)
-is killed in cases of its own. Started as a script, with the arguments of `tallyflow`; ranges must be small enough for the driver.
+is killed in cases of its own. Started as a script, with the arguments of `tallyflow`; ranges must be small enough for the driver. With a
+session it is only the loop: tasks run on Spark's workers.
 """
 
 import json
@@ -13,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+
+from pyspark.sql import SparkSession
 
 from pipelines import retention, runner
 from pipelines.cli.app import app
@@ -43,7 +46,7 @@ class PlainQueries:
     def __init__(
         self, session: Any, run_path: Path, legs: Mapping[str, Leg], sources: Mapping[str, dict[str, str]], tell: Callable[[str], None]
     ) -> None:
-        self._run_path, self._sources = str(run_path), sources
+        self._session, self._run_path, self._sources = session, str(run_path), sources
         self._errors: list[Exception] = []
         self._legs = legs
         self._threads: list[threading.Thread] = []
@@ -70,7 +73,7 @@ class PlainQueries:
                 if end != start:
                     # As Spark's offset log: version, metadata, one offset per source.
                     (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
-                    leg.on_batch(SimpleNamespace(sparkSession=None), batch, offsets.parent)
+                    leg.on_batch(SimpleNamespace(sparkSession=self._session), batch, offsets.parent)
                     start, batch = end, batch + 1
         except StoppedError:
             pass
@@ -91,9 +94,9 @@ class PlainQueries:
             thread.join()
 
 
-def make_plain(made: Runner) -> None:
-    """Lets a runner that has not started run without Spark."""
-    made.shared_session = PlainSession()
+def make_plain(made: Runner, session: SparkSession | None = None) -> None:
+    """Lets a runner that has not started run without Spark, or with nothing of it but tasks on that session."""
+    made.shared_session = session or PlainSession()
     made.queries_class = PlainQueries
 
 
