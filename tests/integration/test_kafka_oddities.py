@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from plain_runner import PlainQueries
 from pyspark.sql import SparkSession
 
 from pipelines.errors import DataLossError, HaltError
 from pipelines.ledger import read_chain
-from pipelines.queries import Queries
 from pipelines.runner import Runner
 from pipelines.tally import LegTally, tally
 
@@ -283,7 +283,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: Pipeline
 
 
 def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_record(
-    case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+    case: PipelineCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case.create_topic()
     case.write_file(latest)
@@ -296,7 +296,7 @@ def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_r
         raise DiedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Queries, "_start", die)
+        patch.setattr(PlainQueries, "start", die)
         with pytest.raises(DiedError):
             case.warm_run()
     case.send_events(60)
