@@ -13,6 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from clickhouse_connect.driver.client import Client, ClientConfig, init_sequence, run_sync
+from clickhouse_connect.driver.httpclient import HttpClient
 from hypothesis import HealthCheck, settings
 from network_case import Proxied, proxies, through
 from pipeline_case import PipelineCase
@@ -45,6 +47,27 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         servers.up()
     yield servers
     servers.down()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settings_asked_once() -> Iterator[None]:
+    """ClickHouse's driver reads all 1,300 settings of the server for each client that it makes, of which a short case has five or six; that
+    was a tenth of its CPU. Here a server is asked once per user. Whoever connects still logs in.
+    """
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def ask_once(client: HttpClient, tz_source: Any) -> None:
+        key = (client.url, client.headers.get("Authorization"), repr(client._initial_settings), tz_source)
+        if key in known:
+            client.command("SELECT version(), timezone()", use_database=False)
+        else:
+            config = ClientConfig(settings=client._initial_settings or {}, timezone_policy=tz_source)
+            known[key] = run_sync(init_sequence(config), client._execute_operation)
+        client._apply_init_result(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "_init_common_settings", ask_once)
+        yield
 
 
 @pytest.fixture(scope="session")
