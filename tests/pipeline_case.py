@@ -50,6 +50,8 @@ PATIENCE_SECONDS = 240.0
 IN_DRIVER = ("--driver-offsets", "1000000", "--driver-frames", "1000")
 IN_TASKS = ("--driver-offsets", "0", "--driver-frames", "0")
 Position = tuple[int, int]
+_HTTP = httpx.Client(timeout=30, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+"""Shared: making one reads certificates, 25 ms of CPU for each look of those that wait."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
@@ -76,6 +78,8 @@ class PipelineCase:
         self.admin = AdminClient({"log_level": 0, **self.addresses.kafka_client})
         self.session: SparkSession | None = None
         """Where runners inside this process run; None: without Spark (plain_runner.py)."""
+        self.is_streaming = True
+        """On that session: as streaming queries, which cost seconds to start; or with their tasks only."""
         self.told: list[str] = []
         """What runners inside this process have said."""
         self._client: Client | None = None
@@ -333,7 +337,7 @@ class PipelineCase:
         """What `status` asks for, from the runner itself; None while there is none."""
         found = find_runners(self.names.directory(self.home))
         try:
-            return httpx.get(f"http://127.0.0.1:{found[0]['port']}/status", timeout=30).json() if found else None
+            return _HTTP.get(f"http://127.0.0.1:{found[0]['port']}/status").json() if found else None
         except httpx.TransportError:
             return None
 
@@ -374,8 +378,8 @@ class PipelineCase:
             options = {"driver_offsets": 1_000_000, "driver_frames": 1000, **options}
         runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), expire_letters, self.told.append)
         runner.shared_session = self.session
-        if self.session is None:
-            make_plain(runner)
+        if self.session is None or not self.is_streaming:
+            make_plain(runner, self.session)
         return runner
 
     def in_background(self, runner: Runner) -> threading.Thread:

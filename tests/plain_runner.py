@@ -1,7 +1,8 @@
 """`tallyflow run` without Spark: the real legs and planners on real servers, in the driver, with a loop where a streaming query would be.
 
 It starts in two seconds instead of fifteen, so that a kill can be tried at every step. What Spark adds (its checkpoint, tasks, workers)
-is killed in cases of its own. Started as a script, with the arguments of `tallyflow`; ranges must be small enough for the driver.
+is killed in cases of its own. Started as a script, with the arguments of `tallyflow`; ranges must be small enough for the driver. With a
+session it is only the loop: tasks run on Spark's workers.
 """
 
 import json
@@ -14,7 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from pipelines import runner
+from pyspark.sql import SparkSession
+
+from pipelines import retention, runner
 from pipelines.cli.app import app
 from pipelines.connectors import ranges
 from pipelines.connectors.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges, offset_text
@@ -25,6 +28,8 @@ from pipelines.runner import Runner
 # A stop waits until the planners have looked once more, an end until the runner has: seconds of a run that takes none.
 ranges.IDLE_SECONDS = 0.05
 runner.WATCH_SECONDS = 0.05
+# Whoever waits for a purge, or for room that one makes, waits as long as it takes to look.
+retention.LOOK_EVERY_SECONDS = 0.5
 
 
 class PlainSession:
@@ -41,7 +46,7 @@ class PlainQueries:
     def __init__(
         self, session: Any, run_path: Path, legs: Mapping[str, Leg], sources: Mapping[str, dict[str, str]], tell: Callable[[str], None]
     ) -> None:
-        self._run_path, self._sources = str(run_path), sources
+        self._session, self._run_path, self._sources = session, str(run_path), sources
         self._errors: list[Exception] = []
         self._legs = legs
         self._threads: list[threading.Thread] = []
@@ -56,6 +61,9 @@ class PlainQueries:
 
     def _work(self, leg: Leg, options: dict[str, str]) -> None:
         reader = (KafkaRanges if leg.name == "ingest" else StreamRanges)(options).streamReader(RANGE_SCHEMA)
+        if leg.name == "ingest":
+            # Where few records come it waits before the next range; a stop need not.
+            reader._sleep = leg.stop.wait
         start, batch = reader.initialOffset(), 0
         offsets = Path(self._run_path).parent / f"checkpoint-{leg.name}" / "offsets"
         offsets.mkdir(parents=True)
@@ -66,7 +74,7 @@ class PlainQueries:
                     # As Spark's offset log: version, metadata, one offset per source.
                     (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
                     try:
-                        leg.on_batch(SimpleNamespace(sparkSession=None), batch, offsets.parent)
+                        leg.on_batch(SimpleNamespace(sparkSession=self._session), batch, offsets.parent)
                     except ReplanError:
                         leg.patiently(leg.chain.open)
                         end = leg.patiently(leg.start_offset)
@@ -90,9 +98,9 @@ class PlainQueries:
             thread.join()
 
 
-def make_plain(made: Runner) -> None:
-    """Lets a runner that has not started run without Spark."""
-    made.shared_session = PlainSession()
+def make_plain(made: Runner, session: SparkSession | None = None) -> None:
+    """Lets a runner that has not started run without Spark, or with nothing of it but tasks on that session."""
+    made.shared_session = session or PlainSession()
     made.queries_class = PlainQueries
 
 

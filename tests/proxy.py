@@ -215,8 +215,9 @@ class Proxy:
             await self._send(server, request[:left], 0)
             left -= len(request)
             request = await requests.read(_CHUNK_BYTES)
-        await self._send(server, None, 0)
+        # Before the end is sent: who has the answer to it finds it counted.
         self.half_closes += 1
+        await self._send(server, None, 0)
         while await requests.read(_CHUNK_BYTES):
             await link.gate.wait()
 

@@ -156,7 +156,7 @@ def _add(connections: Connections, item: Item, bucket: int, rows: pa.Table, time
 
 def _judged_rows(connections: Connections, item: Item, step: Sequence[Arrived], counts: dict[str, int]) -> pa.Table:
     """What dedup goes by, of the rows that come through the stages; what a plan has decided is not tried again."""
-    rows, _ = stages(connections.engine, connections.stage_config(item["config"]), "", step, counts, item["poison"])
+    rows, _ = stages(connections.engine, config_of(connections, item["config"]), "", step, counts, item["poison"])
     return rows.select([name for name in _JUDGED if name in rows.column_names])
 
 

@@ -1,6 +1,8 @@
 """`tallyflow plan`: what is begun and not finished; rows of the sink that somebody gives up are counted dead letters and never inserted."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +10,18 @@ import pytest
 from edited_case import alter, mapping
 from pipeline_case import PipelineCase
 
-import pipelines.plans
 from pipelines.errors import HaltError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
 
-@pytest.fixture(autouse=True)
-def no_late_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No insert of these cases is at work when its runner has ended."""
-    monkeypatch.setattr(pipelines.plans, "INSERT_MAX_EXECUTION_SECONDS", 0)
+BRIEFLY = """
+import pipelines.legs.settling
+from pipelines.cli.app import app
+pipelines.legs.settling.INSERT_MAX_EXECUTION_SECONDS = 0.2
+app()
+"""
+"""`tallyflow` as a process of its own, with what `brief_inserts` does here."""
 
 
 def killed_at(case: PipelineCase, failpoint: str) -> None:
@@ -106,8 +110,9 @@ def test_rows_that_wait_behind_the_plan_are_given_up_as_well_when_asked_for(case
 @pytest.mark.parametrize("who", ["sink", "command"])
 def test_an_abandonment_that_was_killed_is_finished_as_it_was_decided(case: PipelineCase, failpoint: str, who: str) -> None:
     with_open_plan(case, "sink.before-insert")
-    killed = case.command(
-        "plan", "abandon", str(case.file), "--leg", "sink", "--reason", "first", "--yes", TALLYFLOW_FAILPOINT=f"{failpoint}:1:worker"
+    command = ["plan", "abandon", str(case.file), "--leg", "sink", "--reason", "first", "--yes"]
+    killed = subprocess.run(
+        [sys.executable, "-c", BRIEFLY, *command], env=case.environment(TALLYFLOW_FAILPOINT=f"{failpoint}:1:worker"), cwd=case.directory
     )
     assert killed.returncode == -9
     if who == "command":

@@ -128,7 +128,8 @@ def test_without_receivers_an_alert_is_logged(caplog: pytest.LogCaptureFixture) 
 def test_a_webhook_that_answers_without_end_holds_nobody(
     monkeypatch: pytest.MonkeyPatch, beginning: bytes, drops: list[bytes], told: list[str]
 ) -> None:
-    monkeypatch.setattr(alerts, "WEBHOOK_SECONDS", 1.0)
+    # An answer whose head is whole is no failure, however busy the machine.
+    monkeypatch.setattr(alerts, "WEBHOOK_SECONDS", 1.0 if told else 60.0)
     is_left = threading.Event()
 
     def answer(listener: socket.socket) -> None:

@@ -9,6 +9,7 @@ from dedup_case import check_event_times, check_first_of_keys, keyed_by, timed_b
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from pyspark.sql import SparkSession
 
+from pipelines import breaker
 from pipelines.errors import HaltError
 from pipelines.tally import tally
 
@@ -115,22 +116,23 @@ def test_records_that_are_late_are_judged_behind_the_exchange(case: PipelineCase
     assert check_event_times(case, 3600, 0) == {"row": 10, "late": 10_000}
 
 
-def test_at_a_low_rate_batches_add_up_until_1000_records_are_seen(case: PipelineCase) -> None:
+def test_at_a_low_rate_batches_add_up_until_enough_records_are_seen(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "MIN_RECORDS", 200)
     case.create_topic()
     case.warm_run()
     runner = case.warm_runner(until_caught_up=False)
     running = case.in_background(runner)
-    for batch in range(20):
+    for batch in range(4):
         case.send(of_wrong_type(range(50 * batch, 50 * batch + 50)))
-        if batch < 19:
+        if batch < 3:
             wait_until(lambda: len(case.letters()) == 50 * batch + 50, "the batch's dead letters")  # noqa: B023
     wait_until(lambda: runner.legs["process"].failure, "a halt")
-    assert "1,000 of 1,000 records were rejected for one cause" in runner.legs["process"].status.message
-    assert 950 <= len(case.letters()) < 1000, "the last 50 may have come in two batches"
+    assert "200 of 200 records were rejected for one cause" in runner.legs["process"].status.message
+    assert 150 <= len(case.letters()) < 200, "the last 50 may have come in two batches"
     runner.request_stop()
     running.join()
     case.warm_run(accept=True)
-    assert len(case.letters()) == 1000
+    assert len(case.letters()) == 200
     case.check()
 
 
@@ -157,31 +159,39 @@ def test_the_command_takes_accept(case: PipelineCase) -> None:
 # -- at the sink ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To judge by: each row that is refused takes inserts of its own to be found."""
+    monkeypatch.setattr(breaker, "MIN_RECORDS", 100)
+
+
 def refuse_from(case: PipelineCase, first: int) -> None:
     case.create_topic(1)
     case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT small CHECK id < {first}")
 
 
+@pytest.mark.usefixtures("few_are_enough")
 def test_a_table_that_refuses_a_fifth_of_a_chunk_stops_the_sink_and_accept_goes_on(case: PipelineCase) -> None:
-    refuse_from(case, 780)
-    case.send_events(1000, partitions=1)
-    with pytest.raises(HaltError, match=r"201 of 1,000 records were rejected for one cause.*sink: refused.*offset"):
+    refuse_from(case, 78)
+    case.send_events(100, partitions=1)
+    with pytest.raises(HaltError, match=r"21 of 100 records were rejected for one cause.*sink: refused.*offset"):
         case.warm_run()
     assert case.letters() == []
     case.warm_run(accept=True)
-    assert (len(case.letters()), case.count()) == (220, 780)
+    assert (len(case.letters()), case.count()) == (22, 78)
     case.check()
 
 
+@pytest.mark.usefixtures("few_are_enough")
 def test_a_table_that_is_mended_takes_the_rows_that_were_not_decided(case: PipelineCase) -> None:
-    refuse_from(case, 780)
-    case.send_events(1000, partitions=1)
-    with pytest.raises(HaltError, match="201 of 1,000 records"):
+    refuse_from(case, 78)
+    case.send_events(100, partitions=1)
+    with pytest.raises(HaltError, match="21 of 100 records"):
         case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
     case.warm_run()
-    assert (len(case.letters()), case.count()) == (200, 800)
+    assert (len(case.letters()), case.count()) == (20, 80)
     case.check()
 
 
@@ -208,6 +218,7 @@ def test_with_dedup_rejected_halt_stops_before_the_exchange(case: PipelineCase, 
         keyed_by("id")(document)
         halting(document)
 
+    case.is_streaming = False
     case.write_file(change)
     case.create_topic()
     case.send([*good(range(50)), b"{"])

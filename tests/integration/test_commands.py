@@ -14,7 +14,6 @@ import httpx
 import pytest
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
 from pipelines.cli.app import app
@@ -99,7 +98,7 @@ def test_a_start_that_waits_is_stopped_as_a_runner_is_and_leaves_nothing(case: P
 # -- status -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_status_server_tells_legs_lag_and_health(case: PipelineCase, session: SparkSession) -> None:
+def test_the_status_server_tells_legs_lag_and_health(case: PipelineCase) -> None:
     case.create_topic()
     with running(case) as runner:
         case.send_events(90, bad_every=30)

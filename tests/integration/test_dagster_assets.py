@@ -87,7 +87,7 @@ def test_a_pipeline_that_cannot_start_fails_with_what_to_do_and_no_traceback(cas
 
 def test_what_was_checked_is_published(pipeline: DagsterCase) -> None:
     pipeline.case.send_events(60)
-    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    pipeline.case.warm_run()
     result = pipeline.job("publish")
     assert result.success, failure(result)
     assert metadata(result)["published"]["dagster/row_count"] == 60
@@ -100,7 +100,7 @@ def test_what_was_checked_is_published(pipeline: DagsterCase) -> None:
 def test_a_failed_blocking_check_holds_the_publication_back_and_names_the_row(pipeline: DagsterCase) -> None:
     case = pipeline.case
     case.send_events(60)
-    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    case.warm_run()
     case.client().command(f"INSERT INTO {case.table} SELECT * FROM {case.table} WHERE id = 17")
     result = pipeline.job("publish")
     assert not result.success
@@ -115,7 +115,7 @@ def test_checks_that_need_no_clickhouse_are_made_while_it_is_away(pipeline: Dags
     monkeypatch.setattr("dagster_project.table_checks.PAUSES", (0.1,))
     case = pipeline.case
     case.send_events(60)
-    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    case.warm_run()
     case.stack.server("clickhouse").kill()
     try:
         result = pipeline.job("publish")
@@ -138,7 +138,7 @@ def test_a_failed_check_that_only_warns_does_not_hold_back(case: PipelineCase) -
     case.create_topic()
     case.send_events(60)
     with dagster_case(case) as pipeline:
-        assert pipeline.materialize("clickhouse_table", **CAUGHT_UP).success
+        case.warm_run()
         case.client().command(f"INSERT INTO {case.table} SELECT * FROM {case.table} WHERE id = 17")
         result = pipeline.job("publish")
     assert result.success, failure(result)
@@ -148,7 +148,7 @@ def test_a_failed_check_that_only_warns_does_not_hold_back(case: PipelineCase) -
 def test_compaction_reports_before_and_after_and_its_proof(pipeline: DagsterCase) -> None:
     for _ in range(3):
         pipeline.case.send_events(100)
-        assert pipeline.materialize("dedup_store", **CAUGHT_UP).success
+        pipeline.case.warm_run()
     result = pipeline.job("compact")
     assert result.success, failure(result)
     found = metadata(result)["dedup_compaction"]
@@ -159,9 +159,10 @@ def test_compaction_reports_before_and_after_and_its_proof(pipeline: DagsterCase
 
 @pytest.mark.spark
 def test_compaction_may_be_done_in_tasks_of_the_spark_resource(pipeline: DagsterCase, session: SparkSession) -> None:
+    pipeline.case.session = None
     for _ in range(2):
         pipeline.case.send_events(100)
-        assert pipeline.materialize("dedup_store", **CAUGHT_UP).success
+        pipeline.case.warm_run()
     result = pipeline.materialize("dedup_compaction", with_spark=True)
     assert result.success, failure(result)
     found = metadata(result)["dedup_compaction"]
@@ -173,7 +174,7 @@ def test_compaction_may_be_done_in_tasks_of_the_spark_resource(pipeline: Dagster
 def test_dead_letters_enter_again_when_somebody_has_said_which(pipeline: DagsterCase) -> None:
     case = pipeline.case
     case.send_events(90, bad_every=30)
-    assert pipeline.materialize("dead_letters", **CAUGHT_UP).success
+    case.warm_run()
     assert "say which dead letters" in failure(pipeline.materialize("reprocessed_letters"))
     assert "has no time zone" in failure(pipeline.materialize("reprocessed_letters", since="2026-01-01T00:00:00"))
     result = pipeline.job("reprocess")
@@ -346,7 +347,7 @@ def verify_now(pipeline: DagsterCase, hours: set[str]) -> list[dg.ExecuteInProce
 def test_a_verified_hour_is_reported_and_the_table_passes_by_it(pipeline: DagsterCase) -> None:
     before = hour_now()
     pipeline.case.send_events(90, bad_every=30)
-    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    pipeline.case.warm_run()
     results = verify_now(pipeline, {before})
     assert all(result.success for result in results)
     found = [metadata(result)["verification"] for result in results]
@@ -363,7 +364,7 @@ def test_an_hour_with_records_that_was_not_verified_is_a_warning_though_others_m
     """One of three hours ago is missed, one of before the period of 24 h is not."""
     before = hour_now()
     pipeline.case.send_events(30)
-    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    pipeline.case.warm_run()
     assert all(result.success for result in verify_now(pipeline, {before}))
     hours = {ago: f"{datetime.now(UTC) - timedelta(hours=ago):%Y-%m-%d-%H:00}" for ago in (3, 26)}
     pipeline.instance.add_dynamic_partitions(f"{pipeline.pipeline.key}_verification_hours", [hours[3], hours[26]])
@@ -383,7 +384,7 @@ def test_a_verification_without_an_hour_fails_at_once_and_says_so(pipeline: Dags
 def test_a_wrong_value_is_found_by_verification_and_holds_the_publication_back(pipeline: DagsterCase) -> None:
     case, before = pipeline.case, hour_now()
     case.send_events(60)
-    assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
+    case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 17 SETTINGS mutations_sync = 2")
     evaluations = [one for result in verify_now(pipeline, {before}) for one in result.get_asset_check_evaluations()]
     differing = next(one for one in evaluations if not one.passed)

@@ -72,6 +72,7 @@ def test_event_times_give_the_same_answer_after_compaction_and_rebuilding(case: 
 
 
 def test_keys_are_remembered_from_run_to_run_and_from_driver_to_tasks(case: PipelineCase, session: SparkSession) -> None:
+    case.is_streaming = False
     case.write_file(keyed_by("id"))
     case.create_topic()
     for number, options in enumerate([{}, IN_TASKS, {}, IN_TASKS]):

@@ -8,7 +8,7 @@ columns of the file that it was made under. `TALLYFLOW_EDIT_HISTORIES` (default 
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -20,10 +20,9 @@ from pipeline_case import PipelineCase, Position
 
 import pipelines.legs.leg
 import pipelines.legs.sink
-import pipelines.plans
 from pipelines.errors import HaltError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
 HISTORIES = int(os.environ.get("TALLYFLOW_EDIT_HISTORIES", "6"))
 SEEDS = [int(os.environ["TALLYFLOW_EDIT_SEED"])] if "TALLYFLOW_EDIT_SEED" in os.environ else list(range(HISTORIES))
@@ -331,13 +330,6 @@ class History:
         assert json.loads(self.case.invoke("tally", str(self.case.file), "--json").stdout)["residue"] == 0
         audited = self.case.invoke("audit", str(self.case.file))
         assert audited.exit_code == 0, (audited.output, self.story)
-
-
-@pytest.fixture(autouse=True)
-def no_late_inserts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No insert of these cases is at work when its runner has ended."""
-    monkeypatch.setattr(pipelines.plans, "INSERT_MAX_EXECUTION_SECONDS", 0)
-    yield
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,7 +1,6 @@
 """The JetStream connector against a real server."""
 
 import threading
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -207,10 +206,8 @@ def test_a_connection_outlives_a_restart_of_the_server(log: JetStream, stream: s
     publish(log, f"{stream}.a", [b"%d" % n for n in range(10)])
     server = running_stack.server("nats")
     server.kill()
-    began = time.monotonic()
     with pytest.raises(RetryableError, match="NATS did not answer"):
         log.last(stream, f"{stream}.a")
-    assert time.monotonic() - began < 60
     server.start()
 
     def state() -> object:

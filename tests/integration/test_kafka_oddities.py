@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from plain_runner import PlainQueries
 from pyspark.sql import SparkSession
 
 from pipelines.connectors.kafka import Block, KafkaTopic, RangeReader
 from pipelines.errors import DataLossError, HaltError, RetryableError
 from pipelines.ledger import read_chain
-from pipelines.queries import Queries
 from pipelines.runner import Runner
 from pipelines.tally import LegTally, tally
 
@@ -157,6 +157,7 @@ def test_aborted_transactions_leave_gaps_and_an_open_one_holds_back_what_follows
 
 
 def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase, session: SparkSession) -> None:
+    case.is_streaming = False
     case.create_topic(2)
     transaction(case, "a", range(0, 40, 2)).abort_transaction(30)
     transaction(case, "b", range(1, 40, 2)).commit_transaction(30)
@@ -318,7 +319,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: Pipeline
 
 
 def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_record(
-    case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+    case: PipelineCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case.create_topic()
     case.write_file(latest)
@@ -331,7 +332,7 @@ def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_r
         raise DiedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Queries, "_start", die)
+        patch.setattr(PlainQueries, "start", die)
         with pytest.raises(DiedError):
             case.warm_run()
     case.send_events(60)

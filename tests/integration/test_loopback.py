@@ -69,7 +69,8 @@ def test_a_flood_of_connections_leaves_the_descriptors_alone_and_ends(port: int)
         for connection in flood:
             connection.settimeout(30)
             assert is_ended(connection)
-        assert _is_healthy(port)
+        # A head may take longer than SOON_SECONDS to come on a machine that is busy.
+        wait_until(lambda: _is_healthy(port), "an answer behind the flood")
 
 
 @pytest.mark.parametrize(

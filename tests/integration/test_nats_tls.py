@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Greeter:
                 connection = self.tls.wrap_socket(connection, server_side=True)
                 self._open.append(connection)
             while piece := connection.recv(65536):
-                self.told += piece
+                self.told.extend(piece)
                 if b"PING" in piece:
                     connection.sendall(b"PONG\r\n")
         except OSError:
@@ -73,7 +73,10 @@ class Greeter:
 
     def drop(self) -> None:
         """Ends every connection."""
-        for connection in self._open:
+        for connection in list(self._open):
+            with suppress(OSError):
+                # A close alone does not wake who waits for the connection's next piece.
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
     def close(self) -> None:

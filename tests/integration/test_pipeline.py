@@ -11,7 +11,7 @@ from pipelines.status import StatusServer
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
-def test_every_record_reaches_the_table_or_the_dead_letters_through_the_driver(case: PipelineCase, session: SparkSession) -> None:
+def test_every_record_reaches_the_table_or_the_dead_letters_through_the_driver(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(5000, bad_every=100)
     case.warm_run()

@@ -86,6 +86,8 @@ def test_every_record_arrives_over_tls_with_a_login(
     secure_case: PipelineCase, way: dict[str, Any], broker: tuple[Addresses, str, Path], mechanism: str
 ) -> None:
     connect(secure_case, broker, mechanism=mechanism)
+    # Its planners, too, each in a process of its own.
+    secure_case.is_streaming = True
     secure_case.send_events(2000, bad_every=100)
     secure_case.warm_run(**way)
     secure_case.check()

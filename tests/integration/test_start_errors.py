@@ -1,5 +1,6 @@
 """What stops a start: one clear message, nothing begun. And what looks wrong but is fine."""
 
+import socket
 import subprocess
 import threading
 import time
@@ -21,6 +22,14 @@ from resources.local.ports import choose_port
 pytestmark = pytest.mark.integration
 
 Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def nowhere() -> Iterator[int]:
+    """A port of loopback that refuses connections and is nobody else's meanwhile."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
 
 
 def refused(case: PipelineCase, kind: type[TallyflowError] = HaltError, seconds: float = 5) -> str:
@@ -80,19 +89,17 @@ def test_a_bad_file_is_refused_with_all_its_faults(case: PipelineCase) -> None:
     assert_nothing_was_made(case)
 
 
-@pytest.mark.parametrize("server", ["kafka", "nats", "clickhouse"])
-def test_a_server_that_stays_away_is_waited_for_and_then_named(case: PipelineCase, server: str) -> None:
-    nowhere = choose_port(())
+# A first answer of Kafka is waited for 3 s, and so the start must wait longer to say that it waits.
+@pytest.mark.parametrize(("server", "seconds"), [("kafka", "6"), ("nats", "3"), ("clickhouse", "3")])
+def test_a_server_that_stays_away_is_waited_for_and_then_named(case: PipelineCase, nowhere: int, server: str, seconds: str) -> None:
     variables: dict[str, Any] = {
         "kafka": {"KAFKA_BOOTSTRAP": f"127.0.0.1:{nowhere}"},
         "nats": {"NATS_URL": f"nats://127.0.0.1:{nowhere}"},
         "clickhouse": {"CLICKHOUSE_PORT": str(nowhere)},
     }[server]
     case.create_topic()
-    began = time.monotonic()
-    ended = case.invoke("run", str(case.file), "--connect-timeout", "4", **variables)
+    ended = case.invoke("run", str(case.file), "--connect-timeout", seconds, **variables)
     assert ended.exit_code == 1
-    assert time.monotonic() - began < 60
     *waits, last = ended.stderr.splitlines()
     assert waits and all(line.startswith("waiting: ") for line in waits)
     assert str(nowhere) in last
@@ -386,19 +393,21 @@ def test_a_partition_that_has_no_leader_yet_is_waited_for_before_anything_is_mad
     assert_nothing_was_made(case)
 
 
-def test_waiting_ends_with_the_last_reason(case: PipelineCase) -> None:
+def test_waiting_ends_with_the_last_reason(case: PipelineCase, nowhere: int) -> None:
     case.create_topic()
-    case.write_file(lambda document: document["sink"]["connection_params"].update(port=choose_port(())))
+    case.write_file(lambda document: document["sink"]["connection_params"].update(port=nowhere))
     began = time.monotonic()
     message = refused(case, RetryableError, seconds=2)
-    assert 1 < time.monotonic() - began < 60
+    assert time.monotonic() - began > 1
     assert message.startswith("connecting to ClickHouse at 127.0.0.1:")
 
 
-def test_a_key_store_that_cannot_be_reached_is_waited_for_and_then_named(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_store_that_cannot_be_reached_is_waited_for_and_then_named(
+    case: PipelineCase, nowhere: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    uri = f"s3://keys/state?endpoint_override=127.0.0.1:{choose_port(())}&scheme=http&region=here"
+    uri = f"s3://keys/state?endpoint_override=127.0.0.1:{nowhere}&scheme=http&region=here"
     case.create_topic()
     case.write_file(lambda document: document.update(state_uri=uri))
     message = refused(case, RetryableError, seconds=2)

@@ -78,14 +78,14 @@ def expected(seen: Seen, lateness_us: int | None) -> list[int]:
 RECORDS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.booleans()), max_size=20)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(RECORDS)
 def test_a_copy_lies_within_the_window_of_the_last_accepted_record_of_its_key(tmp_path: Path, seen: Seen) -> None:
     seen = [(key, time, accepted) for (key, _, accepted), time in zip(seen, sorted(time for _, time, _ in seen), strict=True)]
     assert verdict(tmp_path, seen, CONFIG) == (expected(seen, None), [])
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(RECORDS)
 def test_by_the_time_of_the_event_the_watermark_ends_a_window(tmp_path: Path, seen: Seen) -> None:
     assert verdict(tmp_path, seen, BY_FIELD) == (expected(seen, 3), [])

@@ -46,7 +46,7 @@ def test_a_full_stream_makes_nothing_grow_however_often_it_is_tried(tmp_path: Pa
     waits(case)
     waits(case)
     first = kept(case)
-    for _ in range(240):
+    for _ in range(60):
         waits(case)
     assert kept(case) == first
     case.log.max_bytes = {}

@@ -177,7 +177,7 @@ steps = st.tuples(keys, st.integers(0, 7))
 cutting = st.lists(st.integers(0, 60), max_size=6).map(tuple)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(st.lists(steps, max_size=60), st.integers(1, 20), cutting)
 def test_the_answer_is_that_of_a_dictionary_however_the_stream_is_cut(
     found: list[tuple[str | None, int]], window: int, cuts: tuple[int, ...]
@@ -190,7 +190,7 @@ def test_the_answer_is_that_of_a_dictionary_however_the_stream_is_cut(
         assert run(_ENGINE, KeyedStore(Place.local(Path(directory))), records, window, cuts) == model(records, window)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(st.lists(st.tuples(keys, st.integers(0, 40)), max_size=60), st.integers(1, 20), st.integers(0, 10), cutting)
 def test_the_answer_for_times_of_a_field_is_that_of_a_dictionary_however_the_stream_is_cut(
     found: list[tuple[str | None, int]], window: int, lateness: int, cuts: tuple[int, ...]

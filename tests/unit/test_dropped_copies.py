@@ -64,7 +64,7 @@ def judged_one_by_one(records: list[Record], watermarks: list[int]) -> tuple[lis
     return accepted, {number: count for number, count in copies.items() if records[number - 1][2]}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=25))
 def test_the_copies_of_a_letter_end_where_dedup_lets_its_key_through_again(records: list[Record]) -> None:
     in_order = [(key, time, is_letter) for (key, _, is_letter), time in zip(records, sorted(time for _, time, _ in records), strict=True)]
@@ -73,7 +73,7 @@ def test_the_copies_of_a_letter_end_where_dedup_lets_its_key_through_again(recor
     assert counted(in_order, accepted, never) == copies
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=25), st.integers(0, 20))
 def test_by_the_time_of_the_event_the_watermark_ends_them_as_well(records: list[Record], lateness: int) -> None:
     marks = [max((time for _, time, _ in records[:at]), default=-1000) - lateness for at in range(len(records))]

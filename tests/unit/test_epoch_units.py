@@ -103,7 +103,7 @@ def near_an_edge(draw: st.DrawFn) -> tuple[str, int]:
     return unit, draw(st.sampled_from(EDGES)) * PER_SECOND[unit] + draw(st.integers(-(10**10), 10**10) | st.integers(-3, 3))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(near_an_edge(), COLUMNS, st.sampled_from(["int64", "uint64"]))
 @example(("ms", 1_769_817_599_123), "DateTime64(3)", "int64")
 @example(("ns", 2**63), "DateTime64(3)", "uint64")
@@ -113,7 +113,7 @@ def test_an_integer_of_a_unit_is_the_instant_that_exact_arithmetic_gives(number:
     assert [wanted] == stage(source, column, [str(value)], unit) == reference(source, column, [str(value)], unit)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(near_an_edge(), st.floats(-2, 2), COLUMNS)
 def test_a_float_of_a_unit_is_the_instant_of_the_nearest_microsecond(number: tuple[str, int], part: float, column: str) -> None:
     unit, value = number
@@ -121,7 +121,7 @@ def test_a_float_of_a_unit_is_the_instant_of_the_nearest_microsecond(number: tup
     assert [plain("float64", column, text, unit)] == stage("float64", column, [text], unit) == reference("float64", column, [text], unit)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(near_an_edge(), st.text("0123456789", max_size=9), st.booleans(), COLUMNS)
 @example(("us", 1_769_817_599_123_456), "5", False, "DateTime64(9)")
 @example(("s", -1), "5", False, "DateTime64(6)")

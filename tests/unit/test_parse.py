@@ -493,7 +493,7 @@ def oracle(text: str, fields: list[tuple[str, str]]) -> list[Any] | tuple[str, s
     return values
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(objects=st.lists(OBJECTS, min_size=1, max_size=8), pairs=FIELDS, copies=st.sampled_from([1, 1, 600]))
 def test_parse_agrees_with_plain_python(objects: list[dict[str, Any]], pairs: list[tuple[str, str]], copies: int) -> None:
     reader_module.json_reader.cache_clear()

@@ -163,6 +163,7 @@ def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str, wi
             raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 @pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
 @pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
@@ -176,6 +177,7 @@ def test_a_command_that_takes_letters_may_be_killed_or_paused_before_every_singl
             raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("fault", list(Fault))
 @pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
 def test_every_single_publish_of_a_command_that_takes_letters_may_fail(fault: Fault, command: str) -> None:
@@ -207,6 +209,7 @@ def test_a_table_may_be_mended_after_a_kill_before_every_single_call() -> None:
             raise AssertionError(f"kill before call {call} of {calls}: {error}") from error
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("fault", list(Fault))
 def test_a_table_may_be_mended_while_any_publish_fails_and_a_late_one_arrives_with_the_next_insert(fault: Fault) -> None:
     _, publishes = short_history(lambda world: None)
@@ -222,6 +225,7 @@ def test_a_table_may_be_mended_while_any_publish_fails_and_a_late_one_arrives_wi
             raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("fault", list(Fault))
 def test_every_single_publish_may_fail(fault: Fault) -> None:
     _, publishes = short_history(lambda world: None)

@@ -69,7 +69,7 @@ def test_without_a_row_or_with_one_that_cannot_be_it_the_piece_is_halved(at: int
     assert Pieces.of({}, 10).refuse("no", at).ends == (5, 10)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.integers(0, 60).flatmap(lambda rows: st.tuples(st.just(rows), st.sets(st.integers(0, max(0, rows - 1))))), st.booleans())
 def test_exactly_the_bad_rows_are_refused(drawn: tuple[int, set[int]], names_rows: bool) -> None:
     rows, bad = drawn
@@ -82,7 +82,7 @@ def test_exactly_the_bad_rows_are_refused(drawn: tuple[int, set[int]], names_row
     assert table.inserts <= tries_per_bad_row * len(bad) + 1
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.booleans(), st.integers(0, 2**32))
 def test_a_kill_at_any_step_and_a_table_mended_half_way_double_and_lose_nothing(
     rows: int, bad: set[int], names_rows: bool, seed: int
@@ -163,7 +163,7 @@ class Parted(Table):
         return True, None
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.integers(0, 2**32))
 def test_a_table_that_stores_a_part_of_what_it_refuses_is_asked_and_has_every_row_once(rows: int, bad: set[int], seed: int) -> None:
     random = Random(seed)

@@ -147,7 +147,7 @@ def test_a_run_of_an_older_format_is_refused_with_the_remedy(place: Place) -> No
         Run.open(place, RunFacts("run", 1, 1, ""))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_a_flipped_bit_anywhere_in_the_file_is_noticed_or_changes_nothing(data: st.DataObject) -> None:
     with TemporaryDirectory() as directory:
@@ -257,7 +257,7 @@ Step = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(Step, min_size=1, max_size=40), st.sampled_from([1, 100, 3000]), st.sampled_from([0, 1, 4]), st.sampled_from([5, 100]))
 def test_two_processes_find_what_is_live_and_nothing_else_whoever_wrote_it(
     steps: list[Any], generation_rows: int, rows_per_key: int, window: int
@@ -438,7 +438,7 @@ def test_what_another_attempt_is_told_is_there_also_when_it_was_deleted_meanwhil
 Keys = st.integers(0, 5)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(st.dictionaries(st.tuples(Keys, Keys), st.integers(0, 9), min_size=1), min_size=1, max_size=6), st.integers(-1, 9))
 def test_a_merge_keeps_the_newest_of_each_key_that_is_not_over(parts: list[dict[tuple[int, int], int]], expired: int) -> None:
     model: dict[tuple[int, int], tuple[int, int]] = {}

@@ -113,7 +113,7 @@ Fields = st.sampled_from([None, "f", "g"])
 Causes = st.tuples(st.sampled_from(["parse", "transform"]), st.sampled_from(["a", "b"]), Fields, st.text("x1'\x1f", max_size=6))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.lists(Causes, max_size=6), max_size=5))
 def test_groups_are_what_sql_makes_of_the_same_letters(frames: list[list[tuple[str, str, str | None, str]]]) -> None:
     tables = []

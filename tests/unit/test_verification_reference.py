@@ -275,7 +275,7 @@ def as_batches(frames: Sequence[Sequence[Record]]) -> list[pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("config", [KEYED, TIMED], ids=["arrival", "event"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(frames=streams(), partitions=st.lists(st.sampled_from([0, 0, 1, 2, None]), min_size=12, max_size=12))
 def test_copies_are_those_of_a_dictionary(config: StageConfig, frames: list[Any], partitions: Partitions) -> None:
     partitions = partitions[: len(frames)]
@@ -289,7 +289,7 @@ def test_copies_are_those_of_a_dictionary(config: StageConfig, frames: list[Any]
         assert [position for (position,) in rejected] == late
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(frames=streams(), share=st.floats(0, 1))
 def test_a_range_finds_what_the_whole_finds(frames: list[Any], share: float) -> None:
     """Read from one window before the range on, with what the table has there."""
