@@ -325,7 +325,7 @@ def test_a_full_batch_is_inserted_at_once_and_a_smaller_one_waits(case: Pipeline
     with running(case):
         case.send_events(300)
         wait_until(lambda: rows_out(case, "process") == 300, "the rows on the out stream")
-        time.sleep(2)
+        time.sleep(1)
         assert case.count() == 0
         case.send_events(300)
         # The batch is full with its 500th row: those that came with it are in it, those that came after wait.

@@ -82,7 +82,7 @@ def test_a_pipeline_goes_on_from_what_a_purge_has_left(case: PipelineCase) -> No
 def test_a_small_stream_without_its_sink_makes_ingest_wait_and_is_named(case: PipelineCase) -> None:
     case.write_file(keeping("24h", "6MB"))
     case.create_topic()
-    case.send_events(12_000, name_bytes=1000)
+    case.send_events(8_000, name_bytes=1000)
     case.wait_ready(case.start_plain("--leg", "ingest", "--leg", "process"))
 
     def is_stuck() -> bool:
@@ -102,7 +102,7 @@ def test_a_small_stream_without_its_sink_makes_ingest_wait_and_is_named(case: Pi
     assert f"nats stream edit {stream} --max-bytes=" in " ".join(told.stdout.split())
     second = case.warm_runner(until_caught_up=False, legs=("sink",))
     case.in_background(second)
-    case.wait_count(12_000)
+    case.wait_count(8_000)
     case.check()
     assert purged(case, "out").is_early
 
