@@ -15,8 +15,8 @@ from rich.table import Table
 from bench import batch, latency, rival, stage, throughput, verification
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
-from pipelines.naming import LEGS
-from pipelines.produce import produce
+from pipelines.demo.produce import produce
+from pipelines.protocol.naming import LEGS
 from resources.local.stack import LocalStack
 
 _PLAIN = (("ingest", ("ingest",)), ("end-to-end", LEGS))

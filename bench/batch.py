@@ -14,15 +14,15 @@ import yaml
 from bench.pipeline import MeasuredPipeline
 from bench.processes import PIPELINE_GROUPS, Meter
 from pipelines.config import parse
-from pipelines.connectors.jetstream import JetStream
-from pipelines.connectors.spark import build_session
-from pipelines.key_store.rebuild import rebuild
-from pipelines.key_store.state import KeyState
-from pipelines.legs.execute import Tasks
-from pipelines.run_spec import RunSpec
-from pipelines.verification.result import Verification
-from pipelines.verification.run import Request, verify
-from pipelines.verification.slices import verify_in_tasks
+from pipelines.connectors.nats.client import JetStream
+from pipelines.engine.execute import Tasks
+from pipelines.engine.run_spec import RunSpec
+from pipelines.engine.session import build_session
+from pipelines.maintenance.inspect import KeyState
+from pipelines.maintenance.rebuild import rebuild
+from pipelines.proof.verification.result import Verification
+from pipelines.proof.verification.run import Request, verify
+from pipelines.proof.verification.slices import verify_in_tasks
 from resources.local.stack import LocalStack
 
 LIMIT_SECONDS = 3_600.0

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from bench.pipeline import MeasuredPipeline
 from bench.processes import PIPELINE_GROUPS, Meter
-from pipelines.produce import ensure_topic
+from pipelines.demo.produce import ensure_topic
 from resources.local.stack import LocalStack
 
 WARM_UP_SECONDS = 30.0

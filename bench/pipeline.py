@@ -13,8 +13,8 @@ from uuid import uuid4
 import httpx
 import yaml
 
-from pipelines.naming import Names
-from pipelines.runners import find_runners
+from pipelines.control.control import find_runners
+from pipelines.protocol.naming import Names
 from resources.local.stack import Addresses, LocalStack
 
 START_SECONDS = 120.0

@@ -21,12 +21,12 @@ import yaml
 
 from dagster_project.definitions import RESOURCES, build_definitions
 from dagster_project.pipeline_files import read_pipeline_files
-from pipelines.naming import Names
-from pipelines.processes import start_mark
-from pipelines.produce import produce
+from pipelines.control.processes import start_mark
+from pipelines.demo.produce import produce
+from pipelines.protocol.naming import Names
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
-from resources.local.kafka import MECHANISM, PROTOCOL
+from resources.local.kafka.broker import MECHANISM, PROTOCOL
 from resources.local.passwords import USER
 from resources.local.stack import LocalStack
 from resources.nats import NatsResource

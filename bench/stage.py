@@ -16,11 +16,11 @@ import psutil
 import pyarrow as pa
 
 from pipelines.connectors.duckdb import open_engine
-from pipelines.dedup import dedup, with_keys
-from pipelines.legs.buckets import key_owners, shares
-from pipelines.records import POSITION_FIELDS
-from pipelines.state.place import Place
-from pipelines.state.store import KeyedStore, bucket_with_turn
+from pipelines.key_store.storage import Place
+from pipelines.key_store.store import KeyedStore, bucket_with_turn
+from pipelines.process.buckets import key_owners, shares
+from pipelines.process.dedup import dedup, with_keys
+from pipelines.protocol.records import POSITION_FIELDS
 
 BUCKETS = 8
 FILL_EVENTS = 500_000

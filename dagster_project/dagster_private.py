@@ -1,4 +1,6 @@
-"""All that we use of Dagster beside its public names, in one place: `tests/unit/test_dagster_private.py` says what must hold of it.
+"""All that we use of Dagster beside its public names, in one place.
+
+`tests/unit/dagster_project/test_dagster_private.py` says what must hold of it.
 
 pyproject.toml pins Dagster below the next minor release. What each is for:
 the tables of the event log (pruning, which Dagster has none of), the tags of data versions (reports of seams, without a run),

@@ -6,22 +6,17 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_project import (
-    alerting,
-    automation,
-    batch_jobs,
-    control_sensors,
-    event_log,
-    observation,
-    pipeline_assets,
-    scheduled_assets,
-    table_checks,
-    verification,
-    verification_hours,
-)
+from dagster_project import checks as table_checks
+from dagster_project.assets import running as pipeline_assets
+from dagster_project.assets import scheduled as scheduled_assets
+from dagster_project.assets import verification, verification_hours
+from dagster_project.assets.streams import faulty_specs
+from dagster_project.jobs import batch as batch_jobs
+from dagster_project.jobs import event_log
 from dagster_project.pipeline_files import PipelineFiles, pipelines_directory, read_pipeline_files
 from dagster_project.run_config import sealed_resources
-from dagster_project.seams import faulty_specs
+from dagster_project.sensors import alerting, automation, observation
+from dagster_project.sensors import control as control_sensors
 from resources.alerts import AlertsResource
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource

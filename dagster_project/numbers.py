@@ -6,13 +6,13 @@ At most 12 per asset. What changes per batch belongs to the status port and its 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dagster_project.seam_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from pipelines.config import PipelineConfig
-from pipelines.connectors.jetstream import JetStream
-from pipelines.ledger import read_chain
-from pipelines.naming import STREAM_ID_KEY, Names
-from pipelines.run_lists import live_lists
-from pipelines.tally import Tally, tally
+from pipelines.connectors.nats.client import JetStream
+from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.naming import STREAM_ID_KEY, Names
+from pipelines.protocol.run_lists import live_lists
+from pipelines.protocol.tally import Tally, tally
 
 ROW_COUNT = "dagster/row_count"
 """Dagster shows this one on an asset's page."""

@@ -11,9 +11,9 @@ import dagster as dg
 
 from dagster_project.dagster_private import UnresolvedAssetJobDefinition
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import TallyflowError
-from pipelines.existence import NeverStartedError, check_started
+from pipelines.protocol.existence import NeverStartedError, check_started
 from resources.streaming_jobs import StreamingJobs
 
 VARIABLE = "TALLYFLOW_SCHEDULES"

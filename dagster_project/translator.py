@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from dagster_project import seam_names
+from dagster_project.assets import stream_names as seam_names
+from dagster_project.assets.streams import asset_key
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from dagster_project.seams import asset_key
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from dagster_project.assets.streams import asset_key, seams, topic_key
 from dagster_project.dagster_private import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
@@ -20,7 +21,6 @@ from dagster_project.dagster_private import (
     get_input_event_pointer_tag,
 )
 from dagster_project.pipeline_files import Pipeline
-from dagster_project.seams import asset_key, seams, topic_key
 
 Tags = Mapping[str, str]
 

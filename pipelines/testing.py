@@ -12,10 +12,10 @@ from enum import Enum
 
 import pyarrow as pa
 
-from pipelines.connectors.jetstream import StreamState, check_contiguous
-from pipelines.connectors.jetstream_errors import too_large
+from pipelines.connectors.nats.client import StreamState, check_contiguous
+from pipelines.connectors.nats.errors import too_large
 from pipelines.errors import ConflictError, RetryableError
-from pipelines.records import RAW_SCHEMA, Message
+from pipelines.protocol.records import RAW_SCHEMA, Message
 
 FIRST_INSTANT = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_PAYLOAD_BYTES = 1024 * 1024

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient
 from pydantic import Field
 
 from pipelines.config import KafkaConnection
-from pipelines.connectors.kafka_settings import connection_settings
+from pipelines.connectors.kafka.settings import connection_settings
 from resources.connection import ConnectionResource
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipelines.config import NatsConnection
 from pipelines.config.pipeline import DEFAULT_NATS_URL
-from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.nats.client import JetStream
 from resources.connection import ConnectionResource
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from pipelines.connectors.spark import build_session
+from pipelines.engine.session import build_session
 
 
 class SparkResource(LazyPySparkResource):

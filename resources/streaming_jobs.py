@@ -20,14 +20,8 @@ import dagster as dg
 from pydantic import Field
 
 from pipelines.config import PipelineConfig, load, run_digest
-from pipelines.connectors.jetstream import JetStream
-from pipelines.errors import ConfigurationError, HaltError, RetryableError
-from pipelines.failpoints import RUNNER_PID_VARIABLE
-from pipelines.job_state import JobState, judge
-from pipelines.naming import LEGS, Names
-from pipelines.preflight import check_shape, check_supported, check_types
-from pipelines.processes import ProcessIdentity, spawn
-from pipelines.runners import (
+from pipelines.connectors.nats.client import JetStream
+from pipelines.control.control import (
     Desired,
     Halt,
     Launched,
@@ -46,6 +40,12 @@ from pipelines.runners import (
     write_desired,
     write_launched,
 )
+from pipelines.control.job_state import JobState, judge
+from pipelines.control.processes import ProcessIdentity, spawn
+from pipelines.errors import ConfigurationError, HaltError, RetryableError
+from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
+from pipelines.protocol.naming import LEGS, Names
+from pipelines.runner.preflight import check_shape, check_supported, check_types
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
 from resources.local.stack import default_home

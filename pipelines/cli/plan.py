@@ -10,11 +10,11 @@ from rich.table import Table
 from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, utc
 from pipelines.config import load
 from pipelines.errors import HaltError
-from pipelines.naming import Names
+from pipelines.protocol.naming import Names
 from resources.local.stack import default_home
 
 if TYPE_CHECKING:
-    from pipelines.plans import GivenUp, OpenPlan
+    from pipelines.maintenance.plans import GivenUp, OpenPlan
 
 app = typer.Typer(help="What the legs have begun and not finished.", no_args_is_help=True)
 
@@ -29,9 +29,9 @@ _NOT_OFFERED = {
 @app.command()
 def show(file: File, as_json: AsJson = False) -> None:
     """Show the open plan of each leg: its range, configuration and table, since when it is open, and what stands in its way."""
-    from pipelines.connectors.jetstream import JetStream
-    from pipelines.plans import open_plans
-    from pipelines.runners import read_halts
+    from pipelines.connectors.nats.client import JetStream
+    from pipelines.control.control import read_halts
+    from pipelines.maintenance.plans import open_plans
 
     with errors_as_exit():
         config = load(file)
@@ -88,7 +88,7 @@ def abandon(
 
 
 def _abandon(file: Path, reason: str, waiting: bool, not_stored: bool, is_rehearsal: bool, yes: bool, as_json: bool) -> None:
-    from pipelines.plans import Abandonment
+    from pipelines.maintenance.plans import Abandonment
 
     config = load(file)
     tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731

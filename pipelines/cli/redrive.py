@@ -26,13 +26,13 @@ from pipelines.cli.dlq import (
 )
 from pipelines.config import load
 from pipelines.errors import ConfigurationError, Fault
-from pipelines.naming import Names
+from pipelines.protocol.naming import Names
 from resources.local.stack import default_home
 
 if TYPE_CHECKING:
-    from pipelines.letters.rehearsal import Rehearsal
-    from pipelines.letters.reprocess import Outcome, Reprocessing
-    from pipelines.letters.triage import Selection
+    from pipelines.dead_letters.dry_run import Rehearsal
+    from pipelines.dead_letters.reprocess import Outcome, Reprocessing
+    from pipelines.dead_letters.triage import Selection
 
 Positions = Annotated[list[str] | None, typer.Option("--position", help="Only the letter at this raw position, parked or not; may repeat.")]
 All = Annotated[bool, typer.Option("--all", help="All letters; not with an option that selects fewer.")]
@@ -46,7 +46,7 @@ Source = Annotated[Path, typer.Argument(help="An exported file, edited.", exists
 
 @contextmanager
 def _reprocessing(file: Path) -> "Iterator[Reprocessing]":
-    from pipelines.letters.reprocess import Reprocessing
+    from pipelines.dead_letters.reprocess import Reprocessing
 
     with errors_as_exit():
         config = load(file)
@@ -125,7 +125,7 @@ def discard(
 ) -> None:
     """Give dead letters up for good: they are counted as discarded, and cannot enter again."""
     chosen = _wanted(selection(stage, group, since, until, key), position, everything)
-    from pipelines.redrive import WAITING
+    from pipelines.protocol.redrive import WAITING
 
     with dead_letters(file) as letters, progress(COUNTING) as tell:
         found = letters.groups(replace(chosen, states=WAITING), tell)
@@ -153,7 +153,7 @@ def export(
     state: State = "waiting",
 ) -> None:
     """Write dead letters to a file, whole, as JSON lines: to read, to keep, or to edit and give back with `import`."""
-    from pipelines.letters.file import line_of
+    from pipelines.dead_letters.export_file import line_of
 
     count = 0
     with dead_letters(file) as letters, _new_file(target) as lines:
@@ -166,7 +166,7 @@ def export(
 
 def import_letters(file: File, source: Source, as_json: AsJson = False) -> None:
     """Let the dead letters of an edited file enter again with the content that they have there, each in place of its letter."""
-    from pipelines.letters.file import read_edited
+    from pipelines.dead_letters.export_file import read_edited
 
     with errors_as_exit():
         edited = read_edited(source)
@@ -200,9 +200,9 @@ def _tell_missing(chosen: "Selection", outcome: "Outcome") -> None:
 
 
 def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
-    from pipelines.key_store.state import KeyState
-    from pipelines.letters.rehearsal import rehearse
-    from pipelines.redrive import OPEN, WAITING
+    from pipelines.dead_letters.dry_run import rehearse
+    from pipelines.maintenance.inspect import KeyState
+    from pipelines.protocol.redrive import OPEN, WAITING
 
     waiting = WAITING if chosen.positions else frozenset({OPEN})
     with dead_letters(file) as letters:

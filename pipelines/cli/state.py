@@ -15,12 +15,12 @@ from pipelines.config import load
 from resources.local.stack import default_home
 
 if TYPE_CHECKING:
-    from pipelines.key_store.state import KeyHistory, KeyState, Seen
+    from pipelines.maintenance.inspect import KeyHistory, KeyState, Seen
 
 
 @contextmanager
 def _key_state(file: File, needs_dedup: bool = True) -> "Iterator[KeyState]":
-    from pipelines.key_store.state import KeyState
+    from pipelines.maintenance.inspect import KeyState
 
     with errors_as_exit():
         state = KeyState(load(file), file.read_text(), default_home(), needs_dedup)
@@ -92,7 +92,7 @@ def _time(instant: datetime | None) -> str:
 
 def compact(file: File, as_json: AsJson = False) -> None:
     """Merge the runs of each bucket into one and drop expired keys; may run beside the pipeline. Proves that no live key went."""
-    from pipelines.key_store.compaction import compact as run
+    from pipelines.maintenance.compact import compact as run
 
     with _key_state(file) as keys:
         found = run(keys)
@@ -109,7 +109,7 @@ def compact(file: File, as_json: AsJson = False) -> None:
 
 def rebuild_state(file: File, as_json: AsJson = False) -> None:
     """Rebuild the keys that dedup remembers from the raw stream, for a stopped pipeline whose store was lost or is damaged."""
-    from pipelines.key_store.rebuild import rebuild
+    from pipelines.maintenance.rebuild import rebuild
 
     with _key_state(file) as keys, progress("judging the raw stream again") as tell:
         found = rebuild(keys, tell)
@@ -124,7 +124,7 @@ def rebuild_state(file: File, as_json: AsJson = False) -> None:
 
 def rebucket(file: File, as_json: AsJson = False) -> None:
     """Give a stopped pipeline the number of buckets that its file says now: rewrites the keys that dedup remembers."""
-    from pipelines.key_store.rebucket import rebucket as run
+    from pipelines.maintenance.rebucket import rebucket as run
 
     with _key_state(file, needs_dedup=False) as keys:
         found = run(keys)
@@ -138,7 +138,7 @@ def rebucket(file: File, as_json: AsJson = False) -> None:
 
 def reset_clock(file: File, as_json: AsJson = False) -> None:
     """Let the windows of a stopped pipeline go on whose arrivals are ahead of NATS's clock, because that was ahead and stepped back."""
-    from pipelines.key_store.reset_clock import reset_clock as run
+    from pipelines.maintenance.reset_clock import reset_clock as run
 
     with _key_state(file) as keys:
         found = run(keys)

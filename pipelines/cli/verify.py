@@ -9,7 +9,7 @@ from rich.markup import escape
 from pipelines.cli.arguments import DIFFERS, NOT_PROVEN, AsJson, File, err, errors_as_exit, out, print_json, since_instant
 from pipelines.cli.audit import Examples
 from pipelines.config import load
-from pipelines.naming import Names
+from pipelines.protocol.naming import Names
 from resources.local.stack import default_home
 
 
@@ -43,10 +43,10 @@ def verify(
 
     The exit code is 0 for a match, 4 if anything differs, 3 if nothing does but something is not proven, such as rows that wait.
     """
-    from pipelines.connectors.jetstream import JetStream
-    from pipelines.report import verification_table
-    from pipelines.verification.run import Request
-    from pipelines.verification.run import verify as run
+    from pipelines.connectors.nats.client import JetStream
+    from pipelines.proof.report import verification_table
+    from pipelines.proof.verification.run import Request
+    from pipelines.proof.verification.run import verify as run
 
     if hour is not None:
         if since or until:

@@ -12,10 +12,10 @@ The single source of truth for defaults, bounds and the rules between fields; do
 """
 
 from pipelines.config.alerts import Alerts
+from pipelines.config.analysis import document_of, notes, run_digest, shape_of, unsupported, version_of
 from pipelines.config.base import Duration, LiteralSecret, Secret, Size
 from pipelines.config.checks import Check, Checks
 from pipelines.config.durations import format_duration, parse_duration, parse_size
-from pipelines.config.judge import document_of, notes, run_digest, shape_of, unsupported, version_of
 from pipelines.config.load import load, parse
 from pipelines.config.on_error import OnError
 from pipelines.config.pipeline import Metadata, NatsConnection, NatsTls, PipelineConfig, Resources, StreamResources

@@ -14,7 +14,7 @@ from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sink import ClickHouseSink
 from pipelines.config.sources import KafkaSource
 from pipelines.config.transforms import Join, Transform
-from pipelines.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
+from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
 
 PIPELINE_ID = r"^[a-z0-9][a-z0-9-]{3,38}[a-z0-9]$"
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"

@@ -12,7 +12,7 @@ _SHORTEST_INSERT, _LONGEST_INSERT = timedelta(seconds=1), timedelta(minutes=10)
 
 def _column_type(text: str) -> str:
     # Inside the function: the grammar needs pyarrow, and the JSON Schema and the docs do without.
-    from pipelines.columns import parse_type
+    from pipelines.types.columns import parse_type
 
     parse_type(text)
     return text

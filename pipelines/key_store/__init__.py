@@ -1,1 +1,1 @@
-"""Work on a pipeline's dedup store from outside its legs: looking, compaction, rebuilding. The store itself is state/."""
+"""The keyed store of dedup: which keys a bucket holds, in memory and on disk. Pure but for its files."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from pipelines.processes import ProcessIdentity, identify
+from pipelines.control.processes import ProcessIdentity, identify
 
 HOME_MARK = "TALLYFLOW_SERVER_OF"
 NAME_MARK = "TALLYFLOW_SERVER_NAME"

@@ -18,8 +18,8 @@ from pathlib import Path
 from threading import Event
 from typing import Literal, Protocol
 
+from pipelines.control.processes import POLL_SECONDS, ProcessIdentity, spawn
 from pipelines.private import private_directory
-from pipelines.processes import POLL_SECONDS, ProcessIdentity, spawn
 from resources.local.errors import LocalServerError
 from resources.local.files import write_atomically
 from resources.local.ports import HOST, is_free, port_holder

@@ -18,13 +18,13 @@ from threading import Event
 from filelock import FileLock, Timeout
 
 from pipelines.private import private_directory
-from resources.local.clickhouse import ClickHouse, close_default_user, keep_users, read_first_user
+from resources.local.clickhouse.service import ClickHouse, close_default_user, keep_users, read_first_user
 from resources.local.errors import LocalServerError
 from resources.local.files import write_atomically
-from resources.local.kafka import MECHANISM as KAFKA_MECHANISM
-from resources.local.kafka import PROTOCOL as KAFKA_PROTOCOL
-from resources.local.kafka import Kafka
-from resources.local.kafka import client_settings as kafka_client_settings
+from resources.local.kafka.broker import MECHANISM as KAFKA_MECHANISM
+from resources.local.kafka.broker import PROTOCOL as KAFKA_PROTOCOL
+from resources.local.kafka.broker import Kafka
+from resources.local.kafka.broker import client_settings as kafka_client_settings
 from resources.local.nats import Nats
 from resources.local.passwords import USER, keep_passwords, read_passwords
 from resources.local.ports import HOST, is_free, keep_ports, read_ports

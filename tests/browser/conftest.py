@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser_page import Page, browser
-from dagster_deployment import Deployment
+from support.browser_page import Page, browser
+from support.dagster_deployment import Deployment
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

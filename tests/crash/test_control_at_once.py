@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dagster_case import streaming_jobs
-from pipeline_case import PipelineCase, wait_until
+from support.dagster_case import streaming_jobs
+from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.config import PipelineConfig
+from pipelines.control.control import Desired, find_runners, read_desired, read_launched
 from pipelines.errors import ConfigurationError, HaltError, TallyflowError
-from pipelines.runners import Desired, find_runners, read_desired, read_launched
 from resources.streaming_jobs import StreamingJobs
 
 pytestmark = pytest.mark.crash
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.crash
 _START = """
 import sys
 from pathlib import Path
-from dagster_case import PlainJobs
+from support.dagster_case import PlainJobs
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
 from resources.nats import NatsResource

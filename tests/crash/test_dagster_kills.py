@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
-from pipeline_case import PipelineCase, kill, wait_until, with_words
 from requests import RequestException
+from support.pipeline_case import PipelineCase, kill, wait_until, with_words
 
-from pipelines.runners import find_runners
+from pipelines.control.control import find_runners
 
 pytestmark = pytest.mark.crash
 ROOT = Path(__file__).resolve().parents[2]

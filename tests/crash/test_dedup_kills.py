@@ -1,11 +1,11 @@
 """A pipeline with dedup, killed between what it reads of its store, what it writes there and what it publishes: no copy slips through."""
 
 import pytest
-from dedup_case import check_first_of_keys, copies, keyed_by
-from pipeline_case import IN_TASKS, PipelineCase
 from pyspark.sql import SparkSession
+from support.dedup_case import check_first_of_keys, copies, keyed_by
+from support.pipeline_case import IN_TASKS, PipelineCase
 
-from pipelines.failpoints import VARIABLE
+from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = pytest.mark.crash
 

@@ -1,9 +1,9 @@
 """A pipeline deleted and made again under the same name is a new pipeline: nothing of the old one can swallow its rows."""
 
 import pytest
-from pipeline_case import PipelineCase
+from support.pipeline_case import PipelineCase
 
-from pipelines.naming import ROLES
+from pipelines.protocol.naming import ROLES
 
 pytestmark = pytest.mark.crash
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from dedup_case import check_first_of_keys, copies, keyed_by
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, survivors
+from support.dedup_case import check_first_of_keys, copies, keyed_by
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, survivors
 
 pytestmark = pytest.mark.crash
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from alert_servers import Webhook, webhook
 from dagster_graphql import DagsterGraphQLClient
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.alert_servers import Webhook, webhook
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
 pytestmark = pytest.mark.crash
 SECRET = "not-the-password-of-clickhouse"

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from pipeline_case import IN_DRIVER, IN_TASKS, PipelineCase, wait_until
 from pyspark.sql import SparkSession
+from support.pipeline_case import IN_DRIVER, IN_TASKS, PipelineCase, wait_until
 
-from pipelines.failpoints import NAMES, VARIABLE
+from pipelines.protocol.failpoints import NAMES, VARIABLE
 
 pytestmark = pytest.mark.crash
 

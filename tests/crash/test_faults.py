@@ -5,10 +5,10 @@ import signal
 
 import psutil
 import pytest
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until, with_words
 from pyspark.sql import SparkSession
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until, with_words
 
-from pipelines.failpoints import VARIABLE
+from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 

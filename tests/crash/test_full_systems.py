@@ -16,13 +16,13 @@ import nats
 import psutil
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
-from dedup_case import check_first_of_keys, copies, keyed_by
-from network_case import running, waits
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.dedup_case import check_first_of_keys, copies, keyed_by
+from support.network_case import running, waits
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
-from pipelines.connectors.clickhouse_errors import map_error
+from pipelines.connectors.clickhouse.errors import map_error
 from pipelines.errors import RetryableError
-from resources.local.clickhouse import keep_users, users_file
+from resources.local.clickhouse.service import keep_users, users_file
 from resources.local.nats import find_nats_server
 from resources.local.ports import accepts_connections, choose_port
 
@@ -166,7 +166,7 @@ def clickhouse_on_a_small_disk(case: PipelineCase, options: str) -> Iterator[Sma
     """In place of the case's shared one."""
     disk, port = case.directory / "disk", choose_port(())
     keep_users(case.directory, ["default:secret"])
-    server = [sys.executable, "-m", "resources.local.clickhouse_server", "--data", disk / "data", "--port", str(port)]
+    server = [sys.executable, "-m", "resources.local.clickhouse.server", "--data", disk / "data", "--port", str(port)]
     with on_a_small_disk(disk, options, port, [*server, "--users-file", users_file(case.directory)]) as small:
         case.addresses = replace(case.addresses, clickhouse_port=port, clickhouse_user="default", clickhouse_password="secret")
         yield small

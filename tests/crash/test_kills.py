@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until
 
-from pipelines.naming import LEGS
-from pipelines.runners import read_halts
+from pipelines.control.control import read_halts
+from pipelines.protocol.naming import LEGS
 
 pytestmark = pytest.mark.crash
 

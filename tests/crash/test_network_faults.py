@@ -4,11 +4,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from network_case import Proxied, running, through, waits
-from pipeline_case import PipelineCase, wait_until
+from support.network_case import Proxied, running, through, waits
+from support.pipeline_case import PipelineCase, wait_until
 
-import pipelines.legs.sink
-from pipelines.sink import chunks
+import pipelines.sink.leg
+from pipelines.sink.chunks import chunks
 
 pytestmark = pytest.mark.crash
 
@@ -31,7 +31,7 @@ def test_a_nats_that_falls_silent_is_left_for_a_new_connection(proxied: Proxied)
 
 
 def test_an_answer_of_clickhouse_that_is_lost_a_hundred_times_doubles_nothing(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines.legs.sink, "chunks", partial(chunks, max_rows=50))
+    monkeypatch.setattr(pipelines.sink.leg, "chunks", partial(chunks, max_rows=50))
     case, nats, clickhouse = proxied
 
     def wide(document: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def test_an_answer_of_clickhouse_that_is_lost_a_hundred_times_doubles_nothing(pr
 
 
 def test_a_clickhouse_killed_between_the_chunks_of_a_backlog_is_waited_for(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines.legs.sink, "chunks", partial(chunks, max_rows=50))
+    monkeypatch.setattr(pipelines.sink.leg, "chunks", partial(chunks, max_rows=50))
     case.write_file(lambda document: document.update(buckets=MANY))
     case.create_topic(MANY)
     case.send_events(51 * MANY, partitions=MANY)

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from network_case import proxies, through
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.network_case import proxies, through
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
-from pipelines.sink import MAX_CHUNK_ROWS
+from pipelines.sink.chunks import MAX_CHUNK_ROWS
 
 pytestmark = pytest.mark.crash
 

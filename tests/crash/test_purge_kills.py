@@ -1,10 +1,10 @@
 """A kill between the decision to purge and the purge: the next start does what was decided, and nothing is missing."""
 
 import pytest
-from pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, wait_until
 
-from pipelines.failpoints import VARIABLE
-from pipelines.purge import read_purged
+from pipelines.protocol.failpoints import VARIABLE
+from pipelines.protocol.purge import read_purged
 
 pytestmark = pytest.mark.crash
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
-from pipelines import put_back as repair
 from pipelines.config import load
-from pipelines.failpoints import VARIABLE
-from pipelines.put_back import PutBack, put_back
-from pipelines.verification.run import Request
+from pipelines.proof import put_back as repair
+from pipelines.proof.put_back import PutBack, put_back
+from pipelines.proof.verification.run import Request
+from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = pytest.mark.crash
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.crash
 COMMAND = """
 import sys
 from pathlib import Path
-from pipelines import put_back as repair
+from pipelines.proof import put_back as repair
 from pipelines.config import load
-from pipelines.connectors.jetstream import JetStream
-from pipelines.legs import arrivals
-from pipelines.verification.run import Request
+from pipelines.connectors.nats.client import JetStream
+from pipelines.process import arrivals
+from pipelines.proof.verification.run import Request
 repair.QUIET_SECONDS, arrivals.FRAMES_PER_STEP = 0, int(sys.argv[3])
 config = load(Path(sys.argv[1]))
 repair.put_back(config, JetStream(config.nats).connect(), Request(Path(sys.argv[2])))

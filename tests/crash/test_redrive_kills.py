@@ -1,9 +1,9 @@
 """A command that takes letters is killed at each of its steps: the next one goes on, and no letter enters twice or never."""
 
 import pytest
-from pipeline_case import PipelineCase
+from support.pipeline_case import PipelineCase
 
-from pipelines.failpoints import VARIABLE
+from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = pytest.mark.crash
 

@@ -1,10 +1,10 @@
 """Kills while a chunk that ClickHouse refuses is cut: what was decided stays, also when the table is mended before the restart."""
 
 import pytest
-from pipeline_case import PipelineCase
-from refused_case import BAD, event, make_parted, make_strict, mend, positions, refused
+from support.pipeline_case import PipelineCase
+from support.refused_case import BAD, event, make_parted, make_strict, mend, positions, refused
 
-from pipelines.failpoints import VARIABLE
+from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("brief_inserts")]
 

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from pyspark.sql import SparkSession
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
-from pipelines.legs.leg import Leg
-from pipelines.runner import Runner
+from pipelines.engine.leg import Leg
+from pipelines.runner.runner import Runner
 
 pytestmark = pytest.mark.crash
 

@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from dagster_case import streaming_jobs
-from pipeline_case import PipelineCase, wait_until
+from support.dagster_case import streaming_jobs
+from support.pipeline_case import PipelineCase, wait_until
 
+from pipelines.control.control import find_runners, read_desired, read_launched
+from pipelines.control.job_state import JobState
 from pipelines.errors import ConfigurationError, HaltError
-from pipelines.job_state import JobState
-from pipelines.runners import find_runners, read_desired, read_launched
 from resources.streaming_jobs import StreamingJobs
 
 pytestmark = pytest.mark.crash

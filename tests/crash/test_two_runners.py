@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of
 
-from pipelines.naming import LEGS, ROLES
+from pipelines.protocol.naming import LEGS, ROLES
 
 pytestmark = pytest.mark.crash
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edited_case import alter, mapping
-from pipeline_case import PipelineCase
+from support.edited_case import alter, mapping
+from support.pipeline_case import PipelineCase
 
 from pipelines.errors import HaltError
 
@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
 
 BRIEFLY = """
-import pipelines.legs.settling
+import pipelines.sink.settling
 from pipelines.cli.app import app
-pipelines.legs.settling.INSERT_MAX_EXECUTION_SECONDS = 0.2
+pipelines.sink.settling.INSERT_MAX_EXECUTION_SECONDS = 0.2
 app()
 """
 """`tallyflow` as a process of its own, with what `brief_inserts` does here."""

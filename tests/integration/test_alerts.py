@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from alert_servers import PASSWORD, USER, MailServer, Webhook, mail_server, webhook
+from support.alert_servers import PASSWORD, USER, MailServer, Webhook, mail_server, webhook
 
 from resources import alerts
 from resources.alerts import Alert, AlertsResource

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from network_case import halts, running, stop
-from pipeline_case import PipelineCase
+from support.network_case import halts, running, stop
+from support.pipeline_case import PipelineCase
 
 from pipelines.errors import ConfigurationError
-from pipelines.runner import Runner
-from resources.local.clickhouse import keep_users
-from resources.local.clickhouse_users import read_users
+from pipelines.runner.runner import Runner
+from resources.local.clickhouse.service import keep_users
+from resources.local.clickhouse.users import read_users
 
 pytestmark = pytest.mark.integration
 

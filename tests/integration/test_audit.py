@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from dedup_case import copies, event, keyed_by, timed_by
-from pipeline_case import PipelineCase, wait_until
-from refused_case import make_strict
+from support.dedup_case import copies, event, keyed_by, timed_by
+from support.pipeline_case import PipelineCase, wait_until
+from support.refused_case import make_strict
 from typer.testing import CliRunner
 
 from pipelines.cli.app import app
-from pipelines.purge import Purged
-from pipelines.records import decode_frame
+from pipelines.protocol.purge import Purged
+from pipelines.protocol.records import decode_frame
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from pipeline_case import PipelineCase
+from support.pipeline_case import PipelineCase
 
-from pipelines.records import MAX_RECORD_BYTES, OVERSIZE_HEAD_BYTES
+from pipelines.protocol.records import MAX_RECORD_BYTES, OVERSIZE_HEAD_BYTES
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

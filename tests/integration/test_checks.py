@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
-from pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, wait_until
 
-from pipelines.checks.facts import behind
-from pipelines.checks.judge import NAMES, Verdict
-from pipelines.checks.run import Look
 from pipelines.config import load
-from pipelines.connectors.jetstream import JetStream
-from pipelines.connectors.kafka import KafkaTopic
+from pipelines.connectors.kafka.client import KafkaTopic
+from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
-from pipelines.failpoints import VARIABLE
-from pipelines.ledger import Chain, read_chain
-from pipelines.legs.sink import SinkLeg
-from pipelines.sink import chunks
+from pipelines.proof.checks.facts import behind
+from pipelines.proof.checks.judge import NAMES, Verdict
+from pipelines.proof.checks.run import Look
+from pipelines.protocol.failpoints import VARIABLE
+from pipelines.protocol.ledger import Chain, read_chain
+from pipelines.sink.chunks import chunks
+from pipelines.sink.leg import SinkLeg
 
 pytestmark = pytest.mark.integration
 SQL_PASSING = [name for name in NAMES if name != "verification"]
@@ -120,7 +120,7 @@ def test_a_gap_is_found_where_the_sink_stands_in_the_middle_of_a_range(case: Pip
             raise HaltError("stopped by the test")
 
     monkeypatch.setattr(SinkLeg, "_insert", insert_once)
-    monkeypatch.setattr("pipelines.legs.sink.chunks", partial(chunks, max_rows=20))
+    monkeypatch.setattr("pipelines.sink.leg.chunks", partial(chunks, max_rows=20))
     with pytest.raises(Exception, match="stopped by the test"):
         case.run_in_turn("sink")
     assert 0 < len(confirmed) < case.count() < 90

@@ -5,13 +5,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from dedup_case import check_event_times, check_first_of_keys, keyed_by, timed_by
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from pyspark.sql import SparkSession
+from support.dedup_case import check_event_times, check_first_of_keys, keyed_by, timed_by
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
-from pipelines import breaker
 from pipelines.errors import HaltError
-from pipelines.tally import tally
+from pipelines.process import rejection_limit as breaker
+from pipelines.protocol.tally import tally
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 

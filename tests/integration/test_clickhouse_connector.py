@@ -7,13 +7,13 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from pipeline_case import wait_until
+from support.pipeline_case import wait_until
 
 from pipelines.config import ClickHouseSink
-from pipelines.connectors.clickhouse import ClickHouse, TableColumn
+from pipelines.connectors.clickhouse.client import ClickHouse, TableColumn
 from pipelines.error_classes import TABLE
 from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError
-from pipelines.records import POSITION_COLUMN_TYPES
+from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration

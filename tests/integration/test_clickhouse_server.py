@@ -26,7 +26,7 @@ import zstandard
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 
-from resources.local.clickhouse_server import _listen
+from resources.local.clickhouse.server import _listen
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(directory / "data"), "--port", str(self.port)]
+        command = [sys.executable, "-m", "resources.local.clickhouse.server", "--data", str(directory / "data"), "--port", str(self.port)]
         log = (directory / "server.log").open("ab")
         environment = os.environ | {"TZ": "Asia/Tokyo"}
         self.process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log, env=environment)
@@ -690,7 +690,7 @@ def test_sigterm_ends_it_soon_with_a_statement_running_and_releases_the_director
         running = pool.submit(server.http.post, "/", content="SELECT count() FROM numbers(100000000000) WHERE sipHash64(number) = 7")
         wait_for(lambda: "sipHash64" in server.sql("SELECT query FROM system.processes WHERE query NOT LIKE '%processes%'"), "it runs")
         second = subprocess.run(
-            [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(tmp_path / "data"), "--port", "0", *USER],
+            [sys.executable, "-m", "resources.local.clickhouse.server", "--data", str(tmp_path / "data"), "--port", "0", *USER],
             capture_output=True,
             text=True,
             timeout=30,
@@ -706,7 +706,7 @@ def test_sigterm_ends_it_soon_with_a_statement_running_and_releases_the_director
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "resources.local.clickhouse_server", "--data", str(tmp_path / "data"), *arguments]
+        command = [sys.executable, "-m", "resources.local.clickhouse.server", "--data", str(tmp_path / "data"), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
     outside = start("--host", "0.0.0.0", "--port", "0")

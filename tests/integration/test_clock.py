@@ -4,13 +4,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from dedup_case import check_first_of_keys, copies, key_state, keyed_by
-from pipeline_case import PipelineCase
+from support.dedup_case import check_first_of_keys, copies, key_state, keyed_by
+from support.pipeline_case import PipelineCase
 
 from pipelines.errors import HaltError
-from pipelines.key_store.rebuild import rebuild
-from pipelines.key_store.reset_clock import reset_clock
-from pipelines.ledger import Chain, read_chain
+from pipelines.maintenance.rebuild import rebuild
+from pipelines.maintenance.reset_clock import reset_clock
+from pipelines.protocol.ledger import Chain, read_chain
 
 AHEAD = timedelta(hours=2)
 """Shorter than the window, and than what raw is kept for, both by the arrivals."""

@@ -10,19 +10,19 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from pipelines.audit.account import MISSING
-from pipelines.audit.rows import CONFIRMED, FOUND, Rows
-from pipelines.columns import arrow_type, parse_type
 from pipelines.connectors.duckdb import open_engine
-from pipelines.convert import integer_bounds
-from pipelines.fields import ParsedField
-from pipelines.legs.fit import keeps_values
-from pipelines.legs.stage_config import RELEASE, StageConfig
-from pipelines.parse import parse
-from pipelines.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
-from pipelines.transform import TargetColumn, check_mapping, map_columns
-from pipelines.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
-from pipelines.verification.values import duckdb_type, found, is_compared
+from pipelines.process.mapping.convert import integer_bounds
+from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
+from pipelines.process.parse.step import parse
+from pipelines.process.stage_config import RELEASE, StageConfig
+from pipelines.proof.audit.account import MISSING
+from pipelines.proof.audit.rows import CONFIRMED, FOUND, Rows
+from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
+from pipelines.proof.verification.values import duckdb_type, found, is_compared
+from pipelines.protocol.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
+from pipelines.sink.fit import keeps_values
+from pipelines.types.columns import arrow_type, parse_type
+from pipelines.types.fields import ParsedField
 
 chdb = pytest.importorskip("chdb", reason="the extra `local` is not installed")
 pytestmark = pytest.mark.integration

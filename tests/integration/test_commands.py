@@ -12,18 +12,18 @@ from typing import Any
 
 import httpx
 import pytest
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from prometheus_client.parser import text_string_to_metric_families
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from typer.testing import CliRunner, Result
 
 from pipelines.cli.app import app
 from pipelines.config import json_schema
+from pipelines.control.control import find_runners
 from pipelines.errors import FencedError
-from pipelines.ledger import Entry
-from pipelines.naming import LEGS, ROLES
-from pipelines.runner import Runner
-from pipelines.runners import find_runners
-from pipelines.status import StatusServer
+from pipelines.protocol.ledger import Entry
+from pipelines.protocol.naming import LEGS, ROLES
+from pipelines.runner.runner import Runner
+from pipelines.runner.status import StatusServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

@@ -11,12 +11,12 @@ import httpx
 import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
-from dagster_case import DagsterCase, dagster_case, failure, metadata
-from pipeline_case import PipelineCase, wait_until
 from pyspark.sql import SparkSession
+from support.dagster_case import DagsterCase, dagster_case, failure, metadata
+from support.pipeline_case import PipelineCase, wait_until
 
 from dagster_project.numbers import PLOTTED
-from pipelines.runners import find_runners
+from pipelines.control.control import find_runners
 
 pytestmark = pytest.mark.integration
 SEAMS = ("raw_stream", "dedup_store", "out_stream", "clickhouse_table", "dead_letters")
@@ -112,7 +112,7 @@ def test_a_failed_blocking_check_holds_the_publication_back_and_names_the_row(pi
 
 def test_checks_that_need_no_clickhouse_are_made_while_it_is_away(pipeline: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that do need it are failed ones that say why, and the publication waits."""
-    monkeypatch.setattr("dagster_project.table_checks.PAUSES", (0.1,))
+    monkeypatch.setattr("dagster_project.checks.PAUSES", (0.1,))
     case = pipeline.case
     case.send_events(60)
     case.warm_run()

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 import yaml
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, survivors, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, survivors, wait_until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 

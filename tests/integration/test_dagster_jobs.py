@@ -7,10 +7,10 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster_case import DagsterCase, dagster_case, failure
-from dedup_case import copies, keyed_by, live_entries
-from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
+from support.dagster_case import DagsterCase, dagster_case, failure
+from support.dedup_case import copies, keyed_by, live_entries
+from support.pipeline_case import PipelineCase
 
 pytestmark = pytest.mark.integration
 
@@ -109,7 +109,7 @@ def test_a_pipeline_is_verified_from_the_launchpad_and_fails_with_what_differs(d
 def test_rows_that_verification_finds_missing_are_put_back_from_the_launchpad(
     dagster: DagsterCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.put_back.QUIET_SECONDS", 0)
+    monkeypatch.setattr("pipelines.proof.put_back.QUIET_SECONDS", 0)
     case = dagster.case
     case.send_events(300)
     told(launch(dagster, "drain_pipeline"))

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
-from dagster_case import DagsterCase
-from pipeline_case import PipelineCase
+from support.dagster_case import DagsterCase
+from support.pipeline_case import PipelineCase
 
 pytestmark = pytest.mark.integration
 NOW = datetime(2026, 3, 1, 3, 20, tzinfo=UTC)

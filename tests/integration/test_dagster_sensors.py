@@ -9,11 +9,11 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from alert_servers import Webhook, mail_server, webhook
-from dagster_case import DagsterCase, dagster_case, failure
-from pipeline_case import PipelineCase, wait_until
+from support.alert_servers import Webhook, mail_server, webhook
+from support.dagster_case import DagsterCase, dagster_case, failure
+from support.pipeline_case import PipelineCase, wait_until
 
-from dagster_project import control_sensors
+from dagster_project.sensors import control as control_sensors
 from resources.alerts import AlertsResource
 
 pytestmark = pytest.mark.integration

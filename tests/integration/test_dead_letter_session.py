@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pipeline_case import PipelineCase
+from support.pipeline_case import PipelineCase
 
 pytestmark = pytest.mark.integration
 

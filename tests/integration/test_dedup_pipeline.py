@@ -5,14 +5,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, timed_by
-from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
+from support.dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, timed_by
+from support.pipeline_case import PipelineCase
 
 from pipelines.errors import HaltError, StateDamagedError
-from pipelines.key_store.compaction import compact
-from pipelines.key_store.rebuild import rebuild
-from pipelines.run_lists import live_lists
+from pipelines.maintenance.compact import compact
+from pipelines.maintenance.rebuild import rebuild
+from pipelines.protocol.run_lists import live_lists
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -136,7 +136,7 @@ def test_a_damaged_store_halts_before_anything_is_written(case: PipelineCase, wa
     for path, content in runs.items():
         path.unlink()
         if damage == "flipped bits":
-            # Not one alone: it might lie between two columns, where nobody reads it (tests/unit/test_state_store.py).
+            # Not one alone: it might lie between two columns, where nobody reads it (tests/unit/key_store/test_state_store.py).
             half = range(len(content) // 4, len(content) * 3 // 4)
             path.write_bytes(bytes(byte ^ 1 if at in half else byte for at, byte in enumerate(content)))
     before = written_to_out(case)

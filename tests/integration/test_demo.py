@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pipeline_case import PATIENCE_SECONDS
+from support.pipeline_case import PATIENCE_SECONDS
 
 from resources.local.stack import LocalStack
 

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from dedup_case import event
-from pipeline_case import PipelineCase
+from support.dedup_case import event
+from support.pipeline_case import PipelineCase
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

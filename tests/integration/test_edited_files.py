@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from edited_case import Document, alter, mapping, waiting_at_the_sink
-from pipeline_case import PipelineCase
+from support.edited_case import Document, alter, mapping, waiting_at_the_sink
+from support.pipeline_case import PipelineCase
 
 from pipelines.errors import HaltError
 

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._core.storage.runs.schema import RunsTable
 from dagster_postgres import PostgresEventLogStorage
-from dagster_storage import postgres_instance
+from support.dagster_storage import postgres_instance
 
-from dagster_project.event_log import Pruned, build, prune
+from dagster_project.jobs.event_log import Pruned, build, prune
 from dagster_project.pipeline_files import PipelineFiles
 
 pytestmark = pytest.mark.integration

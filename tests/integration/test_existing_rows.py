@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from pipeline_case import PipelineCase
+from support.pipeline_case import PipelineCase
 
-from pipelines import preflight
-from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.errors import HaltError
+from pipelines.runner import preflight
 
 pytestmark = pytest.mark.integration
 

@@ -15,11 +15,11 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from edited_case import Document, alter
-from pipeline_case import PipelineCase, Position
+from support.edited_case import Document, alter
+from support.pipeline_case import PipelineCase, Position
 
-import pipelines.legs.leg
-import pipelines.legs.sink
+import pipelines.engine.leg
+import pipelines.sink.leg
 from pipelines.errors import HaltError
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
@@ -297,7 +297,7 @@ class History:
                 raise StoppedHereError
 
         with self.patch.context() as patch:
-            for module in (pipelines.legs.leg, pipelines.legs.sink):
+            for module in (pipelines.engine.leg, pipelines.sink.leg):
                 patch.setattr(module, "reach", reach)
             with suppress(StoppedHereError):
                 self.case.warm_run(legs=("sink",))

@@ -9,11 +9,11 @@ from uuid import uuid4
 import nats.errors
 import pytest
 from nats.js import JetStreamContext
-from pipeline_case import wait_until
+from support.pipeline_case import wait_until
 
 from pipelines.config import NatsConnection
-from pipelines.connectors import jetstream
-from pipelines.connectors.jetstream import FETCH_BATCH_BYTES, FETCH_BATCH_MESSAGES, JetStream
+from pipelines.connectors.nats import client as jetstream
+from pipelines.connectors.nats.client import FETCH_BATCH_BYTES, FETCH_BATCH_MESSAGES, JetStream
 from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError
 from resources.local.stack import LocalStack
 

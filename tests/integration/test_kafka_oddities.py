@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, OffsetSpec
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
-from plain_runner import PlainQueries
 from pyspark.sql import SparkSession
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.plain_runner import PlainQueries
 
-from pipelines.connectors.kafka import Block, KafkaTopic, RangeReader
+from pipelines.connectors.kafka.client import Block, KafkaTopic, RangeReader
 from pipelines.errors import DataLossError, HaltError, RetryableError
-from pipelines.ledger import read_chain
-from pipelines.runner import Runner
-from pipelines.tally import LegTally, tally
+from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.tally import LegTally, tally
+from pipelines.runner.runner import Runner
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

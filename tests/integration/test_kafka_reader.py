@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 import pytest
-from kafka_mock import MockKafka, Record
+from support.kafka_mock import MockKafka, Record
 
 from pipelines.config import KafkaSource
-from pipelines.connectors import kafka
-from pipelines.connectors.kafka import Block, KafkaTopic, RangeReader
+from pipelines.connectors.kafka import client as kafka
+from pipelines.connectors.kafka.client import Block, KafkaTopic, RangeReader
 from pipelines.errors import RetryableError
-from pipelines.records import UNREADABLE_HEADER
+from pipelines.protocol.records import UNREADABLE_HEADER
 
 pytestmark = pytest.mark.integration
 

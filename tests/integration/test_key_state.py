@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dedup_case import check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of
-from pipeline_case import PipelineCase, wait_until
 from pyspark.sql import SparkSession
+from support.dedup_case import check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of
+from support.pipeline_case import PipelineCase, wait_until
 
-import pipelines.key_store.rebucket
+import pipelines.maintenance.rebucket
 from pipelines.errors import ConfigurationError, DataLossError, FencedError, HaltError, StateDamagedError
-from pipelines.failpoints import VARIABLE
-from pipelines.key_store.compaction import compact
-from pipelines.key_store.rebucket import rebucket
-from pipelines.key_store.rebuild import rebuild
-from pipelines.tally import Tally, tally
+from pipelines.maintenance.compact import compact
+from pipelines.maintenance.rebucket import rebucket
+from pipelines.maintenance.rebuild import rebuild
+from pipelines.protocol.failpoints import VARIABLE
+from pipelines.protocol.tally import Tally, tally
 
 pytestmark = pytest.mark.integration
 
@@ -373,7 +373,7 @@ def test_a_rebucketing_that_was_killed_is_finished_by_the_next(case: PipelineCas
     case.write_file(in_buckets(4, keyed_by("id")))
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         # Between the entry of the chain and the streams' shape.
-        patch.setattr(pipelines.key_store.rebucket, "change_buckets", lambda *_: 1 / 0)
+        patch.setattr(pipelines.maintenance.rebucket, "change_buckets", lambda *_: 1 / 0)
         rebucket(key_state(case))
     case.write_file(keyed_by("id"))
     with pytest.raises(HaltError, match="its state lies in 4 buckets, the file says 8"):

@@ -7,11 +7,11 @@ from typing import Any
 
 import psutil
 import pytest
-from dedup_case import keyed_by
-from pipeline_case import PipelineCase, wait_until
+from support.dedup_case import keyed_by
+from support.pipeline_case import PipelineCase, wait_until
 
-from pipelines.stream_limits import MAX_CONTENT_BYTES
-from pipelines.tally import tally
+from pipelines.protocol.stream_limits import MAX_CONTENT_BYTES
+from pipelines.protocol.tally import tally
 
 pytestmark = pytest.mark.integration
 

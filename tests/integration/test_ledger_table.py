@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, wait_until
 
-import pipelines.ledger_copier
+import pipelines.sink.ledger_copier
 from pipelines.config import parse
-from pipelines.ledger_copier import LedgerCopier
-from pipelines.naming import LEGS, STREAM_ID_KEY
-from pipelines.records import Message
-from pipelines.status import snapshot
+from pipelines.protocol.naming import LEGS, STREAM_ID_KEY
+from pipelines.protocol.records import Message
+from pipelines.runner.status import snapshot
+from pipelines.sink.ledger_copier import LedgerCopier
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 SECTION = OPERATIONS.read_text(encoding="utf-8").split("\n## The ledger as a table\n")[1].split("\n## ")[0]
@@ -63,7 +63,7 @@ def copier(case: PipelineCase) -> Iterator[LedgerCopier]:
 
 def test_the_table_holds_every_entry_once_after_each_run(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     # The second run waits so long for what the first may still be inserting, which has ended.
-    monkeypatch.setattr(pipelines.ledger_copier, "INSERT_MAX_EXECUTION_SECONDS", 2)
+    monkeypatch.setattr(pipelines.sink.ledger_copier, "INSERT_MAX_EXECUTION_SECONDS", 2)
     table = with_ledger(case)
     case.create_topic()
     for _ in range(2):

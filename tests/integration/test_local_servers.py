@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from nats.js.api import StorageType, StreamConfig
 
-from pipelines.processes import identify
+from pipelines.control.processes import identify
 from resources.local import server
 from resources.local.errors import LocalServerError
 from resources.local.processes import HOME_MARK

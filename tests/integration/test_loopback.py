@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
-from pipeline_case import wait_until
+from support.pipeline_case import wait_until
 
 from pipelines.loopback import BoundedConnection
-from pipelines.status import StatusServer
+from pipelines.runner.status import StatusServer
 
 pytestmark = pytest.mark.integration
 

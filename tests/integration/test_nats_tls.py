@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import trustme
-from pipeline_case import wait_until
+from support.pipeline_case import wait_until
 
 from pipelines.config import NatsConnection
-from pipelines.connectors.jetstream import JetStream
+from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
 
 pytestmark = pytest.mark.integration

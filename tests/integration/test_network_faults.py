@@ -6,11 +6,11 @@ What takes longer is in tests/crash/test_network_faults.py.
 from typing import Any
 
 import pytest
-from network_case import Proxied, running, through, waits
-from pipeline_case import wait_until
+from support.network_case import Proxied, running, through, waits
+from support.pipeline_case import wait_until
 
-from pipelines.connectors import clickhouse as clickhouse_connector
-from pipelines.connectors import jetstream as jetstream_connector
+from pipelines.connectors.clickhouse import client as clickhouse_connector
+from pipelines.connectors.nats import client as jetstream_connector
 
 pytestmark = pytest.mark.integration
 

@@ -7,21 +7,21 @@ import json
 from typing import Any
 
 import pytest
-from dedup_case import check_first_of_keys, copies, keyed_by
-from network_case import Proxied, stop, through, waits
-from pipeline_case import PipelineCase, wait_until
-from refused_case import positions
+from support.dedup_case import check_first_of_keys, copies, keyed_by
+from support.network_case import Proxied, stop, through, waits
+from support.pipeline_case import PipelineCase, wait_until
+from support.refused_case import positions
 
-import pipelines.plans
-from pipelines import put_back as repair
+import pipelines.maintenance.plans
 from pipelines.config import load
-from pipelines.connectors import clickhouse as clickhouse_connector
-from pipelines.connectors import jetstream as jetstream_connector
-from pipelines.connectors.clickhouse import ClickHouse
+from pipelines.connectors.clickhouse import client as clickhouse_connector
+from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.nats import client as jetstream_connector
 from pipelines.errors import RetryableError
-from pipelines.failpoints import VARIABLE
-from pipelines.put_back import PutBack, put_back
-from pipelines.verification.run import Request
+from pipelines.proof import put_back as repair
+from pipelines.proof.put_back import PutBack, put_back
+from pipelines.proof.verification.run import Request
+from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
@@ -123,7 +123,7 @@ def test_an_insert_whose_answer_comes_after_the_client_gave_up_is_settled_and_no
 @pytest.mark.parametrize("of", ["ledger.sink", "dlq.sink", "ledger.lease.sink"])
 def test_rows_are_given_up_once_although_nats_is_cut(proxied: Proxied, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
     monkeypatch.setattr(jetstream_connector, "REQUEST_TIMEOUT_SECONDS", 0.3)
-    monkeypatch.setattr(pipelines.plans, "INSERT_MAX_EXECUTION_SECONDS", 0)
+    monkeypatch.setattr(pipelines.maintenance.plans, "INSERT_MAX_EXECUTION_SECONDS", 0)
     case, nats, _ = proxied
     case.create_topic()
     case.warm_run()

@@ -1,10 +1,10 @@
 """A pipeline that was never started: every command says so, in the same words and with the same exit code, and makes nothing."""
 
 import pytest
-from dedup_case import keyed_by
-from pipeline_case import PipelineCase
+from support.dedup_case import keyed_by
+from support.pipeline_case import PipelineCase
 
-from pipelines.naming import ROLES
+from pipelines.protocol.naming import ROLES
 
 pytestmark = pytest.mark.integration
 

@@ -3,13 +3,13 @@
 from contextlib import closing
 
 import pytest
-from pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.config import load
-from pipelines.connectors.kafka import KafkaTopic
-from pipelines.naming import LEGS, Names
-from pipelines.pace import Pace
-from pipelines.status import StatusServer
+from pipelines.connectors.kafka.client import KafkaTopic
+from pipelines.protocol.naming import LEGS, Names
+from pipelines.runner.pace import Pace
+from pipelines.runner.status import StatusServer
 
 pytestmark = pytest.mark.integration
 

@@ -1,12 +1,12 @@
 """The main job on real servers, inside the test process on a warm session."""
 
 import pytest
-from pipeline_case import PATIENCE_SECONDS, PipelineCase
 from pyspark.sql import SparkSession
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase
 
 from pipelines.errors import FencedError
-from pipelines.naming import LEGS
-from pipelines.status import StatusServer
+from pipelines.protocol.naming import LEGS
+from pipelines.runner.status import StatusServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

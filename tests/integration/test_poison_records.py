@@ -5,8 +5,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
+from support.pipeline_case import PipelineCase
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from pipelines.demo.orders import Recipe, orders
+from pipelines.demo.produce import ensure_topic, produce
 from pipelines.errors import ConfigurationError, HaltError, TallyflowError
-from pipelines.orders import Recipe, orders
-from pipelines.produce import ensure_topic, produce
-from pipelines.verify import read_topic
+from pipelines.proof.positions import read_topic
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from proxy import HOST, Proxy
+from support.proxy import HOST, Proxy
 
 pytestmark = pytest.mark.integration
 

@@ -6,16 +6,16 @@ from itertools import count
 from typing import Any
 
 import pytest
-from dedup_case import copies, key_state, keyed_by, live_entries, tasks_of
-from pipeline_case import PipelineCase, wait_until
+from support.dedup_case import copies, key_state, keyed_by, live_entries, tasks_of
+from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.errors import DataLossError, StateDamagedError
-from pipelines.key_store.rebuild import rebuild
-from pipelines.ledger import Entry
-from pipelines.naming import LEGS
-from pipelines.purge import Purged, read_purged
-from pipelines.records import HEADER_LAST
-from pipelines.tally import tally
+from pipelines.maintenance.rebuild import rebuild
+from pipelines.protocol.ledger import Entry
+from pipelines.protocol.naming import LEGS
+from pipelines.protocol.purge import Purged, read_purged
+from pipelines.protocol.records import HEADER_LAST
+from pipelines.protocol.tally import tally
 
 pytestmark = pytest.mark.integration
 

@@ -4,18 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dedup_case import keyed_by
-from pipeline_case import PipelineCase
+from support.dedup_case import keyed_by
+from support.pipeline_case import PipelineCase
 
-from pipelines import put_back as repair
-from pipelines.checks.run import Look
 from pipelines.config import load
 from pipelines.errors import FencedError, HaltError
-from pipelines.failpoints import VARIABLE
-from pipelines.lease import Lease
-from pipelines.naming import PUT_BACK
-from pipelines.put_back import PutBack, put_back
-from pipelines.verification.run import Request
+from pipelines.proof import put_back as repair
+from pipelines.proof.checks.run import Look
+from pipelines.proof.put_back import PutBack, put_back
+from pipelines.proof.verification.run import Request
+from pipelines.protocol.failpoints import VARIABLE
+from pipelines.protocol.lease import Lease
+from pipelines.protocol.naming import PUT_BACK
 
 pytestmark = pytest.mark.integration
 

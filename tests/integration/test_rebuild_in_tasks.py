@@ -10,17 +10,17 @@ from typing import Any
 import nats
 import pyarrow as pa
 import pytest
-from dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of, timed_by
-from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
+from support.dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of, timed_by
+from support.pipeline_case import PipelineCase
 
+from pipelines.engine.execute import Tasks
 from pipelines.errors import DataLossError, FencedError, HaltError
-from pipelines.isolation import INTERNAL_ERROR
-from pipelines.key_store import rebuild_ways
-from pipelines.key_store.rebuild import Rebuilt, rebuild
-from pipelines.legs import frames
-from pipelines.legs.execute import Tasks
-from pipelines.records import StageOutput
+from pipelines.maintenance import rebuild_ways
+from pipelines.maintenance.rebuild import Rebuilt, rebuild
+from pipelines.process import frames
+from pipelines.process.isolation import INTERNAL_ERROR
+from pipelines.protocol.records import StageOutput
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

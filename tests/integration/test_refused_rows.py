@@ -4,13 +4,13 @@ from collections import Counter
 from itertools import chain
 
 import pytest
-from pipeline_case import PipelineCase
-from refused_case import BAD, make_strict, mend, refused
+from support.pipeline_case import PipelineCase
+from support.refused_case import BAD, make_strict, mend, refused
 
-import pipelines.legs.sink
+import pipelines.sink.leg
 from pipelines.errors import HaltError
-from pipelines.failpoints import VARIABLE
-from pipelines.tally import tally
+from pipelines.protocol.failpoints import VARIABLE
+from pipelines.protocol.tally import tally
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 
@@ -96,7 +96,7 @@ def test_what_a_view_refuses_is_a_halt_and_is_in_the_table_and_the_view_once_whe
 
 
 def test_a_table_that_refuses_row_after_row_stops_the_leg(strict: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines.legs.sink, "MAX_REFUSED_ROWS", 5)
+    monkeypatch.setattr(pipelines.sink.leg, "MAX_REFUSED_ROWS", 5)
     strict.client().command(f"ALTER TABLE {strict.table} ADD CONSTRAINT none CHECK id < 0")
     # One partition: which row is refused first is the order of its records.
     strict.send_events(60, partitions=1)

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from dedup_case import keyed_by
-from pipeline_case import PipelineCase, wait_until
-from refused_case import BAD, make_strict, mend, refused
+from support.dedup_case import keyed_by
+from support.pipeline_case import PipelineCase, wait_until
+from support.refused_case import BAD, make_strict, mend, refused
 
-from pipelines.naming import REDRIVE
-from pipelines.stream_limits import LEAST_LIMIT_BYTES
+from pipelines.protocol.naming import REDRIVE
+from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 
 pytestmark = [pytest.mark.integration]
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import dagster as dg
 import duckdb
 import pytest
-from pipeline_case import PipelineCase
+from support.pipeline_case import PipelineCase
 
 from resources.clickhouse import ClickHouseResource
 from resources.duckdb import DuckDBResource
 from resources.kafka import KafkaResource
-from resources.local.kafka import MECHANISM, PROTOCOL
+from resources.local.kafka.broker import MECHANISM, PROTOCOL
 from resources.local.passwords import USER
 from resources.nats import NatsResource
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
-from pipeline_case import PipelineCase
+from support.pipeline_case import PipelineCase
 
 from pipelines.errors import TallyflowError
-from resources.local import kafka
 from resources.local.java import find_java
+from resources.local.kafka import broker as kafka
 from resources.local.ports import choose_port
 from resources.local.server import Place
 from resources.local.stack import Addresses, LocalStack

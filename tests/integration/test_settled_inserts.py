@@ -1,12 +1,12 @@
 """Refused and unanswered inserts on tables that may have stored some of their rows: the table is asked, and nothing is doubled."""
 
 import pytest
-from network_case import Proxied, stop, waits
-from pipeline_case import PipelineCase, wait_until
-from refused_case import PER_PART, event, make_parted, positions, refused
+from support.network_case import Proxied, stop, waits
+from support.pipeline_case import PipelineCase, wait_until
+from support.refused_case import PER_PART, event, make_parted, positions, refused
 
 from pipelines.errors import HaltError
-from pipelines.failpoints import VARIABLE
+from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Uuid
-from kafka_mock import MockKafka, Record
-from pipeline_case import PipelineCase, wait_until
+from support.kafka_mock import MockKafka, Record
+from support.pipeline_case import PipelineCase, wait_until
 
-import pipelines.legs.leg
+import pipelines.engine.leg
 from pipelines.config import load
-from pipelines.connectors import kafka
-from pipelines.connectors.kafka import KafkaTopic, TopicFacts
+from pipelines.connectors.kafka import client as kafka
+from pipelines.connectors.kafka.client import KafkaTopic, TopicFacts
 from pipelines.errors import RetryableError
-from pipelines.ledger import Entry, read_chain
-from pipelines.pace import Pace
-from pipelines.runner import Runner
-from pipelines.status import StatusServer
-from pipelines.tally import tally
+from pipelines.protocol.ledger import Entry, read_chain
+from pipelines.protocol.tally import tally
+from pipelines.runner.pace import Pace
+from pipelines.runner.runner import Runner
+from pipelines.runner.status import StatusServer
 
 pytestmark = pytest.mark.integration
 
@@ -62,7 +62,7 @@ def ledger(case: PipelineCase) -> list[Entry]:
 
 def loses_its_leader_in_the_first_plan(runner: Runner, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partition 1, of which the plan has records that nobody has read yet."""
-    reach, lost = pipelines.legs.leg.reach, list[str]()
+    reach, lost = pipelines.engine.leg.reach, list[str]()
 
     def lose(point: str) -> None:
         plan = runner.legs["ingest"].chain.state.plan
@@ -71,7 +71,7 @@ def loses_its_leader_in_the_first_plan(runner: Runner, cluster: MockKafka, monke
             lost.append(point)
         reach(point)
 
-    monkeypatch.setattr(pipelines.legs.leg, "reach", lose)
+    monkeypatch.setattr(pipelines.engine.leg, "reach", lose)
 
 
 def test_a_partition_that_loses_its_leader_in_an_open_plan_stops_alone_and_goes_on_when_it_has_one(

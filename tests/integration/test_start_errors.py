@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import NewTopic
-from pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
-from pipelines.connectors.kafka import KafkaTopic
+from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.errors import ConfigurationError, DataLossError, HaltError, NotSupportedError, RetryableError, TallyflowError
-from pipelines.naming import ROLES
+from pipelines.protocol.naming import ROLES
 from resources.local.nats import find_nats_server
 from resources.local.ports import choose_port
 

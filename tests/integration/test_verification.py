@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from dedup_case import copies, event, keyed_by, timed_by
-from edited_case import alter, mapping
-from pipeline_case import PipelineCase, wait_until
-from refused_case import make_strict
+from support.dedup_case import copies, event, keyed_by, timed_by
+from support.edited_case import alter, mapping
+from support.pipeline_case import PipelineCase, wait_until
+from support.refused_case import make_strict
 
 from pipelines.config import load
-from pipelines.connectors.jetstream import JetStream, StreamState
-from pipelines.verification.run import Request, Verifier
+from pipelines.connectors.nats.client import JetStream, StreamState
+from pipelines.proof.verification.run import Request, Verifier
 
 pytestmark = pytest.mark.integration
 

@@ -7,10 +7,10 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.test_utils import freeze_time
-from dagster_case import DagsterCase, failure
-from pipeline_case import PipelineCase
+from support.dagster_case import DagsterCase, failure
+from support.pipeline_case import PipelineCase
 
-from dagster_project.verification_hours import begin_of_hour, forget_hours, hour_of, key_of
+from dagster_project.assets.verification_hours import begin_of_hour, forget_hours, hour_of, key_of
 
 pytestmark = pytest.mark.integration
 HOUR = timedelta(hours=1)

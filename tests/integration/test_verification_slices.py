@@ -9,16 +9,16 @@ from typing import Any
 
 import nats
 import pytest
-from dedup_case import event, keyed_by, timed_by
-from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
+from support.dedup_case import event, keyed_by, timed_by
+from support.pipeline_case import PipelineCase
 
 from pipelines.config import parse
-from pipelines.legs.execute import Tasks
-from pipelines.run_spec import RunSpec
-from pipelines.verification.result import Verification
-from pipelines.verification.run import Request, Verifier, verify
-from pipelines.verification.slices import slices_between, verify_in_tasks, verify_slices
+from pipelines.engine.execute import Tasks
+from pipelines.engine.run_spec import RunSpec
+from pipelines.proof.verification.result import Verification
+from pipelines.proof.verification.run import Request, Verifier, verify
+from pipelines.proof.verification.slices import slices_between, verify_in_tasks, verify_slices
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

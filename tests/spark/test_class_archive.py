@@ -8,7 +8,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from pipelines.connectors.class_archive import archive_path, java_option, make_archive
+from pipelines.engine.class_archive import archive_path, java_option, make_archive
 from pipelines.errors import HaltError
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_case import PipelineCase
 from pyspark.sql import SparkSession
+from support.pipeline_case import PipelineCase
 
 from pipelines.config import parse
+from pipelines.engine.connections import Connections
+from pipelines.engine.execute import Item, Parcel, Report, Tasks, run_with_exchange
+from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
-from pipelines.legs.connections import Connections
-from pipelines.legs.execute import Item, Parcel, Report, Tasks, run_with_exchange
-from pipelines.run_spec import RunSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

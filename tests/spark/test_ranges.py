@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_case import PipelineCase, wait_until
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from support.pipeline_case import PipelineCase, wait_until
 from tenacity import Retrying, retry_if_exception_message, stop_after_attempt
 
-from pipelines.connectors.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges
-from pipelines.naming import LEGS
+from pipelines.engine.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges
+from pipelines.protocol.naming import LEGS
 
 pytestmark = pytest.mark.spark
 

@@ -11,10 +11,10 @@ import typer
 
 from pipelines import errors
 from pipelines.cli.app import app
+from pipelines.dead_letters.triage import REMEDIES
 from pipelines.errors import HaltError
-from pipelines.failpoints import NAMES
-from pipelines.isolation import INTERNAL_ERROR
-from pipelines.letters.triage import REMEDIES
+from pipelines.process.isolation import INTERNAL_ERROR
+from pipelines.protocol.failpoints import NAMES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -146,7 +146,7 @@ def test_every_halt_class_has_a_section() -> None:
 
 
 def test_metrics_table_names_the_metrics() -> None:
-    made = re.findall(r'(Counter|Gauge)MetricFamily\("(tallyflow_\w+)"', text("pipelines/status.py"))
+    made = re.findall(r'(Counter|Gauge)MetricFamily\("(tallyflow_\w+)"', text("pipelines/runner/status.py"))
     names = {f"{name}_total" if kind == "Counter" else name for kind, name in made}
     assert set(re.findall(r"^\| `(tallyflow_\w+)` ", text("docs/operations.md"), re.MULTILINE)) == names
 

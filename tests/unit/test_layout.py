@@ -13,44 +13,29 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("pipelines", "resources", "dagster_project", "sql", "bench")
 OWN = ("pipelines", "resources", "dagster_project", "sql")
 
-STAGES = {"ingest", "parse", "dedup", "join", "transform", "sink", "dlq", "redrive"}
-PURE = STAGES | {
-    *(
-        "records",
-        "naming",
-        "frame_sizes",
-        "errors",
-        "append",
-        "ledger",
-        "lease",
-        "purge",
-        "tally",
-        "state",
-        "rejections",
-        "fields",
-        "columns",
-        "composites",
-    ),
-    *(
-        "convert",
-        "instants",
-        "json_reader",
-        "json_template",
-        "vectors",
-        "failpoints",
-        "letters.triage",
-        "error_classes",
-        "breaker",
-        "audit.account",
-        "audit.report",
-        "audit.rows",
-        "ledger_table",
-        "job_state",
-    ),
-}
-"""Modules of the data path that touch nothing outside: they work on tables, and on a `ledger.Log` that they are given."""
+ROOMS = (
+    *("types", "error_classes", "protocol", "key_store", "config", "connectors", "control", "engine"),
+    *("ingest", "process", "sink", "runner", "maintenance", "dead_letters", "proof", "demo", "cli"),
+)
+"""Ground floor first: a room of `pipelines` imports only rooms before it, and the modules that stand beside the rooms."""
 
-PURE_BY_NAME = ["pipelines.checks.judge"]
+PURE_ROOMS = ("types", "error_classes", "protocol", "key_store")
+"""Rooms that touch nothing outside: they work on tables, on files of their own, and on a `ledger.Log` that they are given."""
+
+PURE_STEPS = (
+    *("ingest.writer", "process.parse", "process.dedup", "process.mapping", "process.dead_letter_rows", "process.rejections"),
+    *("process.fingerprints", "process.rejection_limit", "process.watermarks", "process.isolation", "sink.chunks", "sink.ledger_table"),
+)
+"""What the legs apply to tables: functions that open nothing. DuckDB engines are handed in."""
+
+PURE_DECISIONS = (
+    "control.job_state",
+    "dead_letters.triage",
+    "proof.audit.account",
+    "proof.audit.rows",
+    "proof.audit.report",
+    "proof.checks.judge",
+)
 """Modules that decide, from facts that they are given."""
 
 COMPOSITION_ROOTS = {
@@ -60,24 +45,22 @@ COMPOSITION_ROOTS = {
     "pipelines.cli.redrive",
     "pipelines.cli.dagster",
     "pipelines.cli.verify",
-    "pipelines.demo",
+    "pipelines.demo.demo",
 }
 
 DRIVERS = {"confluent_kafka", "nats", "clickhouse_connect", "chdb"}
 DRIVER_EXCEPTIONS = {
-    ("pipelines.produce", "confluent_kafka"): "a producer of sample records: the only writer to Kafka, and no part of the data path",
-    ("pipelines.verify", "confluent_kafka"): "verification reads Kafka with a client of its own, or it would repeat the data path's faults",
-    ("pipelines.verify", "clickhouse_connect"): "verification reads the table with a client of its own, for the same reason",
+    ("pipelines.demo.produce", "confluent_kafka"): "a producer of sample records: the only writer to Kafka, and no part of the data path",
+    ("pipelines.proof.positions", "confluent_kafka"): "reads Kafka with a client of its own, or it would repeat the data path's faults",
+    ("pipelines.proof.positions", "clickhouse_connect"): "reads the table with a client of its own, for the same reason",
 }
 
 SPARK_EXCEPTIONS = {
-    "pipelines.legs.leg": "types of the foreachBatch function",
-    "pipelines.legs.ingest": "type of the session that it is given",
-    "pipelines.legs.process": "type of the session that it is given",
-    "pipelines.legs.sink": "type of the session that it is given",
-    "pipelines.legs.execute": "starts tasks on the session that it is given, maps Spark's errors",
-    "pipelines.queries": "starts the legs' queries on the session that it is given",
-    "pipelines.runner": "type of the session that it has built",
+    "pipelines.ingest.leg": "type of the session that it is given",
+    "pipelines.process.leg": "type of the session that it is given",
+    "pipelines.sink.leg": "type of the session that it is given",
+    "pipelines.runner.queries": "starts the legs' queries on the session that it is given",
+    "pipelines.runner.runner": "type of the session that it has built",
 }
 
 
@@ -138,8 +121,32 @@ def calls(module: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, dotted(node.func)
 
 
-def test_the_sources_are_found() -> None:
-    assert {"pipelines.ledger", "pipelines.legs.sink", "pipelines.connectors.kafka", "resources.local.stack"} <= set(MODULES)
+def room(module: str) -> str:
+    """The room of `pipelines` that a module is in; empty beside the rooms and outside of `pipelines`."""
+    package, _, rest = module.partition(".")
+    first = rest.partition(".")[0]
+    return first if package == "pipelines" and first in ROOMS else ""
+
+
+def test_the_rooms_are_the_packages() -> None:
+    assert set(ROOMS) == {path.parent.name for path in (ROOT / "pipelines").glob("*/__init__.py")}
+
+
+def test_every_pure_module_is_there() -> None:
+    assert {f"pipelines.{name}" for name in (*PURE_STEPS, *PURE_DECISIONS)} <= set(MODULES)
+
+
+@pytest.mark.parametrize("module", modules("pipelines"))
+def test_a_room_imports_only_the_rooms_before_it(module: str) -> None:
+    own = room(module)
+    seen = {room(name) for name in imports(module)} - {"", own}
+    if module != "pipelines.testing":
+        assert seen <= set(ROOMS[: ROOMS.index(own)] if own else ())
+
+
+@pytest.mark.parametrize("module", modules("pipelines", "resources", "dagster_project"))
+def test_only_tests_import_the_fakes(module: str) -> None:
+    assert not under(imports(module), "pipelines.testing")
 
 
 @pytest.mark.parametrize("module", modules("pipelines"))
@@ -147,7 +154,7 @@ def test_the_data_path_imports_no_dagster(module: str) -> None:
     assert not under(imports(module), "dagster", "dagster_project")
 
 
-@pytest.mark.parametrize("module", ["dagster_project.decisions", "dagster_project.numbers"])
+@pytest.mark.parametrize("module", ["dagster_project.sensors.decisions", "dagster_project.numbers"])
 def test_what_is_decided_and_counted_knows_no_dagster_and_no_resource(module: str) -> None:
     assert not under(imports(module), "dagster", "resources")
 
@@ -160,32 +167,23 @@ def test_resources_do_not_import_the_project_that_uses_them(module: str) -> None
 @pytest.mark.parametrize("module", modules("resources.local"))
 def test_the_local_servers_know_no_dagster_and_no_data_path(module: str) -> None:
     assert not under(imports(module), "dagster")
-    allowed = {"pipelines", *(f"pipelines.{name}" for name in ("errors", "loopback", "naming", "private", "processes"))}
+    allowed = {"pipelines", *(f"pipelines.{name}" for name in ("errors", "loopback", "private", "protocol.naming", "control.processes"))}
     assert set(under(imports(module), "pipelines")) <= allowed
 
 
-@pytest.mark.parametrize("module", modules(*(f"pipelines.{name}" for name in PURE)))
-def test_stages_and_the_protocol_import_no_connector_leg_or_runner(module: str) -> None:
-    assert not under(imports(module), "pipelines.connectors", "pipelines.legs", "pipelines.runner", "pipelines.config", "pyspark", *DRIVERS)
+@pytest.mark.parametrize("module", modules(*(f"pipelines.{name}" for name in PURE_ROOMS)))
+def test_a_pure_room_imports_no_driver_and_no_spark(module: str) -> None:
+    assert not under(imports(module), "pyspark", *DRIVERS)
 
 
-@pytest.mark.parametrize("module", PURE_BY_NAME)
-def test_decisions_are_pure(module: str) -> None:
-    assert not under(imports(module), "dagster", "pipelines.connectors", "pipelines.legs", "pipelines.runner", "pyspark", *DRIVERS)
-
-
-def test_the_stages_of_today_are_checked() -> None:
-    assert {f"pipelines.{name}" for name in ("ingest", "parse", "transform", "sink", "dlq")} <= set(MODULES)
-
-
-@pytest.mark.parametrize("module", modules("pipelines.connectors"))
-def test_connectors_import_no_stage_leg_or_runner(module: str) -> None:
-    assert not under(imports(module), "pipelines.legs", "pipelines.runner", *(f"pipelines.{stage}" for stage in STAGES))
+@pytest.mark.parametrize("module", modules(*(f"pipelines.{name}" for name in (*PURE_STEPS, *PURE_DECISIONS))))
+def test_steps_and_decisions_open_nothing(module: str) -> None:
+    assert not under(imports(module), "pipelines.config", "pipelines.connectors", "pipelines.engine", "pyspark", *DRIVERS)
 
 
 @pytest.mark.parametrize("module", modules("pipelines.config"))
 def test_the_pipeline_file_knows_nothing_of_what_runs_it(module: str) -> None:
-    assert not under(imports(module), "pipelines.connectors", "pipelines.legs", "pipelines.runner", "pyspark", *DRIVERS)
+    assert not under(imports(module), "pyspark", "duckdb", *DRIVERS)
 
 
 @pytest.mark.parametrize("module", [m for m in modules("pipelines") if m not in COMPOSITION_ROOTS])
@@ -199,15 +197,15 @@ def test_only_connectors_import_a_driver(module: str) -> None:
     assert used == {driver for exception, driver in DRIVER_EXCEPTIONS if exception == module}
 
 
-@pytest.mark.parametrize("module", [m for m in modules("pipelines") if not m.startswith("pipelines.connectors")])
-def test_spark_is_imported_where_a_session_is_handed_on(module: str) -> None:
+@pytest.mark.parametrize("module", [m for m in modules("pipelines") if room(m) != "engine"])
+def test_spark_is_imported_by_the_engine_and_where_a_session_is_handed_on(module: str) -> None:
     assert bool(under(imports(module), "pyspark")) == (module in SPARK_EXCEPTIONS)
 
 
 @pytest.mark.parametrize("module", modules("pipelines", "dagster_project"))
-def test_only_the_spark_connector_builds_a_session(module: str) -> None:
+def test_only_the_engine_builds_a_session(module: str) -> None:
     builds = any(isinstance(node, ast.Attribute) and dotted(node) == "SparkSession.builder" for node in ast.walk(tree(module)))
-    assert builds == (module == "pipelines.connectors.spark")
+    assert builds == (module == "pipelines.engine.session")
 
 
 @pytest.mark.parametrize("module", modules("pipelines", "dagster_project"))
@@ -250,7 +248,7 @@ def test_the_forbidden_builtins_exist() -> None:
     assert all(hasattr(builtins, name) for name in FORBIDDEN_BUILTINS)
 
 
-def test_the_exceptions_are_still_needed() -> None:
+def test_the_exceptions_are_still_there() -> None:
     listed = {*SPARK_EXCEPTIONS, *(module for module, _ in DRIVER_EXCEPTIONS), *COMPOSITION_ROOTS}
     assert listed <= set(MODULES)
 

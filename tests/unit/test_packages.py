@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from packages import program
+from support.packages import program
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Work beside the stream, as assets with schedules: compaction of the key store, dead letters that enter again, verification by the hour.
+
+Each may run beside the live pipeline, may be killed at any time, and may be repeated.
+"""
+
+from typing import Any
+
+import dagster as dg
+
+from dagster_project.assets.stream_names import COMPACTION, DEAD_LETTERS, DEDUP, REPROCESSED
+from dagster_project.assets.streams import PIPELINE_TAG, has_dedup, op_name, spec_behind
+from dagster_project.dagster_private import UnresolvedAssetJobDefinition
+from dagster_project.failures import RETRY, errors_as_failures
+from dagster_project.jobs.repairs import Letters, WithSpark, compacted, note_pipeline, reprocessing
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.run_config import read_config, schema_of
+from dagster_project.schedule_status import schedule_of
+from dagster_project.sensors.automation import COMPACTED_AT, due
+from resources.spark import SparkResource
+from resources.streaming_jobs import StreamingJobs
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    parts = []
+    for pipeline in files.pipelines:
+        if has_dedup(pipeline):
+            asset = _compaction(pipeline)
+            parts.append(dg.Definitions(assets=[asset], jobs=[_job(pipeline, "compact", asset)]))
+        asset = _reprocessed(pipeline)
+        job = _job(pipeline, "reprocess", asset, {"everything": True})
+        # Off, and never by itself: letters that enter again unmended come back as letters.
+        schedule = schedule_of(pipeline, job, "daily", "40 4 * * *", dg.DefaultScheduleStatus.STOPPED)
+        parts.append(dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule]))
+    return dg.Definitions.merge(*parts)
+
+
+def _job(pipeline: Pipeline, verb: str, asset: dg.AssetsDefinition, config: dict[str, Any] | None = None) -> UnresolvedAssetJobDefinition:
+    """The job `<verb>_<pipeline>` that makes the asset."""
+    return dg.define_asset_job(
+        f"{verb}_{pipeline.label}",
+        selection=dg.AssetSelection.assets(asset),
+        config={"ops": {asset.op.name: {"config": config}}} if config else None,
+        tags={PIPELINE_TAG: pipeline.config.pipeline_id},
+        description=next(iter(asset.descriptions_by_key.values())),
+    )
+
+
+def _compaction(pipeline: Pipeline) -> dg.AssetsDefinition:
+    text = "One run per bucket, expired keys dropped. Proof: every live key is looked up in the new runs. May run beside the pipeline."
+
+    @dg.multi_asset(
+        specs=[spec_behind(pipeline, COMPACTION, DEDUP, text, automation=due(COMPACTED_AT))],
+        name=op_name(pipeline, COMPACTION),
+        config_schema=schema_of(WithSpark),
+        retry_policy=RETRY,
+    )
+    def compaction(
+        context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs, tallyflow_spark: SparkResource
+    ) -> dg.MaterializeResult[Any]:
+        note_pipeline(context, pipeline)
+        pyspark = tallyflow_spark if read_config(context, WithSpark).with_spark else None
+        with errors_as_failures():
+            return dg.MaterializeResult(metadata=compacted(streaming_jobs, pipeline, pyspark))
+
+    return compaction
+
+
+def _reprocessed(pipeline: Pipeline) -> dg.AssetsDefinition:
+    text = "Lets dead letters enter the pipeline again, each at most once. Mend the cause first; the configuration says which."
+
+    @dg.multi_asset(
+        specs=[spec_behind(pipeline, REPROCESSED, DEAD_LETTERS, text)],
+        name=op_name(pipeline, REPROCESSED),
+        config_schema=schema_of(Letters),
+        retry_policy=RETRY,
+    )
+    def reprocessed(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
+        note_pipeline(context, pipeline)
+        selection = read_config(context, Letters).selection()
+        with errors_as_failures(), reprocessing(streaming_jobs, pipeline) as work:
+            outcome = work.enter(selection)
+        left = {f"left_{state}": count for state, count in outcome.left.items()}
+        return dg.MaterializeResult(metadata={"entered": outcome.taken, **left})
+
+    return reprocessed

@@ -1,0 +1,243 @@
+"""What Dagster shows of a pipeline: one asset per seam, from the pipeline file alone. Nothing is connected to.
+
+    kafka/<topic>  ->  raw_stream  ->  dedup_store  ->  out_stream  ->  clickhouse_table
+                                                     ->  dead_letters
+A stage that comes later is one more seam in `seams`: its name, what it is made of, and what holds it.
+"""
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+from dagster import TableColumn, TableColumnDep, TableColumnLineage, TableSchema
+
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from pipelines.config import KafkaSource, version_of
+from pipelines.config.checks import FreshnessCheck
+from pipelines.protocol.records import POSITION_COLUMN_TYPES
+
+REPORTED_EVERY = timedelta(minutes=5)
+"""An out stream is reported as fresh so often while nothing waits; Dagster's freshness policies look at materializations only."""
+PIPELINE_TAG = "tallyflow/pipeline"
+"""Of the runs of a sensor or of an asset job: the id of the pipeline."""
+_TAG = re.compile(r"[^A-Za-z0-9_.-]")
+_TAG_LENGTH = 63
+
+
+def asset_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
+    return dg.AssetKey([*pipeline.key_prefix, pipeline.key, name])
+
+
+def topic_key(pipeline: Pipeline, source: KafkaSource) -> dg.AssetKey:
+    return dg.AssetKey([*pipeline.key_prefix, "kafka", source.topic])
+
+
+def has_dedup(pipeline: Pipeline) -> bool:
+    return any(transform.type == "dedup" for transform in pipeline.config.transforms)
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One asset of a pipeline. `inputs` are topics' keys or names of other seams.
+
+    Freshness is the out stream's, not the table's: what is reported as materialized has no checks evaluated until they are made again.
+    """
+
+    name: str
+    kinds: frozenset[str]
+    description: str
+    inputs: tuple[dg.AssetKey | str, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    freshness: dg.FreshnessPolicy | None = None
+
+
+def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
+    """In the order of the data."""
+    config, names = pipeline.config, pipeline.names
+    nats = config.nats.servers[0]
+
+    def stream(role: str) -> dict[str, Any]:
+        return {"dagster/uri": f"{nats}/{names.stream(role)}", "stream": names.stream(role), "subjects": names.subjects(role)}
+
+    found = [
+        Seam(
+            RAW,
+            frozenset({"nats", "spark"}),
+            "Every record of the topic, once, as it came: frames on a JetStream stream.",
+            tuple(topic_key(pipeline, source) for source in config.sources),
+            stream("raw"),
+        )
+    ]
+    if has_dedup(pipeline):
+        found.append(_dedup_seam(pipeline))
+    found += [
+        Seam(
+            OUT,
+            frozenset({"nats", "spark"}),
+            "Typed rows in the order of their positions, ready for the table.",
+            (DEDUP,) if has_dedup(pipeline) else (RAW,),
+            stream("out"),
+            _freshness(config.checks.freshness),
+        ),
+        _table_seam(pipeline),
+        Seam(
+            DEAD_LETTERS,
+            frozenset({"nats"}),
+            "Records that a stage or ClickHouse refused, whole, each with its reason.",
+            (RAW, OUT),
+            stream("dlq"),
+        ),
+    ]
+    return tuple(found)
+
+
+def _dedup_seam(pipeline: Pipeline) -> Seam:
+    config = next(transform.config for transform in pipeline.config.transforms if transform.type == "dedup")
+    told = {"key": ", ".join(config.key), "window": str(config.time_window), "measured on": config.time_field or "arrival"}
+    return Seam(DEDUP, frozenset({"spark", "file"}), "The keys that were accepted within the window, in immutable files.", (RAW,), told)
+
+
+def _table_seam(pipeline: Pipeline) -> Seam:
+    sink = pipeline.config.sink
+    connection = sink.connection_params
+    scheme = "https" if connection.secure else "http"
+    metadata = {
+        "dagster/table_name": f"{connection.database}.{sink.table}",
+        "dagster/uri": f"{scheme}://{connection.host}:{connection.http_port_effective}/{connection.database}/{sink.table}",
+        "dagster/storage_kind": "clickhouse",
+        "dagster/column_schema": _table_schema(pipeline),
+        "dagster/column_lineage": _lineage(pipeline),
+    }
+    return Seam(TABLE, frozenset({"clickhouse", "table"}), "The rows of the pipeline, each exactly once.", (OUT,), metadata)
+
+
+def _freshness(check: FreshnessCheck) -> dg.FreshnessPolicy | None:
+    if not check.enabled:
+        return None
+    return dg.FreshnessPolicy.time_window(fail_window=check.fail_after + REPORTED_EVERY, warn_window=check.warn_after + REPORTED_EVERY)
+
+
+def _table_schema(pipeline: Pipeline) -> TableSchema:
+    sink = pipeline.config.sink
+    columns = [TableColumn(entry.column_name, entry.column_type, description=f"field {entry.name}") for entry in sink.mapping]
+    positions = POSITION_COLUMN_TYPES if sink.create_table else ()
+    return TableSchema([*columns, *(TableColumn(name, kind, description="position of the record") for name, kind in positions)])
+
+
+def _lineage(pipeline: Pipeline) -> TableColumnLineage:
+    topic = topic_key(pipeline, pipeline.config.sources[0])
+    mapping = pipeline.config.sink.mapping
+    return TableColumnLineage({entry.column_name: [TableColumnDep(asset_key=topic, column_name=entry.name)] for entry in mapping})
+
+
+def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:
+    """The assets of one pipeline, without its topics."""
+    reference = {"dagster/code_references": file_reference(pipeline)}
+    return [
+        dg.AssetSpec(
+            asset_key(pipeline, seam.name),
+            deps=[one if isinstance(one, dg.AssetKey) else asset_key(pipeline, one) for one in seam.inputs],
+            description=seam.description,
+            metadata={**seam.metadata, **reference},
+            kinds=set(seam.kinds),
+            freshness_policy=seam.freshness,
+            skippable=True,
+            code_version=version_of(pipeline.config),
+            **about(pipeline),
+        )
+        for seam in seams(pipeline)
+    ]
+
+
+def op_name(pipeline: Pipeline, name: str) -> str:
+    """Of what makes one asset beside the stream; Dagster wants them unique."""
+    return f"{pipeline.label}_{name}"
+
+
+def spec_behind(
+    pipeline: Pipeline,
+    name: str,
+    after: str,
+    description: str,
+    partitions: dg.PartitionsDefinition[Any] | None = None,
+    automation: dg.AutomationCondition[Any] | None = None,
+) -> dg.AssetSpec:
+    """An asset beside the stream, made from one of its seams. It has the kinds of that seam."""
+    kinds = next(seam.kinds for seam in seams(pipeline) if seam.name == after)
+    return dg.AssetSpec(
+        asset_key(pipeline, name),
+        deps=[asset_key(pipeline, after)],
+        description=description,
+        metadata={"dagster/code_references": file_reference(pipeline)},
+        kinds=set(kinds),
+        partitions_def=partitions,
+        automation_condition=automation,
+        **about(pipeline),
+    )
+
+
+def about(pipeline: Pipeline) -> dict[str, Any]:
+    """Group, owners and tags of everything that belongs to a pipeline."""
+    metadata = pipeline.config.metadata
+    return {"group_name": pipeline.key, "owners": list(metadata.owners), "tags": _tags(metadata.tags)}
+
+
+def _tags(words: Iterable[str]) -> dict[str, str]:
+    """Dagster's tags: `tier:gold` is the key `tier` with the value `gold`, any other word is a key; a key has one value."""
+    tags: dict[str, str] = {}
+    for word in words:
+        name, _, value = (_TAG.sub("_", part)[:_TAG_LENGTH] for part in word.partition(":"))
+        if name and name not in tags:
+            tags[name] = value
+        else:
+            tags[_TAG.sub("_", word)[:_TAG_LENGTH]] = ""
+    return tags
+
+
+def file_reference(pipeline: Pipeline) -> dg.CodeReferencesMetadataValue:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        reference = dg.LocalFileCodeReference(file_path=str(pipeline.path), label="pipeline file")
+        return dg.CodeReferencesMetadataValue(code_references=[reference])
+
+
+def topic_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
+    """One external asset per topic, however many pipelines read it; its columns are the fields that any of them reads."""
+    sources: dict[dg.AssetKey, list[KafkaSource]] = {}
+    for pipeline in files.pipelines:
+        for source in pipeline.config.sources:
+            sources.setdefault(topic_key(pipeline, source), []).append(source)
+    return [_topic_spec(key, found) for key, found in sources.items()]
+
+
+def faulty_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
+    """A faulty file has no assets of its own: an external one in the group `faulty_files` stands for it, with its faults."""
+    return [
+        dg.AssetSpec(
+            files.asset_key("faulty_files", *(one.path.relative_to(files.directory).parts or [one.path.name])),
+            description=f"Not used. Correct it, then reload the code location.\n```\n{one.message}\n```",
+            group_name="faulty_files",
+        )
+        for one in files.faulty
+    ]
+
+
+def _topic_spec(key: dg.AssetKey, sources: Iterable[KafkaSource]) -> dg.AssetSpec:
+    found = list(sources)
+    fields = {name: kind for source in found for name, kind in source.fields.items()}
+    brokers = ",".join(found[0].connection_params.brokers)
+    return dg.AssetSpec(
+        key,
+        description=f"Kafka topic {found[0].topic}. Others write it; Tallyflow reads it.",
+        kinds={"kafka"},
+        group_name="kafka",
+        metadata={
+            "dagster/uri": f"kafka://{brokers}/{found[0].topic}",
+            "dagster/column_schema": TableSchema([TableColumn(name, kind) for name, kind in fields.items()]),
+        },
+    )

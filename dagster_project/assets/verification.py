@@ -1,0 +1,142 @@
+"""Verification by the hour of arrival: the records again, through DuckDB, compared with ClickHouse; one partition per hour with records.
+
+The verdict is a check of the asset itself, and of the table as long as the hour lies in the period that the table's check looks at.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC
+from typing import Any
+
+import dagster as dg
+
+from dagster_project.assets.stream_names import TABLE, VERIFICATION
+from dagster_project.assets.streams import PIPELINE_TAG, asset_key, op_name, spec_behind
+from dagster_project.assets.verification_hours import (
+    HOUR,
+    begin_of_hour,
+    hour_of,
+    hours_to_list,
+    hours_without_verdict,
+    partitions,
+    partitions_name,
+)
+from dagster_project.checks import examples_table
+from dagster_project.failures import RETRY, errors_as_failures
+from dagster_project.jobs.repairs import note_pipeline
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.schedule_status import schedule_status
+from pipelines.connectors.nats.client import JetStream
+from pipelines.proof.verification.result import OPEN, Verification
+from pipelines.proof.verification.run import Request, verify
+from resources.streaming_jobs import StreamingJobs
+
+CHECK = "match"
+MINUTE_OF_HOUR = 10
+CATCH_UP = 3 * HOUR
+"""How far back the schedule looks for hours that it has missed, as NATS or Dagster was away."""
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    return dg.Definitions.merge(dg.Definitions(), *(_part(files, pipeline) for pipeline in files.pipelines))
+
+
+def _part(files: PipelineFiles, pipeline: Pipeline) -> dg.Definitions:
+    asset = _asset(pipeline)
+    job = dg.define_asset_job(
+        f"verify_{pipeline.label}",
+        selection=dg.AssetSelection.assets(asset),
+        tags={PIPELINE_TAG: pipeline.config.pipeline_id},
+        description="Compares the records that arrived in one hour with ClickHouse.",
+    )
+
+    @dg.schedule(
+        job=job,
+        name=f"{job.name}_hourly",
+        cron_schedule=f"{MINUTE_OF_HOUR} * * * *",
+        execution_timezone="UTC",
+        default_status=schedule_status(files),
+        description="Verifies the hour that has ended, if records arrived in it, and those before that it has missed.",
+    )
+    def hourly(context: dg.ScheduleEvaluationContext, streaming_jobs: StreamingJobs) -> list[dg.RunRequest] | dg.SkipReason:
+        now = context.scheduled_execution_time.astimezone(UTC)
+        with errors_as_failures():
+            found = hours_to_list(context.instance, pipeline, streaming_jobs.config(pipeline.path), now)
+        context.instance.add_dynamic_partitions(partitions_name(pipeline), found)
+        due = hours_without_verdict(context.instance, pipeline, begin_of_hour(now) - CATCH_UP)
+        # With a key each is asked for once: an hour that failed is for people to look at.
+        return [dg.RunRequest(run_key=hour, partition_key=hour) for hour in due] or dg.SkipReason("no hour with records waits")
+
+    return dg.Definitions(assets=[asset], jobs=[job], schedules=[hourly])
+
+
+def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
+    text = "The records that arrived in one hour, computed again in DuckDB and compared with the table: counts, checksums, then rows."
+    spec = spec_behind(pipeline, VERIFICATION, TABLE, text, partitions(pipeline))
+    text = "ClickHouse holds what the records of the hour call for."
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        check = dg.AssetCheckSpec(CHECK, asset=spec.key, description=text, partitions_def=partitions(pipeline))
+
+    @dg.multi_asset(specs=[spec], check_specs=[check], name=op_name(pipeline, VERIFICATION), retry_policy=RETRY)
+    def verification(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
+        note_pipeline(context, pipeline)
+        if not context.has_partition_key:
+            raise dg.Failure("say which hour: choose a partition", allow_retries=False)
+        hour = hour_of(context.partition_key)
+        with errors_as_failures():
+            config = streaming_jobs.config(pipeline.path)
+            request = Request(streaming_jobs.directory(config.pipeline_id), hour, hour + HOUR)
+            with closing(JetStream(config.nats).connect()) as log:
+                found = verify(config, log, request)
+        # What is not proven yet is no difference: a warning.
+        severity = dg.AssetCheckSeverity.ERROR if found.findings else dg.AssetCheckSeverity.WARN
+        result = dg.AssetCheckResult(
+            passed=found.is_match,
+            check_name=CHECK,
+            severity=severity,
+            description=said(found),
+            metadata=examples_of(found),
+        )
+        yield dg.MaterializeResult(asset_key=asset_key(pipeline, VERIFICATION), metadata=told(found), check_results=[result])
+
+    return verification
+
+
+def said(found: Verification) -> str:
+    """In a sentence: what differs, or that nothing does."""
+    if found.verdict == "not proven" and any(gap.what == OPEN for gap in found.not_proven):
+        return "this hour has not ended yet by the clock of NATS; verify it again"
+    if found.verdict == "not proven" and not found.is_whole:
+        return "the sink has not confirmed all of this hour yet; verify it again"
+    if found.verdict == "not proven":
+        return "not proven: " + "; ".join(gap.what + (f" ({gap.count:,})" if gap.count is not None else "") for gap in found.not_proven)
+    if found.is_match:
+        return f"{found.counts.get('rows', 0):,} rows match" if found.sequences else "nothing to compare in this range"
+    return "; ".join(" ".join(filter(None, (f"{one.count:,}", one.kind, one.place, one.column))) for one in found.findings)
+
+
+def told(found: Verification) -> dict[str, Any]:
+    """The numbers that are plotted, what was not proved, and what the table's check reads: `is_match`, `is_proven` and `said`.
+
+    `is_match`: nothing that was compared differs; `is_proven`: every row of the hour is explained.
+    """
+    return {
+        **dict(found.counts),
+        "differences": sum(one.count for one in found.findings),
+        "is_match": not found.findings,
+        "is_proven": not found.not_proven,
+        "said": said(found),
+        "not proved": "; ".join(one.what for one in found.not_proven) or "nothing",
+        # A list, whose lines are wrapped: the page cuts off what is wider than it.
+        "report": dg.MetadataValue.md("\n".join(f"- {line}" for line in found.lines())),
+    }
+
+
+def examples_of(found: Verification) -> dict[str, Any]:
+    """The first faults as a table; nothing where there are none."""
+    rows = [
+        {"place": one.place, "kind": one.kind, "column": one.column or "", **example} for one in found.findings for example in one.examples
+    ]
+    return {"examples": dg.MetadataValue.md(examples_table(rows))} if rows else {}

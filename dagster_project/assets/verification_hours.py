@@ -1,0 +1,140 @@
+"""The hours that verification is partitioned by: those that have ended and in which records arrived, as far as the raw stream reaches back.
+
+Dagster keeps them as dynamic partitions: a pipeline that is new, or stood still, shows no hour of which there is nothing to verify, and a
+reload of the code location changes none. The sensor `list_hours_to_verify` and the schedules add them; they go with old events.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from dagster_project.assets.stream_names import VERIFICATION
+from dagster_project.assets.streams import asset_key
+from dagster_project.dagster_private import get_current_datetime
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.schedule_status import sensor_status
+from dagster_project.sensors.side_by_side import look_at_all
+from pipelines.config import PipelineConfig
+from pipelines.connectors.nats.client import JetStream
+from pipelines.errors import TallyflowError
+from pipelines.protocol.naming import Names
+from pipelines.protocol.purge import read_purged
+from pipelines.protocol.tally import TimedLog
+from resources.streaming_jobs import StreamingJobs
+
+HOUR = timedelta(hours=1)
+EVERY = timedelta(minutes=5)
+_KEY = "%Y-%m-%d-%H:%M"
+"""As Dagster writes the keys of hourly partitions."""
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def partitions(pipeline: Pipeline) -> dg.DynamicPartitionsDefinition:
+    return dg.DynamicPartitionsDefinition(name=partitions_name(pipeline))
+
+
+def partitions_name(pipeline: Pipeline) -> str:
+    return f"{pipeline.label}_verification_hours"
+
+
+def key_of(hour: datetime) -> str:
+    return hour.astimezone(UTC).strftime(_KEY)
+
+
+def hour_of(key: str) -> datetime:
+    """The beginning of the hour of a partition. Raises Failure for one that somebody has added under another name."""
+    try:
+        found = datetime.strptime(key, _KEY).replace(tzinfo=UTC)
+    except ValueError:
+        found = None
+    if found is None or found.minute:
+        raise dg.Failure(f"partition {key!r} is no hour such as 2026-01-31-12:00 (UTC)", allow_retries=False)
+    return found
+
+
+def begin_of_hour(instant: datetime) -> datetime:
+    return instant.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def hours_with_records(log: TimedLog, names: Names, now: datetime) -> Iterator[datetime]:
+    """The hours that have ended and in which frames arrived, ascending; of what was purged only whole hours behind it. A read per hour.
+
+    None of a pipeline that was never started. Raises RetryableError while NATS is away.
+    """
+    stream = names.stream("raw")
+    if log.state(stream) is None:
+        return
+    purged = read_purged(log, names, "raw").since
+    instant, end = begin_of_hour(purged) + HOUR if purged else _BEGINNING, begin_of_hour(now)
+    while instant < end:
+        message = log.first_since(stream, names.subjects("raw"), instant)
+        if message is None or message.time >= end:
+            return
+        yield begin_of_hour(message.time)
+        instant = begin_of_hour(message.time) + HOUR
+
+
+def hours_to_list(instance: dg.DagsterInstance, pipeline: Pipeline, config: PipelineConfig, now: datetime) -> list[str]:
+    """The partitions that are not there yet, ascending: hours with records, and those with a verdict of an older release."""
+    return hours_not_listed(instance, pipeline, hours_seen(config, now))
+
+
+def hours_seen(config: PipelineConfig, now: datetime) -> set[str]:
+    """Keys of the hours with records. Raises RetryableError while NATS is away."""
+    with closing(JetStream(config.nats)) as log:
+        return {key_of(hour) for hour in hours_with_records(log.connect(), Names(config.pipeline_id), now)}
+
+
+def hours_not_listed(instance: dg.DagsterInstance, pipeline: Pipeline, seen: set[str]) -> list[str]:
+    """Of these, and of those with a verdict of an older release, the ones that are no partitions yet, ascending."""
+    found = seen | instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
+    return sorted(found - {*instance.get_dynamic_partitions(partitions_name(pipeline))})
+
+
+def hours_without_verdict(instance: dg.DagsterInstance, pipeline: Pipeline, since: datetime) -> list[str]:
+    """The partitions from the instant on that were not verified yet, ascending."""
+    verified = instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
+    known = instance.get_dynamic_partitions(partitions_name(pipeline))
+    return sorted(key for key in known if key >= key_of(since) and key not in verified)
+
+
+def forget_hours(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline], before: datetime, now: datetime) -> int:
+    """Removes the hours that ended before the instant, are behind the pipeline's retention and have no verdict any more; how many."""
+    count = 0
+    for pipeline in pipelines:
+        name = partitions_name(pipeline)
+        limit = key_of(min(before, now - pipeline.config.resources.nats.stream.max_age) - HOUR)
+        verified = instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
+        old = [key for key in instance.get_dynamic_partitions(name) if key < limit and key not in verified]
+        for key in old:
+            instance.delete_dynamic_partition(name, key)
+        count += len(old)
+    return count
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    if not files.pipelines:
+        return dg.Definitions()
+
+    @dg.sensor(
+        name=files.name("list_hours_to_verify"),
+        minimum_interval_seconds=int(EVERY.total_seconds()),
+        default_status=sensor_status(files),
+        description="Adds the hours that have ended, and in which records arrived, to the partitions of verification.",
+    )
+    def list_hours(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs) -> dg.SensorResult:
+        requests, told = [], []
+        now = get_current_datetime()
+        for pipeline, seen in look_at_all(files.pipelines, lambda one: hours_seen(streaming_jobs.config(one.path), now)):
+            if isinstance(seen, TallyflowError):
+                told.append(f"{pipeline.config.pipeline_id}: {seen}")
+                continue
+            found = hours_not_listed(context.instance, pipeline, seen)
+            if found:
+                requests.append(partitions(pipeline).build_add_request(found))
+                told.append(f"{pipeline.config.pipeline_id}: {', '.join(found)}")
+        return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=dg.SkipReason("; ".join(told) or "no new hour"))
+
+    return dg.Definitions(sensors=[list_hours])

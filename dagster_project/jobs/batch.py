@@ -1,0 +1,112 @@
+"""Jobs for the launchpad that read what a pipeline has stored: compact and rebuild its keys, verify its table. Each may use Spark tasks.
+
+Each takes the pipeline's id and does one thing; each may be repeated, and be killed at any time.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_project.assets.verification import examples_of, said, told
+from dagster_project.jobs.control import OfPipeline, done, job_of, known
+from dagster_project.jobs.repairs import WithSpark, check_same_pipeline, compacted, instant, key_state, spark_tasks
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.run_config import read_config
+from pipelines.connectors.nats.client import JetStream
+from pipelines.engine.run_spec import RunSpec
+from pipelines.maintenance.rebuild import rebuild
+from pipelines.proof.put_back import put_back
+from pipelines.proof.verification.run import Request, verify
+from pipelines.proof.verification.slices import verify_in_tasks
+from resources.spark import SparkResource
+from resources.streaming_jobs import StreamingJobs, Tell
+
+Work = Callable[[StreamingJobs, SparkResource, Pipeline, Any, Tell], dict[str, Any]]
+
+
+class OfKeys(OfPipeline, WithSpark):
+    """Whose keys are meant."""
+
+
+class Verify(OfPipeline, WithSpark):
+    """Which records are verified: those that arrived in a range, as far as it can be proved."""
+
+    since: str | None = Field(default=None, description="Records that arrived at this instant (ISO 8601) or later. Empty: all.")
+    until: str | None = Field(default=None, description="Records that arrived before this instant. Empty: all that the sink has confirmed.")
+    with_kafka: bool = Field(default=False, description="Compare the bytes of the raw records with Kafka's as well.")
+    examples: int = Field(default=10, ge=0, le=1000, description="How many faults of each kind are named.")
+
+
+class PutBackMissing(OfPipeline):
+    """Which records are looked at: those that arrived in a range, as far as the sink has confirmed them."""
+
+    since: str | None = Field(default=None, description="Records that arrived at this instant (ISO 8601) or later. Empty: all.")
+    until: str | None = Field(default=None, description="Records that arrived before this instant. Empty: all that the sink has confirmed.")
+    feed_views: bool = Field(default=False, description="Also where materialized views get the rows once more.")
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    work: list[tuple[str, type[dg.Config], Work, str]] = [
+        ("compact_keys", OfKeys, _compact, "Merge the runs of the dedup store and drop expired keys."),
+        ("rebuild_state", OfKeys, _rebuild_state, "Rebuild the keys of a stopped pipeline from the raw stream."),
+        ("verify_pipeline", Verify, _verify, "Compute the table's rows again from the raw records, and compare."),
+        ("put_back_missing", PutBackMissing, _put_back, "Insert confirmed rows that the table has lost, computed again from raw."),
+    ]
+    return dg.Definitions(jobs=[_job(files, *one) for one in work])
+
+
+def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: Work, description: str) -> dg.JobDefinition:
+    def run(context: dg.OpExecutionContext, streaming_jobs: StreamingJobs, tallyflow_spark: SparkResource) -> dg.Output[None]:
+        config: Any = read_config(context, config_class)
+
+        def checked(pipeline: Pipeline) -> dict[str, Any]:
+            check_same_pipeline(streaming_jobs, pipeline)
+            return work(streaming_jobs, tallyflow_spark, pipeline, config, context.log.info)
+
+        return done(context, name, known(files, config.pipeline), checked)
+
+    return job_of(files, name, config_class, run, description)
+
+
+def _compact(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Tell) -> dict[str, Any]:
+    return compacted(jobs, pipeline, pyspark if config.with_spark else None)
+
+
+def _rebuild_state(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Tell) -> dict[str, Any]:
+    with key_state(jobs, pipeline) as keys:
+        tasks = spark_tasks(jobs, keys.connections.run, pyspark) if config.with_spark else None
+        return asdict(rebuild(keys, tasks=tasks))
+
+
+def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config: PutBackMissing, tell: Tell) -> dict[str, Any]:
+    """Raises Failure with the findings when something differs behind it; what is not proven yet, such as rows that wait, is told."""
+    resolved = jobs.config(pipeline.path)
+    since, until = instant("since", config.since), instant("until", config.until)
+    with closing(JetStream(resolved.nats).connect()) as log:
+        request = Request(jobs.directory(resolved.pipeline_id), since, until)
+        found = put_back(resolved, log, request, config.feed_views, tell)
+    metadata = {"missing": found.missing, "put back": found.rows, **told(found.after)}
+    if found.after.findings:
+        words = f"{found.rows:,} rows were put back; behind that: {said(found.after)}"
+        raise dg.Failure(words, metadata={**metadata, **examples_of(found.after)}, allow_retries=False)
+    return metadata
+
+
+def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: Verify, tell: Tell) -> dict[str, Any]:
+    """Raises Failure with the findings when something differs."""
+    resolved = jobs.config(pipeline.path)
+    since, until = instant("since", config.since), instant("until", config.until)
+    request = Request(jobs.directory(resolved.pipeline_id), since, until, config.examples, config.with_kafka)
+    with closing(JetStream(resolved.nats).connect()) as log:
+        if config.with_spark:
+            run = RunSpec.beside(pipeline.path.read_text(), resolved)
+            found = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), tell)
+        else:
+            found = verify(resolved, log, request, tell)
+    if found.findings:
+        raise dg.Failure(said(found), metadata={**told(found), **examples_of(found)}, allow_retries=False)
+    return told(found)

@@ -1,0 +1,246 @@
+"""Jobs for the launchpad: start, stop, drain and restart a pipeline; reprocess and discard its dead letters. Batch work: `batch_jobs`.
+
+Each takes the pipeline's id and does one thing; each may be repeated, and be killed at any time.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_project.assets.stream_names import COMPACTION, REPROCESSED
+from dagster_project.assets.streams import asset_key
+from dagster_project.failures import RETRY, errors_as_failures
+from dagster_project.jobs.repairs import Letters, check_same_pipeline, key_state, note_pipeline, reprocessing
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.run_config import read_config, schema_of
+from pipelines.dead_letters.dry_run import rehearse
+from pipelines.dead_letters.reprocess import Outcome
+from pipelines.dead_letters.stream import DeadLetters
+from pipelines.dead_letters.triage import Selection
+from pipelines.protocol.naming import LEGS
+from pipelines.protocol.records import Position
+from pipelines.protocol.redrive import OPEN, WAITING
+from resources.streaming_jobs import Started, StreamingJobs, Tell
+
+_NOTHING_CHANGED = "nothing was changed"
+_MADE_BY = {"compact_keys": COMPACTION, "reprocess_dead_letters": REPROCESSED}
+"""The assets that a job makes as well, whose pages would know nothing of it."""
+IF_WANTED_TAG = "tallyflow/if_wanted"
+"""Of the runs that sensors launch to start a pipeline: not if it is meant to be stopped by the time the run begins."""
+_LEFT_ALONE: dict[str, Any] = {"state": "meant to be stopped, left alone"}
+Work = Callable[[StreamingJobs, Pipeline, Any, Tell], dict[str, Any]]
+
+
+class OfPipeline(dg.Config):
+    """Which pipeline is meant."""
+
+    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
+
+
+class Start(OfPipeline):
+    """Starts what does not run; a runner that runs already is adopted."""
+
+    accept: bool = Field(default=False, description="Let rejected records become dead letters, however many, for this start.")
+    legs: list[str] = Field(default=[*LEGS], description="Which legs: ingest, process, sink.")
+
+
+class Stop(OfPipeline):
+    """Batches in work are finished. From then on the pipeline stays stopped."""
+
+    kill_after_seconds: float | None = Field(
+        default=None, ge=0, description="Kill a runner that has not ended by then. Empty: fail instead."
+    )
+
+
+class Restart(OfPipeline):
+    """Stops the pipeline and starts it as it was meant to run."""
+
+    accept: bool = Field(default=False, description="As for start_pipeline.")
+    kill_after_seconds: float | None = Field(default=60.0, ge=0, description="As for stop_pipeline.")
+
+
+class Chosen(Letters):
+    """Which dead letters of which pipeline: those that fit everything that is given."""
+
+    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
+    key: str | None = Field(default=None, description="Those with this Kafka key.")
+    positions: list[str] = Field(default_factory=list, description="Those at these raw positions, such as 17.3, parked or not.")
+
+    def selection(self) -> Selection:
+        """Raises Failure as `Letters` does, and for a text that is no position."""
+        named = self.key is not None or bool(self.positions)
+        chosen = (self.model_copy(update={"everything": True}) if named and not self.everything else self)._narrowed()
+        key = self.key.encode() if self.key is not None else None
+        return replace(chosen, key=key, positions=frozenset(map(_position, self.positions)) if self.positions else None)
+
+    def _narrowed(self) -> Selection:
+        return Letters.selection(self)
+
+
+class Reprocess(Chosen):
+    """The letters enter the pipeline again, each once, whether it runs or not."""
+
+    dry_run: bool = Field(default=False, description="Show what would become of them, change nothing.")
+    not_rejected_by: str | None = Field(
+        default=None, description="Leave out those that this version of the configuration has rejected: nothing has changed for them."
+    )
+
+
+class Discard(Chosen):
+    """The letters are given up for good, and counted as discarded."""
+
+    reason: str = Field(description="Why, for the ledger.")
+
+
+def control_jobs(files: PipelineFiles) -> dict[str, dg.JobDefinition]:
+    """The jobs by name; each tells at its launch which pipelines there are."""
+    work: list[tuple[str, type[dg.Config], Work, str]] = [
+        ("start_pipeline", Start, _start, "Start a pipeline, or what of it does not run."),
+        ("stop_pipeline", Stop, _stop, "Stop a pipeline; it stays stopped."),
+        ("drain_pipeline", OfPipeline, _drain, "Stop a pipeline when all that Kafka holds now is in ClickHouse."),
+        ("restart_pipeline", Restart, _restart, "Stop a pipeline and start it again."),
+        ("reprocess_dead_letters", Reprocess, _reprocess, "Let dead letters enter the pipeline again."),
+        ("discard_dead_letters", Discard, _discard, "Give dead letters up for good."),
+    ]
+    return {one[0]: _job(files, *one) for one in work}
+
+
+def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: Work, description: str) -> dg.JobDefinition:
+    def run(context: dg.OpExecutionContext, streaming_jobs: StreamingJobs) -> dg.Output[None]:
+        config: Any = read_config(context, config_class)
+
+        def checked(pipeline: Pipeline) -> dict[str, Any]:
+            if work is not _stop:
+                check_same_pipeline(streaming_jobs, pipeline)
+            if IF_WANTED_TAG in context.run.tags and _is_unwanted(streaming_jobs, pipeline):
+                return _LEFT_ALONE
+            return work(streaming_jobs, pipeline, config, context.log.info)
+
+        return done(context, name, known(files, config.pipeline), checked)
+
+    return job_of(files, name, config_class, run, description)
+
+
+def done(context: dg.OpExecutionContext, name: str, pipeline: Pipeline, work: Callable[[Pipeline], dict[str, Any]]) -> dg.Output[None]:
+    """What the job's op gives back when `work` has done its one thing, and told of it."""
+    note_pipeline(context, pipeline)
+    with errors_as_failures():
+        metadata = work(pipeline)
+    words = ", ".join(f"{key} {getattr(value, 'value', value)}" for key, value in metadata.items() if not _is_long(value))
+    context.log.info(f"{name} {pipeline.config.pipeline_id}: {words}")
+    if name in _MADE_BY and not metadata.get(_NOTHING_CHANGED):
+        context.log_event(dg.AssetMaterialization(asset_key(pipeline, _MADE_BY[name]), metadata=metadata))
+    return dg.Output(None, metadata=metadata)
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, dg.MarkdownMetadataValue)
+
+
+def job_of(
+    files: PipelineFiles, name: str, config_class: type[dg.Config], run: Callable[..., dg.Output[None]], description: str
+) -> dg.JobDefinition:
+    """A job of one op; what it has done is the metadata of its output."""
+    name = files.name(name)
+    made = dg.op(name=f"{name}_op", description=description, config_schema=schema_of(config_class, files), retry_policy=RETRY)(run)
+
+    @dg.job(name=name, description=description, executor_def=dg.in_process_executor)
+    def control() -> None:
+        made()
+
+    return control
+
+
+def known(files: PipelineFiles, pipeline_id: str) -> Pipeline:
+    """Raises Failure with the ids that there are."""
+    for pipeline in files.pipelines:
+        if pipeline_id in (pipeline.config.pipeline_id, pipeline.key):
+            return pipeline
+    ids = ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none"
+    told = f"; faulty files: {', '.join(one.path.name for one in files.faulty)}" if files.faulty else ""
+    raise dg.Failure(f"no such pipeline in {files.directory}: there are {ids}{told}", allow_retries=False)
+
+
+def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline) -> bool:
+    """Somebody has stopped it while this run was in the queue."""
+    return jobs.look(pipeline.path, pipeline.config).desired == "stopped"
+
+
+def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start, tell: Tell) -> dict[str, Any]:
+    unknown = [leg for leg in config.legs if leg not in LEGS]
+    if unknown or not config.legs:
+        raise dg.Failure(f"legs: say one or more of {', '.join(LEGS)}", allow_retries=False)
+    legs = tuple(leg for leg in LEGS if leg in config.legs)
+    return _told(jobs.start(pipeline.path, accept=config.accept, legs=legs, tell=tell))
+
+
+def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop, _: Tell) -> dict[str, Any]:
+    # By its id: a pipeline whose file is faulty now is stopped all the same.
+    return {"stopped a runner": jobs.stop_pipeline(pipeline.config.pipeline_id, kill_after=_limit(config.kill_after_seconds))}
+
+
+def _drain(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline, tell: Tell) -> dict[str, Any]:
+    return _told(jobs.drain(pipeline.path, tell=tell))
+
+
+def _restart(jobs: StreamingJobs, pipeline: Pipeline, config: Restart, tell: Tell) -> dict[str, Any]:
+    limit = _limit(config.kill_after_seconds)
+    return _told(jobs.restart(pipeline.path, accept=config.accept, kill_after=limit, tell=tell))
+
+
+def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess, _: Tell) -> dict[str, Any]:
+    chosen = replace(config.selection(), not_rejected_by=config.not_rejected_by)
+    if config.dry_run:
+        return _rehearsed(jobs, pipeline, chosen)
+    with reprocessing(jobs, pipeline) as work:
+        return _taken("entered again", work.enter(chosen))
+
+
+def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> dict[str, Any]:
+    with closing(DeadLetters(jobs.config(pipeline.path))) as letters, key_state(jobs, pipeline, needs_dedup=False) as keys:
+        states = WAITING if chosen.positions else frozenset({OPEN})
+        found = rehearse(jobs.config(pipeline.path), keys, letters.frames(replace(chosen, states=states)))
+    again = {f"rejected again: {one.stage} {one.code} ({one.fingerprint})": one.letters for one in found.rejected}
+    counts = {"letters": found.letters, "would pass": found.passed, "duplicates": found.duplicates, "late": found.late}
+    return {_NOTHING_CHANGED: True, **counts, "only an insert can tell": found.refused, **again}
+
+
+def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard, _: Tell) -> dict[str, Any]:
+    chosen = config.selection()
+    if not config.reason.strip():
+        raise dg.Failure("reason: say why, it is kept in the ledger", allow_retries=False)
+    with reprocessing(jobs, pipeline) as work:
+        return _taken("discarded", work.discard(chosen, config.reason))
+
+
+def _told(started: Started) -> dict[str, Any]:
+    log = {"log": dg.MetadataValue.path(str(started.log))} if started.log else {}
+    state = started.state
+    return {
+        "state": state.state,
+        "pid": state.pid or 0,
+        "adopted a runner": started.adopted,
+        "lag": state.lag or 0,
+        "seconds": round(started.took.total_seconds(), 1),
+        **log,
+    }
+
+
+def _taken(done: str, outcome: Outcome) -> dict[str, Any]:
+    return {done: outcome.taken, **{f"left: {state}": count for state, count in sorted(outcome.left.items())}}
+
+
+def _limit(seconds: float | None) -> timedelta | None:
+    return timedelta(seconds=seconds) if seconds is not None else None
+
+
+def _position(text: str) -> Position:
+    parts = text.split(".")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise dg.Failure("positions: each must be a sequence and an ordinal, such as 17.3", allow_retries=False)
+    return Position(int(parts[0]), int(parts[1]))

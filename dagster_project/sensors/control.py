@@ -1,0 +1,276 @@
+"""Sensors that keep the pipelines running and call people: thin, around `decisions`. None starts a JVM or waits for a system for long.
+
+The memory of a sensor is its cursor: JSON by pipeline key.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dagster as dg
+
+from dagster_project.assets.stream_names import DEAD_LETTERS, RAW
+from dagster_project.assets.streams import PIPELINE_TAG, asset_key
+from dagster_project.jobs.control import IF_WANTED_TAG, control_jobs
+from dagster_project.pipeline_files import Pipeline, PipelineFiles, read_pipeline_files
+from dagster_project.schedule_status import sensor_status
+from dagster_project.sensors import decisions
+from dagster_project.sensors.alerting import pipelines_of
+from dagster_project.sensors.decisions import Decision, FileSeen, LagMemory, Letters, LettersMemory, Trouble
+from dagster_project.sensors.side_by_side import look_at_all
+from pipelines.config import PipelineConfig, run_digest
+from pipelines.connectors.nats.client import JetStream
+from pipelines.control.control import find_runners, stage_config_version
+from pipelines.control.job_state import JobState
+from pipelines.errors import TallyflowError
+from pipelines.protocol.naming import Names
+from pipelines.protocol.tally import tally
+from resources.alerts import Alert, AlertsResource
+from resources.streaming_jobs import StreamingJobs
+
+T = TypeVar("T")
+KILL_AFTER_SECONDS = 30.0
+LONGEST_CONTROL = timedelta(minutes=30)
+"""A start with all its retries, and some minutes in the queue. A drain may take longer; it does not want the pipeline to run."""
+_UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+_IF_WANTED = {IF_WANTED_TAG: "yes"}
+_CONTROLS = ("start_pipeline", "stop_pipeline", "drain_pipeline", "restart_pipeline")
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    """The control jobs, and the sensors that launch them."""
+    status = sensor_status(files)
+    control = control_jobs(files)
+    jobs = [control[name] for name in ("start_pipeline", "restart_pipeline", "reprocess_dead_letters")]
+
+    @dg.sensor(
+        name=files.name("keep_pipelines_running"),
+        jobs=jobs[:2],
+        minimum_interval_seconds=30,
+        # Touches only what somebody has started and nobody has stopped.
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Starts again what died, replaces what does not answer or is stuck; calls people for what has halted.",
+    )
+    def keep_running(
+        context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
+    ) -> dg.SensorResult:
+        tick = _Tick(context, files, tallyflow_alerts)
+        busy = _busy(context, files)
+        for pipeline, state in tick.look(lambda pipeline: _state(pipeline, streaming_jobs)):
+            streaming_jobs.bound_logs(pipeline.config.pipeline_id)
+            if pipeline.config.pipeline_id in busy:
+                tick.keep(pipeline, "a run is at work on it")
+                continue
+            decision, trouble = decisions.health(state, tick.memory(pipeline, Trouble), tick.now, pipeline.config.alerts)
+            requests = [_restart(pipeline, state, decision, trouble)] if decision.action in ("start", "restart") and trouble else []
+            tick.decided(pipeline, decision, trouble.memory() if trouble else None, requests=requests)
+        return tick.result()
+
+    @dg.sensor(
+        name=files.name("watch_lag"),
+        minimum_interval_seconds=60,
+        default_status=status,
+        description="Calls people when a pipeline falls behind its topic.",
+    )
+    def watch_lag(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource) -> dg.SensorResult:
+        tick = _Tick(context, files, tallyflow_alerts)
+        for pipeline, state in tick.look(lambda pipeline: _state(pipeline, streaming_jobs)):
+            decision, memory = decisions.lag(state.lag, tick.memory(pipeline, LagMemory), tick.now, pipeline.config.alerts)
+            tick.decided(pipeline, decision, memory.memory() if memory else None, RAW, {"lag_offsets": state.lag or 0})
+        return tick.result()
+
+    @dg.sensor(
+        name=files.name("watch_dead_letters"),
+        job=jobs[2],
+        minimum_interval_seconds=60,
+        default_status=status,
+        description="Lets dead letters enter again, once, when the pipeline runs with another configuration; calls people for the others.",
+    )
+    def watch_letters(
+        context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
+    ) -> dg.SensorResult:
+        tick = _Tick(context, files, tallyflow_alerts)
+        for pipeline, letters in tick.look(lambda pipeline: look_at_letters(pipeline, streaming_jobs, tick.now)):
+            before = tick.memory(pipeline, LettersMemory) or LettersMemory()
+            decision, memory = decisions.dead_letters(letters, before, tick.now, pipeline.config.alerts)
+            requests = [_reprocess(pipeline, letters)] if decision.action == "reprocess" else []
+            tick.decided(pipeline, decision, memory.memory(), DEAD_LETTERS, {"still_there": letters.waiting}, requests)
+        return tick.result()
+
+    @dg.sensor(
+        name=files.name("watch_pipeline_files"),
+        job=jobs[1],
+        minimum_interval_seconds=60,
+        default_status=status,
+        description="Calls people for new, changed and faulty files; restarts a changed pipeline where `restart_on_change` is set.",
+    )
+    def watch_files(
+        context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
+    ) -> dg.SensorResult:
+        before = decisions.recalled(dict[str, str], decisions.read_cursor(context.cursor))
+        seen, by_path = _files_now(files, streaming_jobs, before or {})
+        changes = decisions.changed_files(seen, before)
+        requests = []
+        for path, change in changes.items():
+            pipeline = by_path.get(path)
+            name = pipeline.config.pipeline_id if pipeline else path
+            if pipeline and change == "changed" and _is_restarted(pipeline, streaming_jobs):
+                # A file may be given an earlier content again.
+                key = f"changed:{pipeline.key}:{seen[path].digest}:{pipeline.path.stat().st_mtime_ns}"
+                requests.append(_request("restart_pipeline", pipeline, {}, key, _IF_WANTED))
+            faults = f": {seen[path].faults}" if change == "faulty" else ""
+            tallyflow_alerts.send(Alert(name, f"pipeline file {path} is {change}{faults}", _FILE_REMEDIES[change]))
+        told = "; ".join(f"{path} is {change}" for path, change in changes.items())
+        skip = None if requests else dg.SkipReason(told or f"{len(seen)} files, as before")
+        return dg.SensorResult(requests, skip_reason=skip, cursor=json.dumps({path: one.mark for path, one in seen.items()}))
+
+    return dg.Definitions(jobs=[*control.values()], sensors=[keep_running, watch_lag, watch_letters, watch_files])
+
+
+class _Tick:
+    """One evaluation: looks at all pipelines at once, collects what was decided, remembers."""
+
+    def __init__(self, context: dg.SensorEvaluationContext, files: PipelineFiles, alerts: AlertsResource) -> None:
+        self._files, self._alerts, self._log = files, alerts, context.log
+        self._before = decisions.read_cursor(context.cursor) or {}
+        self._memory: dict[str, Any] = {}
+        self._words: list[str] = []
+        self._requests: list[dg.RunRequest] = []
+        self._events: list[dg.AssetObservation] = []
+        self.now = datetime.now(UTC).timestamp()
+
+    def look(self, look: Callable[[Pipeline], T]) -> list[tuple[Pipeline, T]]:
+        """What `look` gives for each pipeline, of those that it did in time; the others keep their memory."""
+        found = []
+        for pipeline, one in look_at_all(self._files.pipelines, look):
+            if isinstance(one, TallyflowError):
+                self.keep(pipeline, str(one))
+            else:
+                found.append((pipeline, one))
+        return found
+
+    def memory(self, pipeline: Pipeline, kind: type[T]) -> T | None:
+        return decisions.recalled(kind, self._before.get(pipeline.key))
+
+    def keep(self, pipeline: Pipeline, why: str) -> None:
+        """Nothing is decided about this pipeline now."""
+        self._words.append(f"{pipeline.config.pipeline_id}: {why}")
+        if pipeline.key in self._before:
+            self._memory[pipeline.key] = self._before[pipeline.key]
+
+    def decided(
+        self,
+        pipeline: Pipeline,
+        decision: Decision,
+        memory: dict[str, Any] | None,
+        seam: str = "",
+        numbers: Mapping[str, int] | None = None,
+        requests: list[dg.RunRequest] | None = None,
+    ) -> None:
+        self._words.append(f"{pipeline.config.pipeline_id}: {decision.why}")
+        if memory is not None:
+            self._memory[pipeline.key] = memory
+        self._requests += requests or []
+        if decision.action == "alert":
+            self._alerts.send(Alert(pipeline.config.pipeline_id, decision.what, decision.remedy))
+            if seam:
+                self._events.append(dg.AssetObservation(asset_key(pipeline, seam), description=decision.what, metadata=numbers))
+
+    def result(self) -> dg.SensorResult:
+        words = "; ".join(self._words) or "there are no pipelines"
+        if self._requests:
+            self._log.info(words)
+        # Without a run Dagster calls a tick skipped, also one that has reported something.
+        skip = None if self._requests else dg.SkipReason(words)
+        return dg.SensorResult(self._requests, skip_reason=skip, asset_events=self._events, cursor=json.dumps(self._memory))
+
+
+_FILE_REMEDIES = {
+    "new": "reload the code location in Dagster, then launch start_pipeline",
+    "changed": "reload the code location, then launch restart_pipeline: a running pipeline goes on with what it was started with",
+    decisions.CHANGED_BESIDE: "reload the code location; a running pipeline needs no restart",
+    "faulty": "correct the file; `tallyflow validate` lists its faults",
+    "gone": "reload the code location; if the pipeline runs, stop it with tallyflow stop, or put the file back",
+}
+
+
+def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Letters:
+    """From NATS and the runner's directory; none for a pipeline that was never started. Raises RetryableError while NATS is away."""
+    config: PipelineConfig = jobs.config(pipeline.path)
+    names = Names(config.pipeline_id)
+    runners = find_runners(jobs.directory(config.pipeline_id))
+    log = JetStream(config.nats)
+    try:
+        if log.connect().state(names.stream("ledger")) is None:
+            return Letters(0, 0, timedelta(), None)
+        waiting = tally(log, names).letters.waiting
+        stream = log.state(names.stream("dlq"))
+        first = log.get(names.stream("dlq"), stream.first_sequence) if stream and stream.messages else None
+    finally:
+        log.close()
+    oldest = timedelta(seconds=max(0.0, now - first.time.timestamp())) if first else timedelta()
+    version = stage_config_version(runners[0]) if runners else None
+    return Letters(waiting, stream.last_sequence if stream else 0, oldest, version)
+
+
+def _busy(context: dg.SensorEvaluationContext, files: PipelineFiles) -> set[str]:
+    """Ids of the pipelines that an unfinished run of ours starts or stops. One that is much older than such work takes is waited for no
+    more: its worker was killed, or nothing takes it out of the queue.
+    """
+    since = datetime.now(UTC) - LONGEST_CONTROL
+    unfinished = (dg.RunsFilter(job_name=files.name(name), statuses=_UNFINISHED, created_after=since) for name in _CONTROLS)
+    runs = (run for one in unfinished for run in context.instance.get_runs(one))
+    return {pipeline_id for run in runs for pipeline_id in pipelines_of(run)}
+
+
+def _restart(pipeline: Pipeline, state: JobState, decision: Decision, trouble: Trouble) -> dg.RunRequest:
+    key = f"{decision.action}:{pipeline.key}:{trouble.since:.0f}:{decision.number}"
+    if decision.action == "start":
+        return _request("start_pipeline", pipeline, {"legs": [*state.missing]}, key, _IF_WANTED)
+    return _request("restart_pipeline", pipeline, {"kill_after_seconds": KILL_AFTER_SECONDS}, key, _IF_WANTED)
+
+
+def _reprocess(pipeline: Pipeline, letters: Letters) -> dg.RunRequest:
+    config = {"everything": True, "not_rejected_by": letters.config_version}
+    return _request("reprocess_dead_letters", pipeline, config, f"dlq:{pipeline.key}:{letters.config_version}:{letters.last_sequence}")
+
+
+def _request(plain: str, pipeline: Pipeline, config: dict[str, Any], key: str, tags: Mapping[str, str] | None = None) -> dg.RunRequest:
+    pipeline_id, job = pipeline.config.pipeline_id, "_".join((*pipeline.key_prefix, plain))
+    run_config = {"ops": {f"{job}_op": {"config": {"pipeline": pipeline_id, **config}}}}
+    return dg.RunRequest(run_key=key, job_name=job, run_config=run_config, tags={PIPELINE_TAG: pipeline_id, **(tags or {})})
+
+
+def _files_now(files: PipelineFiles, jobs: StreamingJobs, before: Mapping[str, str]) -> tuple[dict[str, FileSeen], dict[str, Pipeline]]:
+    """Every file with its digests and faults, and the sound ones' pipelines by path. `before`: the marks of the last look."""
+    now = read_pipeline_files(files.directory, jobs.environment(), files.skip, files.key_prefix)
+    faults = {str(one.path): one.message for one in now.faulty}
+    paths = [path for path in (*(one.path for one in now.pipelines), *(one.path for one in now.faulty)) if path.is_file()]
+    seen = {str(path): _seen(path, faults.get(str(path), ""), before.get(str(path), "")) for path in paths}
+    return seen, {str(pipeline.path): pipeline for pipeline in now.pipelines}
+
+
+def _seen(path: Path, faults: str, mark: str) -> FileSeen:
+    text = path.read_bytes()
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    if faults:
+        return FileSeen(digest, faults)
+    run, _, known = mark.partition("/")
+    return FileSeen(digest, run=run if run and known == digest else run_digest(text.decode()))
+
+
+def _is_restarted(pipeline: Pipeline, jobs: StreamingJobs) -> bool:
+    return jobs.restart_on_change and _state(pipeline, jobs).is_alive
+
+
+def _state(pipeline: Pipeline, jobs: StreamingJobs) -> JobState:
+    return jobs.look(pipeline.path, pipeline.config)

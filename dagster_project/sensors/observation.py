@@ -1,0 +1,162 @@
+"""What Dagster knows of a running pipeline: its numbers, once a minute, from a sensor that starts nothing.
+
+An observation per seam would be five events a minute: there is one, of the table, with the numbers of all seams that people look at first.
+While nothing waits before any leg, a materialization of the out stream says so every five minutes: Dagster's freshness goes by those only.
+It is not one of the table: of an asset that was materialized since, Dagster shows every check as not evaluated. A seam of which Dagster
+knows another version than the one that runs, or none, is reported once as materialized (`versions`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
+from dagster_project.assets.streams import REPORTED_EVERY, asset_key, seams
+from dagster_project.numbers import ROW_COUNT, Account, nothing_waits, numbers, read_account, without_row_count
+from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.schedule_status import sensor_status
+from dagster_project.sensors.decisions import read_cursor, recalled
+from dagster_project.sensors.side_by_side import look_at_all
+from dagster_project.versions import Tags, Version, is_known, known_tags, tags_of_seams, topic_versions
+from pipelines.control.control import file_version, find_runners
+from pipelines.control.job_state import JobState
+from pipelines.errors import TallyflowError
+from resources.streaming_jobs import StreamingJobs
+
+EVERY = timedelta(seconds=60)
+Event = dg.AssetMaterialization | dg.AssetObservation
+_ALSO = {DEAD_LETTERS: ("still_there", "dead_letters_percent"), DEDUP: ("keys", "duplicates_percent"), RAW: ("stream_bytes",)}
+"""Numbers of other seams that the table's observation carries, with the seam's name in front."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A pipeline as one look found it. `account` is None where there is none yet, or NATS is away; `said` is why.
+
+    `version` is None where the runner does not tell.
+    """
+
+    state: JobState | None
+    account: Account | None
+    said: str = ""
+    version: Version | None = None
+
+
+def look(pipeline: Pipeline, jobs: StreamingJobs) -> Seen:
+    """Never raises for a system that is away: the others are still to be reported."""
+    try:
+        config = jobs.config(pipeline.path)
+        state = jobs.look(pipeline.path, config)
+    except TallyflowError as error:
+        return Seen(None, None, str(error))
+    if not state.is_alive:
+        return Seen(state, None, state.state)
+    try:
+        account = read_account(config, state.lag)
+        version = file_version(find_runners(jobs.directory(config.pipeline_id)))
+        return Seen(state, account, version=Version(account.stream_id, version) if version and account.stream_id else None)
+    except TallyflowError as error:
+        return Seen(state, None, str(error))
+
+
+def observed(seen: Seen, seam_names: list[str]) -> dict[str, Any]:
+    """The table's metadata: at most 12 numbers that are plotted, and the state."""
+    if seen.state is None or seen.account is None:
+        return {}
+    told: dict[str, Any] = dict(numbers(seen.account, TABLE))
+    for seam, names in _ALSO.items():
+        if seam in seam_names:
+            found = numbers(seen.account, seam)
+            told |= {f"{seam}/{name}": found[name] for name in names if name in found}
+    return {**told, "state": seen.state.state, "message": seen.state.message or "none"}
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What is remembered of a pipeline: when the out stream was reported as fresh (seconds since 1970), and the state as reported last."""
+
+    fresh: float | None = None
+    state: str = ""
+
+
+RUNNING = "running"
+"""What is remembered of a pipeline that lives, whatever it is doing."""
+
+
+def ended_as(seen: Seen, before: Reported) -> dict[str, Any]:
+    """The table's metadata, once, of a pipeline that was reported as running and has stopped or halted since; else nothing."""
+    if seen.state is None or seen.state.is_alive or before.state in ("", seen.state.state):
+        return {}
+    return {"state": seen.state.state, "message": seen.state.message or "none"}
+
+
+def _words(account: Account) -> str:
+    table = numbers(account, TABLE)
+    lag = "not known" if account.lag is None else f"{account.lag:,}"
+    return f"reported {table[ROW_COUNT]:,} rows, {table['waiting_rows']:,} waiting, lag {lag}"
+
+
+def is_reported(account: Account, last: float | None, now: datetime) -> bool:
+    """Whether the out stream is to be reported as fresh: nothing waits, and the last report (seconds since 1970) is long enough ago."""
+    return nothing_waits(account) and (last is None or now.timestamp() - last >= REPORTED_EVERY.total_seconds())
+
+
+def _events(pipeline: Pipeline, seen: Seen, account: Account, materialized: Mapping[str, Tags | None]) -> Iterator[Event]:
+    """The materializations of the seams in `materialized`, with those tags, and the observation of the table."""
+    description = "nothing waits" if nothing_waits(account) else "it runs"
+    for seam in seams(pipeline):
+        if seam.name in materialized:
+            metadata, tags = without_row_count(numbers(account, seam.name)), materialized[seam.name]
+            yield dg.AssetMaterialization(asset_key(pipeline, seam.name), description=description, metadata=metadata, tags=tags)
+    yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, [seam.name for seam in seams(pipeline)]))
+
+
+def build(files: PipelineFiles) -> dg.Definitions:
+    if not files.pipelines:
+        return dg.Definitions()
+
+    @dg.sensor(
+        name=files.name("observe_pipelines"),
+        minimum_interval_seconds=int(EVERY.total_seconds()),
+        default_status=sensor_status(files),
+        description="Reports the numbers of running pipelines, once a minute. Starts and stops nothing.",
+    )
+    def observe(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs) -> dg.SensorResult:
+        now = datetime.now(UTC)
+        reported = recalled(dict[str, Reported], read_cursor(context.cursor)) or {}
+        known, topics = known_tags(context.instance, files.pipelines), topic_versions(context.instance, files.pipelines)
+        events: list[Event] = []
+        cursor: dict[str, Reported] = {}
+        words = []
+        for pipeline, found in look_at_all(files.pipelines, lambda one: look(one, streaming_jobs)):
+            seen = found if isinstance(found, Seen) else Seen(None, None, str(found))
+            before = reported.get(pipeline.key, Reported())
+            if seen.account is None:
+                words.append(f"{pipeline.config.pipeline_id}: {seen.said}")
+                ended = ended_as(seen, before)
+                if ended:
+                    events.append(dg.AssetObservation(asset_key(pipeline, TABLE), metadata=ended))
+                cursor[pipeline.key] = Reported(before.fresh, ended["state"]) if ended else before
+                continue
+            words.append(f"{pipeline.config.pipeline_id}: {_words(seen.account)}")
+            tags = tags_of_seams(pipeline, seen.version, topics) if seen.version else {}
+            last = before.fresh
+            is_due = is_reported(seen.account, last, now)
+            materialized: dict[str, Tags | None] = {OUT: tags.get(OUT)} if is_due else {}
+            materialized |= {
+                name: wanted for name, wanted in tags.items() if not is_known(wanted, known.get(asset_key(pipeline, name), {}))
+            }
+            events += _events(pipeline, seen, seen.account, materialized)
+            cursor[pipeline.key] = Reported(now.timestamp() if is_due else last, RUNNING)
+        # Dagster calls a tick without a run skipped: the reason is what it has reported.
+        return dg.SensorResult(
+            asset_events=events,
+            cursor=json.dumps({key: asdict(one) for key, one in cursor.items()}),
+            skip_reason=dg.SkipReason("; ".join(words)),
+        )
+
+    return dg.Definitions(sensors=[observe])

@@ -1,0 +1,1 @@
+"""Dagster's web server, guarded."""

@@ -1,0 +1,241 @@
+"""What follows from a sound config: notes for its author, what this release cannot run, its version and its shape. Pure."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipelines.config import rules
+from pipelines.config.base import LiteralSecret, Location, Model
+from pipelines.config.durations import format_duration
+from pipelines.config.pipeline import PipelineConfig
+from pipelines.config.sources import KafkaSource
+from pipelines.config.text import path_text, read_tree
+from pipelines.config.transforms import DedupConfig
+from pipelines.protocol.stream_limits import bytes_kept_of_out
+
+BESIDE_THE_RUN = frozenset({"checks", "alerts"})
+"""Fields of the root that no runner looks at."""
+_NATIVE_PORTS = (9000, 9440)
+
+
+def notes(config: PipelineConfig) -> list[str]:
+    """What `validate` tells about a sound file: ignored fields, literal secrets, settings that weaken a guarantee. One sentence each."""
+    return [
+        f"{path_text(at)}: {message}"
+        for rule in (_secrets, _ignored, _retention, _limits, _connections, _nats, _sink)
+        for at, message in rule(config)
+    ]
+
+
+_Notes = Iterator[tuple[Location, str]]
+
+
+def _secrets(config: PipelineConfig) -> _Notes:
+    for at, secret in _literals(config, ()):
+        if secret.get_secret_value():
+            yield at, "the secret is written into the file: use ${NAME} or {file: PATH}"
+
+
+def _literals(value: Any, at: Location) -> Iterator[tuple[Location, LiteralSecret]]:
+    if isinstance(value, LiteralSecret):
+        yield at, value
+    elif isinstance(value, Model):
+        for name in type(value).model_fields:
+            yield from _literals(getattr(value, name), (*at, name))
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _literals(item, (*at, index))
+
+
+def _ignored(config: PipelineConfig) -> _Notes:
+    resources = config.resources
+    for name, value in (("sources", resources.sources), ("transform", resources.transform), ("sink", resources.sink)):
+        if value:
+            yield ("resources", name), "replicas, requests, limits and storage are ignored: Spark and its master decide them"
+    if resources.nats.stream.max_messages is not None:
+        yield ("resources", "nats", "stream", "maxMsgs"), "is ignored: one message carries many records; use max_bytes"
+    for index, source in enumerate(config.sources):
+        for name in ("schema_registry", "schema_version"):
+            if getattr(source, name) is not None:
+                yield (
+                    ("sources", index, name),
+                    "is ignored: schema_fields tell the JSON; a value that begins with a registry's schema id is no JSON: a dead letter",
+                )
+    if config.sink.order_by and not config.sink.create_table:
+        yield ("sink", "order_by"), "is ignored without create_table"
+
+
+def _retention(config: PipelineConfig) -> _Notes:
+    kept = config.resources.nats.stream.max_age
+    windows: list[tuple[Location, Any]] = [
+        (("transforms", index, "config", "time_window"), transform.config.time_window)
+        for index, transform in enumerate(config.transforms)
+        if transform.type == "dedup"
+    ]
+    if config.join and rules.joins(config):
+        sides = (("left_source", config.join.left_source), ("right_source", config.join.right_source))
+        windows.extend((("join", name, "time_window"), side.time_window) for name, side in sides if side)
+    for at, window in windows:
+        if window > kept:
+            yield (
+                at,
+                (
+                    f"{format_duration(window)} is longer than resources.nats.stream.max_age ({format_duration(kept)}): "
+                    "a lost key store could not be rebuilt"
+                ),
+            )
+
+
+def _limits(config: PipelineConfig) -> _Notes:
+    limit, kept = config.resources.nats.stream.max_bytes, bytes_kept_of_out(config.buckets)
+    if 0 < limit < kept:
+        yield (
+            ("resources", "nats", "stream", "max_bytes"),
+            f"the last frames of {config.buckets} buckets, which stay in out whatever is purged, and one more may take {kept} bytes: with "
+            "large rows the pipeline could come to wait for ever for room",
+        )
+
+
+def _connections(config: PipelineConfig) -> _Notes:
+    for index, source in enumerate(config.sources):
+        connection = source.connection_params
+        at: Location = ("sources", index, "connection_params")
+        if connection.skip_tls_verification:
+            yield (*at, "skip_tls_verification"), "anyone can pose as the brokers"
+        in_the_clear = not connection.protocol.endswith("SSL") and not all(map(_is_here, connection.brokers))
+        if connection.logs_in and connection.mechanism == "PLAIN" and in_the_clear:
+            yield (*at, "protocol"), "the password travels unencrypted"
+        if (connection.oauth_token_endpoint_url or "").lower().startswith("http:") and not _is_here(connection.oauth_token_endpoint_url):
+            yield (*at, "oauth_token_endpoint_url"), "the client secret travels unencrypted: use https"
+        if connection.username and not connection.logs_in:
+            yield (*at, "username"), f"is not used: protocol {connection.protocol} with mechanism {connection.mechanism} does not log in"
+
+
+def _nats(config: PipelineConfig) -> _Notes:
+    nats = config.nats
+    in_the_clear = any(url.startswith("nats://") and not _is_here(url) for url in nats.servers)
+    if (nats.password or nats.token) and not nats.tls and in_the_clear:
+        yield ("nats", "url"), "the login travels unencrypted: use tls://, or give tls"
+
+
+def _is_here(url: str | None) -> bool:
+    """True for a server on this host. A host's name counts for what it says: nothing is looked up."""
+    try:
+        host = urlsplit(url if url and "://" in url else f"//{url or ''}").hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _sink(config: PipelineConfig) -> _Notes:
+    connection = config.sink.connection_params
+    at: Location = ("sink", "connection_params")
+    host = f"[{connection.host}]" if ":" in connection.host else connection.host
+    if connection.password.get_secret_value() and not connection.secure and not _is_here(host):
+        yield (*at, "secure"), "the password and the rows travel unencrypted"
+    if connection.skip_certificate_verification:
+        yield (*at, "skip_certificate_verification"), "anyone can pose as the server"
+    if connection.http_port is None and connection.port in _NATIVE_PORTS:
+        yield (
+            (*at, "port"),
+            f"{connection.port} is usually the native port, and Tallyflow speaks HTTP: set http_port (usually 8123 or 8443)",
+        )
+    if config.sink.delivery == "at_least_once":
+        yield ("sink", "delivery"), "rows may repeat after a crash"
+
+
+def unsupported(config: PipelineConfig) -> list[str]:
+    """What the file asks for and this release does not run, one sentence each, with its path; empty if it runs all of it."""
+    found: list[str] = []
+    for index, transform in enumerate(config.transforms):
+        if transform.type != "dedup":
+            found.append(f"transforms[{index}]: {transform.type} is not supported yet")
+    if rules.joins(config):
+        found.append("join: is not supported yet")
+    if len(config.sources) > 1:
+        found.append("sources: two sources are not supported yet")
+    found += [f"sources[{index}].columns: is not supported yet" for index, source in enumerate(config.sources) if source.columns]
+    return found
+
+
+def document_of(config: PipelineConfig) -> dict[str, Any]:
+    """The config as JSON values in the vocabulary of the file, without what is default and without how to reach and enter the systems.
+
+    Left out: every `connection_params` but the sink's database, `nats`, `state_uri`, `checks` and `alerts`. So it holds no secret,
+    and what it says is what becomes of each record: the same before and after a change of a password or a broker's address.
+    """
+    sink_connection = set(type(config.sink.connection_params).model_fields) - {"database"}
+    document: dict[str, Any] = config.model_dump(
+        mode="json",
+        by_alias=True,
+        exclude_defaults=True,
+        exclude={
+            "nats": True,
+            "state_uri": True,
+            **dict.fromkeys(BESIDE_THE_RUN, True),
+            "sources": {"__all__": {"connection_params"}},
+            "sink": {"connection_params": sink_connection},
+        },
+    )
+    return {"version": config.version, **document}
+
+
+def version_of(config: PipelineConfig) -> str:
+    """The config version: 16 hex digits of the SHA-256 of `document_of`. Stable between processes and machines.
+
+    A field that a later release adds does not change it while it has its default; so no default may ever change.
+    """
+    canonical = json.dumps(document_of(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def run_digest(text: str) -> str:
+    """16 hex digits that tell whether a runner would act otherwise: of all that the text of a sound file says but `checks` and `alerts`.
+
+    Unlike the version it depends on how to reach the systems, as the file says it: `${NAME}` is not replaced.
+    """
+    tree, _ = read_tree(text, "the pipeline file")
+    acted_on = {name: value for name, value in tree.items() if name not in BESIDE_THE_RUN}
+    return hashlib.sha256(json.dumps(acted_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def shape_of(config: PipelineConfig) -> dict[str, Any]:
+    """What may not change over a pipeline's life, as JSON values: buckets, and per source its topic and the keys of dedup and join.
+
+    A key is a list of fields, or None if the stage is not there. Of dedup also what its store's entries and watermarks mean: how each
+    field of the key is read, which decides its hash, and what the window is measured on. The window itself may change.
+    """
+    sides = (config.join.left_source, config.join.right_source) if config.join and rules.joins(config) else ()
+    join_keys = {side.source_id: list(side.key) for side in sides if side}
+    dedups = {
+        rules.source_of(config, transform.source_id).source_id: transform.config
+        for transform in config.transforms
+        if transform.type == "dedup"
+    }
+    return {
+        "buckets": config.buckets,
+        "sources": {
+            source.source_id: {
+                "topic": source.topic,
+                "dedup_key": list(dedups[source.source_id].key) if source.source_id in dedups else None,
+                "join_key": join_keys.get(source.source_id),
+                **(_dedup_shape(source, dedups[source.source_id]) if source.source_id in dedups else {}),
+            }
+            for source in config.sources
+        },
+    }
+
+
+def _dedup_shape(source: KafkaSource, dedup: DedupConfig) -> dict[str, Any]:
+    fields = {field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields}
+    fields |= {column.name: {"type": column.type} for column in source.columns}
+    shape: dict[str, Any] = {"dedup_key_fields": [fields[name] for name in dedup.key], "dedup_time": dedup.time}
+    if dedup.time_field is not None:
+        shape |= {
+            "dedup_time_field": {"name": dedup.time_field, **fields[dedup.time_field]},
+            "dedup_lateness": format_duration(dedup.allowed_lateness),
+        }
+    return shape

@@ -1,0 +1,220 @@
+"""docs/pipeline-file.md, rendered from the models of the pipeline file. `python -m pipelines.config.docs` writes it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.schema import model_schema
+
+TARGET = Path("docs/pipeline-file.md")
+
+EXAMPLE = """\
+version: v3
+pipeline_id: orders-demo
+sources:
+  - type: kafka
+    topic: orders
+    connection_params:
+      brokers: ["${KAFKA_BOOTSTRAP:-127.0.0.1:9092}"]
+    consumer_group_initial_offset: earliest
+    schema_fields:
+      - {name: order_id, type: string}
+      - {name: customer.city, type: string}
+      - {name: price, type: float}
+sink:
+  type: clickhouse
+  connection_params:
+    host: ${CLICKHOUSE_HOST:-127.0.0.1}
+    port: ${CLICKHOUSE_PORT:-8123}
+    database: default
+    username: default
+    password: ${CLICKHOUSE_PASSWORD:-}
+  table: orders
+  create_table: true
+  order_by: [order_id]
+  mapping:
+    - {name: order_id, column_name: order_id, column_type: String}
+    - {name: customer.city, column_name: city, column_type: LowCardinality(String)}
+    - {name: price, column_name: price, column_type: Nullable(Float64)}
+"""
+
+_INTRODUCTION = """\
+# The pipeline file
+
+One file describes one pipeline, in YAML or JSON. The vocabulary is GlassFlow's pipeline format v3; fields marked `+` are Tallyflow's
+own and optional. This page is made from the code (`python -m pipelines.config.docs`): names, defaults and bounds are those of the program.
+
+`tallyflow validate FILE` names every fault at once, each with its path. `tallyflow schema` prints the JSON Schema for editors.
+
+## A small example
+
+```yaml
+"""
+
+_NOTES = """\
+## Values
+
+- **Unknown fields are faults**, with the nearest known name: a typo that is ignored loses data. A field that is `null` counts as absent.
+  A key that is given twice is a fault.
+- **Durations** are numbers with units, added up: `500ms`, `60s`, `1h30m`, `7d`. Units: `ns us ms s m h d`.
+- **Sizes** are bytes, or a number with a unit: `kB MB GB TB` are powers of 1000, `KiB MiB GiB TiB` and `Ki Mi Gi Ti` of 1024.
+- **Numbers and flags may be text**: `port: "9000"`, `secure: "true"`. So `${NAME}` works everywhere.
+
+## Environment variables
+
+Inside any text value (not in field names):
+
+| Write | Get |
+|---|---|
+| `${NAME}` | the variable; a fault at this path if it is not set |
+| `${NAME:-default}` | the variable, or `default` (which may be empty) if it is not set or empty |
+| `$${` | the characters `${` |
+
+References are replaced after the file was parsed, once, and only as the text of that one value: what a variable holds cannot add fields,
+and is not read for references again.
+
+## Secrets
+
+Wherever a text is expected, `{file: PATH}` stands for the text of that file, without its last line end:
+
+```yaml
+password: {file: /run/secrets/clickhouse}
+```
+
+A relative path starts at the working directory. Secrets never appear in messages, logs or the config's own text. One that is
+written into the file itself works, is masked, and `validate` notes it.
+
+## Differences from GlassFlow
+
+GlassFlow's files are read as they are, with these exceptions.
+
+- Not supported, a fault: `otlp.*` sources, `format` other than `json`, `schema`, other versions.
+- `schema_registry` and `schema_version` are accepted, ignored and noted: `schema_fields` describe the JSON.
+- `maxAge` and `maxBytes` may be written for `max_age` and `max_bytes` of `resources.nats.stream`.
+- Field names that GlassFlow does not know and ignores are faults here.
+- Tallyflow speaks HTTP to ClickHouse: `http_port` is the port used; without it `port` is, which is then no native port.
+- `resources`: only `nats.stream.max_age` and `max_bytes` are used. The rest is accepted, ignored and noted.
+- More is allowed: `Nullable`, `Decimal`, `Date`, `JSON` and the other ClickHouse types, an empty password, a key of several fields, several
+  filters and stateless transforms, filters and stateless transforms with a join, mutual TLS, OAUTHBEARER, and every field marked `+`.
+- Transforms and joins: their shape is checked here, their expressions when the pipeline starts. What a release cannot run yet is refused at
+  the start ("not supported yet"), never ignored.
+"""
+
+_TITLES = {
+    "KafkaSource": "sources[]",
+    "KafkaConnection": "sources[].connection_params",
+    "SchemaField": "sources[].schema_fields[]",
+    "SchemaRegistry": "sources[].schema_registry",
+    "KafkaColumn": "sources[].columns[]",
+    "DedupTransform": "transforms[]: dedup",
+    "DedupConfig": "transforms[].config of dedup",
+    "FilterTransform": "transforms[]: filter",
+    "FilterConfig": "transforms[].config of filter",
+    "StatelessTransform": "transforms[]: stateless",
+    "StatelessConfig": "transforms[].config of stateless",
+    "StatelessOutput": "transforms[].config.transforms[] of stateless",
+    "Join": "join",
+    "JoinSide": "join.left_source, join.right_source",
+    "JoinOutput": "join.output_fields[]",
+    "ClickHouseSink": "sink",
+    "ClickHouseConnection": "sink.connection_params",
+    "ColumnMapping": "sink.mapping[]",
+    "OnError": "on_error",
+    "Metadata": "metadata",
+    "Resources": "resources",
+    "NatsResources": "resources.nats",
+    "StreamResources": "resources.nats.stream",
+    "NatsConnection": "nats",
+    "NatsTls": "nats.tls",
+    "DeadLetterLimits": "dead_letters",
+    "Checks": "checks",
+    "Check": "checks.conservation, checks.gaps, checks.schema_drift",
+    "DuplicatesCheck": "checks.duplicates",
+    "VerificationCheck": "checks.verification",
+    "FreshnessCheck": "checks.freshness",
+    "DeadLettersCheck": "checks.dead_letters",
+    "ViewsCheck": "checks.views",
+    "ViewTotal": "checks.views.totals[]",
+    "InsertWindowCheck": "checks.insert_window",
+    "Alerts": "alerts",
+    "LagAlert": "alerts.lag",
+    "DeadLettersAlert": "alerts.dead_letters",
+}
+"""Heading of each model, in the order of the page: a model that is missing here is a KeyError in `render`."""
+
+
+def render() -> str:
+    """The whole page as Markdown."""
+    schema = model_schema()
+    models = schema["$defs"]
+    if models.keys() != _TITLES.keys():
+        raise KeyError(f"models without a heading or headings without a model: {sorted(models.keys() ^ _TITLES.keys())}")
+    sections = [_section("The root", schema), *(_section(f"`{title}`", models[name]) for name, title in _TITLES.items())]
+    return "\n".join([_INTRODUCTION + EXAMPLE + "```\n", _NOTES, "# Reference\n", *sections])
+
+
+def _section(title: str, model: dict[str, Any]) -> str:
+    required = set(model.get("required", ()))
+    rows = [_row(name, field, name in required) for name, field in model["properties"].items()]
+    table = ["| Field | Type | Default | Meaning |", "|---|---|---|---|", *rows]
+    return "\n".join([f"## {title}", "", " ".join(model["description"].split()), "", *table, ""])
+
+
+def _row(name: str, field: dict[str, Any], required: bool) -> str:
+    mark = " +" if field.get("x-ours") else ""
+    default = "required" if required else _default(field)
+    return f"| `{name}`{mark} | {_type(field)} | {default} | {' '.join(field['description'].split())} |"
+
+
+def _default(field: dict[str, Any]) -> str:
+    value = field.get("default")
+    if isinstance(value, dict) or value in (None, "", []):
+        return ""
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def _type(field: dict[str, Any]) -> str:
+    """The type of a field in a few words, from its JSON Schema."""
+    if "x-type" in field:
+        return str(field["x-type"])
+    if "$ref" in field:
+        return _link(field["$ref"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "enum" in field:
+        return ", ".join(f"`{choice}`" for choice in field["enum"])
+    if "anyOf" in field:
+        return ", ".join(_type(choice) for choice in field["anyOf"] if choice.get("type") != "null")
+    if "oneOf" in field:
+        return " or ".join(_type(choice) for choice in field["oneOf"])
+    if field.get("type") == "array":
+        return f"list of {_type(field['items'])}"
+    return _scalar(field)
+
+
+def _scalar(field: dict[str, Any]) -> str:
+    low = field.get("minimum")
+    if "exclusiveMinimum" in field:
+        low = field["exclusiveMinimum"] + 1
+    names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "object": "object"}
+    words = names[field["type"]]
+    if low is not None:
+        words += f", {low} to {field['maximum']}" if "maximum" in field else f", {low} or more"
+    return words
+
+
+def _link(reference: str) -> str:
+    title = _TITLES[reference.rpartition("/")[2]]
+    anchor = "".join(character for character in title.lower().replace(" ", "-") if character.isalnum() or character in "-_")
+    return f"[{title}](#{anchor})"
+
+
+def main() -> None:
+    """Write the page to docs/pipeline-file.md under the working directory."""
+    TARGET.write_text(render(), encoding="utf-8")
+    sys.stdout.write(f"{TARGET}\n")
+
+
+if __name__ == "__main__":
+    main()

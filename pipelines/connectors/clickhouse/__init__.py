@@ -1,0 +1,1 @@
+"""ClickHouse: the client, its settings, its errors."""

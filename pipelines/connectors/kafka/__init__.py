@@ -1,0 +1,1 @@
+"""Kafka: the client, its settings, its records."""

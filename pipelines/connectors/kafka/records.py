@@ -1,0 +1,132 @@
+"""Messages of the Kafka client as RAW_SCHEMA: what it cannot give whole stands there all the same, for parse to reject."""
+
+import hashlib
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+from pipelines.host import is_of_host
+from pipelines.protocol.records import (
+    HEADERS_TYPE,
+    INSTANT,
+    MAX_RECORD_BYTES,
+    OVERSIZE_HEAD_BYTES,
+    OVERSIZE_TYPE,
+    RAW_SCHEMA,
+    TIMESTAMPS_MS,
+    UNREADABLE_HEADER,
+)
+
+_NO_TIMESTAMP_MS = -1
+"""Kafka's RecordBatch.NO_TIMESTAMP."""
+_Headers = list[tuple[str, bytes | None]] | None
+
+
+def to_records(messages: list[Message], partition: int) -> pa.Table:
+    """confluent-kafka messages of one partition as RAW_SCHEMA.
+
+    A message that the client cannot give (the name of a header is not UTF-8, for one) stands there as unreadable, for parse to reject.
+    A host without memory is no fault of a message: its error is raised.
+    """
+    return _isolated(messages, _headers(messages), partition)
+
+
+def _headers(messages: list[Message]) -> list[_Headers | Exception]:
+    """Of each message, or the error that the client answers with (SystemError for a name that is not UTF-8).
+
+    Each message is asked once: asked again, it gives a list with holes, and the process dies of it (confluent-kafka 2.16).
+    """
+    found: list[_Headers | Exception] = []
+    asked = map(Message.headers, messages)
+    while len(found) < len(messages):
+        try:
+            found.extend(asked)
+        except Exception as error:
+            if is_of_host(error):
+                raise
+            found.append(error)
+    return found
+
+
+def _isolated(messages: list[Message], headers: list[_Headers | Exception], partition: int) -> pa.Table:
+    """As `to_records`: what cannot be read together is read in halves, down to the message at fault."""
+    try:
+        return _records(messages, headers, partition)
+    except Exception as error:
+        if is_of_host(error):
+            raise
+        if len(messages) == 1:
+            return _unreadable(messages[0], partition, error)
+        half = len(messages) // 2
+        return pa.concat_tables(
+            [_isolated(messages[:half], headers[:half], partition), _isolated(messages[half:], headers[half:], partition)]
+        )
+
+
+def _unreadable(message: Message, partition: int, error: Exception) -> pa.Table:
+    """The message without its headers and its time: its bytes, and what kind of error stood in the way."""
+    key, value = message.key() or b"", message.value() or b""
+    row = {
+        "key": message.key() and key[:OVERSIZE_HEAD_BYTES],
+        "value": value[:OVERSIZE_HEAD_BYTES],
+        "headers": [(UNREADABLE_HEADER, type(error).__name__.encode())],
+        "partition": partition,
+        "offset": message.offset(),
+        "oversize": {"bytes": len(key) + len(value), "sha256": hashlib.sha256(value).digest()},
+    }
+    return pa.Table.from_pylist([row], schema=RAW_SCHEMA)
+
+
+def _records(messages: list[Message], headers: list[_Headers | Exception], partition: int) -> pa.Table:
+    """As `to_records`, raising what the client raises: no Python code runs per record, only C calls under `map`."""
+    count = len(messages)
+    value = pa.array(list(map(Message.value, messages)), pa.binary())
+    key = pa.array(list(map(Message.key, messages)), pa.binary())
+    told = np.fromiter(chain.from_iterable(map(Message.timestamp, messages)), dtype=np.int64, count=2 * count)
+    kinds, millis = told[0::2], told[1::2]
+    has_none = (kinds == TIMESTAMP_NOT_AVAILABLE) | (millis == _NO_TIMESTAMP_MS)
+    columns = [
+        key,
+        value,
+        pa.array(list(map(_encoded, headers)), HEADERS_TYPE) if any(headers) else pa.nulls(count, HEADERS_TYPE),
+        pa.repeat(pa.scalar(partition, pa.int32()), count),
+        pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
+        pa.array(np.clip(millis, *TIMESTAMPS_MS) * 1000, mask=has_none if has_none.any() else None).cast(INSTANT),
+        pa.nulls(count, OVERSIZE_TYPE),
+    ]
+    return shorten_oversize(pa.table(columns, schema=RAW_SCHEMA))
+
+
+def _encoded(headers: _Headers | Exception) -> list[tuple[bytes, bytes | None]] | None:
+    """The headers of one message; raises the error that stands in their place."""
+    if isinstance(headers, Exception):
+        raise headers
+    return [(name.encode(), value) for name, value in headers] if headers else None
+
+
+def shorten_oversize(records: pa.Table) -> pa.Table:
+    """Replaces the value of each record over MAX_RECORD_BYTES by its head, with its size and SHA-256 in `oversize`; drops its headers.
+
+    The record keeps its position and is rejected by parse, so there is one writer of dead letters and one identity for all of them.
+    """
+    sizes = pc.add(pc.fill_null(pc.binary_length(records.column("value")), 0), pc.fill_null(pc.binary_length(records.column("key")), 0))
+    if records.column("headers").null_count < records.num_rows:
+        sizes = pc.add(sizes, pa.array([_headers_bytes(pairs) for pairs in records.column("headers").to_pylist()], pa.int32()))
+    if records.num_rows == 0 or pc.max(sizes).as_py() <= MAX_RECORD_BYTES:
+        return records
+    rows = records.to_pylist()
+    for row, size in zip(rows, sizes.to_pylist(), strict=True):
+        if size > MAX_RECORD_BYTES:
+            value = row["value"] or b""
+            row["oversize"] = {"bytes": size, "sha256": hashlib.sha256(value).digest()}
+            row["value"] = value[:OVERSIZE_HEAD_BYTES]
+            row["key"] = row["key"][:OVERSIZE_HEAD_BYTES] if row["key"] is not None else None
+            row["headers"] = None
+    return pa.Table.from_pylist(rows, schema=RAW_SCHEMA)
+
+
+def _headers_bytes(pairs: list[tuple[bytes, bytes | None]] | None) -> int:
+    return sum(len(k) + len(v or b"") for k, v in pairs) if pairs else 0

@@ -1,0 +1,1 @@
+"""NATS JetStream: the client, its settings, its messages, its errors."""

@@ -1,0 +1,426 @@
+"""NATS JetStream, as the pipeline uses it: one connection per process, driven from ordinary threads.
+
+Reads of resume points go to the stream's leader (`STREAM.MSG.GET`); ranges are read with batched direct gets (ADR-31), which need no
+consumer on the server and which a crashed reader leaves nothing behind of. Writers use compare-and-set per subject only: message ids
+deduplicate within a time window and prove nothing (reference/reliability.md section 3).
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
+
+from pipelines.config import NatsConnection
+from pipelines.connectors.nats.errors import TABLE_CLASSES, map_error
+from pipelines.connectors.nats.messages import direct_message, instant, place
+from pipelines.connectors.nats.settings import NoTlsError, connection_options, new_client
+from pipelines.connectors.nats.stream_settings import check_stream
+from pipelines.error_classes import ErrorClasses
+from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
+from pipelines.protocol.naming import stream_of_subject
+from pipelines.protocol.records import Message
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+REQUEST_TIMEOUT_SECONDS = 5.0
+# A connection that a firewall or a lost host has silenced is left for a new one within 12 s. The client's own defaults: 6 min.
+_PINGS = {"ping_interval": 4.0, "max_outstanding_pings": 2}
+FETCH_BATCH_MESSAGES = 256
+# A pull of 100 MB in one request had the connection closed as a slow consumer (reliability.md section 3).
+FETCH_BATCH_BYTES = 8 * 1024 * 1024
+_NO_MESSAGE = 10037
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What a stream holds: first and last sequence (last stays when all is purged), counts, and the metadata given at creation."""
+
+    first_sequence: int
+    last_sequence: int
+    messages: int
+    bytes: int
+    max_bytes: int
+    metadata: dict[str, str]
+
+
+def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int) -> None:
+    """Raises DataLossError unless `sequences` are exactly `after` + 1 .. `to`; RetryableError when only the end is missing.
+
+    A replica that lags serves a beginning of the range.
+    """
+    if list(sequences) != list(range(after + 1, to + 1)):
+        if list(sequences) == list(range(after + 1, after + 1 + len(sequences))):
+            raise RetryableError(f"reading {stream}: {after + 1 + len(sequences)}..{to} are not served yet")
+        missing = sorted(set(range(after + 1, to + 1)) - set(sequences))
+        raise DataLossError(
+            f"reading {stream}: sequences {missing[:5]} of {after + 1}..{to} are missing; they were removed before they were confirmed. "
+            "Restore the stream from a backup, or delete the pipeline and start it anew"
+        )
+
+
+def fetch_whole(log: Any, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
+    """As `JetStream.fetch`, where the message at `to` is known to be of `subject`. Raises RetryableError, behind what was served, when
+    the leader has that message and the replica that answers does not: it lags, and serves a beginning.
+    """
+    reached = after
+    for message in log.fetch(stream, subject, after, to):
+        reached = message.sequence
+        yield message
+    if reached < to and log.get(stream, to) is not None:
+        raise RetryableError(
+            f"reading {subject} of {stream}: {reached + 1}..{to} are not served yet by the replica that answered; try again"
+        )
+
+
+class JetStream:
+    """A connection to one NATS server; safe to use from several threads. `classes` says which error is what; without it the table does.
+
+    Every method raises RetryableError when the server is away or the outcome is unknown (after REQUEST_TIMEOUT_SECONDS; the client
+    reconnects by itself), ConflictError for a lost compare-and-set, and HaltError for the rest.
+    """
+
+    def __init__(self, settings: NatsConnection, name: str = "tallyflow", classes: ErrorClasses = TABLE_CLASSES) -> None:
+        self._settings = settings
+        self._name = name
+        self._classes = classes
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
+        self._thread.start()
+        self._client: Client | None = None
+        self._jetstream: JetStreamContext | None = None
+        self._connecting = threading.Lock()
+
+    def connect(self) -> "JetStream":
+        """Connects now, so that a wrong address or password is known before anything starts. Idempotent."""
+        with self._connecting:
+            if self._client is None:
+                self._client = self._wait(f"connecting to NATS at {self._settings.url}", self._connect(), CONNECT_TIMEOUT_SECONDS + 1)
+                self._jetstream = self._client.jetstream(timeout=REQUEST_TIMEOUT_SECONDS)
+        return self
+
+    def close(self) -> None:
+        """Raises nothing: whoever closes has what it wanted, or an error that says more."""
+        if self._client is not None:
+            with suppress(TallyflowError):
+                self._wait("closing the NATS connection", self._client.close())
+            self._client = None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=REQUEST_TIMEOUT_SECONDS)
+
+    async def _connect(self) -> Client:
+        doing = f"connecting to NATS at {self._settings.url}"
+        try:
+            options = connection_options(self._settings)
+        except OSError as error:
+            raise HaltError(f"{doing}: {error}; check the files that `nats` names in the pipeline file") from error
+        refused: list[Exception] = []
+        all_refused = asyncio.Event()
+
+        async def on_error(error: Exception) -> None:
+            if not connecting.done():
+                refused.append(error)
+            if len(refused) >= len(self._settings.servers):
+                all_refused.set()
+
+        client = new_client(self._settings)
+        connecting = asyncio.ensure_future(
+            client.connect(
+                list(self._settings.servers),
+                name=self._name,
+                connect_timeout=CONNECT_TIMEOUT_SECONDS,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.25,
+                error_cb=on_error,
+                **_PINGS,
+                **options,
+            )
+        )
+        # The client itself would go round its servers for ever: once each has refused, the caller waits and tells why.
+        giving_up = asyncio.ensure_future(all_refused.wait())
+        await asyncio.wait({connecting, giving_up}, timeout=CONNECT_TIMEOUT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        giving_up.cancel()
+        if connecting.done():
+            connecting.result()
+            return client
+        connecting.cancel()
+        if any(isinstance(error, NoTlsError) for error in refused):
+            raise HaltError(
+                f"{doing}: the server offers no TLS, and nothing was sent to it; turn TLS on at the server, or ask for none in the "
+                "pipeline file: neither `nats.tls` nor a tls:// URL"
+            )
+        if any("authorization" in str(error).lower() for error in refused):
+            raise HaltError(f"{doing}: the server refused the credentials; check `nats` in the pipeline file")
+        reason = refused[-1] if refused else f"no answer within {CONNECT_TIMEOUT_SECONDS:.0f} s"
+        raise RetryableError(f"{doing}: NATS did not answer ({reason})")
+
+    def _wait(self, doing: str, work: Coroutine[Any, Any, T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
+        return self._result(doing, asyncio.run_coroutine_threadsafe(work, self._loop), timeout)
+
+    def _result(self, doing: str, future: "Future[T]", timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
+        try:
+            return future.result(timeout)
+        except TallyflowError:
+            raise
+        except Exception as error:
+            future.cancel()
+            raise map_error(doing, error, self._classes) from error
+
+    @property
+    def _js(self) -> JetStreamContext:
+        if self._jetstream is None:
+            self.connect()
+        assert self._jetstream is not None
+        return self._jetstream
+
+    def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
+        """Appends one message iff `expected` is the subject's last sequence (0: the subject is empty); returns the new sequence.
+
+        Raises ConflictError if it is not. RetryableError means the outcome is unknown: read the last message before trying again.
+        """
+        all_headers = {**headers, "Nats-Expected-Last-Subject-Sequence": str(expected)}
+        ack = self._wait(
+            f"publishing to {subject} of stream {stream_of_subject(subject)}",
+            self._js.publish(subject, payload, headers=all_headers, timeout=REQUEST_TIMEOUT_SECONDS),
+        )
+        return int(ack.seq)
+
+    def last(self, stream: str, subject: str) -> Message | None:
+        """The last message of a subject, from the stream's leader; None when the subject is empty. The subject may hold wildcards."""
+        return self._read(stream, subject, self._js.get_msg(stream, subject=subject))
+
+    def get(self, stream: str, sequence: int) -> Message | None:
+        """The message at `sequence`, from the stream's leader; None when it is not there (purged, or not yet written)."""
+        return self._read(stream, str(sequence), self._js.get_msg(stream, seq=sequence))
+
+    def _read(self, stream: str, what: str, work: Coroutine[Any, Any, api.RawStreamMsg]) -> Message | None:
+        async def read() -> api.RawStreamMsg | None:
+            try:
+                return await work
+            except NotFoundError as error:
+                if error.err_code == _NO_MESSAGE:
+                    return None
+                raise
+
+        raw = self._wait(f"reading {what} of stream {stream}", read())
+        if raw is None:
+            return None
+        time = raw.time if isinstance(raw.time, datetime) else instant(str(raw.time))
+        return Message(raw.subject, int(raw.seq), time, raw.data or b"", dict(raw.headers or {}))
+
+    def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None:
+        """The first message of `subject` whose server time is `instant` or later; None when none is served (a replica may lag)."""
+        request = {"start_time": instant.astimezone(UTC).isoformat(), "next_by_subj": subject, "batch": 1}
+        self.connect()
+        messages, _ = self._wait(f"reading {stream} from {instant} on", self._direct(stream, request))
+        return messages[0] if messages else None
+
+    def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
+        """Messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order, prefetching one window ahead.
+
+        Direct gets may be answered by a replica that lags, so the end of the iterator is not proof of completeness: callers check
+        that sequences (or the subject's chain of expected-last-sequence headers) are without a gap.
+        """
+        doing = f"reading {stream} from {after + 1} to {to}"
+        self.connect()
+        window = {"next_by_subj": subject, "batch": FETCH_BATCH_MESSAGES, "max_bytes": FETCH_BATCH_BYTES, "seq": after + 1}
+        pending = asyncio.run_coroutine_threadsafe(self._direct(stream, window), self._loop) if after < to else None
+        while pending is not None:
+            messages, more = self._result(doing, pending, 4 * REQUEST_TIMEOUT_SECONDS)
+            last = messages[-1].sequence if messages else to
+            pending = None
+            if more and last < to:
+                pending = asyncio.run_coroutine_threadsafe(self._direct(stream, {**window, "seq": last + 1}), self._loop)
+            for message in messages:
+                if message.sequence > to:
+                    return
+                yield message
+
+    def scan(self, stream: str, after: int, to: int) -> list[Message]:
+        """Every message of the stream with `after` < sequence <= `to`, headers and times only (empty payloads), without a gap.
+
+        Uses a short-lived headers-only consumer. Raises DataLossError when sequences are missing: they were purged or the stream lost them.
+        """
+        found = self._wait(
+            f"scanning {stream} from {after + 1} to {to}", self._scan(self._js, stream, after, to), 6 * REQUEST_TIMEOUT_SECONDS
+        )
+        check_contiguous(stream, [message.sequence for message in found], after, to)
+        return found
+
+    async def _scan(self, js: JetStreamContext, stream: str, after: int, to: int) -> list[Message]:
+        if after >= to:
+            return []
+        config = api.ConsumerConfig(
+            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=after + 1,
+            ack_policy=api.AckPolicy.NONE,
+            headers_only=True,
+            inactive_threshold=30.0,
+            mem_storage=True,
+        )
+        info = await js.add_consumer(stream, config)
+        found: list[Message] = []
+        try:
+            consumer = await js.pull_subscribe_bind(info.name, stream)
+            while not found or found[-1].sequence < to:
+                wanted = min(FETCH_BATCH_MESSAGES, to - (found[-1].sequence if found else after))
+                for raw in await consumer.fetch(wanted, timeout=REQUEST_TIMEOUT_SECONDS):
+                    sequence, time = place(raw)
+                    found.append(Message(raw.subject, sequence, time, b"", dict(raw.headers or {})))
+            await consumer.unsubscribe()
+        finally:
+            # It may be gone with a restart of the server; one that stays goes by itself, 30 s from now.
+            with suppress(Exception):
+                await js.delete_consumer(stream, info.name)
+        return [message for message in found if message.sequence <= to]
+
+    async def _direct(self, stream: str, request: dict[str, Any]) -> tuple[list[Message], bool]:
+        """One batched direct get; (messages, whether the stream holds more of this subject)."""
+        client = self._client
+        assert client is not None
+        inbox = client.new_inbox()
+        replies = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        try:
+            await client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
+            messages: list[Message] = []
+            while True:
+                reply = await replies.next_msg(timeout=REQUEST_TIMEOUT_SECONDS)
+                status = (reply.headers or {}).get("Status")
+                if status is None:
+                    messages.append(direct_message(reply))
+                elif status == "204":
+                    return messages, int((reply.headers or {}).get("Nats-Num-Pending", "0")) > 0
+                elif status == "404":
+                    return messages, False
+                elif status == "503":
+                    raise RetryableError(f"reading {stream}: no direct-get responder (is the stream there, with allow_direct?)")
+                else:
+                    raise HaltError(f"reading {stream}: direct get answered {status} {(reply.headers or {}).get('Description', '')}")
+        finally:
+            # What the read gave, or why it failed, is what counts; a closed connection has no subscription left.
+            with suppress(Exception):
+                await replies.unsubscribe()
+
+    def state(self, stream: str) -> StreamState | None:
+        """The stream's state; None when it does not exist."""
+
+        async def read() -> api.StreamInfo | None:
+            try:
+                return await js.stream_info(stream)
+            except NotFoundError:
+                return None
+
+        js = self._js
+        info = self._wait(f"reading the state of stream {stream}", read())
+        if info is None:
+            return None
+        state, config = info.state, info.config
+        return StreamState(
+            state.first_seq, state.last_seq, state.messages, state.bytes, config.max_bytes or -1, dict(config.metadata or {})
+        )
+
+    def clock(self, stream: str) -> datetime:
+        """The time at the stream's leader, whose clock gives messages their times; another host's may differ. Raises for no stream."""
+
+        async def read(client: Client) -> datetime:
+            reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", timeout=REQUEST_TIMEOUT_SECONDS)
+            answer = json.loads(reply.data)
+            if "error" in answer:
+                APIError.from_error(answer["error"])
+            return instant(answer["ts"])
+
+        self.connect()
+        assert self._client is not None
+        return self._wait(f"reading the clock of stream {stream}", read(self._client))
+
+    def subjects(self, stream: str, subject: str) -> dict[str, int]:
+        """Subjects of the stream that match `subject` and hold messages, with their counts."""
+        info = self._wait(f"listing the subjects of {stream}", self._js.stream_info(stream, subjects_filter=subject))
+        return dict(info.state.subjects or {})
+
+    def ensure_stream(
+        self, stream: str, subjects: str, metadata: dict[str, str], max_bytes: int = -1, is_compressed: bool = False
+    ) -> StreamState:
+        """Creates the stream if it is missing; an existing one keeps its metadata. Returns its state.
+
+        `limits` retention with `discard: new`: a full stream refuses writers (back-pressure) and never drops what nobody has read. Raises
+        HaltError for an existing stream with settings that could remove what it has acknowledged, or of other subjects.
+        `is_compressed`: by the server, for small messages that resemble each other; frames are compressed already.
+        """
+        if (found := self.state(stream)) is not None:
+            existing = self._wait(f"reading the settings of stream {stream}", self._js.stream_info(stream))
+            check_stream(existing.config, subjects)
+            return found
+        config = api.StreamConfig(
+            name=stream,
+            subjects=[subjects],
+            retention=api.RetentionPolicy.LIMITS,
+            discard=api.DiscardPolicy.NEW,
+            storage=api.StorageType.FILE,
+            max_bytes=max_bytes,
+            max_age=0,
+            allow_direct=True,
+            compression=api.StoreCompression.S2 if is_compressed else api.StoreCompression.NONE,
+            # Message ids are not used; the smallest window keeps the server's id table empty.
+            duplicate_window=1,
+            metadata=metadata,
+        )
+        try:
+            self._wait(f"creating stream {stream}", self._js.add_stream(config))
+        except HaltError:
+            # Another runner of the pipeline may have been first, with metadata of its own.
+            if (made := self.state(stream)) is not None:
+                return made
+            raise
+        created = self.state(stream)
+        if created is None:
+            raise HaltError(f"creating stream {stream}: it was created and is gone again; is another process deleting this pipeline?")
+        return created
+
+    def set_metadata(self, stream: str, metadata: dict[str, str]) -> None:
+        """Replaces these entries of the stream's metadata; the others, and all settings, stay."""
+
+        async def change() -> None:
+            config = (await self._js.stream_info(stream)).config
+            await self._js.update_stream(replace(config, metadata={**(config.metadata or {}), **metadata}))
+
+        self._wait(f"changing the metadata of {stream}", change())
+
+    def delete_stream(self, stream: str) -> bool:
+        """Deletes the stream with all it holds; False when it was not there."""
+        if self.state(stream) is None:
+            return False
+        return bool(self._wait(f"deleting stream {stream}", self._js.delete_stream(stream)))
+
+    def purge(self, stream: str, subject: str, below: int) -> None:
+        """Removes the subject's messages with sequence < `below`, which must not be above its last: that message is a resume point."""
+        # nats-py 2.16 leaves a zero out of the request, and the server then purges the whole subject.
+        if below > 1:
+            self._wait(f"purging {subject} below {below}", self._js.purge_stream(stream, seq=below, subject=subject))
+
+    def on_message(self, subject: str, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls `callback` (from the connection's thread) whenever anything is published on `subject`; returns the way to stop it.
+
+        A plain subscription: it may miss messages around a reconnect, so callers also look by themselves now and then.
+        """
+
+        async def received(_: Msg) -> None:
+            callback()
+
+        async def subscribe() -> Any:
+            assert self._client is not None
+            return await self._client.subscribe(subject, cb=received)
+
+        self.connect()
+        subscription = self._wait(f"subscribing to {subject}", subscribe())
+        return lambda: self._wait(f"unsubscribing from {subject}", subscription.unsubscribe())

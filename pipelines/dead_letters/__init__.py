@@ -1,0 +1,1 @@
+"""Dead letters: the stream, their groups, letting them enter again."""

@@ -1,0 +1,157 @@
+"""Copies that dedup has dropped in favour of records that became dead letters behind it: whoever discards such a letter gives them up, too.
+
+In: the dead letters, and the records that dedup has judged (`judged`). Dedup remembers the key of a letter that it had accepted; its
+copies are the later records of that key, up to the first that dedup let through again. A record that entered again and was refused
+again stands for the letter that it was. Nothing is written.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.nats.client import JetStream
+from pipelines.dead_letters.dry_run import frames_of_letters
+from pipelines.dead_letters.triage import COPIES_COLUMN, COUNTED_FROM_COLUMN, Selection
+from pipelines.key_store.index import Words
+from pipelines.maintenance.replay import Judged, Tell, judged, start_at
+from pipelines.process import stage_config
+from pipelines.process.dedup import KEY_COLUMNS
+from pipelines.process.fingerprints import with_fingerprints
+from pipelines.process.frames import new_counts, stages
+from pipelines.process.stage_config import StageConfig
+from pipelines.process.watermarks import TIME_COLUMN
+from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.naming import Names
+from pipelines.protocol.purge import Purged, read_purged
+from pipelines.protocol.records import INSTANT, ORDINAL_BITS, position_keys
+from pipelines.types.vectors import Mask
+
+_ACCEPTED = pa.schema([("letter", pa.uint64()), ("hi", pa.uint64()), ("lo", pa.uint64()), ("at_us", pa.int64())])
+_ADD = """
+    INSERT INTO seen
+    SELECT letter, code, abs(rows.at_us - accepted.at_us) < $window AND accepted.at_us + $window > watermark_us
+    FROM _tf_rows AS rows
+    ASOF JOIN accepted ON rows.hi = accepted.hi AND rows.lo = accepted.lo AND rows.code > accepted.letter
+"""
+_COUNT = """
+    SELECT letter, count(*)::BIGINT AS copies
+    FROM seen LEFT JOIN (SELECT letter, min(code) AS let_through FROM seen WHERE NOT is_copy GROUP BY letter) USING (letter)
+    WHERE let_through IS NULL OR code < let_through
+    GROUP BY letter
+"""
+
+
+@dataclass(frozen=True)
+class DroppedCopies:
+    """`copies` of each letter in `codes` (sorted positions). Where `is_cut`, records before `since` are purged and were not counted."""
+
+    codes: Words
+    copies: npt.NDArray[np.int64]
+    is_cut: Mask
+    since: datetime | None
+
+    def of(self, letters: pa.Table) -> pa.Table:
+        """`letters` with COPIES_COLUMN (0 where dedup had not accepted the record, null where its key cannot be told) and
+        COUNTED_FROM_COLUMN, an instant where copies before it may be missing, else null.
+        """
+        is_past, since = pc.fill_null(letters.column("past_dedup"), False), pa.scalar(self.since, INSTANT)
+        known = pc.index_in(pa.array(position_keys(letters)), pa.array(self.codes))
+        copies = pc.if_else(is_past, pa.array(self.copies).take(known), pa.scalar(0, pa.int64()))
+        counted_from = pc.if_else(pa.array(self.is_cut).take(known), since, pa.scalar(None, INSTANT))
+        return letters.append_column(COPIES_COLUMN, copies).append_column(COUNTED_FROM_COLUMN, counted_from)
+
+
+class CopiesByLetter:
+    """Counts the copies of accepted records, a table of _ACCEPTED. Give it all that dedup judged behind the first of them, in order."""
+
+    def __init__(self, engine: duckdb.DuckDBPyConnection, accepted: pa.Table, window_us: int) -> None:
+        self._engine, self._window_us = engine, window_us
+        engine.register("_tf_accepted", accepted)
+        engine.execute("CREATE TABLE accepted AS FROM _tf_accepted")
+        engine.execute("CREATE TABLE seen (letter UBIGINT, code UBIGINT, is_copy BOOLEAN)")
+
+    def add(self, found: Judged) -> None:
+        hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
+        columns = [position_keys(found.rows), hi, lo, found.times, found.watermarks]
+        self._engine.register("_tf_rows", pa.table(columns, names=["code", "hi", "lo", "at_us", "watermark_us"]))
+        self._engine.execute(_ADD, {"window": self._window_us})
+        self._engine.unregister("_tf_rows")
+
+    def counts(self) -> dict[int, int]:
+        """Copies by the code of the accepted record's position; none are left out."""
+        return dict(self._engine.sql(_COUNT).fetchall())
+
+
+def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wanted: Selection, tell: Tell) -> DroppedCopies:
+    """Counted for the `wanted` ones of all dead letters, `frames` with `state` in the order of their stream.
+
+    Reads raw from the oldest of them on, until the last window is over, and nothing where there is no dedup or no such letter.
+    """
+    ledger = names.stream("ledger")
+    done = read_chain(log, ledger, names.chain("process")).done if log.state(ledger) is not None else None
+    config = stage_config.load(log, names, done.body["config"]) if done else None
+    if done is None or config is None or not config.dedup_key:
+        return _counted({}, {}, Purged())
+    purged = read_purged(log, names, "raw")
+    with open_engine() as engine, open_engine() as counting:
+        roots, accepted = _accepted(engine, config, frames, wanted)
+        if not accepted.num_rows:
+            return _counted({}, {}, purged)
+        copies = CopiesByLetter(counting, accepted, config.dedup_window_us)
+        first, arrival_us = (accepted.column(name)[0].as_py() for name in ("letter", "at_us"))
+        start = start_at(log, names, config, first >> ORDINAL_BITS, arrival_us, purged.below)
+        over_us = pc.max(accepted.column("at_us")).as_py() + config.dedup_window_us
+        for portion in judged(log, names, engine, config, start, done.body["to"], tell):
+            copies.add(portion)
+            if not config.dedup_time_field and portion.times.max(initial=0) >= over_us:
+                break
+        counts = dict.fromkeys(accepted.column("letter").to_pylist(), 0) | copies.counts()
+    return _counted(roots, counts, purged)
+
+
+def _counted(roots: dict[int, int], counts: dict[int, int], purged: Purged) -> DroppedCopies:
+    known = sorted((letter, counts[root], root >> ORDINAL_BITS < purged.below) for letter, root in roots.items() if root in counts)
+    codes, copies, is_cut = zip(*known, strict=True) if known else ((), (), ())
+    return DroppedCopies(np.array(codes, dtype=np.uint64), np.array(copies, dtype=np.int64), np.array(is_cut, dtype=bool), purged.since)
+
+
+def _accepted(
+    engine: duckdb.DuckDBPyConnection, config: StageConfig, frames: Iterable[pa.Table], wanted: Selection
+) -> tuple[dict[int, int], pa.Table]:
+    """(of each wanted letter the position at which dedup accepted the record, those with their keys: _ACCEPTED in position order)."""
+    roots: dict[int, int] = {}
+    selected: set[int] = set()
+    keyed = [_ACCEPTED.empty_table()]
+    for frame in frames:
+        past = frame.filter(pc.fill_null(frame.column("past_dedup"), False))
+        if not past.num_rows:
+            continue
+        for code, origin in zip(position_keys(past).tolist(), past.column("origin").to_pylist(), strict=True):
+            # A record that entered again behind its acceptance was let through for that.
+            roots[code] = roots.get(_code(origin), code) if origin else code
+        selected.update(position_keys(wanted.of(with_fingerprints(past))).tolist())
+        keyed.append(_keyed(engine, config, past))
+    roots = {letter: root for letter, root in roots.items() if letter in selected}
+    together = pa.concat_tables(keyed)
+    is_root = pc.is_in(together.column("letter"), value_set=pa.array(sorted(roots.values()), pa.uint64()))
+    return roots, together.filter(is_root).sort_by("letter")
+
+
+def _keyed(engine: duckdb.DuckDBPyConnection, config: StageConfig, letters: pa.Table) -> pa.Table:
+    """_ACCEPTED of the letters' own records, but for those that the stages before dedup would reject today."""
+    rows, _ = stages(engine, config, "", list(frames_of_letters([letters], [])), new_counts())
+    here = letters.take(rows.column("_tf_ordinal"))
+    times = rows.column(TIME_COLUMN) if config.dedup_time_field else here.column("_tf_arrival").cast(pa.int64())
+    return pa.table([pa.array(position_keys(here)), *(rows.column(name) for name in KEY_COLUMNS), times], schema=_ACCEPTED)
+
+
+def _code(position: str) -> int:
+    sequence, ordinal = map(int, position.split("."))
+    return sequence << ORDINAL_BITS | ordinal

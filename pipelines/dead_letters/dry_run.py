@@ -1,0 +1,108 @@
+"""What would become of dead letters if they entered again now: the stages themselves, over letters, without Spark and without any effect.
+
+The stages are those of the pipeline file and of the table as they are at this moment; keys are looked up in the store as the last `done`
+lists it. Whether ClickHouse takes a row only an insert can tell.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.dead_letters.triage import Group, Selection, groups
+from pipelines.errors import HaltError
+from pipelines.maintenance.inspect import KeyState
+from pipelines.process.arrivals import Arrived, microseconds, steps
+from pipelines.process.buckets import first_of_keys, key_owners, live_runs, shares
+from pipelines.process.frames import frame_times, new_counts, stages
+from pipelines.process.stage_config import StageConfig, stage_config
+from pipelines.protocol.ledger import ChainState
+from pipelines.protocol.naming import Names
+from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
+from pipelines.protocol.redrive import records_of_letters
+from pipelines.runner.preflight import check_columns
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """`letters` were tried, `refused` of them had been refused by ClickHouse. `passed` would go to the sink; `duplicates` would be dropped
+    by dedup; `late` would be rejected there; `rejected` are the causes of those that an earlier stage would reject again.
+    """
+
+    letters: int
+    refused: int
+    passed: int
+    duplicates: int
+    late: int
+    rejected: tuple[Group, ...]
+
+
+def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table]) -> Rehearsal:
+    """Tries letters, of one topic per table. Nothing is written.
+
+    Raises HaltError when the table is gone, ConfigurationError when it does not fit the mapping, RetryableError while a system is away.
+    """
+    remaining = (table for table in letters if table.num_rows)
+    first = next(remaining, None)
+    if first is None:
+        return Rehearsal(0, 0, 0, 0, 0, ())
+    stage = _stages_now(config)
+    tried: list[pa.Table] = []
+    rows, rejected = [], []
+    frames: list[Arrived] = []
+    for step in steps(frames_of_letters(itertools.chain([first], remaining), tried)):
+        frames += step
+        passed, failed = stages(state.connections.engine, stage, "", step, new_counts())
+        rows.append(passed)
+        rejected.append(failed)
+    together = pa.concat_tables(rows, promote_options="default").unify_dictionaries()
+    accepted, duplicates, late = together.num_rows, 0, 0
+    if stage.dedup_key:
+        accepted, duplicates, late = state.settled(lambda chain: _judged(state, chain, stage, together, frames))
+    codes_before = pc.value_counts(pa.chunked_array([part for table in tried for part in table.column("code").chunks])).to_pylist()
+    refused = sum(one["counts"] for one in codes_before if one["values"] == "refused")
+    causes = groups(rejected, Selection())
+    return Rehearsal(sum(table.num_rows for table in tried), refused, accepted, duplicates, late, tuple(causes))
+
+
+def _stages_now(config: PipelineConfig) -> StageConfig:
+    clickhouse = ClickHouse(config.sink)
+    try:
+        clickhouse.connect()
+        table = clickhouse.inspect(config.sink.connection_params.database, config.sink.table)
+    finally:
+        clickhouse.close()
+    if table is None:
+        raise HaltError(f"trying dead letters: table {config.sink.table} does not exist; create it, or start the pipeline")
+    check_columns(config, table)
+    return stage_config(config, table)
+
+
+def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
+    """Letters, none of the tables empty, as the raw frames that they would be; notes them in `tried`."""
+    now = datetime.now(UTC)
+    for number, table in enumerate(letters, start=1):
+        tried.append(table)
+        headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0", HEADER_BYTES: str(table.nbytes)}
+        subject = Names("rehearsal").redriven("letters", 0)
+        yield Arrived(Message(subject, number, now, encode_frame(records_of_letters(table)), headers), microseconds(now))
+
+
+def _judged(state: KeyState, chain: ChainState, stage: StageConfig, rows: pa.Table, frames: list[Arrived]) -> tuple[int, int, int]:
+    """(accepted, duplicates, late) of rows with their keys."""
+    before, lists = chain.done.body if chain.done else {}, state.lists(chain)
+    times = frame_times(rows, frames, before, stage)
+    counts = np.zeros(3, dtype=np.int64)
+    for bucket, share in shares(rows, key_owners(rows, stage.buckets)):
+        store = state.connections.dedup_store(bucket)
+        store.open(live_runs(lists, bucket))
+        found, late = first_of_keys(stage, share, store, times)
+        counts += (found.accepted.num_rows, found.duplicates.num_rows, late.num_rows)
+    accepted, duplicates, late_rows = counts.tolist()
+    return accepted, duplicates, late_rows

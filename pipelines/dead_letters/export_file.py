@@ -1,0 +1,178 @@
+"""Dead letters in a file: JSON lines that people and tools may read, edit, and give back.
+
+A line holds one letter: where it is, why it was rejected, and the record with `key`, `value` and `headers`. Bytes that are UTF-8 are a
+string, others are {"base64": ...}, so every byte comes back. Of an edited file only `position`, `key`, `value` and `headers` are read; what
+a line leaves out stays as it was.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import ConfigurationError, Fault
+from pipelines.process.dead_letter_rows import LETTER_SCHEMA
+from pipelines.protocol.records import MAX_RECORD_BYTES, UNREADABLE_HEADER, Position, cut_frames, record_position
+from pipelines.protocol.redrive import MAX_PLAN_RANGES, Places, ranges_of
+
+MAX_FAULTS = 20
+"""Of a file that something else has written, every line may be one."""
+MAX_LINE_BYTES = 8 * MAX_RECORD_BYTES
+"""JSON writes a byte of text as six at most."""
+_CONTENT = ("key", "value", "headers")
+_TOLD = ("stage", "code", "field", "message", "fingerprint", "state", "attempts")
+
+
+@dataclass(frozen=True)
+class Edited:
+    """Letters of a file: what each shall hold from now on, by its position."""
+
+    name: str
+    changes: dict[Position, dict[str, Any]]
+
+    @property
+    def positions(self) -> frozenset[Position]:
+        return frozenset(self.changes)
+
+
+def line_of(letter: dict[str, Any]) -> str:
+    """One letter, a row of `LETTER_SCHEMA` with `fingerprint` and `state`, as a line without its end."""
+    size = letter["oversize"]
+    record = {
+        "position": f"{letter['_tf_sequence']}.{letter['_tf_ordinal']}",
+        "source": letter["source"],
+        "topic": letter["_tf_topic"],
+        "partition": letter["_tf_partition"],
+        "offset": letter["_tf_offset"],
+        "arrival": letter["_tf_arrival"].isoformat(timespec="microseconds"),
+        **{name: letter[name] for name in _TOLD},
+        **({"value_bytes": size["bytes"], "value_sha256": size["sha256"].hex()} if size else {}),
+        "key": _written(letter["key"]),
+        "headers": [[_written(name), _written(value)] for name, value in letter["headers"] or []],
+        "value": _written(letter["value"]),
+    }
+    return json.dumps(record, ensure_ascii=False)
+
+
+def _written(content: bytes | None) -> str | dict[str, str] | None:
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def read_edited(path: Path) -> Edited:
+    """The letters of an edited file. Raises ConfigurationError with the faults of all lines, the first MAX_FAULTS of them by line."""
+    faults: list[Fault] = []
+    changes: dict[Position, dict[str, Any]] = {}
+    with path.open("rb") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            if len(line) > MAX_LINE_BYTES:
+                faults.append(Fault(f"line {number}", f"is longer than {MAX_LINE_BYTES:,} bytes, as no letter is; the rest was not read"))
+                break
+            if not line.strip():
+                continue
+            try:
+                position, change = _read_line(_decoded(line))
+            except ValueError as error:
+                faults.append(Fault(f"line {number}", str(error)))
+                continue
+            if position in changes:
+                faults.append(Fault(f"line {number}", f"the letter at {position.sequence}.{position.ordinal} is there twice"))
+            changes[position] = change
+    if not faults and not changes:
+        faults.append(Fault("", "it holds no letters; `tallyflow dlq export` writes such a file"))
+    if len(faults) > MAX_FAULTS:
+        faults = [*faults[:MAX_FAULTS], Fault("", f"and {len(faults) - MAX_FAULTS:,} more")]
+    if faults:
+        raise ConfigurationError(f"reading {path.name}", faults)
+    return Edited(path.name, changes)
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8 text") from None
+
+
+def _read_line(line: str) -> tuple[Position, dict[str, Any]]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(record, dict) or not isinstance(record.get("position"), str):
+        raise ValueError("must be an object with `position`, as `tallyflow dlq export` writes it")
+    position = record_position(record["position"])
+    change: dict[str, Any] = {name: _read_content(record[name], name) for name in ("key", "value") if name in record}
+    if "headers" in record:
+        if not isinstance(record["headers"], list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in record["headers"]):
+            raise ValueError("headers must be a list of [name, value]")
+        change["headers"] = [(_read_content(name, "headers"), _read_content(value, "headers")) for name, value in record["headers"]]
+    pairs = change.get("headers", [])
+    size = sum(len(part or b"") for part in (change.get("key"), change.get("value"), *(part for pair in pairs for part in pair)))
+    if size > MAX_RECORD_BYTES:
+        raise ValueError(f"the record has {size} bytes, more than the limit of {MAX_RECORD_BYTES}")
+    return position, change
+
+
+def _read_content(value: Any, name: str) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} holds half of a surrogate pair, which is no text; give the bytes as base64") from None
+    if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"{name} is not base64: {error}") from None
+    raise ValueError(f"{name} must be a string, null, or an object with base64")
+
+
+def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]]) -> Iterator[tuple[Places, bytes]]:
+    """(places, frame) of letters with their new content, in portions that one plan holds; `found` are the letters that may be taken, by
+    frame, with `row`.
+
+    An edited value is the whole record, also where the letter held only its head. Raises ConfigurationError, before the first portion, for
+    such a letter without an edited value.
+    """
+    letters = [(sequence, {**row, **edited.changes[_position(row)]}) for sequence, table in found for row in table.to_pylist()]
+    faults = []
+    for _, letter in letters:
+        if "value" in edited.changes[_position(letter)]:
+            letter["oversize"] = None
+            letter["headers"] = [pair for pair in letter["headers"] or [] if pair[0] != UNREADABLE_HEADER]
+        elif letter["oversize"]:
+            faults.append(Fault(f"position {letter['_tf_sequence']}.{letter['_tf_ordinal']}", "the letter holds only the record's head"))
+    if faults:
+        raise ConfigurationError(f"reading {edited.name}", faults)
+    for start in range(0, len(letters), MAX_PLAN_RANGES):
+        portion = letters[start : start + MAX_PLAN_RANGES]
+        done = 0
+        for part, payload in cut_frames(pa.Table.from_pylist([letter for _, letter in portion], schema=LETTER_SCHEMA)):
+            yield _places(portion[done : done + part.num_rows]), payload
+            done += part.num_rows
+
+
+def _places(letters: list[tuple[int, dict[str, Any]]]) -> Places:
+    rows: dict[int, list[int]] = {}
+    for sequence, letter in letters:
+        rows.setdefault(sequence, []).append(letter["row"])
+    return [(sequence, ranges_of(np.array(found))) for sequence, found in rows.items()]
+
+
+def _position(letter: dict[str, Any]) -> Position:
+    return Position(letter["_tf_sequence"], letter["_tf_ordinal"])

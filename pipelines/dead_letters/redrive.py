@@ -1,0 +1,150 @@
+"""Whoever takes dead letters, beside the running pipeline or without one: plans, then frames on the raw stream, then `done`.
+
+Not a Spark leg: letters are few, and a command takes them. The protocol is that of the legs. A record's subject is
+`raw.<source>.redrive.<partition>` of the Kafka partition that it came from, in the order of (plan, place in the plan), so a plan that was
+killed half-way goes on behind the last record found there.
+"""
+
+import base64
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from pipelines.connectors.nats.client import fetch_whole
+from pipelines.errors import DataLossError, FencedError, RetryableError
+from pipelines.protocol.append import Appender, last_position
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.naming import REDRIVE, Names
+from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Position, cut_frames, decode_frame, place_of_frame
+from pipelines.protocol.redrive import DISCARD, ENTER, STATE_AFTER, Places, Rows, Taken, batches, count, records_of_letters, rows_of
+
+_LAST = 2**32 - 1
+LAG_SECONDS = 5.0
+"""A follower of a sound cluster lags by milliseconds."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Records of one plan that enter again: REDRIVEN_SCHEMA, their topics, and each one's place in the plan, ascending."""
+
+    records: pa.Table
+    topics: pa.ChunkedArray
+    places: Rows
+
+
+def taken(log: Any, names: Names) -> Taken:
+    """What all plans so far have named, an open one included: a plan that is missed would let its letters enter twice.
+
+    Raises as the log does, and RetryableError when a replica lags for longer than LAG_SECONDS.
+    """
+    stream, subject = names.stream("ledger"), names.chain(REDRIVE)
+    last = log.last(stream, subject) if log.state(stream) is not None else None
+    if last is None:
+        return Taken.of([])
+    retrying = Retrying(
+        retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(LAG_SECONDS), wait=wait_fixed(LAG_SECONDS / 50), reraise=True
+    )
+    messages = retrying(lambda: list(fetch_whole(log, stream, subject, 0, last.sequence)))
+    return Taken.of(entry for entry in map(Entry.decode, messages) if entry.kind == "plan")
+
+
+class Redrive:
+    """Takes letters for the holder of the lease. `chain` is opened; what an earlier holder has left open is finished at once."""
+
+    def __init__(self, log: Any, names: Names, source: str, chain: Chain) -> None:
+        self._log: Any = log
+        self._names, self._source, self._chain = names, source, chain
+        if chain.state.plan is not None:
+            self._finish(chain.state.plan)
+
+    def enter(self, wanted: Iterable[tuple[int, Rows]]) -> int:
+        """Letters, as (dlq sequence, ascending rows), which nobody has taken yet, enter again; how many.
+
+        Raises RetryableError when NATS or a stream's room is missing, FencedError when somebody else took over; then whoever comes next
+        finishes the open plan.
+        """
+        return self._take(wanted, ENTER)
+
+    def discard(self, wanted: Iterable[tuple[int, Rows]], reason: str) -> int:
+        """Letters count as discarded from now on; they stay in the dlq stream as long as that keeps them. Otherwise as `enter`."""
+        return self._take(wanted, DISCARD, reason=reason)
+
+    def enter_edited(self, places: Places, records: bytes) -> int:
+        """The letters at `places` enter again with the content of `records`, a frame of letters in the order of the places."""
+        return self._plan(places, ENTER, records=base64.b64encode(records).decode())
+
+    def _take(self, wanted: Iterable[tuple[int, Rows]], action: str, **body: str) -> int:
+        return sum(self._plan(places, action, **body) for places in batches(wanted))
+
+    def _plan(self, places: Places, action: str, **body: str) -> int:
+        number = self._chain.state.to or 0
+        plan = self._chain.plan(number, number + 1, action=action, letters=places, **body)
+        reach("redrive.after-plan")
+        self._finish(plan)
+        return count(places)
+
+    def _finish(self, plan: Entry) -> None:
+        if plan.body["action"] == ENTER:
+            self._append(plan)
+            reach("redrive.after-publish")
+        self._chain.done({STATE_AFTER[plan.body["action"]]: count(plan.body["letters"])})
+
+    def _append(self, plan: Entry) -> None:
+        """Writes what the plan's subjects do not hold yet."""
+        appenders: dict[int, Appender[Position]] = {}
+        for portion in self._portions(plan):
+            partitions = portion.records.column("partition")
+            for partition in pc.unique(partitions).to_pylist():
+                if partition not in appenders:
+                    subject = self._names.redriven(self._source, partition)
+                    limit = Position(plan.body["to"], _LAST, _LAST)
+                    appenders[partition] = Appender(self._log, self._names.stream("raw"), subject, last_position, limit)
+                mine = pc.equal(partitions, partition)
+                places = portion.places[mine.to_numpy()]
+                share = Portion(portion.records.filter(mine), portion.topics.filter(mine), places)
+                _append_share(appenders[partition], plan.body["to"], share, partition)
+
+    def _portions(self, plan: Entry) -> Iterator[Portion]:
+        """The plan's records, one stored frame at a time."""
+        if "records" in plan.body:
+            letters = decode_frame(base64.b64decode(plan.body["records"]))
+            yield Portion(records_of_letters(letters), letters.column("_tf_topic"), np.arange(letters.num_rows))
+            return
+        stream, first = self._names.stream("dlq"), 0
+        for sequence, ranges in plan.body["letters"]:
+            message = self._log.get(stream, sequence)
+            if message is None:
+                raise DataLossError(
+                    f"reading dead letters: frame {sequence} of {stream} is gone, an open plan needs it; restore the stream from a backup"
+                )
+            letters = decode_frame(message.payload, place_of_frame(message)).take(pa.array(rows_of(ranges)))
+            yield Portion(records_of_letters(letters), letters.column("_tf_topic"), np.arange(first, first + letters.num_rows))
+            first += letters.num_rows
+
+
+def _append_share(appender: Appender[Position], number: int, share: Portion, partition: int) -> None:
+    """Records of one Kafka partition behind the subject's tail: what another attempt has written is left out."""
+    records, places = share.records, share.places
+    headers = {HEADER_TOPIC: share.topics[0].as_py(), HEADER_PARTITION: str(partition)}
+    while True:
+        tail = appender.tail.position
+        if tail is not None and tail.sequence > number:
+            raise FencedError(f"appending dead letters of plan {number}: plan {tail.sequence} is already being written, by somebody else")
+        if tail is not None and tail.sequence == number:
+            here = int(np.searchsorted(places, tail.ordinal, side="right"))
+            records, places = records.slice(here), places[here:]
+        done = 0
+        for part, payload in cut_frames(records):
+            first, last = (Position(number, int(places[at])) for at in (done, done + part.num_rows - 1))
+            if appender.append(payload, first, last, part.num_rows, {**headers, HEADER_BYTES: str(part.nbytes)}) is None:
+                break
+            reach("redrive.between-frames")
+            done += part.num_rows
+        else:
+            return

@@ -1,0 +1,185 @@
+"""Taking dead letters: entering again, discarding, and editing by hand, at a running or a stopped pipeline.
+
+Holds the lease of the `redrive` chain while it works, so two commands never take the same letter. Letters are judged as they stand when
+the work begins; what is rejected again meanwhile is a new letter and is left alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.nats.client import JetStream
+from pipelines.dead_letters.export_file import Edited, edited_frames
+from pipelines.dead_letters.redrive import Redrive, taken
+from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_states
+from pipelines.dead_letters.triage import Selection
+from pipelines.errors import ConfigurationError, Fault, FencedError, RetryableError
+from pipelines.process.fingerprints import with_fingerprints
+from pipelines.protocol.existence import check_started
+from pipelines.protocol.lease import Lease
+from pipelines.protocol.ledger import Chain, read_chain
+from pipelines.protocol.naming import REDRIVE, Names
+from pipelines.protocol.purge import bytes_free_for_redrive, fold_redrive, purge_lease, purge_letters, redrive_entries_that_may_go
+from pipelines.protocol.records import instant
+from pipelines.protocol.redrive import OPEN, WAITING, Rows, can_enter
+from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
+from pipelines.types.vectors import to_mask
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How many letters were taken, and how many of the selected ones were not, by what they are: a state, or `oversize`."""
+
+    taken: int
+    left: dict[str, int]
+
+
+class Reprocessing:
+    """One command's work. `directory` is the pipeline's on this host; `close` gives the lease back.
+
+    Raises FencedError when another command takes letters, HaltError for a pipeline that was never started.
+    """
+
+    def __init__(self, config: PipelineConfig, directory: Path) -> None:
+        self._config, self._names = config, Names(config.pipeline_id)
+        self._log = JetStream(config.nats).connect()
+        try:
+            check_started(self._log, self._names)
+        except BaseException:
+            self._log.close()
+            raise
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lease = Lease(self._log, self._names, directory, REDRIVE)
+        try:
+            epoch = self._lease.acquire()
+            purge_lease(self._log, self._names, REDRIVE)
+            chain = Chain(self._log, self._names.stream("ledger"), self._names.chain(REDRIVE), epoch)
+            chain.open()
+            self._redrive = Redrive(self._log, self._names, config.sources[0].source_id, chain)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._lease.release()
+        self._log.close()
+
+    def enter(self, selection: Selection) -> Outcome:
+        """The selected letters enter the raw stream again; parked ones only where `selection` names positions.
+
+        Raises RetryableError when NATS is away or the raw stream has no room; what was planned is finished by the next command.
+        """
+        left: Counter[str] = Counter()
+        frames = self._frames(WAITING if selection.positions else frozenset({OPEN}), selection, left, needs_whole=True)
+        return Outcome(self._redrive.enter(_places(self._with_room(frames))), dict(left))
+
+    def discard(self, selection: Selection, reason: str) -> Outcome:
+        """The selected letters count as discarded; parked ones as well."""
+        left: Counter[str] = Counter()
+        frames = self._frames(WAITING, selection, left, needs_whole=False)
+        return Outcome(self._redrive.discard(_places(frames), reason), dict(left))
+
+    def expire(self, before: datetime) -> Outcome:
+        """Letters that were rejected before the instant are discarded; frames of such letters that were all taken are deleted.
+
+        What no letter needs of the chain, as of the time before that, goes after the retention of the streams.
+        """
+        fold_redrive(
+            self._log, self._names, redrive_entries_that_may_go(self._log, self._names, self._config.resources.nats.stream.max_age)
+        )
+        outcome = self.discard(Selection(until=before), "older than dead_letters.max_age")
+        purge_letters(self._log, self._names, frames_that_may_go(self._log, self._names, taken(self._log, self._names), before))
+        return outcome
+
+    def enter_edited(self, edited: Edited) -> Outcome:
+        """The letters of a file enter again with the content that they have there; those that were taken since it was written do not."""
+        left: Counter[str] = Counter()
+        frames = list(self._frames(WAITING, Selection(positions=edited.positions), left, needs_whole=False))
+        unknown = len(edited.positions) - sum(letters.num_rows for _, letters in frames) - left.total()
+        if unknown:
+            raise ConfigurationError(
+                f"reading {edited.name}",
+                [Fault("", f"{unknown} of its {len(edited.positions)} positions hold no dead letter of this pipeline")],
+            )
+        count = 0
+        for places, frame in edited_frames(edited, frames):
+            self._check_room()
+            count += self._redrive.enter_edited(places, frame)
+        return Outcome(count, dict(left))
+
+    def _with_room(self, frames: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[int, pa.Table]]:
+        for frame in frames:
+            self._check_room()
+            yield frame
+
+    def _frames(
+        self, states: frozenset[str], selection: Selection, left: Counter[str], needs_whole: bool
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """The selected letters that may be taken, by frame; counts the others in `left`."""
+        known = taken(self._log, self._names)
+        for sequence, frame in with_states(read_frames(self._log, self._names), known, self._config.dead_letters.max_attempts):
+            letters = selection.of(with_fingerprints(frame))
+            is_wanted = to_mask(pc.is_in(letters.column("state"), value_set=pa.array(sorted(states))))
+            left.update(letters.filter(pa.array(~is_wanted)).column("state").to_pylist())
+            if needs_whole:
+                is_short = is_wanted & ~can_enter(letters)
+                left.update({"oversize": int(is_short.sum())} if is_short.any() else {})
+                is_wanted &= ~is_short
+            if is_wanted.any():
+                yield sequence, letters.filter(pa.array(is_wanted))
+
+    def _check_room(self) -> None:
+        """Raises RetryableError when the raw stream is so full that ingest needs what is left."""
+        stream = self._names.stream("raw")
+        state = self._log.state(stream)
+        if state is not None and not bytes_free_for_redrive(state):
+            way = "repeat the command when the pipeline has caught up, or raise the limit"
+            if state.max_bytes < LEAST_LIMIT_BYTES:
+                way = f"with this limit none may ever enter, raise it to {LEAST_LIMIT_BYTES} or more"
+            raise RetryableError(
+                f"taking dead letters: {stream} holds {state.bytes:,} of {state.max_bytes:,} bytes, the rest is left to ingest; what was "
+                f"taken so far is not undone: {way}: `nats stream edit {stream} --max-bytes=...`"
+            )
+
+
+def _places(frames: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[int, Rows]]:
+    return ((sequence, letters.column("row").to_numpy()) for sequence, letters in frames)
+
+
+def expire_letters(config: PipelineConfig, directory: Path, log: JetStream) -> None:
+    """Keeps the letters of a pipeline within `dead_letters.max_age`, by the arrival of the last record that process has done.
+
+    Does nothing, and takes no lease, without that limit, before the first record, or when nothing is that old; nor while a command takes
+    letters: the next call does it.
+    """
+    names, max_age = Names(config.pipeline_id), config.dead_letters.max_age
+    done = read_chain(log, names.stream("ledger"), names.chain("process")).done
+    if max_age is None or done is None:
+        return
+    before = instant(done.body["clock_us"]) - max_age
+    if not _is_anything_to_expire(config, names, log, before):
+        return
+    with suppress(FencedError):
+        work = Reprocessing(config, directory)
+        try:
+            work.expire(before)
+        finally:
+            work.close()
+
+
+def _is_anything_to_expire(config: PipelineConfig, names: Names, log: JetStream, before: datetime) -> bool:
+    known = taken(log, names)
+    old = Selection(until=before, states=WAITING)
+    frames = with_states(read_frames(log, names), known, config.dead_letters.max_attempts)
+    return (
+        any(old.of(letters).num_rows for _, letters in frames)
+        or bool(frames_that_may_go(log, names, known, before))
+        or redrive_entries_that_may_go(log, names, config.resources.nats.stream.max_age) > 0
+    )

@@ -1,0 +1,121 @@
+"""The dead-letter stream of one pipeline, as commands look at it: by cause, as a list, and one by one. Read only."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.nats.client import JetStream, check_contiguous
+from pipelines.dead_letters.dropped_copies import dropped_copies
+from pipelines.dead_letters.redrive import taken
+from pipelines.dead_letters.triage import Group, Selection, groups, letter_at, listed
+from pipelines.maintenance.replay import Tell
+from pipelines.process.fingerprints import with_fingerprints
+from pipelines.protocol.existence import check_started
+from pipelines.protocol.naming import Names
+from pipelines.protocol.purge import PurgeLog, read_purged
+from pipelines.protocol.records import Position, decode_frame, place_of_frame
+from pipelines.protocol.redrive import DISCARDED, REDRIVEN, Taken
+
+
+class DeadLetters:
+    """Connects at first use.
+
+    Methods raise HaltError for a pipeline that was never started, RetryableError when NATS is away, DataLossError for a gap in the stream.
+    """
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self._names, self._max_attempts = Names(config.pipeline_id), config.dead_letters.max_attempts
+        self._log = JetStream(config.nats)
+
+    def close(self) -> None:
+        self._log.close()
+
+    def groups(self, selection: Selection, tell: Tell = lambda done, of: None) -> list[Group]:
+        """With the copies that dedup dropped in favour of the letters; `tell` hears how far raw was read for that."""
+        return groups(self._with_copies(selection, tell), selection)
+
+    def list(self, selection: Selection, limit: int) -> tuple[pa.Table, int]:
+        return listed(self._letters(), selection, limit)
+
+    def at(self, position: Position, tell: Tell = lambda done, of: None) -> pa.Table:
+        """With the copies that dedup dropped in favour of the letter."""
+        return letter_at(self._with_copies(Selection(positions=frozenset({position})), tell), position)
+
+    def frames(self, selection: Selection) -> Iterator[pa.Table]:
+        """The selected letters, with `fingerprint` and `state`, one stored frame at a time."""
+        return (letters for frame in self._letters() if (letters := selection.of(with_fingerprints(frame))).num_rows)
+
+    def _with_copies(self, selection: Selection, tell: Tell) -> Iterator[pa.Table]:
+        counted = dropped_copies(self._log.connect(), self._names, self._letters(), selection, tell)
+        return map(counted.of, self._letters())
+
+    def _letters(self) -> Iterator[pa.Table]:
+        log = self._log.connect()
+        check_started(log, self._names)
+        known = taken(log, self._names)
+        return (letters for _, letters in with_states(read_frames(log, self._names), known, self._max_attempts))
+
+
+def with_states(frames: Iterator[tuple[int, pa.Table]], known: Taken, max_attempts: int) -> Iterator[tuple[int, pa.Table]]:
+    """The frames, each with its letters' `state` and their `row` in it."""
+    for sequence, letters in frames:
+        states = known.states(sequence, letters.column("attempts").to_numpy(), max_attempts)
+        rows = pa.array(np.arange(letters.num_rows))
+        yield sequence, letters.append_column("state", pa.array(states, pa.string())).append_column("row", rows)
+
+
+def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
+    """Every frame of dead letters with its sequence, up to the present end of the stream, in its order; none where there is no stream.
+
+    Raises DataLossError for a gap behind what was purged, and as the log does.
+    """
+    stream = names.stream("dlq")
+    state = log.state(stream)
+    if state is None or state.messages == 0:
+        return
+    purged_below = read_purged(log, names, "dlq").below
+    sequence = state.first_sequence - 1
+    for message in log.fetch(stream, names.subjects("dlq"), sequence, state.last_sequence):
+        if message.sequence > sequence + 1:
+            # Purged while it is read, perhaps.
+            purged_below = read_purged(log, names, "dlq").below
+        if message.sequence <= purged_below:
+            # Of what lies there the last letters of quiet subjects are left.
+            sequence = message.sequence - 1
+        check_contiguous(stream, [message.sequence], sequence, message.sequence)
+        sequence = message.sequence
+        yield sequence, decode_frame(message.payload, place_of_frame(message))
+    check_contiguous(stream, [], sequence, state.last_sequence)
+
+
+def read_letters(log: JetStream, names: Names) -> Iterator[pa.Table]:
+    """`read_frames` without the sequences."""
+    return (letters for _, letters in read_frames(log, names))
+
+
+def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: datetime) -> dict[str, int]:
+    """By subject, the sequence below which every letter was taken and was rejected before the instant; subjects of which a frame may go."""
+    stream = names.stream("dlq")
+    state = log.state(stream)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    below: dict[str, int] = {}
+    ended: set[str] = set()
+    for message in log.fetch(stream, names.subjects("dlq"), 0, state.last_sequence if state else 0):
+        first.setdefault(message.subject, message.sequence)
+        last[message.subject] = message.sequence
+        if message.subject in ended:
+            continue
+        letters = decode_frame(message.payload, place_of_frame(message))
+        is_taken = np.isin(known.states(message.sequence, letters.column("attempts").to_numpy(), 1), (REDRIVEN, DISCARDED)).all()
+        if is_taken and pc.max(letters.column("_tf_arrival")).as_py() < before:
+            below[message.subject] = message.sequence + 1
+        else:
+            ended.add(message.subject)
+    # A subject keeps its last message.
+    may_go = {subject: min(sequence, last[subject]) for subject, sequence in below.items()}
+    return {subject: sequence for subject, sequence in may_go.items() if sequence > first[subject]}

@@ -1,0 +1,173 @@
+"""Dead letters for people: letters of one cause as one group, with what to do about it, and single letters by their position.
+
+In: letters as the dlq stream holds them (`dead_letter_rows.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. Nothing here changes
+anything.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.process.fingerprints import CAUSE, with_fingerprints
+from pipelines.protocol.records import Position
+
+COPIES_COLUMN, COUNTED_FROM_COLUMN = "copies_dropped", "copies_counted_from"
+"""Where they were counted (`dropped_copies`): copies that dedup dropped in favour of a letter, and from when on where that is not all."""
+STAGES = ("parse", "dedup", "transform", "sink")
+"""Where a record may be rejected."""
+_TRANSFORM = "correct the mapping or the column's type in ClickHouse"
+REMEDIES = {
+    "oversize": "fetch the record from Kafka by its coordinates; let the producer send less than 448 KiB",
+    "unreadable": "let the producer give its headers names in UTF-8; the record is whole in Kafka, at its coordinates",
+    "tombstone": "a record without a value: let the producer leave it out, if the topic is not meant to delete by key",
+    "invalid_json": "correct the producer; a schema registry's prefix or another encoding than UTF-8 looks like this, too",
+    "wrong_type": "correct the type in `schema_fields`, or the producer",
+    "out_of_range": f"widen the type in `schema_fields`, or {_TRANSFORM}",
+    "null_in_non_nullable": "make the column Nullable or give it a DEFAULT, or let the producer fill the field",
+    "invalid_value": f"correct the producer, or {_TRANSFORM}",
+    "row_too_large": "map fewer or shorter fields, or let the producer send less",
+    "null_key": "correct `key` of the dedup, or let the producer fill the field",
+    "ahead": "see to the producer's clock, or to the unit of the time field; raise `max_ahead` of the dedup if such times are right",
+    "null_time": "correct `time_field` of the dedup, or let the producer fill the field",
+    "invalid_time": "correct `time_field` of the dedup, or the producer",
+    "refused": "read the message: a constraint or an expression of the table refuses the row; mend the table, or the producer",
+    "abandoned": "given up by `tallyflow plan abandon`: let them enter again under the file of now, or discard them",
+    "internal_error": "a fault of ours, at this record alone: report it with the record; `dlq reprocess` under the release that mends it",
+    "late": "raise `allowed_lateness` of the dedup, or see to the producer's delay",
+}
+"""What most likely mends the cause of a code."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which letters are meant: those that fit every part that is given. `since` is inclusive, `until` exclusive, both of arrivals.
+
+    `states` are those of `redrive.STATES`, `positions` raw positions with emit 0, `not_rejected_by` a version of the stage configuration.
+    """
+
+    stage: str | None = None
+    fingerprint: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    key: bytes | None = None
+    states: frozenset[str] | None = None
+    positions: frozenset[Position] | None = None
+    not_rejected_by: str | None = None
+
+    def of(self, letters: pa.Table) -> pa.Table:
+        """The letters that are meant; `letters` has the column `fingerprint`, and `state` if `states` are given."""
+        tests: list[tuple[str, Callable[..., pa.ChunkedArray], object]] = [
+            ("stage", pc.equal, self.stage),
+            ("fingerprint", pc.equal, self.fingerprint),
+            ("_tf_arrival", pc.greater_equal, self.since),
+            ("_tf_arrival", pc.less, self.until),
+            ("key", pc.equal, self.key),
+            ("config_version", pc.not_equal, self.not_rejected_by),
+        ]
+        for name, test, wanted in tests:
+            if wanted is not None:
+                column = letters.column(name)
+                letters = letters.filter(pc.fill_null(test(column, pa.scalar(wanted, column.type)), False))
+        if self.states is not None:
+            letters = letters.filter(pc.is_in(letters.column("state"), value_set=pa.array(sorted(self.states), pa.string())))
+        if self.positions is not None:
+            places = zip(*(letters.column(name).to_pylist() for name in ("_tf_sequence", "_tf_ordinal")), strict=True)
+            letters = letters.filter(pa.array([Position(*place) in self.positions for place in places], pa.bool_()))
+        return letters
+
+
+@dataclass(frozen=True)
+class Group:
+    """Letters of one cause. `message` and `position` are those of its first letter, `first` and `last` arrivals.
+
+    `copies_dropped` in favour of its letters; from `copies_counted_from` on where that is not all.
+    """
+
+    fingerprint: str
+    stage: str
+    code: str
+    field: str | None
+    message: str
+    letters: int
+    first: datetime
+    last: datetime
+    position: Position
+    topic: str
+    partition: int
+    offset: int
+    copies_dropped: int = 0
+    copies_counted_from: datetime | None = None
+
+    @property
+    def remedy(self) -> str:
+        """The likely fix."""
+        return REMEDIES.get(self.code, "")
+
+
+def groups(frames: Iterable[pa.Table], selection: Selection) -> list[Group]:
+    """The selected letters by cause, the largest group first."""
+    found: dict[str, Group] = {}
+    for frame in frames:
+        letters = selection.of(with_fingerprints(frame))
+        for one in _groups_of(letters):
+            before = found.get(one.fingerprint)
+            found[one.fingerprint] = _together(before, one) if before else one
+    return sorted(found.values(), key=lambda group: (-group.letters, group.fingerprint))
+
+
+def _groups_of(letters: pa.Table) -> Iterator[Group]:
+    for name in pc.unique(letters.column("fingerprint")).to_pylist():
+        members = letters.filter(pc.equal(letters.column("fingerprint"), name))
+        limits = pc.min_max(members.column("_tf_arrival")).as_py()
+        example = members.slice(0, 1).to_pylist()[0]
+        yield Group(
+            **{part: example[part] for part in ("fingerprint", *CAUSE)},
+            letters=members.num_rows,
+            first=limits["min"],
+            last=limits["max"],
+            position=Position(example["_tf_sequence"], example["_tf_ordinal"]),
+            topic=example["_tf_topic"],
+            partition=example["_tf_partition"],
+            offset=example["_tf_offset"],
+            **_copies_of(members),
+        )
+
+
+def _copies_of(members: pa.Table) -> dict[str, Any]:
+    if COPIES_COLUMN not in members.column_names:
+        return {}
+    copies, since = (members.column(name) for name in (COPIES_COLUMN, COUNTED_FROM_COLUMN))
+    return {COPIES_COLUMN: pc.sum(copies, min_count=0).as_py(), COUNTED_FROM_COLUMN: pc.max(since).as_py()}
+
+
+def _together(one: Group, other: Group) -> Group:
+    first = min(one, other, key=lambda group: group.position)
+    sums = {name: getattr(one, name) + getattr(other, name) for name in ("letters", COPIES_COLUMN)}
+    times = {"first": min(one.first, other.first), "last": max(one.last, other.last)}
+    return Group(**{**vars(first), **sums, **times, COUNTED_FROM_COLUMN: one.copies_counted_from or other.copies_counted_from})
+
+
+def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tuple[pa.Table, int]:
+    """(the first `limit` selected letters by position, with `fingerprint`; how many are selected)."""
+    kept: pa.Table | None = None
+    count = 0
+    for frame in frames:
+        letters = selection.of(with_fingerprints(frame))
+        count += letters.num_rows
+        together = letters if kept is None else pa.concat_tables([kept, letters]).unify_dictionaries()
+        kept = together.sort_by([("_tf_sequence", "ascending"), ("_tf_ordinal", "ascending")]).slice(0, limit)
+    return (kept if kept is not None else pa.table({})), count
+
+
+def letter_at(frames: Iterable[pa.Table], position: Position) -> pa.Table:
+    """The letter of the record at `position`, with `fingerprint`, as a table of one row; of none where there is none."""
+    for frame in frames:
+        is_it = pc.and_(pc.equal(frame.column("_tf_sequence"), position.sequence), pc.equal(frame.column("_tf_ordinal"), position.ordinal))
+        found = frame.filter(is_it)
+        if found.num_rows:
+            return with_fingerprints(found)
+    return pa.table({})

@@ -1,0 +1,1 @@
+"""The demo: a pipeline with real servers, and its records."""

@@ -1,0 +1,354 @@
+"""The demo: real servers, restaurant orders, the real command over them, and a check of every position against the table.
+
+A composition root like cli/: it may know the local servers. It does what a user would do: the pipeline runs as `tallyflow run
+examples/orders/pipeline.yaml --until-caught-up --accept` in a process of its own. Every run has a topic, a pipeline and a table of its own.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+
+import httpx
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from pipelines.config import PipelineConfig, load
+from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.kafka.settings import client_settings
+from pipelines.connectors.nats.client import JetStream
+from pipelines.control.control import find_runners
+from pipelines.demo.orders import Recipe
+from pipelines.demo.produce import ProduceSummary, produce
+from pipelines.errors import ConfigurationError, Fault
+from pipelines.proof.positions import duplicates_by_key, read_dead_letters, read_table, read_topic, verify_positions
+from pipelines.proof.report import tally_table
+from pipelines.proof.verification.run import Request, verify
+from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.naming import Names
+from pipelines.protocol.tally import tally
+from resources.local.errors import LocalServerError
+from resources.local.stack import Addresses, LocalStack, default_home
+
+FILE = Path(__file__).resolve().parents[2] / "examples" / "orders" / "pipeline.yaml"
+_PARTITIONS = 4
+_POLL_SECONDS = 0.1
+_STALL_SECONDS = 180.0
+_STOP_SECONDS = 60.0
+_SAMPLE_ROWS = 5
+_SAMPLE_COLUMNS = ("order_id", "customer_id", "city", "restaurant", "dish", "quantity", "price", "tags", "note")
+_LOG_TAIL_LINES = 20
+_PLAIN_WIDTH = 120
+
+
+def demo(recipe: Recipe, count: int, keep: bool = True) -> int:
+    """Runs the demo and tells about it on standard output; returns the exit code.
+
+    0: every produced record is in the table or among the dead letters, exactly once, with the right contents, or a copy, dropped and
+    counted; the tally has no residue and the runner ended well. 1: anything else, also servers that do not start. `keep`: leave the
+    servers running. Raises TallyflowError when a system fails the demo itself.
+    """
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    if not FILE.exists():
+        raise ConfigurationError("demo", [Fault("", f"{FILE} is missing: the demo runs from a checkout of the repository")])
+    stack = LocalStack(default_home())
+    try:
+        addresses = _start_servers(console, stack)
+        environment = {**os.environ, **addresses.environment(), **_fresh_names(), "TALLYFLOW_HOME": str(stack.home)}
+        stage = _Stage(console, load(FILE, environment), environment, stack.home)
+        is_exact = stage.play(recipe, count)
+        if keep:
+            console.print("The servers keep running, with all of this; `tallyflow down` stops them.")
+        else:
+            stack.down()
+    except LocalServerError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+    return 0 if is_exact else 1
+
+
+def _fresh_names() -> dict[str, str]:
+    """The names that examples/orders/pipeline.yaml takes from the environment, never used before."""
+    run = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{token_hex(2)}"
+    name = f"orders-demo-{run}"
+    return {"ORDERS_PIPELINE": name, "ORDERS_TOPIC": name, "ORDERS_TABLE": name.replace("-", "_")}
+
+
+def _start_servers(console: Console, stack: LocalStack) -> Addresses:
+    """Starts what does not run; on a terminal one line that changes, elsewhere a line per change."""
+    _headline(console, 1, "Starting Kafka, NATS and ClickHouse")
+    doing: dict[str, str] = {}
+    with console.status("looking at what runs") as line:
+
+        def show(server: str, text: str) -> None:
+            # Counting texts differ in their numbers only; a log needs the first of them.
+            is_new = doing.get(server, "").split(":")[0] != text.split(":")[0]
+            doing[server] = text
+            line.update(escape("; ".join(f"{name}: {now}" for name, now in sorted(doing.items()))))
+            if is_new and not console.is_terminal:
+                console.print(f"   {server}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+        addresses = stack.up(show)
+    console.print(
+        f"   Kafka {addresses.kafka_bootstrap}, NATS {addresses.nats_address}, ClickHouse http://{addresses.clickhouse_host}:{addresses.clickhouse_port}"
+    )
+    return addresses
+
+
+def _headline(console: Console, number: int, text: str) -> None:
+    console.print(f"[bold]{number}. {escape(text)}[/bold]", highlight=False)
+
+
+def _bar(console: Console) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(TextColumn("  "), *columns, console=console)
+
+
+@dataclass(frozen=True)
+class _Timing:
+    """Instants of a run in seconds of the monotonic clock; `ready` is None when all was through before the runner said that it is ready."""
+
+    started: float
+    ready: float | None
+    through: float
+    ended: float
+
+    def told(self, events: int) -> str:
+        first, name = (self.started, "its start") if self.ready is None else (self.ready, "its report that it is ready")
+        seconds = max(self.through - first, _POLL_SECONDS)
+        before = f"{first - self.started:.1f} s start-up before, " if self.ready is not None else ""
+        return (
+            f"[bold]{events / seconds:,.0f} events/s[/bold]: {events:,} events in {seconds:.1f} s by the wall clock, from {name} to the "
+            f"last row in ClickHouse ({before}{self.ended - self.started:.1f} s in all)"
+        )
+
+
+class _Arrivals:
+    """Counts the records of a pipeline that are through: rows in the table, dead letters, duplicates. For the progress bar, not for the
+    proof.
+    """
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self._sink = config.sink
+        self._clickhouse = ClickHouse(config.sink)
+        self._log = JetStream(config.nats).connect()
+        self._names = Names(config.pipeline_id)
+        self._stream = self._names.stream("dlq")
+        self._seen = 0
+        self._dead_letters = 0
+
+    def count(self) -> int:
+        found = self._clickhouse.rows(
+            "counting rows",
+            "SELECT total_rows FROM system.tables WHERE database = {database:String} AND name = {name:String}",
+            {"database": self._sink.connection_params.database, "name": self._sink.table},
+        )
+        state = self._log.state(self._stream)
+        if state is not None and state.last_sequence > self._seen:
+            self._dead_letters += sum(message.rows for message in self._log.scan(self._stream, self._seen, state.last_sequence))
+            self._seen = state.last_sequence
+        # The ledger is the last stream that a start makes.
+        ledger = self._names.stream("ledger")
+        done = read_chain(self._log, ledger, self._names.chain("process")).done if self._log.state(ledger) is not None else None
+        duplicates = done.body["totals"].get("duplicates", 0) if done else 0
+        return self._dead_letters + int(duplicates) + int(found[0][0] or 0 if found else 0)
+
+    def close(self) -> None:
+        self._clickhouse.close()
+        self._log.close()
+
+
+class _Stage:
+    """One demo run over running servers: its configuration, and the acts in their order."""
+
+    def __init__(self, console: Console, config: PipelineConfig, environment: Mapping[str, str], home: Path) -> None:
+        self._console, self._config, self._environment = console, config, environment
+        self._names = Names(config.pipeline_id)
+        self._directory = self._names.directory(home)
+
+    def play(self, recipe: Recipe, count: int) -> bool:
+        """True iff everything is accounted for."""
+        produced = self._produce(recipe, count)
+        ended_well = self._run_pipeline(produced.produced)
+        has_residue, dropped = self._show_tally()
+        self._show_rows()
+        is_exact = self._verify(produced)
+        drops_exactly = dropped == produced.duplicates
+        if is_exact and ended_well and drops_exactly and not has_residue:
+            copies = f" {produced.duplicates:,} copies were produced, exactly these were dropped." if produced.duplicates else ""
+            self._console.print(f"[bold green]Every one of the {produced.produced:,} records is accounted for, exactly once.{copies}[/]")
+            return True
+        reasons = [
+            (not is_exact, "records are missing, doubled or changed"),
+            (not drops_exactly, f"{produced.duplicates:,} copies were produced, {dropped:,} duplicates were dropped"),
+            (has_residue, "the tally has a residue"),
+            (not ended_well, "the runner failed or stood still"),
+        ]
+        self._console.print(f"[bold red]NOT accounted for: {'; '.join(reason for applies, reason in reasons if applies)}.[/]")
+        return False
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"   {text}", soft_wrap=True)
+
+    def _produce(self, recipe: Recipe, count: int) -> ProduceSummary:
+        source = self._config.sources[0]
+        _headline(self._console, 2, f"Producing {count:,} orders of {recipe.size:,} bytes to topic {source.topic}")
+        with _bar(self._console) as bar:
+            task = bar.add_task("produced", total=count)
+            made = produce(
+                client_settings(source),
+                source.topic,
+                count,
+                size=recipe.size,
+                duplicate_share=recipe.duplicate_share,
+                bad_share=recipe.bad_share,
+                seed=recipe.seed,
+                partitions=_PARTITIONS,
+                progress=lambda sent: bar.update(task, completed=sent),
+            )
+        bad = ", ".join(f"{count} {kind}" for kind, count in made.bad_kinds.items())
+        kinds = f"{made.good:,} good, {made.duplicates:,} copies, {made.bad:,} bad{f' ({bad})' if bad else ''}"
+        self._say(f"{kinds}; {made.bytes / 1e6:,.1f} MB in {made.seconds:.1f} s")
+        return made
+
+    def _run_pipeline(self, expected: int) -> bool:
+        """True iff the runner ended by itself, with exit code 0, after all was through."""
+        _headline(self._console, 3, f"Running pipeline {self._config.pipeline_id} until it has caught up")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        log = self._directory / "demo.log"
+        arrivals = _Arrivals(self._config)
+        try:
+            with self._runner(log) as runner, _bar(self._console) as bar:
+                timing = self._watch(runner, arrivals, bar, expected)
+        finally:
+            arrivals.close()
+        if timing is not None:
+            self._say(timing.told(expected))
+        if timing is not None and runner.returncode == 0:
+            return True
+        what = (
+            "the runner ended"
+            if timing is not None
+            else f"not all came through: the runner ended, or was stopped after {_STALL_SECONDS:.0f} s without progress,"
+        )
+        self._console.print(f"   {what} with code {runner.returncode}; the end of {log}:", style="red", soft_wrap=True)
+        for text in log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]:
+            self._console.print(f"     {text}", markup=False, highlight=False)
+        return False
+
+    @contextmanager
+    def _runner(self, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+        """`tallyflow run` as a child process; ended, gently, if it is still there when the block is left."""
+        # It breaks as many records as it is asked to; the circuit breaker is for those who do not do so on purpose.
+        command = [sys.executable, "-m", "pipelines.cli", "run", str(FILE), "--until-caught-up", "--accept"]
+        with log.open("wb") as output, subprocess.Popen(command, env=self._environment, stdout=output, stderr=output) as runner:  # noqa: S603
+            try:
+                yield runner
+            finally:
+                if runner.poll() is None:
+                    runner.terminate()
+                try:
+                    runner.wait(_STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    runner.kill()
+
+    def _watch(self, runner: "subprocess.Popen[bytes]", arrivals: _Arrivals, bar: Progress, expected: int) -> _Timing | None:
+        """Shows the progress until the runner has ended; None when it ended, or stood still for _STALL_SECONDS, before all was through."""
+        task = bar.add_task("starting", total=expected)
+        started = heard = time.monotonic()
+        ready = through = None
+        through_count = 0
+        while True:
+            has_ended = runner.poll() is not None
+            if ready is None and self._is_ready():
+                ready = time.monotonic()
+                bar.update(task, description="running")
+            count = arrivals.count()
+            now = time.monotonic()
+            if count != through_count:
+                through_count, heard = count, now
+                bar.update(task, completed=count)
+            if count >= expected and through is None:
+                through = now
+            if has_ended or now - heard > _STALL_SECONDS:
+                break
+            time.sleep(_POLL_SECONDS)
+        if through is None:
+            return None
+        return _Timing(started, ready if ready is not None and ready < through else None, through, time.monotonic())
+
+    def _is_ready(self) -> bool:
+        found = find_runners(self._directory)
+        if not found:
+            return False
+        try:
+            return httpx.get(f"http://127.0.0.1:{found[0]['port']}/healthz", timeout=5).is_success
+        except httpx.HTTPError:
+            return False
+
+    def _show_tally(self) -> tuple[bool, int]:
+        """(whether something is not accounted for by the ledger, the duplicates that it counts)."""
+        _headline(self._console, 4, "The tally: what each leg says of itself")
+        log = JetStream(self._config.nats).connect()
+        try:
+            found = tally(log, self._names)
+        finally:
+            log.close()
+        self._console.print(tally_table(self._config.pipeline_id, found))
+        return found.residue != 0, sum(leg.outcomes.get("duplicates dropped", 0) for leg in found.legs)
+
+    def _show_rows(self) -> None:
+        sink = self._config.sink
+        _headline(self._console, 5, f"Rows in ClickHouse, table {sink.connection_params.database}.{sink.table}")
+        clickhouse = ClickHouse(sink)
+        try:
+            full_name = f"{sink.connection_params.database}.{sink.table}"
+            count = clickhouse.rows("counting rows", f"SELECT count() FROM {full_name}")[0][0]  # noqa: S608
+            rows = clickhouse.rows(
+                "reading a sample",
+                f"SELECT {', '.join(_SAMPLE_COLUMNS)} FROM {full_name} ORDER BY _tf_partition, _tf_offset LIMIT {_SAMPLE_ROWS}",  # noqa: S608
+            )
+        finally:
+            clickhouse.close()
+        table = Table(*_SAMPLE_COLUMNS, title=f"the first {len(rows)} of {count:,} rows")
+        for row in rows:
+            table.add_row(*("NULL" if value is None else escape(str(value)) for value in row))
+        self._console.print(table)
+
+    def _verify(self, produced: ProduceSummary) -> bool:
+        """Compares what Kafka holds with the table and the dead letters, position by position; then the values, by `tallyflow verify`."""
+        _headline(self._console, 6, "Checking Kafka's positions against the table and the dead letters")
+        records = read_topic(client_settings(self._config.sources[0]), produced.topic, ["key"])
+        duplicates = duplicates_by_key(records)
+        rows = read_table(self._config.sink)
+        log = JetStream(self._config.nats).connect()
+        try:
+            letters = read_dead_letters(log, self._names)
+            contents = verify(self._config, log, Request(self._directory, with_kafka=True))
+        finally:
+            log.close()
+        positions = verify_positions(records, rows, letters, produced.bad, duplicates)
+        lines = positions.lines()
+        is_exact = positions.is_exact and (positions.records, positions.duplicates) == (produced.produced, produced.duplicates)
+        lines.append(f"records produced: {produced.produced:,}, found in Kafka: {positions.records:,}")
+        is_exact = is_exact and contents.is_match
+        lines += contents.lines()
+        lines.append(f"dead letters by reason: {_reasons(letters)}")
+        for line in lines:
+            self._console.print(f"   {line}", markup=False, highlight=False, soft_wrap=True)
+        return is_exact
+
+
+def _reasons(letters: pa.Table) -> str:
+    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(letters["code"]).to_pylist()}
+    return ", ".join(f"{count} {code}" for code, count in sorted(counts.items())) or "none"

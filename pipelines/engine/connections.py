@@ -1,0 +1,129 @@
+"""The connections of one process (driver or worker), opened at first use and kept, because opening costs more than a small batch."""
+
+import os
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from functools import lru_cache
+from socket import gethostname
+from typing import Any, TypeVar, cast
+
+import duckdb
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.kafka.client import KafkaTopic, RangeReader
+from pipelines.connectors.nats.client import JetStream
+from pipelines.engine.run_spec import RunSpec, load_run, read_run
+from pipelines.errors import HaltError
+from pipelines.key_store.storage import Place
+from pipelines.key_store.store import KeyedStore
+from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_place
+
+Made = TypeVar("Made")
+
+
+class Kept:
+    """What is made once and kept: by name."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Any] = {}
+
+    def keep(self, name: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what was made under `name` before, or make it. Any thread may ask."""
+        if name not in self._kept:
+            return cast(Made, self._kept.setdefault(name, make()))
+        return cast(Made, self._kept[name])
+
+
+class Connections(Kept):
+    """What a leg's work needs of the outside. The reader and the engine serve one thread at a time; the log serves many."""
+
+    def __init__(self, run: RunSpec, keep_partitions: bool, log: JetStream | None = None, config: PipelineConfig | None = None) -> None:
+        """`config`: that of `run`, where somebody has resolved it already, with other variables than those of this process."""
+        super().__init__()
+        self.run = run
+        self.config = config or run.config
+        self.names = Names(self.config.pipeline_id)
+        self._keep_partitions = keep_partitions
+        self._log = log
+        self._owns_log = log is None
+        self._reader: RangeReader | None = None
+        self._topic: KafkaTopic | None = None
+        self._engine: duckdb.DuckDBPyConnection | None = None
+        self._dedup_stores: dict[int, KeyedStore] = {}
+
+    def prove(self) -> None:
+        """Raises HaltError unless the streams that this process reaches are those of the run: the same address may lead elsewhere."""
+        for role, known in self.run.stream_ids.items():
+            stream = self.names.stream(role)
+            state = self.log.state(stream)
+            if state is None or state.metadata.get(STREAM_ID_KEY) != known:
+                raise HaltError(
+                    f"reaching stream {stream} from process {os.getpid()} of {gethostname()}: it is not the one that the driver writes, so "
+                    f"nothing was done; let every worker reach the NATS of the driver at {self.config.nats.url}"
+                )
+
+    @property
+    def log(self) -> JetStream:
+        if self._log is None:
+            # It connects at its first use, and again until that succeeds: one object, so one thread.
+            self._log = JetStream(self.config.nats, classes=self.config.on_error.classes("nats"))
+        return self._log
+
+    @property
+    def reader(self) -> RangeReader:
+        if self._reader is None:
+            self._reader = RangeReader(self.config.sources[0], self._keep_partitions, self.config.on_error.classes("kafka"))
+        return self._reader
+
+    @property
+    def topic(self) -> KafkaTopic:
+        if self._topic is None:
+            self._topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
+        return self._topic
+
+    @property
+    def engine(self) -> duckdb.DuckDBPyConnection:
+        if self._engine is None:
+            self._engine = open_engine()
+        return self._engine
+
+    def dedup_store(self, bucket: int) -> KeyedStore:
+        """The bucket's key store; its caller opens the runs that the last `done` lists."""
+        if bucket not in self._dedup_stores:
+            self._dedup_stores[bucket] = KeyedStore(Place.at(dedup_place(self.run.state_place, bucket)))
+        return self._dedup_stores[bucket]
+
+    def discard_reader(self) -> None:
+        """After a failed read: the next one starts with a fresh consumer."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def discard_engine(self) -> None:
+        """After an error in a stage: it may have left an engine that does nothing more."""
+        if self._engine is not None:
+            with suppress(duckdb.Error):
+                self._engine.close()
+            self._engine = None
+
+    def close(self) -> None:
+        self.discard_reader()
+        self.discard_engine()
+        if self._log is not None and self._owns_log:
+            self._log.close()
+
+
+@lru_cache(maxsize=1)
+def worker_connections(run_path: str) -> Connections:
+    """A worker's connections for one run; a worker process outlives its tasks."""
+    connections = Connections(load_run(run_path), keep_partitions=False)
+    connections.prove()
+    return connections
+
+
+@lru_cache(maxsize=1)
+def batch_connections(run_text: str, variables: tuple[tuple[str, str], ...]) -> Connections:
+    """As `worker_connections`, for work beside the stream: `variables` go over the worker's environment."""
+    run = read_run(run_text)
+    return Connections(run, keep_partitions=False, config=run.resolve({**os.environ, **dict(variables)}))

@@ -1,0 +1,202 @@
+"""What the three legs share: a Spark batch says how far to go, the chain says what is decided, waits are for what is away.
+
+Spark calls `on_batch` on a thread of the driver. It works on (done.to, end] in as many plans as that takes, and returns only when
+done.to has reached `end`; otherwise Spark would commit what nobody did.
+"""
+
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set, wait_exponential_jitter
+
+from pipelines.connectors.nats.client import JetStream
+from pipelines.engine.connections import Connections
+from pipelines.errors import DataLossError, FencedError, HaltError, RetryableError
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.lease import Lease
+from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.records import Message, digest
+
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """The runner was asked to stop while a leg waited for something that is away; the open plan is finished at the next start."""
+
+
+class ReplanError(Exception):
+    """The ranges that Spark has planned are not what is to be done: the query ends, and another one begins where the chain stands."""
+
+
+@dataclass
+class LegStatus:
+    """What a leg is doing, for `status`, `/metrics` and people. `state`: starting, running, waiting, halted or stopped. `warning`: what is
+    wrong although it goes on.
+    """
+
+    state: str = "starting"
+    message: str = ""
+    warning: str = ""
+    retries: int = 0
+    batches: int = 0
+    last_batch: dict[str, Any] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    seconds_busy: float = 0.0
+
+
+class Leg(ABC):
+    """One leg of the running pipeline; subclasses say what a plan is and how it is done."""
+
+    name: str
+
+    def __init__(self, connections: Connections, chain: Chain, lease: Lease, run_path: Path, stop: threading.Event) -> None:
+        self.connections, self.chain, self.lease = connections, chain, lease
+        self.run_path, self.stop = str(run_path), stop
+        self.status = LegStatus(totals=dict(chain.state.done.body["totals"]) if chain.state.done else {})
+        self.begun = time.monotonic()
+        """When this start took the leg over; an earlier one writes nothing more since."""
+        self.failure: HaltError | None = None
+        self.working = threading.Lock()
+        """Held while a batch is in work; the runner takes it to stop between batches."""
+
+    @abstractmethod
+    def covers(self, end: dict[str, int]) -> bool:
+        """True when the chain's last `done` reaches `end`, an offset of the leg's Data Source."""
+
+    @abstractmethod
+    def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+        """(from, to, body) of the next plan towards `end`. Has no effect; may be called again."""
+
+    @abstractmethod
+    def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        """Does the plan, or what is left of it; (counts, body) of its `done`. May be called again after any failure."""
+
+    @abstractmethod
+    def _start_offset(self) -> dict[str, int]:
+        """Where the chain stands, once what the leg goes on from is checked."""
+
+    def start_offset(self) -> dict[str, int]:
+        """First offset for the Data Source: where the chain stands."""
+        return self._unless_overtaken(self._start_offset)
+
+    def _unless_overtaken(self, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`. A newer runner merges runs, and purges what it has done: who was overtaken is told that instead."""
+        try:
+            return attempt()
+        except HaltError:
+            self.chain.check_epoch()
+            raise
+
+    def close(self) -> None:
+        """Closes what only this leg uses; the log is the runner's."""
+        self.connections.close()
+
+    def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
+        """The `foreachBatch` function. Raises what ends the query: StoppedError, or the HaltError kept in `failure`."""
+        # Never waits for the lock: only a stopping runner holds it, and that one waits for Spark to give this very call back.
+        if self.stop.is_set() or not self.working.acquire(blocking=False):
+            raise StoppedError(f"{self.name}: the runner is stopping")
+        try:
+            self.advance(frame.sparkSession, planned_end(checkpoint, batch))
+            reach("leg.before-commit")
+        except HaltError as error:
+            self.failure = error
+            self.status.state, self.status.message = "halted", str(error)
+            raise
+        finally:
+            self.working.release()
+
+    def advance(self, session: SparkSession, end: dict[str, int]) -> None:
+        while True:
+            plan = self.chain.state.plan
+            if plan is None:
+                if self.covers(end):
+                    return
+                start, to, body = self.patiently(lambda: self.propose(end))
+                plan = self.patiently(lambda: self.chain.plan(start, to, **body))  # noqa: B023
+                reach("leg.after-plan")
+            self._finish(session, plan)
+
+    def _finish(self, session: SparkSession, plan: Entry) -> None:
+        begun = time.monotonic()
+        counts, body = self.patiently(lambda: self.execute(session, plan))
+        body = self.patiently(lambda: self._closing(body))
+        seconds = time.monotonic() - begun
+        done = self.patiently(lambda: self.chain.done(counts, seconds=round(seconds, 4), **body))
+        status = self.status
+        status.batches += 1
+        status.seconds_busy += seconds
+        status.totals = dict(done.body["totals"])
+        status.last_batch = {
+            "from": plan.body["from"],
+            "to": plan.body["to"],
+            "counts": counts,
+            "seconds": round(seconds, 4),
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+
+    def _closing(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the `done` says of what `execute` has told; may write what it refers to, and may be called again."""
+        return body
+
+    def patiently(self, attempt: Callable[[], T]) -> T:
+        """Calls `attempt` until it succeeds or fails for good. A system may be away for days: the wait grows to 15 s and goes on."""
+
+        def waiting(state: RetryCallState) -> None:
+            self.status.state = "waiting"
+            self.status.message = str(state.outcome.exception()) if state.outcome else ""
+            self.status.retries += 1
+
+        def guarded() -> T:
+            if self.lease.lost.is_set():
+                raise FencedError(f"{self.name}: the lease was lost, another runner has taken this leg over; stop this one")
+            return self._unless_overtaken(attempt)
+
+        retrying = Retrying(
+            retry=retry_if_exception_type(RetryableError),
+            wait=wait_exponential_jitter(multiplier=0.1, max=15, jitter=0.2),
+            stop=stop_when_event_set(self.stop),
+            sleep=sleep_using_event(self.stop),
+            before_sleep=waiting,
+            reraise=True,
+        )
+        try:
+            result = retrying(guarded)
+        except RetryableError as error:
+            raise StoppedError(f"{self.name}: stopped while waiting: {error}") from error
+        self.status.state, self.status.message = "running", ""
+        return result
+
+
+def planned_end(checkpoint: Path, batch: int) -> dict[str, int]:
+    """The end that Spark planned for a batch, from the query's offset log: version line, metadata line, one offset per source."""
+    lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
+    end: dict[str, int] = json.loads(lines[2])
+    return end
+
+
+def input_mark(message: Message) -> dict[str, Any]:
+    """What a `done` remembers of its last input frame, so that a stream that came back with other content is noticed."""
+    return {"sequence": message.sequence, "subject": message.subject, "time": message.time.isoformat(), "digest": digest(message.payload)}
+
+
+def check_input(log: JetStream, stream: str, done: Entry | None) -> None:
+    """Raises DataLossError when the stream no longer holds what the last `done` read: it was restored, or lost its tail."""
+    mark = done.body.get("input") if done else None
+    if not mark:
+        return
+    message = log.get(stream, mark["sequence"])
+    if message is None or digest(message.payload) != mark["digest"]:
+        found = "nothing" if message is None else "another frame"
+        raise DataLossError(
+            f"checking {stream}: at sequence {mark['sequence']}, confirmed before, there is {found}. The stream was restored from an older "
+            "backup or lost its end; restore all streams of this pipeline from one moment, or delete the pipeline and start it anew"
+        )

@@ -1,0 +1,1 @@
+"""Kafka to raw: each offset in exactly one frame."""

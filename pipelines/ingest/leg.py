@@ -1,0 +1,395 @@
+"""The ingest leg: ranges of Kafka offsets to frames on the raw stream. A work item is one partition's range."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from pipelines.connectors.kafka.client import Block, GroupOffsets
+from pipelines.connectors.nats.client import fetch_whole
+from pipelines.engine.connections import Connections
+from pipelines.engine.execute import Item, Report, run_here, run_in_tasks
+from pipelines.engine.leg import Leg, ReplanError
+from pipelines.engine.ranges import admit
+from pipelines.errors import DataLossError, RetryableError
+from pipelines.ingest.narrowing import narrowing, rest_behind, rest_to_plan
+from pipelines.ingest.writer import PartitionWriter, check_cover, last_offset
+from pipelines.protocol.append import Appender, Tail, Written
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.ledger import Entry
+from pipelines.protocol.records import (
+    HEADER_FIRST,
+    HEADER_PARTITION,
+    HEADER_RUN,
+    HEADER_SKIPPED,
+    HEADER_TOPIC,
+    HEADER_TOPIC_ID,
+    RAW_SCHEMA,
+    encode_frame,
+)
+from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
+
+FLUSH_BYTES = 4 * 1024 * 1024
+DRIVER_OFFSETS = 20_000
+"""Ranges of at most this many offsets are read in the driver, unless the run says otherwise."""
+_LEADER_ANSWERS_WITHIN_SECONDS = 3.0
+
+
+def ingest(connections: Connections, item: Item) -> Report:
+    """Reads the item's ranges {partition: [start, end]} and appends their frames; reports what now stands, whoever wrote it.
+
+    Ranges of partitions in `standing` are on raw already, and are only reported. Encoding and publishing run on a thread of their own,
+    one flush behind reading.
+    """
+    ranges = {int(p): (start, end) for p, (start, end) in item["ranges"].items()}
+    tails = {int(p): Tail(sequence, last) for p, (sequence, last) in item["tails"].items()}
+    writers = {p: _writer(connections, p, start, end, tails.get(p)) for p, (start, end) in ranges.items()}
+    standing = set(map(int, item["standing"]))
+    for partition in standing:
+        writers[partition].must_read_back = True
+    try:
+        _copy(connections, {p: r for p, r in ranges.items() if p not in standing}, writers)
+    except (DataLossError, RetryableError):
+        connections.discard_reader()
+        raise
+    return {str(p): _report(connections, writer, *ranges[p], p, tails.get(p)) for p, writer in writers.items()}
+
+
+def _item(ranges: Mapping[str, tuple[int, int]], tails: Mapping[str, Any], standing: Sequence[str]) -> Item:
+    return {"ranges": ranges, "tails": {p: tails[p] for p in ranges if p in tails}, "standing": [p for p in ranges if p in standing]}
+
+
+def _writer(connections: Connections, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
+    names, source = connections.names, connections.config.sources[0]
+    subject = names.raw(source.source_id, partition)
+    appender = Appender(connections.log, names.stream("raw"), subject, last_offset, end - 1, tail)
+    return PartitionWriter(appender, start, end, frame_headers(connections, partition))
+
+
+def frame_headers(connections: Connections, partition: int) -> dict[str, str]:
+    return {
+        HEADER_TOPIC: connections.config.sources[0].topic,
+        HEADER_TOPIC_ID: connections.run.topic_id,
+        HEADER_PARTITION: str(partition),
+        HEADER_RUN: str(connections.run.epochs["ingest"]),
+    }
+
+
+def _copy(connections: Connections, ranges: dict[int, tuple[int, int]], writers: dict[int, PartitionWriter]) -> None:
+    held: dict[int, list[Block]] = {}
+    held_bytes = 0
+    with ThreadPoolExecutor(1, "append") as publisher:
+        last: Future[None] | None = None
+        for block in _blocks(connections, ranges):
+            reach("ingest.after-poll")
+            held.setdefault(block.partition, []).append(block)
+            held_bytes += block.records.get_total_buffer_size()
+            if block.is_expired or held_bytes >= FLUSH_BYTES:
+                if last is not None:
+                    last.result()
+                last = publisher.submit(_flush, connections, writers, held)
+                held, held_bytes = {}, 0
+        if last is not None:
+            last.result()
+        if held:
+            publisher.submit(_flush, connections, writers, held).result()
+    reach("ingest.after-publish")
+
+
+def _flush(connections: Connections, writers: dict[int, PartitionWriter], held: dict[int, list[Block]]) -> None:
+    """Writes what was read, once it is sure that it was read from the topic that this pipeline began with: topic ids never come back."""
+    _check_topic(connections)
+    for partition, blocks in held.items():
+        _write(writers[partition], blocks)
+
+
+def _check_topic(connections: Connections) -> None:
+    if connections.topic.facts().topic_id != connections.run.topic_id:
+        raise DataLossError(
+            f"topic {connections.config.sources[0].topic} was deleted and made again while it was read: its offsets mean other "
+            "records; delete the pipeline and start it anew, or use another pipeline_id and another table"
+        )
+
+
+def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
+    """Blocks as frames; expired offsets, which only a last block has, in a frame of their own that says how many it skips."""
+    *before, end = blocks
+    if end.is_expired:
+        if before:
+            writer.write(pa.concat_tables([b.records for b in before]), before[-1].next_offset)
+        writer.skip(end.next_offset)
+    else:
+        writer.write(pa.concat_tables([b.records for b in blocks]), end.next_offset)
+
+
+def _blocks(connections: Connections, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
+    """Blocks of all ranges; where the source says `on_data_loss: skip`, expired offsets come as a block that says so."""
+    left = dict(ranges)
+    while left:
+        try:
+            for block in connections.reader.read(left):
+                left[block.partition] = (block.next_offset, left[block.partition][1])
+                yield block
+            return
+        except DataLossError:
+            if connections.config.sources[0].on_data_loss != "skip":
+                raise
+            connections.discard_reader()
+        expired = list(_expired(connections, left))
+        if not expired:
+            raise DataLossError(f"reading {connections.config.sources[0].topic}: offsets {left} cannot be read, yet Kafka says they exist")
+        for block in expired:
+            left[block.partition] = (block.next_offset, left[block.partition][1])
+            yield block
+        left = {p: (start, end) for p, (start, end) in left.items() if start < end}
+
+
+def _expired(connections: Connections, left: dict[int, tuple[int, int]]) -> Iterator[Block]:
+    first_kept = connections.topic.starts(list(left))
+    for partition, (start, end) in left.items():
+        resume = min(first_kept[partition], end)
+        if resume > start:
+            yield Block(partition, RAW_SCHEMA.empty_table(), resume, is_expired=True)
+
+
+def _report(connections: Connections, writer: PartitionWriter, start: int, end: int, partition: int, tail: Tail[int] | None) -> Report:
+    """The frames of the range as they stand on the subject, with their sequences."""
+    subject = connections.names.raw(connections.config.sources[0].source_id, partition)
+    frames = writer.frames
+    skipped = 0
+    if writer.must_read_back:
+        frames, skipped = _stored_frames(connections, subject, start, end, tail)
+    check_cover(frames, start, end, subject)
+    rows = sum(frame.rows for frame in frames)
+    return {
+        "frames": len(frames),
+        "tail": [frames[-1].sequence, frames[-1].last],
+        "rows": rows,
+        "skipped": skipped,
+        "bytes": sum(frame.bytes for frame in frames),
+    }
+
+
+def _stored_frames(connections: Connections, subject: str, start: int, end: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
+    """Frames of [start, end) that stand on the subject, ours and those of other attempts, and how many offsets they skip.
+
+    Raises RetryableError while the replica that answers lags behind the leader.
+    """
+    stream = connections.names.stream("raw")
+    newest = connections.log.last(stream, subject)
+    frames, skipped = [], 0
+    for message in fetch_whole(connections.log, stream, subject, tail.sequence if tail else 0, newest.sequence if newest else 0):
+        first = int(message.headers[HEADER_FIRST])
+        if start <= first < end and last_offset(message) >= first:
+            frames.append(Written(first, last_offset(message), message.rows, message.sequence, len(message.payload)))
+            skipped += int(message.headers.get(HEADER_SKIPPED, "0"))
+    return frames, skipped
+
+
+def anchor(connections: Connections, starts: dict[int, int]) -> dict[int, Tail[int]]:
+    """Stores the first-start offsets as an empty frame per partition that has none yet; returns the tails."""
+    tails = {}
+    names, source = connections.names, connections.config.sources[0]
+    for partition, start in starts.items():
+        subject = names.raw(source.source_id, partition)
+        appender = Appender(connections.log, names.stream("raw"), subject, last_offset, start - 1)
+        if appender.tail.sequence == 0:
+            appender.append(encode_frame(RAW_SCHEMA.empty_table()), start, start - 1, 0, frame_headers(connections, partition))
+        tails[partition] = appender.tail
+    return tails
+
+
+def resume_points(connections: Connections, partitions: Sequence[int]) -> dict[int, Tail[int]]:
+    """Tail of each partition's subject; partitions without a frame are left out."""
+    names, source = connections.names, connections.config.sources[0]
+    tails: dict[int, Tail[int]] = {}
+    for partition in partitions:
+        message = connections.log.last(names.stream("raw"), names.raw(source.source_id, partition))
+        if message is not None:
+            if message.headers[HEADER_TOPIC_ID] != connections.run.topic_id:
+                raise DataLossError(
+                    f"topic {source.topic} was deleted and made again (its id is {connections.run.topic_id}, the pipeline read "
+                    f"{message.headers[HEADER_TOPIC_ID]}): its offsets mean other records; delete the pipeline and start it anew, "
+                    "or use another pipeline_id and another table"
+                )
+            tails[partition] = Tail(message.sequence, last_offset(message))
+    return tails
+
+
+def _next_offset(tail: Tail[int] | None) -> int:
+    return 0 if tail is None or tail.position is None else tail.position + 1
+
+
+def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]) -> None:
+    """Raises DataLossError where the topic ends before what was confirmed: new records there would have the positions of old ones.
+
+    `confirmed` are next offsets by partition; a partition that `ends` does not have is passed over.
+    """
+    gone = {int(p): (offset, ends[int(p)]) for p, offset in confirmed.items() if ends.get(int(p), offset) < offset}
+    if gone:
+        told = ", ".join(f"partition {p} at {end}, and {offset} was confirmed" for p, (offset, end) in sorted(gone.items())[:5])
+        raise DataLossError(
+            f"reading topic {topic}: it ends before what was read: {told}. Kafka lost records (an unclean leader election, a restore, a "
+            "power loss of a single broker), and will give their offsets to other records, which would never be read. Restore the topic, "
+            "or delete the pipeline and start it anew, or use another pipeline_id"
+        )
+
+
+class IngestLeg(Leg):
+    """Offsets are {partition: next offset}."""
+
+    name = "ingest"
+    _group: GroupOffsets | None = None
+    _raw_limit = -1
+    _left: frozenset[str] = frozenset()
+    """Partitions whose rest this query leaves to the next one."""
+
+    def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
+        """As every leg's; then tells Kafka's group how far the pipeline has come, for ordinary lag tools."""
+        super().on_batch(frame, batch, checkpoint)
+        if self._group is None:
+            config = self.connections.config
+            self._group = GroupOffsets(config.sources[0], config.consumer_group(config.sources[0]))
+        self._group.commit({int(p): offset for p, offset in self.chain.state.to.items()})
+
+    def close(self) -> None:
+        super().close()
+        if self._group is not None:
+            self._group.close()
+
+    def anchor(self, starts: Callable[[], dict[int, int]]) -> None:
+        """Fixes where each partition begins, once: the chain's first plan, with an empty frame per partition.
+
+        So `latest` is resolved once: a crash before the first record must not choose a later start (protocol.md 2.14). Partitions that
+        are added later begin at their beginning.
+        """
+        if self.chain.state.done is not None:
+            return
+        plan = self.chain.state.plan
+        if plan is None:
+            first = {str(p): offset for p, offset in sorted(starts().items())}
+            plan = self.chain.plan(first, first, is_anchor=True)
+        tails = anchor(self.connections, {int(p): offset for p, offset in plan.body["to"].items()})
+        self.chain.done({}, tails={str(p): [tail.sequence, tail.position] for p, tail in tails.items()})
+
+    def _start_offset(self) -> dict[str, int]:
+        """Where the chain stands. Raises DataLossError when a partition's subject ends before that."""
+        self._left = frozenset()
+        raw = self.connections.log.state(self.connections.names.stream("raw"))
+        self._raw_limit = raw.max_bytes if raw else -1
+        done: dict[str, int] = self.chain.state.to
+        partitions = sorted({*self.connections.topic.facts().partitions, *map(int, done)})
+        tails = resume_points(self.connections, partitions)
+        for partition, confirmed in done.items():
+            if _next_offset(tails.get(int(partition))) < confirmed:
+                raise DataLossError(
+                    f"resuming ingest: the raw stream of partition {partition} ends before offset {confirmed}, which was confirmed; "
+                    "restore the streams of this pipeline from one moment, or delete the pipeline and start it anew"
+                )
+        self._check_ends()
+        return {str(p): done.get(str(p), 0) for p in partitions}
+
+    def _check_ends(self) -> None:
+        """Of the partitions that have a leader; the end of another one comes to `advance` when it has one again."""
+        confirmed = self.chain.state.to
+        ends, _ = self.connections.topic.known_ends([int(p) for p in confirmed], _LEADER_ANSWERS_WITHIN_SECONDS)
+        check_ends(self.connections.config.sources[0].topic, confirmed, ends)
+
+    def advance(self, session: SparkSession, end: dict[str, int]) -> None:
+        """As every leg's. An end that goes back is looked at first: nothing would ever be read up to there.
+
+        Raises ReplanError when a partition has lost its leader on the way: all else is done, and its rest waits for the next query.
+        """
+        confirmed = self.chain.state.to or {}
+        if any(offset < confirmed.get(partition, 0) for partition, offset in end.items()):
+            self.patiently(self._check_ends)
+        super().advance(session, end)
+        if self._left:
+            raise ReplanError(
+                f"ingest: no leader answered for partition {', '.join(sorted(self._left, key=int))} of "
+                f"{self.connections.config.sources[0].topic}, so the others go on without; it is read from where it stands when it has one"
+            )
+
+    def covers(self, end: dict[str, int]) -> bool:
+        to = self.chain.state.to or {}
+        return all(to.get(partition, -1) >= offset for partition, offset in end.items() if partition not in self._left)
+
+    def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+        assert self.chain.state.done is not None
+        start = {**dict.fromkeys(end, 0), **self.chain.state.to}
+        end = {partition: offset for partition, offset in end.items() if partition not in self._left}
+        if rest := rest_to_plan(self.chain.state.done.body, start, end):
+            return start, rest, {}
+        end = admit(start, end, self._most_offsets())
+        return start, {partition: max(offset, end.get(partition, 0)) for partition, offset in start.items()}, {}
+
+    def _most_offsets(self) -> int | None:
+        """Of one plan, None for any number. Raw keeps a plan's frames until it is done: one that does not fit would wait for ever.
+
+        By the size of the records so far, with eightfold room for larger ones; before the first, as if each had a frame of its own.
+        """
+        if self._raw_limit <= 0:
+            return None
+        totals = self.chain.state.done.body["totals"] if self.chain.state.done else {}
+        rows = totals.get("rows_out", 0)
+        mean_bytes = totals["bytes"] / rows if rows else MAX_FRAME_BYTES
+        return max(1, int(self._raw_limit / 8 / mean_bytes))
+
+    def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        """Does the plan; where a partition has no leader meanwhile and others have, what is left without it (legs/narrowing.py)."""
+        # An earlier attempt may have amended it.
+        plan = self.chain.state.plan or plan
+        try:
+            return self._carry_out(session, plan)
+        except RetryableError:
+            narrowed = self._narrow(plan)
+            if narrowed is None:
+                raise
+        return self._carry_out(session, narrowed)
+
+    def _narrow(self, plan: Entry) -> Entry | None:
+        """The plan, amended, without what is left of partitions that have no leader now; None where there is none, or none at all has."""
+        begin, to = plan.body["from"], plan.body["to"]
+        try:
+            _, silent = self.connections.topic.known_ends([int(p) for p in to], _LEADER_ANSWERS_WITHIN_SECONDS)
+        except RetryableError:
+            return None
+        lost = [p for p in map(str, silent) if to[p] > begin[p] and p not in plan.body.get("standing", [])]
+        if not lost:
+            return None
+        # Where its frames end, whoever wrote them. One that comes later is the next plan's: it goes as far as this one did.
+        tails = resume_points(self.connections, [int(p) for p in lost])
+        narrowed = self.chain.amend(**narrowing(plan.body, {p: _next_offset(tails.get(int(p))) for p in lost}))
+        self._left |= {*lost}
+        return narrowed
+
+    def _carry_out(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        start, to = plan.body["from"], plan.body["to"]
+        ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
+        assert self.chain.state.done is not None
+        done = self.chain.state.done.body
+        known, standing = done["tails"], plan.body.get("standing", [])
+        offsets = sum(end - begin for begin, end in ranges.values())
+        if offsets <= self.connections.run.driver_offsets:
+            reports = run_here(self.connections, ingest, [_item(ranges, known, standing)])
+        else:
+            items = [_item({p: r}, known, standing) for p, r in ranges.items()]
+            reports = run_in_tasks(session, self.run_path, ingest, items)
+        by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.items()}
+        rows = sum(report["rows"] for report in by_partition.values())
+        skipped = sum(report["skipped"] for report in by_partition.values())
+        counts = {
+            "offsets": offsets,
+            "rows_in": rows,
+            "rows_out": rows,
+            "offsets_skipped": skipped,
+            "offsets_without_record": offsets - rows - skipped,
+            "frames": sum(report["frames"] for report in by_partition.values()),
+            "bytes": sum(report["bytes"] for report in by_partition.values()),
+        }
+        rest = rest_behind(done, plan.body)
+        tails = {**known, **{p: report["tail"] for p, report in by_partition.items()}}
+        return counts, {"tails": tails, **({"rest": rest} if rest else {})}

@@ -1,0 +1,234 @@
+"""The live runs of one bucket: look-up, and one new run per batch that takes older small ones in, so that their number stays logarithmic.
+
+The ledger's `done` lists the live runs, oldest first; this store reads those and nothing else, writes runs under names never used before,
+and tells what the next `done` should list. Nothing is deleted here: a run that no `done` lists does not exist.
+
+Cost of a key, added: FAN runs of one tier are merged into one, tiers are FAN times apart, so an entry is written again at most
+log_FAN(live keys / keys per batch) times. Cost of a look-up: a few filters of the cover, whatever the number of runs; of a key that is
+there, or of a run that is not covered yet, also the filters of (FAN - 1) * log_FAN(...) runs, and a search behind one or two.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.key_store.bucket_filter import Cover
+from pipelines.key_store.index import Sought, Words
+from pipelines.key_store.segments import Entries, Run, RunFacts, by_hash, write_run
+from pipelines.key_store.storage import Place
+from pipelines.types.vectors import Mask
+
+FAN, SMALL_FAN = 16, 8
+"""Runs of one tier that are merged into one; of the smallest tier: below so many rows one run more costs more than writing it again."""
+RUNS_PER_BUCKET = FAN + SMALL_FAN
+"""As many as a bucket has on average, and some more (17 to 19 measured); only one with some hundred million keys has twice as many."""
+_SMALLEST_TIER_ROWS = 16 * 1024
+_PIECE_ROWS = 128 * 1024
+_WORTH_LEAVING_OUT = 16
+"""Hashes that were found are taken out of those that are sought once they are more than one in so many."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest entry of each hash that was asked for: `is_found`, and where it is not, zeros."""
+
+    is_found: Mask
+    time: npt.NDArray[np.int64]
+    sequence: Words
+    ordinal: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class _Added:
+    """The run that was written last, `live` when it was, what it was asked for with, and the listing that was told."""
+
+    live: tuple[RunFacts, ...]
+    content: tuple[object, ...]
+    run: Run
+    listing: list[RunFacts]
+
+
+class KeyedStore:
+    """One bucket's keys. Keeps its runs open from batch to batch. Not safe for several threads."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._open: dict[RunFacts, Run] = {}
+        self._added: _Added | None = None
+        self.cover = Cover()
+        self.live: tuple[RunFacts, ...] = ()
+        """The runs that are read, oldest first."""
+
+    def open(self, listed: Sequence[RunFacts]) -> None:
+        """Reads these runs from now on, the ones that the last `done` lists. Raises StateDamagedError for a missing or foreign one."""
+        known = self._open if self._added is None else {**self._open, self._added.run.facts: self._added.run}
+        self._open = {facts: known.get(facts) or Run.open(self.place, facts) for facts in listed}
+        if self._added is not None and self._added.live != tuple(listed):
+            self._added = None
+        self.live = tuple(listed)
+        self.cover.keep([*listed, self._added.run.facts] if self._added else listed)
+
+    def checked(self) -> Iterator[Entries]:
+        """The entries of each live run, oldest first, every block checked."""
+        return (self._open[facts].checked_entries() for facts in self.live)
+
+    def find(self, hi: Words, lo: Words) -> Found:
+        """The newest entry of each hash; `hi` is best sorted. Raises StateDamagedError when a block that it touches is damaged."""
+        count = len(hi)
+        found = Found(
+            np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint32)
+        )
+        everything = Sought.of(hi, lo)
+        self.cover.read([self._open[facts] for facts in self.live], count, self._rows())
+        possible = self.cover.may_hold(everything)
+        few = everything.take(possible)
+        # Newest first: what a newer run has said stands, and is not looked for in older ones.
+        for facts in reversed(self.live):
+            run, is_covered = self._open[facts], facts in self.cover
+            if is_covered and not len(possible):
+                continue
+            at, rows = run.find(few if is_covered else everything)
+            if not len(at):
+                continue
+            at = possible[at] if is_covered else at
+            is_new = ~found.is_found[at]
+            at, rows = at[is_new], rows[is_new]
+            entries = run.entries
+            found.is_found[at] = True
+            found.time[at], found.sequence[at], found.ordinal[at] = entries.time[rows], entries.sequence[rows], entries.ordinal[rows]
+            if _WORTH_LEAVING_OUT * len(at) > len(possible):
+                (open_,) = (~found.is_found[possible]).nonzero()
+                possible, few = possible[open_], few.take(open_)
+        return found
+
+    def add(self, entries: Entries, span: tuple[int, int], expired: int, has_turn: bool) -> list[RunFacts]:
+        """Writes `entries` (sorted, a hash once), with the newest runs that they are merged with, as one run; what to list from now on.
+
+        `span`: the range of raw sequences that the entries come from, (exclusive, inclusive]. `expired`: entries of this time or earlier
+        are over by the clock of the last `done`; they go with the oldest runs, as a whole or when these are merged. Younger runs keep
+        theirs: such an entry may hide one of the same key and a later time in an older run, which must not come back. `has_turn`: see
+        `merged_runs`.
+        The store itself goes on reading the old listing until `open`. Called again on the same listing with the same entries, as by
+        another attempt at the range, it tells what it has told, and writes nothing, unless the run was deleted meanwhile: as a start
+        deletes what no `done` lists, while this process may live on.
+        """
+        live = self._not_over(expired)
+        if not len(entries):
+            return live
+        content = (span, expired, has_turn, *(zlib.crc32(np.ascontiguousarray(each).data) for each in (entries.sequence, entries.ordinal)))
+        if self._added is not None and self._added.content == content and self.place.size(self._added.run.facts.name):
+            return self._added.listing
+        taken = merged_runs([facts.rows for facts in live], len(entries), has_turn)
+        rest, merged = live[: len(live) - taken], live[len(live) - taken :]
+        new = entries
+        if merged:
+            entries = merge([*(self._open[facts].checked_entries() for facts in merged), new], None if rest else expired)
+        if not len(entries):
+            return rest
+        start = min([span[0], *(int(facts.name.split("-", 1)[0]) for facts in merged)])
+        written = Run.write(self.place, run_name((start, span[1]), span[1]), entries)
+        # A small run is soon merged again and is read from where it is until then; a large one is mapped, so that it can leave memory.
+        is_small = len(entries) <= _SMALLEST_TIER_ROWS
+        run = written if is_small else Run.open(self.place, written.facts, is_own=True)
+        self.cover.add(written.facts, new.hi, new.lo, merged, self._rows())
+        self._added = _Added(self.live, content, run, [*rest, written.facts])
+        return self._added.listing
+
+    def compact(self, expired: int, made_for: int) -> list[RunFacts]:
+        """Merges all live runs into one, without what has expired; what to list in their place. Writes nothing if nothing is gained."""
+        live = self._not_over(expired)
+        together = merge([self._open[facts].checked_entries() for facts in live], expired) if live else None
+        if together is None or not len(together):
+            return []
+        if len(live) == 1 and len(together) == live[0].rows:
+            return live
+        spans = [facts.name.split(".", 1)[0].split("-") for facts in live]
+        return [write_run(self.place, run_name((int(spans[0][0]), int(spans[-1][1])), made_for), together)]
+
+    def _rows(self) -> int:
+        return sum(facts.rows for facts in self.live)
+
+    def _not_over(self, expired: int) -> list[RunFacts]:
+        """The live runs without the oldest ones that have expired as a whole."""
+        first = next((number for number, facts in enumerate(self.live) if facts.newest > expired), len(self.live))
+        return list(self.live[first:])
+
+
+def run_name(span: tuple[int, int], made_for: int) -> str:
+    """`<from>-<to>.<made for>.<unique>`: the raw sequences covered, and the end of the range that it was written for."""
+    return f"{span[0]}-{span[1]}.{made_for}.{uuid4().hex[:12]}.arrow"
+
+
+def made_for(name: str) -> int:
+    """The end of the range that a run was written for."""
+    return int(name.split(".")[1])
+
+
+def bucket_with_turn(to: int, buckets: int) -> int:
+    """The bucket that merges in the batch that ends at sequence `to`: buckets fill alike, and would all merge in one batch."""
+    return zlib.crc32(to.to_bytes(8, "little")) % buckets
+
+
+def merged_runs(rows: Sequence[int], new_rows: int, has_turn: bool) -> int:
+    """How many of the newest runs, of `rows` entries each, oldest first, new entries are merged with: up to the last tier that is full.
+
+    A tier is full with FAN runs (the smallest with SMALL_FAN) where its bucket has the turn, with twice as many where not.
+    """
+    taken, end, total = 0, 0, new_rows
+    while end < len(rows):
+        tier = max(_tier(total), _tier(rows[-1 - end]))
+        members, start = int(_tier(total) == tier), end
+        while end < len(rows) and _tier(rows[-1 - end]) <= tier:
+            end += 1
+        members += end - start
+        total += sum(rows[len(rows) - end : len(rows) - start])
+        full = SMALL_FAN if tier == 0 else FAN
+        if members >= (full if has_turn else 2 * full):
+            taken = end
+    return taken
+
+
+def _tier(rows: int) -> int:
+    tier = 0
+    while rows > _SMALLEST_TIER_ROWS:
+        rows //= FAN
+        tier += 1
+    return tier
+
+
+def merge(parts: Sequence[Entries], expired: int | None) -> Entries:
+    """One sorted set of entries out of several, older parts first: the newest of each hash, without those of time `expired` or earlier.
+
+    Piece by piece of the range of hashes, so that all but the outcome fits into the processor's cache.
+    """
+    rows = sum(len(part) for part in parts)
+    pieces = max(1, rows // _PIECE_ROWS)
+    borders = np.arange(1, pieces, dtype=np.uint64) * np.uint64((2**64 - 1) // pieces)
+    cuts = [[0, *np.searchsorted(part.hi, borders).tolist(), len(part)] for part in parts]
+    merged = Entries.empty(rows)
+    end = 0
+    for piece in range(pieces):
+        slices = [part.take(slice(cut[piece], cut[piece + 1])) for part, cut in zip(parts, cuts, strict=True)]
+        end += _merge_piece(slices, expired, merged, end)
+    return merged.take(slice(0, end))
+
+
+def _merge_piece(parts: list[Entries], expired: int | None, into: Entries, at: int) -> int:
+    """How many entries were written into `into` from `at` on."""
+    hi, lo, time, *_ = together = [np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)]
+    order = by_hash(hi, lo)
+    is_last = np.ones(len(order), dtype=bool)
+    ordered = hi[order]
+    (equal,) = (ordered[1:] == ordered[:-1]).nonzero()
+    is_last[equal] = lo[order[equal]] != lo[order[equal + 1]]
+    if expired is not None:
+        is_last &= time[order] > expired
+    if not is_last.all():
+        order = order[is_last]
+    for column, values in zip(into.columns(), together, strict=True):
+        np.take(values, order, out=column[at : at + len(order)], mode="clip")
+    return len(order)

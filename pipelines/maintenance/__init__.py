@@ -1,0 +1,1 @@
+"""Work on the stored state of a pipeline, from outside of it."""

@@ -1,0 +1,211 @@
+"""Compaction of the dedup store: all live runs of each bucket become one, without the keys whose window is over.
+
+No bucket needs another: their work is done here, one after the other, or as Spark tasks.
+
+Beside a running process leg the new runs are offered on the ledger, and the leg lists them with its next batch if their inputs are still
+listed. Without one, compaction takes the leg's lease and lists them itself. A compaction that is killed leaves files that nobody lists.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pipelines.engine.connections import Connections
+from pipelines.engine.execute import Item, Report, Work, run_here
+from pipelines.errors import FencedError, InvariantError
+from pipelines.key_store.segments import BLOCK_ROWS, Run, RunFacts
+from pipelines.key_store.store import KeyedStore
+from pipelines.maintenance.inspect import KeyState
+from pipelines.process.buckets import listed, live_runs
+from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE, reach
+from pipelines.protocol.ledger import Chain, ChainState
+from pipelines.protocol.records import instant
+from pipelines.protocol.run_lists import Lists, RunLists, digest_of_names
+
+ADOPTION_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+Share = Callable[[Work, Sequence[Item]], list[Report]]
+"""Does the work of all buckets: `execute.run_here` with its connections, or `execute.Tasks.run`."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What live runs hold. `oldest`: the earliest time of an entry; None when there is none."""
+
+    entries: int
+    bytes: int
+    runs: int
+    oldest: datetime | None
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """One bucket before and after. `live_keys`: distinct keys whose window is not over; each was looked up in the new run and found.
+
+    `outcome`: unchanged, listed (by the compaction or the running leg), offered (the leg lists it with its next batch), or
+    overtaken (the leg merged the runs meanwhile: nothing was lost, nothing gained).
+    """
+
+    bucket: int
+    before: Extent
+    after: Extent
+    live_keys: int
+    outcome: str
+
+
+@dataclass(frozen=True)
+class _Merged:
+    inputs: tuple[RunFacts, ...]
+    output: tuple[RunFacts, ...]
+    report: Compacted
+
+
+def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS, share: Share | None = None) -> list[Compacted]:
+    """Compacts every bucket; one report per bucket. Safe to kill, and to repeat. Without `share` it is done here.
+
+    Raises HaltError before the first record, StateDamagedError for a damaged run, InvariantError when a live key is not in the new run
+    (then nothing was listed).
+    """
+    os.environ.setdefault(RUNNER_PID_VARIABLE, str(os.getpid()))
+    share = share or partial(run_here, state.connections)
+    lease = state.lease()
+    try:
+        epoch = lease.acquire()
+    except FencedError:
+        return _offered(state, adoption_seconds, share)
+    try:
+        return _listed(state, epoch, share)
+    finally:
+        lease.release()
+
+
+def _listed(state: KeyState, epoch: int, share: Share) -> list[Compacted]:
+    """No leg runs, we hold its lease: our `done` lists the new runs, and the old ones go."""
+    chain = Chain(state.connections.log, state.names.stream("ledger"), state.names.chain("process"), epoch)
+    found = chain.open()
+    merged = _merge_all(state, found, share)
+    reach("compact.after-runs")
+    changed = [one for one in merged if one.report.outcome != "unchanged"]
+    if changed:
+        assert found.done is not None
+        runs = {str(one.report.bucket): listed(one.output) for one in changed}
+        lists = RunLists(state.connections.log, state.names)
+        for one in changed:
+            state.check_written(one.report.bucket, runs[str(one.report.bucket)])
+        chain.restate(runs=lists.write(found.done.body, {**lists.of(found.done.body), **runs}))
+        for one in changed:
+            _delete(state, one.report.bucket, one.inputs, kept=one.output)
+    return [one.report for one in merged]
+
+
+def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Compacted]:
+    """A leg runs: it lists the new runs, if what they were made of is still listed when its next batch ends."""
+    merged = state.settled(lambda found: _merge_all(state, found, share))
+    reach("compact.after-runs")
+    offers = {
+        str(one.report.bucket): [len(one.inputs), digest_of_names(listed(one.inputs)), listed(one.output)]
+        for one in merged
+        if one.output != one.inputs
+    }
+    if not offers:
+        return [one.report for one in merged]
+    log, subject = state.connections.log, state.names.compaction()
+    last = log.last(state.names.stream("ledger"), subject)
+    log.publish(subject, json.dumps({"buckets": offers}).encode(), {}, last.sequence if last else 0)
+    deadline = time.monotonic() + adoption_seconds
+    outcomes = state.settled(lambda found: _outcomes(state.lists(found), merged))
+    while "offered" in outcomes and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        outcomes = state.settled(lambda found: _outcomes(state.lists(found), merged))
+    return [_told(state, one, outcome) for one, outcome in zip(merged, outcomes, strict=True)]
+
+
+def _outcomes(runs: Lists, merged: list[_Merged]) -> list[str]:
+    def outcome(one: _Merged) -> str:
+        if one.report.outcome == "unchanged":
+            return "unchanged"
+        names = {entry[0] for entry in runs.get(str(one.report.bucket), [])}
+        if one.output and {facts.name for facts in one.output} <= names:
+            return "listed"
+        return "offered" if {facts.name for facts in one.inputs} <= names else "listed" if not one.output else "overtaken"
+
+    return [outcome(one) for one in merged]
+
+
+def _told(state: KeyState, one: _Merged, outcome: str) -> Compacted:
+    if outcome == "overtaken":
+        _delete(state, one.report.bucket, one.output, kept=one.inputs)
+    return replace(one.report, outcome=outcome)
+
+
+def _delete(state: KeyState, bucket: int, runs: tuple[RunFacts, ...], kept: tuple[RunFacts, ...]) -> None:
+    for facts in runs:
+        if facts not in kept:
+            state.connections.dedup_store(bucket).place.delete(facts.name)
+
+
+def _merge_all(state: KeyState, found: ChainState, share: Share) -> list[_Merged]:
+    config = state.stage_config(found)
+    assert found.done is not None
+    facts = {"expired": config.dedup_expired_us(found.done.body), "to": found.done.body["to"]}
+    lists = state.lists(found)
+    runs = {str(bucket): lists.get(str(bucket), []) for bucket in range(state.buckets(found))}
+    return [*map(_merged, share(_merge, [{"bucket": int(bucket), "runs": {bucket: listing}, **facts} for bucket, listing in runs.items()]))]
+
+
+def _merge(connections: Connections, item: Item) -> Report:
+    """One bucket's new run, with the proof that no live key went; what `_merged` reads."""
+    store = connections.dedup_store(item["bucket"])
+    store.open(live_runs(item["runs"], item["bucket"]))
+    before = tuple(store.live)
+    after = tuple(store.compact(item["expired"], item["to"]))
+    return {
+        "bucket": item["bucket"],
+        "inputs": listed(before),
+        "output": listed(after),
+        "before": _extent(store, before),
+        "after": _extent(store, after),
+        "live_keys": _prove(store, after, item["expired"]),
+    }
+
+
+def _merged(report: Report) -> _Merged:
+    inputs, output = (tuple(RunFacts(*facts) for facts in report[side]) for side in ("inputs", "output"))
+    before, after = _extent_of(report["before"]), _extent_of(report["after"])
+    outcome = "unchanged" if output == inputs else "listed"
+    return _Merged(inputs, output, Compacted(report["bucket"], before, after, report["live_keys"], outcome))
+
+
+def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
+    """Looks up every key of the live runs in the new ones: the answer must be the same unless it is over; the number of live keys.
+
+    Raises InvariantError for a key that is not there.
+    """
+    new = KeyedStore(store.place)
+    new.open(after)
+    for facts, entries in zip(store.live, store.checked(), strict=True):
+        for start in range(0, len(entries), BLOCK_ROWS):
+            part = entries.take(np.arange(start, min(start + BLOCK_ROWS, len(entries))))
+            known, found = store.find(part.hi, part.lo), new.find(part.hi, part.lo)
+            is_same = found.is_found & (found.sequence == known.sequence) & (found.ordinal == known.ordinal)
+            if (~is_same & (known.time > expired)).any():
+                raise InvariantError(f"compacting {store.place.path}: a live key of {facts.name} is not in the new run; nothing was listed")
+    return sum(int((entries.time > expired).sum()) for entries in new.checked())
+
+
+def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> list[int | None]:
+    """The fields of an `Extent`, the oldest time in microseconds since 1970."""
+    oldest = min((int(Run.open(store.place, facts).entries.time.min()) for facts in runs), default=None)
+    return [sum(facts.rows for facts in runs), sum(store.place.size(facts.name) for facts in runs), len(runs), oldest]
+
+
+def _extent_of(told: list[Any]) -> Extent:
+    entries, size_bytes, runs, oldest = told
+    return Extent(entries, size_bytes, runs, instant(oldest) if oldest is not None else None)

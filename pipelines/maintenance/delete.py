@@ -1,0 +1,69 @@
+"""Deleting a pipeline: its streams, its directory on this host, its key stores and the table that it made. It cannot come back."""
+
+import shutil
+from pathlib import Path
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.nats.client import JetStream
+from pipelines.key_store.storage import Place
+from pipelines.protocol.existence import never_started
+from pipelines.protocol.lease import acquire_all
+from pipelines.protocol.naming import LEGS, PUT_BACK, REDRIVE, ROLES, Names
+
+
+class Deletion:
+    """What goes, and its going. A table is dropped only if the file says `create_table` and it is not kept."""
+
+    def __init__(self, config: PipelineConfig, directory: Path, keep_table: bool) -> None:
+        self._config, self._directory = config, directory
+        self._names = Names(config.pipeline_id)
+        self._state_place = self._names.state_place(directory, config.state_uri)
+        self._drops_table = config.sink.create_table and not keep_table
+
+    def lines(self) -> list[str]:
+        """One line per thing that goes. Raises HaltError for a pipeline that was never started and whose table is not there."""
+        log = JetStream(self._config.nats).connect()
+        try:
+            states = {role: log.state(self._names.stream(role)) for role in ROLES}
+        finally:
+            log.close()
+        found = {self._names.stream(role): state for role, state in states.items() if state}
+        if not found and not self._directory.exists() and not (self._drops_table and self._has_table()):
+            raise never_started(self._config.pipeline_id)
+        lines = [f"stream {name} ({state.messages:,} messages, {state.bytes:,} bytes)" for name, state in found.items()]
+        lines.append(f"directory {self._directory}")
+        if self._config.state_uri:
+            lines.append(f"key stores {self._state_place}")
+        if self._drops_table:
+            lines.append(f"table {self._config.sink.connection_params.database}.{self._config.sink.table} with all its rows")
+        return lines
+
+    def _has_table(self) -> bool:
+        """It may have been kept when the pipeline was deleted."""
+        sink = self._config.sink
+        clickhouse = ClickHouse(sink)
+        try:
+            return clickhouse.inspect(sink.connection_params.database, sink.table) is not None
+        finally:
+            clickhouse.close()
+
+    def run(self) -> None:
+        """Deletes, holding all leases, so that no runner is at work. Raises FencedError when one is. Safe to repeat."""
+        log = JetStream(self._config.nats).connect()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            if log.state(self._names.stream("ledger")) is not None:
+                for lease in acquire_all(log, self._names, self._directory, (*LEGS, REDRIVE, PUT_BACK)).values():
+                    lease.abandon()
+            if self._drops_table:
+                clickhouse = ClickHouse(self._config.sink)
+                clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
+                clickhouse.close()
+            Place.at(self._state_place).delete_all()
+            # The ledger, the last of ROLES, goes last: while it stands, a repeated delete still meets the leases.
+            for role in ROLES:
+                log.delete_stream(self._names.stream(role))
+        finally:
+            log.close()
+        shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,0 +1,259 @@
+"""What a pipeline remembers of keys, for people: how much lies in each bucket, and what became of one key. Reads only.
+
+May be asked beside the running pipeline: the runs that the ledger lists are immutable, and when a merge has taken one away while it was
+read, the newer listing is read instead.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.config import PipelineConfig
+from pipelines.engine.connections import Connections
+from pipelines.engine.run_spec import RunSpec
+from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, StateDamagedError
+from pipelines.key_store.store import KeyedStore
+from pipelines.maintenance.replay import Start, Tell, judged, start_at
+from pipelines.process.buckets import live_runs
+from pipelines.process.dedup import KEY_COLUMNS, with_keys
+from pipelines.process.parse.step import parse
+from pipelines.process.stage_config import StageConfig, config_of
+from pipelines.process.watermarks import NEVER
+from pipelines.protocol.existence import check_started
+from pipelines.protocol.lease import Lease
+from pipelines.protocol.ledger import ChainState, Entry, read_chain
+from pipelines.protocol.naming import Names, bucket_of_key
+from pipelines.protocol.purge import read_purged
+from pipelines.protocol.records import RAW_SCHEMA, Position, decode_frame, instant, place_of_frame, with_positions
+from pipelines.protocol.run_lists import Listing, Lists, RunLists
+
+T = TypeVar("T")
+SHOWN_DUPLICATES = 10
+
+
+@dataclass(frozen=True)
+class BucketState:
+    """One bucket's live runs. An entry per accepted key; a key accepted again has two until a merge."""
+
+    bucket: int
+    entries: int
+    bytes: int
+    runs: int
+
+
+@dataclass(frozen=True)
+class StoreState:
+    """The dedup store as the last `done` lists it. `clock`: what windows are over by, the arrival of the last record that was judged, or
+    the watermark where the window is measured on a field; None before the first.
+    """
+
+    pipeline: str
+    key: tuple[str, ...]
+    window: timedelta
+    clock: datetime | None
+    buckets: tuple[BucketState, ...]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A record by its raw position and its Kafka coordinates; these are None when the raw frame is gone."""
+
+    at: datetime
+    position: str
+    topic: str | None
+    partition: int | None
+    offset: int | None
+
+
+@dataclass(frozen=True)
+class KeyHistory:
+    """What became of a key. `accepted` is its last record that went on, None when the store knows of none.
+
+    `is_over`: its window has ended by the pipeline's clock, so the next record of the key will go on. `duplicates` were dropped since it
+    was accepted, or since `counted_from`, when the raw stream was purged up to there; the first SHOWN_DUPLICATES of them are in `dropped`.
+    `records_scanned` were looked at for that.
+    """
+
+    key: dict[str, Any]
+    bucket: int
+    accepted: Seen | None
+    expires: datetime | None
+    is_over: bool
+    duplicates: int
+    dropped: tuple[Seen, ...]
+    records_scanned: int
+    counted_from: datetime | None = None
+
+
+class KeyState:
+    """The dedup store of one pipeline on this host."""
+
+    def __init__(self, config: PipelineConfig, config_text: str, home: Path, needs_dedup: bool = True) -> None:
+        """Raises HaltError when the pipeline has no dedup, unless that does not matter. Connects at first use."""
+        self.names = Names(config.pipeline_id)
+        self.directory = self.names.directory(home)
+        place = self.names.state_place(self.directory, config.state_uri)
+        run = RunSpec.beside(config_text, config, place)
+        self.connections = Connections(run, keep_partitions=False, config=config)
+        self._lists = RunLists(self.connections.log, self.names)
+        if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
+            raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup, so there is none")
+
+    def close(self) -> None:
+        self.connections.log.close()
+        self.connections.close()
+
+    def chain(self) -> ChainState:
+        """Raises HaltError for a pipeline that was never started."""
+        check_started(self.connections.log, self.names)
+        return read_chain(self.connections.log, self.names.stream("ledger"), self.names.chain("process"))
+
+    def lease(self) -> Lease:
+        """That of the leg which writes the store, to be acquired. Raises HaltError for a pipeline that was never started."""
+        check_started(self.connections.log, self.names)
+        return Lease(self.connections.log, self.names, self.directory, "process")
+
+    def stage_config(self, state: ChainState) -> StageConfig:
+        """The configuration of the last range that was done. Raises HaltError before the first."""
+        if state.done is None:
+            raise HaltError(f"looking into the key store of {self.names.pipeline}: no record has gone through the pipeline yet")
+        return self.stage_config_of(state.done)
+
+    def stage_config_of(self, done: Entry) -> StageConfig:
+        return config_of(self.connections, done.body["config"])
+
+    def buckets(self, state: ChainState) -> int:
+        """How many the store has, which is not what the configuration of its last range says once it was rebucketed."""
+        assert state.done is not None
+        return int(state.done.body["buckets"])
+
+    def store(self, state: ChainState, bucket: int) -> KeyedStore:
+        """The bucket's store, open on what `state` lists. Raises as `lists`, and StateDamagedError when a run is missing."""
+        store = self.connections.dedup_store(bucket)
+        store.open(live_runs(self.lists(state), bucket))
+        return store
+
+    def lists(self, state: ChainState) -> Lists:
+        """The live runs by bucket. Raises DataLossError when a page of the ledger is missing."""
+        return self._lists.of(state.done.body) if state.done else {}
+
+    def check_written(self, bucket: int, runs: Listing) -> None:
+        """Raises HaltError for a new run that a task has written where this process does not find it; it must not be listed."""
+        place = self.connections.dedup_store(bucket).place
+        for name, *_ in runs:
+            if not place.size(name):
+                raise HaltError(
+                    f"writing the key store of {self.names.pipeline}: a task has written {name}, and it is not at {place.path} here; "
+                    "nothing was listed; use workers of this host, or set state_uri to a place that all of them share"
+                )
+
+    def settled(self, read: Callable[[ChainState], T]) -> T:
+        """`read` of the newest listing; once more for each time that a live job has replaced runs while they were read."""
+        while True:
+            state = self.chain()
+            try:
+                return read(state)
+            except (StateDamagedError, DataLossError):
+                if self.chain().sequence == state.sequence:
+                    raise
+
+    def summary(self) -> StoreState:
+        return self.settled(self._summary)
+
+    def _summary(self, state: ChainState) -> StoreState:
+        config = self.stage_config(state)
+        found = []
+        for bucket in range(self.buckets(state)):
+            store = self.store(state, bucket)
+            sizes = [store.place.size(facts.name) for facts in store.live]
+            found.append(BucketState(bucket, sum(facts.rows for facts in store.live), sum(sizes), len(sizes)))
+        window = timedelta(microseconds=config.dedup_window_us)
+        return StoreState(self.names.pipeline, config.dedup_key, window, clock(state, config), tuple(found))
+
+    def why(self, texts: Sequence[str], tell: Tell = lambda done, of: None) -> KeyHistory:
+        """The history of the key whose fields have these values, in the order of the file's `key`.
+
+        Looks through the raw stream from the accepted record on, about a microsecond per record; `tell` hears how far of how many
+        frames. Raises ConfigurationError for a value that is not of its field's type.
+        """
+        return self.settled(lambda state: self._why(state, texts, tell))
+
+    def _why(self, state: ChainState, texts: Sequence[str], tell: Tell) -> KeyHistory:
+        config = self.stage_config(state)
+        values, hi, lo = self._hashed(config, texts)
+        bucket = int(bucket_of_key(lo, self.buckets(state))[0])
+        found = self.store(state, bucket).find(hi, lo)
+        if not found.is_found[0]:
+            return KeyHistory(values, bucket, None, None, False, 0, (), 0)
+        at, first = instant(int(found.time[0])), Position(int(found.sequence[0]), int(found.ordinal[0]), 0)
+        expires = at + timedelta(microseconds=config.dedup_window_us)
+        purged = read_purged(self.connections.log, self.names, "raw")
+        start = start_at(self.connections.log, self.names, config, first.sequence, int(found.time[0]), purged.below)
+        duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, start, tell)
+        now = clock(state, config)
+        is_over, counted_from = now is not None and expires <= now, purged.since if first.sequence < purged.below else None
+        return KeyHistory(values, bucket, self._seen(at, first), expires, is_over, duplicates, tuple(dropped), scanned, counted_from)
+
+    def _hashed(self, config: StageConfig, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
+        """The key's values by field, and its hash, by way of the stages' own reading of a record with these fields."""
+        if len(texts) != len(config.dedup_key):
+            wanted = f"the key has {len(config.dedup_key)} fields ({', '.join(config.dedup_key)}), {len(texts)} values were given"
+            raise ConfigurationError("reading the key", [Fault("", wanted)])
+        fields = {field.name: field for field in config.parsed_fields}
+        record = {}
+        for name, text in zip(config.dedup_key, texts, strict=True):
+            is_text = fields[name].type in ("string", "bytes")
+            try:
+                record[name] = text if is_text else json.loads(text)
+            except ValueError:
+                raise ConfigurationError("reading the key", [Fault(name, f"{text!r} is no {fields[name].type}")]) from None
+        row = {**dict.fromkeys(RAW_SCHEMA.names), "value": json.dumps(record).encode(), "partition": 0, "offset": 0}
+        row |= {"timestamp": datetime.now(UTC)}
+        records = with_positions(pa.Table.from_pylist([row], schema=RAW_SCHEMA), 1, config.topic, 0)
+        parsed = parse(self.connections.engine, records, [fields[name] for name in config.dedup_key])
+        keyed = with_keys(self.connections.engine, parsed.accepted, config.dedup_key)
+        refused = [*parsed.rejected.to_pylist(), *keyed.rejected.to_pylist()]
+        if refused:
+            raise ConfigurationError("reading the key", [Fault(refused[0]["field"] or "", refused[0]["message"])])
+        hi, lo = (keyed.accepted.column(name).to_numpy() for name in KEY_COLUMNS)
+        return record, hi, lo
+
+    def _seen(self, at: datetime, position: Position) -> Seen:
+        message = self.connections.log.get(self.names.stream("raw"), position.sequence)
+        if message is None:
+            return Seen(at, str(position), None, None, None)
+        row = decode_frame(message.payload, place_of_frame(message)).slice(position.ordinal, 1).to_pylist()[0]
+        return Seen(at, str(position), message.headers["Tf-Topic"], row["partition"], row["offset"])
+
+    def _copies(
+        self, state: ChainState, config: StageConfig, key: tuple[Any, Any], first: Position, start: Start, tell: Tell
+    ) -> tuple[int, list[Seen], int]:
+        """(how many, the first of them, records looked at): the records of the key behind `first` that had been judged by `state`."""
+        assert state.done is not None
+        count = records = 0
+        shown: list[Seen] = []
+        for found in judged(self.connections.log, self.names, self.connections.engine, config, start, state.done.body["to"], tell):
+            hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
+            mine = found.rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
+            later = [row for row in mine if Position(row["_tf_sequence"], row["_tf_ordinal"], 0) > first]
+            count += len(later)
+            records += found.records
+            shown += [_seen_row(row) for row in later[: SHOWN_DUPLICATES - len(shown)]]
+        return count, shown, records
+
+
+def clock(state: ChainState, config: StageConfig) -> datetime | None:
+    """What windows are over by."""
+    found = config.dedup_clock_us(state.done.body) if state.done else NEVER
+    return None if found == NEVER else instant(found)
+
+
+def _seen_row(row: dict[str, Any]) -> Seen:
+    position = Position(row["_tf_sequence"], row["_tf_ordinal"], 0)
+    return Seen(row["_tf_arrival"], str(position), row["_tf_topic"], row["_tf_partition"], row["_tf_offset"])

@@ -1,0 +1,256 @@
+"""Plans that a leg has begun and not finished: what they are, and giving rows of the sink up that cannot be delivered.
+
+Rows that are given up become dead letters of the sink with the code `abandoned`: they are counted, may enter again, and no row of them is
+ever inserted. Which they are stands in the plan before the first letter is written, so that whoever goes on finishes exactly that.
+Process and ingest plans cannot be given up: what a range of process has already written is known to its own replay alone, and offsets that
+ingest has not read are no records yet, which nothing could hold.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.nats.client import JetStream, check_contiguous
+from pipelines.engine.connections import Connections
+from pipelines.engine.run_spec import RunSpec
+from pipelines.errors import HaltError, InvariantError, RetryableError
+from pipelines.protocol.existence import check_started
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
+from pipelines.protocol.ledger import Chain, ChainState, Entry, read_chain
+from pipelines.protocol.naming import LEGS, STREAM_ID_KEY, Names, inserts_of_chunk
+from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST, decode_columns
+from pipelines.sink.abandoned import Numbers, abandoned_rows, abandonment, close_abandoned
+from pipelines.sink.chunks import Chunk, Pieces, Rows, chunks
+from pipelines.sink.settling import NEEDED_COLUMNS, Sent, stored_rows
+from pipelines.sink.waiting import headers
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class OpenPlan:
+    """The open plan of a leg. `begin` and `to` as the leg counts: offsets by partition, or the sequence before the first, and the last.
+
+    `config`, `table`, `rows`: as far as the leg says them. Of the sink: how many of its rows are `settled` (in the table or refused) as far
+    as the ledger knows, `refused`, and given up (`abandoned`); `pieces` that are still to be sent.
+    """
+
+    leg: str
+    begin: Any
+    to: Any
+    since: datetime
+    config: str = ""
+    table: str = ""
+    rows: int | None = None
+    settled: int = 0
+    refused: int = 0
+    pieces: int = 0
+    abandoned: int = 0
+
+
+def open_plans(log: JetStream, names: Names) -> list[OpenPlan]:
+    """Of each leg that has one, in the order of the data. Raises HaltError for a pipeline that was never started."""
+    check_started(log, names)
+    states = {leg: read_chain(log, names.stream("ledger"), names.chain(leg)) for leg in LEGS}
+    return [_told(log, names, leg, state, state.plan) for leg, state in states.items() if state.plan is not None]
+
+
+def _told(log: JetStream, names: Names, leg: str, state: ChainState, plan: Entry) -> OpenPlan:
+    body, after = plan.body, state.done.sequence if state.done else 0
+    entries = log.fetch(names.stream("ledger"), names.chain(leg), after, plan.sequence)
+    since = next(message.time for message in entries if Entry.decode(message).kind == "plan")
+    told = OpenPlan(leg, body["from"], body["to"], since, body.get("config", ""), body.get("table", ""), body.get("rows"))
+    if leg != "sink":
+        return told
+    pieces = Pieces.of(body, body["rows"])
+    counts = {"settled": pieces.sent, "refused": len(pieces.refused), "pieces": len(pieces.ends)}
+    return OpenPlan(**{**vars(told), **counts, "abandoned": body.get("abandoned", {}).get("rows", 0)})
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """What is given up: `rows`, of them `waiting` ones that were never sent, in out sequences `first`..`last` (inclusive; 0 for none).
+
+    Of the open plan: `stored` rows were found in `table` and stay, `refused` ones are dead letters anyway. `positions`: the first and the
+    last raw position of each bucket's part, in words.
+    """
+
+    rows: int
+    waiting: int
+    stored: int
+    refused: int
+    first: int
+    last: int
+    table: str
+    positions: tuple[str, ...]
+
+
+class Abandonment:
+    """Giving up rows of the sink. It holds the sink's lease from the beginning until `close`.
+
+    Raises FencedError while a runner has the sink, HaltError for a pipeline that was never started.
+    """
+
+    def __init__(self, config: PipelineConfig, config_text: str, directory: Path, tell: Tell, wait: Callable[[float], None] = time.sleep):
+        self._config, self._names, self._tell, self._wait = config, Names(config.pipeline_id), tell, wait
+        self._log = JetStream(config.nats).connect()
+        self._clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
+        self._connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=self._log, config=config)
+        try:
+            check_started(self._log, self._names)
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lease = Lease(self._log, self._names, directory, "sink")
+            epoch = self._lease.acquire()
+        except BaseException:
+            self._log.close()
+            raise
+        try:
+            self._began = time.monotonic()
+            self._chain = Chain(self._log, self._names.stream("ledger"), self._names.chain("sink"), epoch)
+            self._chain.open()
+            state = self._log.state(self._names.stream("out"))
+            self._end = state.last_sequence if state else 0
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._lease.release()
+        self._clickhouse.close()
+        self._connections.close()
+        self._log.close()
+
+    def find(self, with_waiting: bool, is_not_stored: bool) -> GivenUp:
+        """What `run` would give up: the rows of the open plan that are not in the table, and with `with_waiting` all that wait behind it.
+
+        `is_not_stored`: somebody has looked, and the table holds none of the plan's rows; needed where it has no position columns. Waits
+        until no insert of an earlier runner can be at work. Raises HaltError when the rows cannot be told.
+        """
+        self._chunk, self._given_up = None, np.zeros(0, dtype=np.intp)
+        stored = refused = 0
+        plan = self._chain.state.plan
+        if plan is not None:
+            self._chunk = self._planned(plan)
+            self._given_up, stored, refused = self._split(plan, self._chunk, is_not_stored)
+        out = self._names.stream("out")
+        behind = self._chunk.last if self._chunk else self._chain.state.to or 0
+        self._with_waiting = with_waiting
+        waiting = [frame for frame in headers(self._log, out, behind, self._end) if with_waiting and frame.rows]
+        frames = [*(self._chunk.messages if self._chunk and len(self._given_up) else ()), *waiting]
+        count = sum(frame.rows for frame in waiting)
+        bounds: dict[str, tuple[str, str]] = {}
+        for frame in (frame for frame in frames if frame.rows):
+            first, _ = bounds.get(frame.subject, (frame.headers[HEADER_FIRST], ""))
+            bounds[frame.subject] = (first, frame.headers[HEADER_LAST])
+        return GivenUp(
+            rows=len(self._given_up) + count,
+            waiting=count,
+            stored=stored,
+            refused=refused,
+            first=frames[0].sequence if frames else 0,
+            last=frames[-1].sequence if frames else 0,
+            table=str(plan.body.get("table", "")) if plan else "",
+            positions=tuple(f"{first}..{last}" for first, last in bounds.values()),
+        )
+
+    def run(self, reason: str) -> int:
+        """Gives up what `find` has found; returns how many rows. Safe to kill: the sink, or a repetition, finishes what was decided."""
+        count = 0
+        plan = self._chain.state.plan
+        if plan is not None and self._chunk is not None:
+            if "abandoned" not in plan.body:
+                plan = self._chain.amend(**abandonment(self._given_up, self._chunk.rows, reason))
+                reach("plan.after-amend")
+            count += self._closed(plan, self._chunk)
+        if self._with_waiting:
+            for chunk in self._waiting_chunks(self._chain.state.to or 0):
+                version = next(iter(chunk.configs), "")
+                body = {"config": version, "rows": chunk.rows, "digest": chunk.digest}
+                start = self._chain.state.to or 0
+                plan = self._chain.plan(start, chunk.last, **body, **abandonment(np.arange(chunk.rows), chunk.rows, reason))
+                count += self._closed(plan, chunk)
+        return count
+
+    def _closed(self, plan: Entry, chunk: Chunk) -> int:
+        abandoned = abandoned_rows(plan.body, chunk.rows) or ()
+        counts, body = close_abandoned(self._connections, plan, chunk, abandoned)
+        reach("plan.after-letters")
+        self._chain.done(counts, **body)
+        return len(abandoned)
+
+    def _waiting_chunks(self, after: int) -> Iterator[Chunk]:
+        stream = self._names.stream("out")
+        for chunk in chunks(self._log.fetch(stream, self._names.subjects("out"), after, self._end)):
+            check_contiguous(stream, [message.sequence for message in chunk.messages], after, chunk.last)
+            after = chunk.last
+            yield chunk
+
+    def _planned(self, plan: Entry) -> Chunk:
+        start, to, stream = plan.body["from"] or 0, plan.body["to"], self._names.stream("out")
+        messages = tuple(self._log.fetch(stream, self._names.subjects("out"), start, to))
+        check_contiguous(stream, [message.sequence for message in messages], start, to)
+        chunk = Chunk(messages)
+        if chunk.digest != plan.body["digest"]:
+            raise InvariantError(
+                f"giving up out sequences {start + 1}-{to}: they are not what was planned (digest {chunk.digest}, planned "
+                f"{plan.body['digest']}); nothing was changed. Compare the table with the stream before anything else is done"
+            )
+        return chunk
+
+    def _split(self, plan: Entry, chunk: Chunk, is_not_stored: bool) -> tuple[Numbers, int, int]:
+        """(numbers of the plan's rows that are given up, how many others are stored, how many refused)."""
+        refused = [row for row, _ in Pieces.of(plan.body, chunk.rows).refused]
+        before = abandoned_rows(plan.body, chunk.rows)
+        if before is not None:
+            # An earlier command has decided it.
+            return np.array([row for row, _ in before], dtype=np.intp), chunk.rows - len(before) - len(refused), len(refused)
+        is_left = np.ones(chunk.rows, dtype=bool)
+        is_left[refused] = False
+        is_left &= ~self._is_stored(plan, chunk, is_not_stored)
+        given_up = np.flatnonzero(is_left)
+        return given_up, chunk.rows - len(given_up) - len(refused), len(refused)
+
+    def _is_stored(self, plan: Entry, chunk: Chunk, is_not_stored: bool) -> np.ndarray:
+        """Which rows of the chunk the table holds, by their positions; `is_not_stored` is believed where it has none."""
+        if not chunk.rows:
+            return np.zeros(0, dtype=bool)
+        database, _, table = str(plan.body["table"]).partition(".")
+        columns = {column.name for column in self._clickhouse.columns(database, table)}
+        if not columns or (is_not_stored and not columns.issuperset(NEEDED_COLUMNS)):
+            # A table that was dropped has taken its rows with it.
+            return np.zeros(chunk.rows, dtype=bool)
+        if not columns.issuperset(NEEDED_COLUMNS):
+            raise HaltError(
+                f"giving up a plan of table {plan.body['table']}: it has not the columns {', '.join(NEEDED_COLUMNS)}, so nobody "
+                f"can tell by position which of the {chunk.rows:,} rows it holds already. Look yourself: if none is there, say "
+                "--not-stored; else delete those that are, and say it then"
+            )
+        rows = pa.concat_tables([decode_columns(frame.payload, NEEDED_COLUMNS) for frame in chunk.messages if frame.rows])
+        out = self._log.state(self._names.stream("out"))
+        stream_id = out.metadata[STREAM_ID_KEY] if out else ""
+        work = inserts_of_chunk(self._names.pipeline, stream_id, chunk.first, chunk.last)
+        sent = Sent(str(plan.body["table"]), rows, work, self._began, "the plan is given up")
+        is_stored = np.zeros(chunk.rows, dtype=bool)
+        is_stored[self._patiently(lambda: stored_rows(self._clickhouse, sent, self._config.sink.max_insert_time, is_certain=False))] = True
+        return is_stored
+
+    def _patiently(self, look: Callable[[], Rows]) -> Rows:
+        """What `look` finds, once no insert of an earlier runner can be at work; raises its RetryableError when that takes too long."""
+        deadline = self._began + max(INSERT_MAX_EXECUTION_SECONDS, self._config.sink.max_insert_time.total_seconds()) + 1
+        while True:
+            try:
+                return look()
+            except RetryableError as waiting:
+                if time.monotonic() > deadline:
+                    raise
+                self._tell(str(waiting))
+                self._wait(0.5)

@@ -1,0 +1,117 @@
+"""Another number of buckets for a stopped pipeline: its key store is rewritten, and no new subject accepts what the old ones hold.
+
+Order of effects: new runs; a marker frame at the end of what was done on each new subject, so that a replay finds them ahead of itself; one
+entry of the process chain that lists the new runs and names the new number; the shape in the streams' metadata. Killed in between, either
+number is refused at a start until this has run again, and it may run again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import HaltError
+from pipelines.key_store.segments import Entries, RunFacts, write_run
+from pipelines.key_store.store import merge, run_name
+from pipelines.maintenance.inspect import KeyState
+from pipelines.process.buckets import MAX_EMIT, listed, live_runs
+from pipelines.process.dead_letter_rows import LETTER_SCHEMA
+from pipelines.process.stage_config import StageConfig
+from pipelines.protocol.append import Appender, last_position
+from pipelines.protocol.lease import acquire_all
+from pipelines.protocol.ledger import Chain, ChainState
+from pipelines.protocol.naming import LEGS, bucket_of_key
+from pipelines.protocol.records import POSITION_FIELDS, Position, encode_frame
+from pipelines.protocol.run_lists import RunLists
+from pipelines.runner.preflight import change_buckets, check_other_shape
+
+
+@dataclass(frozen=True)
+class Rebucketed:
+    """Entries of the store before (expired ones with them) and after."""
+
+    buckets_before: int
+    buckets: int
+    entries_before: int
+    entries: int
+
+
+def rebucket(state: KeyState) -> Rebucketed:
+    """Gives the pipeline the number of buckets of its file. Safe to kill, and to repeat.
+
+    Raises FencedError while a leg runs, HaltError when a range was begun and not finished, or when more than the number has changed,
+    StateDamagedError for a damaged run.
+    """
+    log, names, config = state.connections.log, state.names, state.connections.config
+    check_other_shape(config, log)
+    leases = acquire_all(log, names, state.directory, LEGS)
+    try:
+        chain = Chain(log, names.stream("ledger"), names.chain("process"), leases["process"].holder.epoch)
+        found = chain.open()
+        if found.plan is not None:
+            raise HaltError(
+                f"rebucketing {names.pipeline}: a range was begun and is not finished; start the pipeline with the number of buckets that "
+                "it has, then rebucket"
+            )
+        result = _rewritten(state, chain, found, config.buckets)
+        change_buckets(config, log)
+        return result
+    finally:
+        for lease in leases.values():
+            lease.release()
+
+
+def _rewritten(state: KeyState, chain: Chain, found: ChainState, buckets: int) -> Rebucketed:
+    if found.done is None:
+        return Rebucketed(buckets, buckets, 0, 0)
+    before, to = found.done.body["buckets"], found.done.body["to"]
+    stage_config = state.stage_config(found)
+    lists = state.lists(found)
+    old = {bucket: live_runs(lists, bucket) for bucket in range(before)}
+    new = old
+    if before != buckets:
+        new = {bucket: _new_runs(state, found, stage_config, bucket, buckets) for bucket in range(buckets)}
+    _mark(state, buckets, Position(to, MAX_EMIT, MAX_EMIT))
+    if before != buckets:
+        runs = {str(bucket): listed(facts) for bucket, facts in new.items() if facts}
+        chain.restate(runs=RunLists(state.connections.log, state.names).write({}, runs), buckets=buckets)
+        for bucket, facts in old.items():
+            for one in facts:
+                state.connections.dedup_store(bucket).place.delete(one.name)
+    counted = [sum(facts.rows for runs in each.values() for facts in runs) for each in (old, new)]
+    return Rebucketed(before, buckets, *counted)
+
+
+def _new_runs(state: KeyState, found: ChainState, config: StageConfig, bucket: int, buckets: int) -> list[RunFacts]:
+    """The entries of one new bucket, from all old ones, as one run."""
+    assert found.done is not None
+    parts = [part for part in _parts(state, found, bucket, buckets) if len(part)]
+    together = merge(parts, config.dedup_expired_us(found.done.body)) if parts else None
+    if together is None or not len(together):
+        return []
+    to = found.done.body["to"]
+    return [write_run(state.connections.dedup_store(bucket).place, run_name((0, to), to), together)]
+
+
+def _parts(state: KeyState, found: ChainState, bucket: int, buckets: int) -> Iterator[Entries]:
+    """A key's entries all lie in one old bucket, older runs first."""
+    assert found.done is not None
+    for old in range(found.done.body["buckets"]):
+        store = state.store(found, old)
+        for entries in store.checked():
+            yield entries.take(np.flatnonzero(bucket_of_key(entries.lo, buckets) == bucket))
+
+
+def _mark(state: KeyState, buckets: int, end: Position) -> None:
+    """An empty frame at `end` on every subject of every bucket that does not reach it."""
+    log, names = state.connections.log, state.names
+    positions = encode_frame(pa.schema(POSITION_FIELDS).empty_table())
+    for bucket in range(buckets):
+        marks = (
+            ("out", names.out(bucket), positions),
+            ("duplicates", names.duplicates(bucket), positions),
+            ("dlq", names.dead_letters("process", bucket), encode_frame(LETTER_SCHEMA.empty_table())),
+        )
+        for role, subject, payload in marks:
+            Appender(log, names.stream(role), subject, last_position, end).append(payload, end, end, 0)

@@ -1,0 +1,217 @@
+"""Rebuilding a lost or damaged key store from the raw stream: the same records through the same stages give the same keys.
+
+Nothing is published. The work is done here, or as Spark tasks (`rebuild_ways`). Each range is read under the configuration that it was done
+under, as the ledger's plans name it, without the records that they have decided to be dead letters, and the numbers of rows and duplicates
+must be those that the ledger counted; only then are the new runs listed.
+
+Once the raw stream was purged its beginning cannot be judged again, nor, for want of what came before, the rest. But only keys whose window
+is not over are needed: they lie behind the newest `done` that all windows before are over at, and which of those records were accepted
+says the out stream. Both streams must reach back to there.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.connectors.nats.client import fetch_whole
+from pipelines.engine.execute import Report, Tasks
+from pipelines.errors import DataLossError, InvariantError
+from pipelines.key_store.index import Words
+from pipelines.maintenance.inspect import KeyState
+from pipelines.maintenance.rebuild_ways import SEQUENCE_BITS, Here, InTasks, Way, places
+from pipelines.process.arrivals import Arrived, clock_resets
+from pipelines.process.frames import new_counts
+from pipelines.process.stage_config import config_of
+from pipelines.process.watermarks import NOTHING, Watermarks
+from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.purge import Purged, read_purged
+from pipelines.protocol.records import decode_columns
+from pipelines.protocol.run_lists import Lists, RunLists
+
+Tell = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What was read, and what the store holds now."""
+
+    records: int
+    accepted: int
+    duplicates: int
+    entries: int
+    runs: int
+
+
+def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | None = None) -> Rebuilt:
+    """Writes the store anew, up to the last `done`; an open plan is left for the next start. `tell` hears how far of how many frames.
+    Without `tasks` it is done here.
+
+    Safe to kill, and to repeat. Raises FencedError while the process leg runs, DataLossError when the streams do not reach back as far
+    as keys are alive, InvariantError when the counts are not those of the ledger; then nothing was listed.
+    """
+    lease = state.lease()
+    epoch = lease.acquire()
+    try:
+        chain = Chain(state.connections.log, state.names.stream("ledger"), state.names.chain("process"), epoch)
+        found = chain.open()
+        state.stage_config(found)
+        assert found.done is not None
+        resets = clock_resets(found.done.body)
+        way = Here(state.connections, resets) if tasks is None else InTasks(state.connections, resets, tasks)
+        rebuilding = _Rebuilding(state, found.done, way)
+        rebuilding.judge_all(tell)
+        result = rebuilding.result()
+        chain.restate(runs=RunLists(state.connections.log, state.names).write({}, rebuilding.runs))
+        return result
+    finally:
+        lease.release()
+
+
+class _Rebuilding:
+    """The new store as it grows. Its runs are nobody's until they are listed, so what a merge has replaced goes at once."""
+
+    def __init__(self, state: KeyState, done: Entry, way: Way) -> None:
+        self._state, self._done, self._way = state, done, way
+        self._counts: Counter[str] = Counter(new_counts())
+        self._accepted = self._duplicates = 0
+        self._clock_us = self._from = 0
+        self._watermarks = NOTHING
+        self._totals_before: dict[str, int] = {}
+        self._accepted_places: Words | None = None
+        self._poison: dict[tuple[int, int], Any] = {}
+        """By sequence and ordinal: what plans have decided about records that a stage ends on."""
+        self.runs: Lists = {}
+        """By bucket, as the ledger lists them."""
+
+    def judge_all(self, tell: Tell) -> None:
+        """All frames up to the last `done` that matter, in portions of one configuration."""
+        log, stream, to = self._state.connections.log, self._state.names.stream("raw"), self._done.body["to"]
+        purged = read_purged(log, self._state.names, "raw")
+        held = log.state(stream)
+        if held is None or (not purged.below and held.first_sequence > 1):
+            begins = "is gone" if held is None else f"begins at sequence {held.first_sequence}"
+            raise DataLossError(f"rebuilding the key store: {stream} {begins}, what came before cannot be judged again; restore a backup")
+        if purged.below:
+            self._begin_at(self._oldest_needed(purged))
+        begin = self._from
+        for start, end, version in self._ranges(begin):
+            for frames in self._way.portions(start, min(end, to), self._clock_us, self._done.body["buckets"]):
+                self._judge(frames, version)
+                tell(self._from - begin, to - begin)
+
+    def _entries(self) -> Iterator[Entry]:
+        """The process chain, as far as it reaches back."""
+        log, subject = self._state.connections.log, self._state.names.chain("process")
+        return map(Entry.decode, fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._done.sequence))
+
+    def _oldest_needed(self, purged: Purged) -> Entry:
+        """The newest `done` at whose end the windows of all keys before are over by now."""
+        config = self._state.stage_config_of(self._done)
+        expired = config.dedup_expired_us(self._done.body)
+
+        def newest_us(entry: Entry) -> int:
+            return Watermarks.of(entry.body).newest_us if config.dedup_time_field else int(entry.body["clock_us"])
+
+        over = [entry for entry in self._entries() if entry.kind == "done" and newest_us(entry) <= expired]
+        if not over or over[-1].body["to"] < purged.below:
+            raise DataLossError(
+                f"rebuilding the key store: {self._state.names.stream('raw')} was purged up to sequence {purged.below} and no longer holds "
+                "all records whose keys are remembered; restore the key store or the streams from a backup, or delete the pipeline and "
+                "start it anew. A longer resources.nats.stream.max_age than the window, and enough max_bytes, prevent this"
+            )
+        return over[-1]
+
+    def _begin_at(self, done: Entry) -> None:
+        """Makes ready to judge what came after `done` by what went out. Raises DataLossError when the out stream does not tell."""
+        self._from, self._clock_us, self._watermarks = done.body["to"], done.body["clock_us"], Watermarks.of(done.body)
+        self._totals_before = dict(done.body["totals"])
+        names = ("rows_in", "rows_out", "duplicates", "rows_rejected")
+        rows_in, rows_out, duplicates, rejected = (self._counted(name) for name in names)
+        self._accepted_places = self._places_in_out()
+        found = len(self._accepted_places)
+        if found != rows_out or rows_in != rows_out + duplicates + rejected:
+            raise DataLossError(
+                f"rebuilding the key store: of {rows_in - duplicates - rejected:,} records that were accepted while their keys are "
+                f"remembered, {self._state.names.stream('out')} holds {found:,}; restore the key store or the streams from a backup, or "
+                "delete the pipeline and start it anew"
+            )
+
+    def _places_in_out(self) -> Words:
+        """Of the rows that came from what is judged again, sorted."""
+        log, names = self._state.connections.log, self._state.names
+        out = log.state(names.stream("out"))
+        frames = fetch_whole(log, names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
+        parts = [places(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
+        found = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
+        borders = np.array([self._from + 1, self._done.body["to"] + 1], dtype=np.uint64) << SEQUENCE_BITS
+        first, end = np.searchsorted(found, borders)
+        return found[first:end]
+
+    def _counted(self, name: str) -> int:
+        """What the ledger counted in the ranges that are judged again."""
+        return int(self._done.body["totals"].get(name, 0) - self._totals_before.get(name, 0))
+
+    def _ranges(self, begin: int) -> list[tuple[int, int, str]]:
+        """(from, to, configuration) of what was done behind `begin`; neighbours of one configuration are one range.
+
+        Takes in `_poison` what their plans have decided.
+        """
+        ranges: list[tuple[int, int, str]] = []
+        for entry in self._entries():
+            if entry.kind != "plan" or entry.body["to"] > self._done.body["to"] or entry.body["from"] < begin:
+                continue
+            start, to, version = entry.body["from"], entry.body["to"], entry.body["config"]
+            self._poison |= {(place[0], place[1]): place for place in entry.body.get("poison", [])}
+            if ranges and ranges[-1][2] == version:
+                ranges[-1] = (ranges[-1][0], to, version)
+            else:
+                ranges.append((start, to, version))
+        return ranges
+
+    def _judge(self, frames: list[Arrived], version: str) -> None:
+        """One portion through the stages and into the stores."""
+        config, to = config_of(self._state.connections, version), frames[-1].message.sequence
+        item = {
+            "config": version,
+            "buckets": self._done.body["buckets"],
+            "from": self._from,
+            "to": to,
+            "expired": config.dedup_expired_us({"clock_us": self._clock_us, "watermarks": self._watermarks.encoded()}),
+            "expired_after": config.dedup_expired_us({"clock_us": frames[-1].arrival_us, "watermarks": self._watermarks.encoded()}),
+            "watermarks": self._watermarks.encoded(),
+            "poison": [place for (sequence, _), place in self._poison.items() if self._from < sequence <= to],
+            "runs": self.runs,
+        }
+        for report in self._way.judge(frames, item, self._accepted_places):
+            self._take(report)
+        self._from, self._clock_us = to, frames[-1].arrival_us
+
+    def _take(self, report: Report) -> None:
+        self._counts.update(report.get("counts", {}))
+        self._accepted += report.get("accepted", 0)
+        self._duplicates += report.get("duplicates", 0)
+        if report.get("watermarks"):
+            self._watermarks = Watermarks.of(report)
+        for bucket, runs in report.get("runs", {}).items():
+            self._state.check_written(int(bucket), runs)
+            place = self._state.connections.dedup_store(int(bucket)).place
+            for name in {run[0] for run in self.runs.get(bucket, [])} - {run[0] for run in runs}:
+                place.delete(name)
+            self.runs[bucket] = runs
+
+    def result(self) -> Rebuilt:
+        """Raises InvariantError when what was judged is not what the ledger counted."""
+        counted = tuple(self._counted(name) for name in ("rows_in", "rows_out", "duplicates"))
+        # Of what went out nothing may seem a copy now.
+        dropped = 0 if self._accepted_places is None else counted[2]
+        found = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)
+        if found != counted:
+            raise InvariantError(
+                f"rebuilding the key store: of {found[0]:,} records {found[1]:,} were first ones and {found[2]:,} duplicates, the ledger "
+                f"counted {counted[0]:,}, {counted[1]:,} and {counted[2]:,}; nothing was listed"
+            )
+        runs = [run for listing in self.runs.values() for run in listing]
+        return Rebuilt(*found, sum(run[1] for run in runs), len(runs))

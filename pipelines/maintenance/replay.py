@@ -1,0 +1,89 @@
+"""Records that dedup has judged, read again from raw with their keys and times: the stages before dedup, over frames that are left."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.connectors.nats.client import JetStream, fetch_whole
+from pipelines.process.arrivals import arrivals, clock_resets, steps
+from pipelines.process.dedup import PAST_COLUMN
+from pipelines.process.frames import new_counts, stages
+from pipelines.process.stage_config import StageConfig
+from pipelines.process.watermarks import NEVER, NOTHING, TIME_COLUMN, FrameTimes, Times, Watermarks
+from pipelines.protocol.ledger import Entry, read_chain
+from pipelines.protocol.naming import Names
+
+Tell = Callable[[int, int], None]
+"""Hears how far of how many frames."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Frames are read behind `sequence`; the watermarks and the arrival, in microseconds, up to there."""
+
+    sequence: int
+    watermarks: Watermarks
+    arrival_us: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Rows of some frames, in position order, with KEY_COLUMNS: those that dedup was asked about and that were not late.
+
+    `times` is what the window is measured on, `watermarks` are NEVER where that is the arrival. `records`: how many the frames hold.
+    """
+
+    rows: pa.Table
+    times: Times
+    watermarks: Times
+    records: int
+
+
+def start_at(log: JetStream, names: Names, config: StageConfig, sequence: int, arrival_us: int, purged_below: int) -> Start:
+    """Where to begin so that the frame at `sequence`, of that arrival, and all behind it that are left are read."""
+    if sequence < purged_below or config.dedup_time_field:
+        return _done_before(log, names, max(sequence, purged_below + 1))
+    return Start(sequence - 1, NOTHING, arrival_us)
+
+
+def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
+    """The end of the last `done` before `sequence`: where watermarks can be counted from."""
+    stream, subject = names.stream("ledger"), names.chain("process")
+    found = Start(0, NOTHING, 0)
+    for entry in map(Entry.decode, fetch_whole(log, stream, subject, 0, read_chain(log, stream, subject).sequence)):
+        if entry.kind == "done" and entry.body["to"] >= sequence:
+            break
+        if entry.kind == "done":
+            found = Start(entry.body["to"], Watermarks.of(entry.body), entry.body["clock_us"])
+    return found
+
+
+def judged(
+    log: JetStream, names: Names, engine: duckdb.DuckDBPyConnection, config: StageConfig, start: Start, to: int, tell: Tell
+) -> Iterator[Judged]:
+    """What lies behind `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
+    before = start.watermarks
+    done = read_chain(log, names.stream("ledger"), names.chain("process")).done
+    resets = clock_resets(done.body) if done else []
+    for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.arrival_us, resets)):
+        tell(step[-1].message.sequence - start.sequence, to - start.sequence)
+        counts = new_counts()
+        rows, _ = stages(engine, config, "", step, counts)
+        frames = None
+        if config.dedup_time_field:
+            frames = FrameTimes.of(rows, (frame.message for frame in step), before, config.dedup_window_us)
+            before = frames.last
+        if PAST_COLUMN in rows.column_names:
+            rows = rows.filter(pc.invert(pc.fill_null(rows.column(PAST_COLUMN), False)))
+        if frames is None:
+            times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
+            yield Judged(rows, times, np.full(rows.num_rows, NEVER), counts["rows_in"])
+            continue
+        times = rows.column(TIME_COLUMN).to_numpy()
+        marks = frames.watermarks(rows, config.dedup_lateness_us)
+        is_judged = times >= marks
+        yield Judged(rows.filter(pa.array(is_judged)), times[is_judged], marks[is_judged], counts["rows_in"])

@@ -1,0 +1,54 @@
+"""Arrivals that have run ahead of NATS's clock go on again: one entry of the process chain, which every reader of raw applies."""
+
+from dataclasses import astuple, dataclass
+from datetime import datetime
+
+from pipelines.errors import HaltError
+from pipelines.maintenance.inspect import KeyState
+from pipelines.process.arrivals import ClockReset, clock_resets, microseconds
+from pipelines.protocol.ledger import Chain
+from pipelines.protocol.records import instant
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The arrival of the last record that was judged, and NATS's clock; they meet at `met` if that clock does not step again."""
+
+    arrival: datetime
+    server: datetime
+
+    @property
+    def met(self) -> datetime:
+        return self.arrival + (self.arrival - self.server)
+
+
+def reset_clock(state: KeyState) -> Reset:
+    """Changes nothing where no arrival is ahead, of a record that was judged or of one that waits. Safe to kill, and to repeat.
+
+    Raises FencedError while the process leg runs, HaltError when a range was begun and not finished, or before the first record.
+    """
+    log, names = state.connections.log, state.names
+    lease = state.lease()
+    epoch = lease.acquire()
+    try:
+        chain = Chain(log, names.stream("ledger"), names.chain("process"), epoch)
+        found = chain.open()
+        state.stage_config(found)
+        assert found.done is not None
+        if found.plan is not None:
+            raise HaltError(
+                f"resetting the clock of {names.pipeline}: a range was begun and is not finished; start the pipeline, which finishes it "
+                "before it looks at the clock, then reset it"
+            )
+        body, raw = found.done.body, names.stream("raw")
+        held = log.state(raw)
+        last = held.last_sequence if held else body["to"]
+        # Read after the end of raw: whatever is there came before.
+        server_us = microseconds(log.clock(raw))
+        waiting_us = max((microseconds(frame.time) for frame in log.scan(raw, body["to"], last)), default=0)
+        if max(body["clock_us"], waiting_us) > server_us:
+            reset = ClockReset(body["to"], last, server_us, body["clock_us"])
+            chain.restate(clock_resets=[astuple(one) for one in (*clock_resets(body), reset)])
+        return Reset(instant(max(body["clock_us"], waiting_us)), instant(server_us))
+    finally:
+        lease.release()

@@ -1,0 +1,133 @@
+"""Raw frames as the process leg takes them in: each with its arrival, decoded into the input of the stages."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.errors import HaltError, RetryableError
+from pipelines.protocol.ledger import Log
+from pipelines.protocol.naming import bucket_of_partition
+from pipelines.protocol.records import (
+    HEADER_PARTITION,
+    HEADER_TOPIC,
+    HISTORY_SCHEMA,
+    RAW_SCHEMA,
+    Message,
+    check_columns,
+    decode_frame,
+    place_of_frame,
+    with_positions,
+)
+
+FRAMES_PER_STEP = 12
+STEP_BYTES = 32 * 1024 * 1024
+"""Of frames that go through the stages together, decoded: DuckDB takes up to twenty times that for JSON of large values, of its 2 GiB."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A raw frame with its arrival: the running maximum of the frames' server times in sequence order, in microseconds."""
+
+    message: Message
+    arrival_us: int
+
+
+@dataclass(frozen=True)
+class ClockReset:
+    """A decision of the ledger: from behind the frame at `after` on, the arrival, which had run ahead to `arrival_us` while the server's
+    clock said `server_us`, does not stand still, but goes on at half the server's speed until the server's clock is there.
+
+    So it never steps back, and no window is shorter than it was. The frames up to `last` were there already: none came later than
+    `server_us`, whatever their times say.
+    """
+
+    after: int
+    last: int
+    server_us: int
+    arrival_us: int
+
+    def time_us(self, sequence: int, server_us: int) -> int:
+        """What stands for the server's time of a frame behind `after`."""
+        known_us = min(server_us, self.server_us) if sequence <= self.last else server_us
+        return max(known_us, self.arrival_us + max(0, known_us - self.server_us) // 2)
+
+
+def clock_resets(done: Mapping[str, Any]) -> list[ClockReset]:
+    """Those that a `done` of the process leg carries, in their order."""
+    return [ClockReset(*reset) for reset in done.get("clock_resets", ())]
+
+
+def arrivals(messages: Iterable[Message], clock_us: int, resets: Sequence[ClockReset] = ()) -> Iterator[Arrived]:
+    """`messages` must be all frames of the stream from where `clock_us` was taken, in sequence order: the server's time may step back."""
+    for message in messages:
+        clock_us = max(clock_us, arrival_by(resets, message.sequence, microseconds(message.time)))
+        yield Arrived(message, clock_us)
+
+
+def packed(arrivals_us: Sequence[int]) -> list[int]:
+    """The arrivals of neighbouring frames as a `done` has them: the first, and how much later each of the others was."""
+    return [*arrivals_us[:1], *(after - before for before, after in pairwise(arrivals_us))]
+
+
+def unpacked(differences: Sequence[int]) -> list[int]:
+    """Inverse of `packed`."""
+    return list(accumulate(differences))
+
+
+def arrival_by(resets: Sequence[ClockReset], sequence: int, server_us: int) -> int:
+    """What stands for the server's time of a frame, by the last reset before it."""
+    for reset in reversed(resets):
+        if sequence > reset.after:
+            return reset.time_us(sequence, server_us)
+    return server_us
+
+
+def microseconds(instant: datetime) -> int:
+    return int(instant.timestamp()) * 1_000_000 + instant.microsecond
+
+
+def bucket_of(message: Message, buckets: int) -> int:
+    return bucket_of_partition(int(message.headers[HEADER_PARTITION]), buckets)
+
+
+def steps(frames: Iterable[Arrived], most_bytes: int = STEP_BYTES) -> Iterator[list[Arrived]]:
+    """Frames in the portions that go through the stages together: at most FRAMES_PER_STEP, and `most_bytes` or a single one."""
+    step: list[Arrived] = []
+    size = 0
+    for frame in frames:
+        if step and (len(step) == FRAMES_PER_STEP or size + frame.message.content_bytes > most_bytes):
+            yield step
+            step, size = [], 0
+        step.append(frame)
+        size += frame.message.content_bytes
+    if step:
+        yield step
+
+
+def records_of(message: Message, arrival_us: int) -> pa.Table:
+    """The frame's records with their positions. Raises HaltError for a frame that nobody of ours has written."""
+    what = place_of_frame(message)
+    table = decode_frame(message.payload, what)
+    check_columns(table, RAW_SCHEMA, HISTORY_SCHEMA, what)
+    if HEADER_TOPIC not in message.headers:
+        raise HaltError(f"decoding {what}: it has no header {HEADER_TOPIC}; only Tallyflow may write to its streams")
+    return with_positions(table, message.sequence, message.headers[HEADER_TOPIC], arrival_us)
+
+
+def read_again(log: Log, stream: str, places: pa.Table) -> pa.Table:
+    """The records of the raw frames that hold `places` (`_tf_sequence`, `_tf_arrival`), in position order.
+
+    Raises RetryableError while a frame is not served.
+    """
+    frames = places.group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).sort_by("_tf_sequence").to_pylist()
+    records = []
+    for frame in frames:
+        message = log.get(stream, frame["_tf_sequence"])
+        if message is None:
+            raise RetryableError(f"reading {stream}: sequence {frame['_tf_sequence']} is not served yet")
+        records.append(records_of(message, microseconds(frame["_tf_arrival_max"])))
+    return pa.concat_tables(records, promote_options="default").unify_dictionaries()

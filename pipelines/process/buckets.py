@@ -1,0 +1,186 @@
+"""The effects of the process leg, bucket by bucket: dedup against the bucket's store, then append what the bucket's subjects lack.
+
+With dedup a row's bucket is a function of its key, and all rows of a plan that fall into one bucket are judged together, in position
+order; without, it is a function of the Kafka partition. A dead letter's bucket is always that of its Kafka partition.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.engine.connections import Connections
+from pipelines.engine.execute import Item
+from pipelines.key_store.segments import RunFacts
+from pipelines.key_store.store import KeyedStore, bucket_with_turn
+from pipelines.process.admission import LATE, admit
+from pipelines.process.arrivals import read_again
+from pipelines.process.dead_letter_rows import letters
+from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN, Deduplicated, dedup
+from pipelines.process.rejections import Rejections
+from pipelines.process.stage_config import StageConfig
+from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
+from pipelines.protocol.append import Appender, Tail, append_rows, last_position
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.naming import bucket_of_key, bucket_of_partition
+from pipelines.protocol.records import HEADER_CONFIG, Position, in_position_order
+from pipelines.protocol.run_lists import Listing, Lists
+
+MAX_EMIT = 2**32 - 1
+
+
+class Buckets:
+    """The out, dead-letter and duplicates subjects, and the stores, of the buckets that an item touches.
+
+    The item holds `to`, the end of the plan, `from`, `tails` by subject as far as they are known, and as of the last `done` `runs` by
+    bucket, `clock_us` and `watermarks`.
+    """
+
+    def __init__(self, connections: Connections, config: StageConfig, item: Item) -> None:
+        self._connections, self._config, self._item = connections, config, item
+        self._headers = {HEADER_CONFIG: item["config"]}
+        self._by_subject: dict[str, Appender[Position]] = {}
+        self.runs: dict[str, Listing] = {}
+        """What the next `done` lists, of the buckets that had rows."""
+
+    def append(self, rows: pa.Table, rejected: pa.Table) -> None:
+        """Appends rows and dead letters of any buckets, each in position order."""
+        names = self._connections.names
+        for bucket, share in shares(rows, partition_owners(rows, self._config.buckets)):
+            append_rows(self._appender("out", names.out(bucket)), share, self._headers)
+        reach("process.between-frames")
+        for bucket, share in shares(rejected, partition_owners(rejected, self._config.buckets)):
+            append_rows(self._appender("dlq", names.dead_letters("process", bucket)), share)
+
+    def append_bucket(self, bucket: int, rows: pa.Table | None, rejected: pa.Table | None, frames: FrameTimes | None) -> dict[str, int]:
+        """With dedup: all rows and dead letters of the plan that fall into `bucket`, in any order; the counts of what became of them.
+
+        Drops duplicates, writes a run, appends what is left. The store is read as the last `done` lists it and nothing else, so a second
+        attempt gives the same answer. Different buckets may be worked on by different threads.
+        """
+        counts: Counter[str] = Counter()
+        refused = [] if rejected is None else [rejected]
+        if rows is not None:
+            late = self._append_first_of_keys(bucket, rows, frames, counts)
+            letters_of_late = self._late_letters(late) if late.num_rows else late
+            seen = (rows.num_rows, str(bucket), int(self._item["to"]))
+            admit(self._connections, self._item, LATE, seen, letters_of_late)
+            if late.num_rows:
+                refused.append(letters_of_late)
+                counts.update({"rows_rejected": late.num_rows, "rejected.dedup.late": late.num_rows})
+        reach("process.between-frames")
+        if refused:
+            together = in_position_order(pa.concat_tables(refused, promote_options="default").unify_dictionaries())
+            append_rows(self._appender("dlq", self._connections.names.dead_letters("process", bucket)), together)
+        return dict(counts)
+
+    def _append_first_of_keys(self, bucket: int, rows: pa.Table, frames: FrameTimes | None, counts: Counter[str]) -> pa.Table:
+        """The late rows."""
+        names, span = self._connections.names, (self._item["from"], self._item["to"])
+        store = self._connections.dedup_store(bucket)
+        store.open(live_runs(self._item["runs"], bucket))
+        found, late = first_of_keys(self._config, rows, store, frames)
+        reach("process.before-state")
+        has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
+        self.runs[str(bucket)] = listed(store.add(found.entries, span, self._config.dedup_expired_us(self._item), has_turn))
+        reach("process.after-state")
+        append_rows(self._appender("out", names.out(bucket)), found.accepted, self._headers)
+        if self._config.dedup_keeps:
+            append_rows(self._appender("duplicates", names.duplicates(bucket)), found.duplicates)
+        counts.update({"rows_out": found.accepted.num_rows, "duplicates": found.duplicates.num_rows})
+        return late
+
+    def _late_letters(self, late: pa.Table) -> pa.Table:
+        """Dead letters for rows whose bytes did not come along: they are read again from their raw frames."""
+        field = self._config.dedup_time_field
+        rejections = Rejections("dedup", late.num_rows)
+        rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
+        records = read_again(self._connections.log, self._connections.names.stream("raw"), late)
+        return letters(records, rejections.split(late, late).rejected, self._item["config"], self._config.source)
+
+    def tails(self) -> dict[str, Any]:
+        """The subjects' ends as the next plan remembers them."""
+        known = {subject: appender.known_tail for subject, appender in self._by_subject.items()}
+        return {
+            subject: [tail.sequence, str(tail.position) if tail.position is not None else ""]
+            for subject, tail in known.items()
+            if tail is not None
+        }
+
+    def _appender(self, role: str, subject: str) -> Appender[Position]:
+        if subject not in self._by_subject:
+            known = self._item["tails"].get(subject)
+            tail = Tail(known[0], Position.parse(known[1]) if known[1] else None) if known else None
+            limit = Position(self._item["to"], MAX_EMIT, MAX_EMIT)
+            stream = self._connections.names.stream(role)
+            self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail)
+        return self._by_subject[subject]
+
+
+def first_of_keys(config: StageConfig, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
+    """(all rows of a range that fall into one bucket, in any order, judged against its store; the late ones, which are not judged).
+
+    The store is open on what came before. `frames`: of the whole range, where the window is measured on a field. Rows of PAST_COLUMN were
+    accepted when they came first: they go on without being judged.
+    """
+    rows = in_position_order(rows)
+    if PAST_COLUMN not in rows.column_names:
+        return _judged(config, rows, store, frames)
+    is_past = pc.fill_null(rows.column(PAST_COLUMN), False)
+    past = rows.filter(is_past)
+    found, late = _judged(config, rows.filter(pc.invert(is_past)).drop_columns([PAST_COLUMN]), store, frames)
+    accepted = pa.concat_tables([found.accepted, past.select(found.accepted.column_names)]).unify_dictionaries()
+    return replace(found, accepted=in_position_order(accepted)), late
+
+
+def _judged(config: StageConfig, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
+    if frames is None:
+        times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
+        return dedup(rows, times, config.dedup_window_us, store.find), rows.slice(0, 0)
+    times = rows.column(TIME_COLUMN).to_numpy()
+    marks = frames.watermarks(rows, config.dedup_lateness_us)
+    is_late = times < marks
+    plain = rows.drop_columns([TIME_COLUMN, BEFORE_COLUMN])
+    if not is_late.any():
+        return dedup(plain, times, config.dedup_window_us, store.find, marks), plain.slice(0, 0)
+    kept = plain.filter(pa.array(~is_late))
+    judged = dedup(kept, times[~is_late], config.dedup_window_us, store.find, marks[~is_late])
+    return judged, plain.filter(pa.array(is_late)).drop_columns(list(KEY_COLUMNS))
+
+
+def listed(runs: Iterable[RunFacts]) -> Listing:
+    """Live runs in the form of a `done`."""
+    return [[facts.name, facts.rows, facts.newest, facts.digest] for facts in runs]
+
+
+def live_runs(runs: Lists, bucket: int) -> list[RunFacts]:
+    """The runs of one bucket that are listed."""
+    return [RunFacts(*facts) for facts in runs.get(str(bucket), [])]
+
+
+def key_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
+    """The bucket of each row with KEY_COLUMNS."""
+    return bucket_of_key(rows.column(KEY_COLUMNS[1]).to_numpy(), buckets)
+
+
+def partition_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
+    """The bucket of each row or dead letter by its Kafka partition."""
+    return bucket_of_partition(rows.column("_tf_partition").to_numpy(), buckets)
+
+
+def shares(rows: pa.Table, owners: npt.NDArray[Any]) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of each bucket, in their order."""
+    counts = np.bincount(owners)
+    (found,) = counts.nonzero()
+    if len(found) > 1:
+        # One pass over the columns instead of one per bucket; a stable sort of 16 bits is a radix sort.
+        rows = rows.take(pa.array(np.argsort(owners.astype(np.uint16), kind="stable")))
+    start = 0
+    for bucket in found.tolist():
+        yield bucket, rows.slice(start, int(counts[bucket]))
+        start += int(counts[bucket])

@@ -1,0 +1,82 @@
+"""Dead letters: every rejected record with its original bytes, its coordinates, and why it was refused.
+
+In: the stage input of a range (raw records with positions) and the `rejected` rows of its stages. Out: LETTER_SCHEMA, sorted by raw
+position, one row per rejected record. A letter's identity is the raw position at which the record was rejected, and all its values are
+functions of the log, so a replay writes the same letter or nothing. Nothing is kept here; letters live in the dlq stream.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.protocol.records import HEADERS_TYPE, HISTORY_SCHEMA, INSTANT, OVERSIZE_TYPE, POSITION_FIELDS, position_keys
+
+LETTER_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS_TYPE),
+        ("timestamp", INSTANT),
+        ("oversize", OVERSIZE_TYPE),
+        *POSITION_FIELDS,
+        ("stage", pa.string()),
+        ("code", pa.string()),
+        ("field", pa.string()),
+        ("message", pa.string()),
+        ("config_version", pa.string()),
+        ("attempts", pa.int32()),
+        ("first_time", INSTANT),
+        ("last_time", INSTANT),
+        ("past_dedup", pa.bool_()),
+        ("origin", pa.string()),
+        ("source", pa.string()),
+    ]
+)
+"""`value` is the whole record, or the first 1024 bytes where `oversize` tells its size and SHA-256. Times are arrivals, never a clock.
+
+`attempts` counts rejections, this one included. `past_dedup`: dedup, if there is one, has accepted the record. `origin`: the position of
+the letter that this record was before it entered again; null for a record that comes from Kafka. `source`: the id of its source in the
+pipeline file.
+"""
+
+
+def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str, past_dedup: bool = False) -> pa.Table:
+    """The dead letters for `rejected`; each of its rows names a record of `records` (both sorted or not; every position at most once).
+
+    `past_dedup`: they were rejected behind dedup.
+
+    Raises KeyError when a rejected position is not among the records: a stage invented it.
+    """
+    if rejected.num_rows == 0:
+        return LETTER_SCHEMA.empty_table()
+    wanted = position_keys(rejected)
+    order = np.argsort(wanted, kind="stable")
+    rejected = rejected.take(pa.array(order))
+    wanted = wanted[order]
+    present = position_keys(records)
+    rows = np.searchsorted(present, wanted)
+    if rows[-1] >= len(present) or not np.array_equal(present[rows], wanted):
+        raise KeyError("a stage rejected a position that is not among its input")
+    originals = records.take(pa.array(rows))
+    columns = {name: originals.column(name) for name in originals.column_names if name in LETTER_SCHEMA.names}
+    columns |= {name: rejected.column(name) for name in ("stage", "code", "field", "message")}
+    columns["config_version"] = pa.repeat(pa.scalar(config_version), rejected.num_rows)
+    columns["source"] = pa.repeat(pa.scalar(source), rejected.num_rows)
+    columns |= _history(originals, past_dedup)
+    return pa.table([columns[name] for name in LETTER_SCHEMA.names], schema=LETTER_SCHEMA)
+
+
+def _history(records: pa.Table, past_dedup: bool) -> dict[str, pa.ChunkedArray]:
+    """HISTORY_SCHEMA and `last_time` of the letters of `records`."""
+    known = {
+        field.name: records.column(field.name) if field.name in records.column_names else pa.nulls(records.num_rows, field.type)
+        for field in HISTORY_SCHEMA
+    }
+    arrival = records.column("_tf_arrival")
+    return {
+        "attempts": pc.add(pc.fill_null(known["attempts"], 0), pa.scalar(1, pa.int32())),
+        "first_time": pc.coalesce(known["first_time"], arrival),
+        "last_time": arrival,
+        "past_dedup": pc.or_(pc.fill_null(known["past_dedup"], False), past_dedup),
+        "origin": known["origin"],
+    }

@@ -1,0 +1,160 @@
+"""dedup: of the records of one key within a window, the first by position goes on.
+
+In: records in position order with their key's hash in KEY_COLUMNS (`with_keys`), a time per record, and the store's `find`.
+Out: the records that go on; the duplicates; and one new store entry per key that had a record accepted: its last one.
+
+Meaning, key by key in position order: a record is a duplicate if the last accepted record a of its key was accepted at a time less than
+`window` away, |t - a.t| < window, and a is not over, a.t + window > W. Every other record is accepted and replaces a. So at exactly the
+window, or later, a record is accepted and starts a new window; a dropped duplicate does not prolong one. t is the arrival, which never
+steps back (then W is nothing), or a field, with W the record's watermark (`watermarks`). A record older than W is late, and is not judged.
+
+Guarantee: the answer is a function of the records in their order, whatever the batches that they come in and whatever has expired from the
+store. Rejected: `null_key` (by `with_keys`), `null_time`, `invalid_time` and `ahead` (by `with_times`), `late` (by the caller). State: the
+store's entries, which may go once a.t + window <= the clock of the last `done`: the arrival, or the combined watermark. After a restart the
+same records with the same store give the same answer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.key_store.index import Rows, Words
+from pipelines.key_store.keys import hash_keys
+from pipelines.key_store.segments import Entries, by_hash
+from pipelines.key_store.store import Found
+from pipelines.process.rejections import Rejections
+from pipelines.process.watermarks import TIME_COLUMN, Times
+from pipelines.protocol.records import StageOutput
+from pipelines.types.columns import parse_type
+from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_instants
+from pipelines.types.vectors import Mask, one_chunk, to_mask
+
+KEY_COLUMNS = ("_tf_key_hi", "_tf_key_lo")
+PAST_COLUMN = "_tf_past_dedup"
+"""True for a record that dedup accepted before it became a dead letter: it goes on, and leaves the store alone. Often there is none."""
+_MAX_PASSES = 64
+_INSTANT = parse_type("DateTime64(6)")
+
+
+@dataclass(frozen=True)
+class Deduplicated:
+    """Records that go on and records dropped, each in position order and without the hashes; entries to add, sorted."""
+
+    accepted: pa.Table
+    duplicates: pa.Table
+    entries: Entries
+
+
+def with_keys(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, fields: Sequence[str]) -> StageOutput:
+    """`parsed` with the hash of the key in `fields` (columns of it) as KEY_COLUMNS; records with a null in the key are rejected.
+
+    While it runs, a table `_tf_values` is registered in `engine`. Raises TypeError for a column that cannot be a key.
+    """
+    hashes = hash_keys(engine, [parsed.column(name) for name in fields])
+    rejections = Rejections("dedup", parsed.num_rows)
+    rejections.note(hashes.is_null, "null_key", fields[0] if len(fields) == 1 else None, f"the key ({', '.join(fields)}) is null")
+    for name, column in zip(KEY_COLUMNS, (hashes.hi, hashes.lo), strict=True):
+        parsed = parsed.append_column(name, pa.array(column))
+    return rejections.split(parsed, parsed)
+
+
+def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str, max_ahead_us: int, unit: str = "") -> StageOutput:
+    """`parsed` with the time in `field` as TIME_COLUMN: a number or decimal text of `unit` since 1970; without a unit unix seconds, or a
+    text as a DateTime column takes it. Others are rejected.
+
+    Times are those of DateTime64, 1900 to 2299, and at most `max_ahead_us` behind the record's arrival: one of the far future would make
+    all others late. While it runs, a table `_tf_values` is registered in `engine`.
+    """
+    values = one_chunk(parsed.column(field))
+    rejections = Rejections("dedup", len(values))
+    rejections.note(to_mask(pc.is_null(values)), "null_time", field, "the time is null")
+    if pa.types.is_string(values.type):
+        found = epoch_texts_to_instants(values, _INSTANT, unit) if unit else parse_instants(engine, values, _INSTANT)
+        instants, bad = found[0], found[1] | found[2]
+    else:
+        instants, bad = epoch_to_instants(values, _INSTANT, unit or "s")
+    rejections.note(bad, "invalid_time", field, "the value is no instant between 1900 and 2299")
+    times = pc.fill_null(instants.cast(pa.int64()), 0)
+    ahead = times.to_numpy() - one_chunk(parsed.column("_tf_arrival")).cast(pa.int64()).to_numpy() > max_ahead_us
+    rejections.note(ahead, "ahead", field, "the time lies further ahead of the arrival than max_ahead")
+    return rejections.split(parsed, parsed.append_column(TIME_COLUMN, times))
+
+
+def dedup(
+    records: pa.Table, times: Times, window_us: int, find: Callable[[Words, Words], Found], watermarks: Times | None = None
+) -> Deduplicated:
+    """Splits `records`. `times` in microseconds since 1970, one per record, as are `watermarks` where the time is a field."""
+    hi, lo = (records.column(name).to_numpy() for name in KEY_COLUMNS)
+    plain = records.drop_columns(list(KEY_COLUMNS))
+    order = by_hash(hi, lo)
+    groups = _Groups(hi[order], lo[order])
+    known = find(groups.hi, groups.lo)
+    is_duplicate, last = judge(groups.of, times[order], window_us, known, None if watermarks is None else watermarks[order])
+    is_dropped = np.zeros(len(order), dtype=bool)
+    is_dropped[order[is_duplicate]] = True
+    has_accepted = last >= 0
+    rows = order[last[has_accepted]]
+    sequence, ordinal = records.column("_tf_sequence").to_numpy()[rows], records.column("_tf_ordinal").to_numpy()[rows]
+    entries = Entries(groups.hi[has_accepted], groups.lo[has_accepted], times[rows], sequence, ordinal)
+    if not is_dropped.any():
+        return Deduplicated(plain, plain.slice(0, 0), entries)
+    return Deduplicated(plain.filter(pa.array(~is_dropped)), plain.filter(pa.array(is_dropped)), entries)
+
+
+class _Groups:
+    """The keys of records sorted by key: `hi` and `lo` once each, and the number of its key for every record."""
+
+    def __init__(self, hi: Words, lo: Words) -> None:
+        is_first = np.ones(len(hi), dtype=bool)
+        is_first[1:] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
+        self.of: Rows = np.cumsum(is_first) - 1
+        self.hi, self.lo = hi[is_first], lo[is_first]
+
+
+def judge(group: Rows, times: Times, window_us: int, known: Found, watermarks: Times | None) -> tuple[Mask, Rows]:
+    """(which records are duplicates, the last accepted record of each group or -1). Records are sorted by group, then by position.
+
+    A pass decides, for all groups at once, the records up to and with the next accepted one; there are as many passes as the batch has
+    accepted records of its busiest key.
+    """
+    accepted_at, has_accepted = known.time.copy(), known.is_found.copy()
+    is_duplicate = np.zeros(len(group), dtype=bool)
+    last = np.full(len(known.time), -1, dtype=np.int64)
+    rows = np.arange(len(group), dtype=np.int64)
+
+    def is_copy(rows: Rows) -> Mask:
+        one = group[rows]
+        near = has_accepted[one] & (np.abs(times[rows] - accepted_at[one]) < window_us)
+        copies: Mask = near if watermarks is None else near & (accepted_at[one] + window_us > watermarks[rows])
+        return copies
+
+    def accept(rows: Rows) -> None:
+        one = group[rows]
+        accepted_at[one], has_accepted[one], last[one] = times[rows], True, rows
+
+    passes = 0
+    while len(rows) and passes < _MAX_PASSES:
+        passes += 1
+        copies = is_copy(rows)
+        others = rows[~copies]
+        is_next = np.ones(len(others), dtype=bool)
+        is_next[1:] = group[others[1:]] != group[others[:-1]]
+        chosen = others[is_next]
+        decided_to = np.full(len(last), len(group), dtype=np.int64)
+        decided_to[group[chosen]] = chosen
+        border = decided_to[group[rows]]
+        is_duplicate[rows[copies & (rows < border)]] = True
+        accept(chosen)
+        rows = rows[rows > border]
+    # A key with very many windows in one batch: one record after the other, of those few keys only.
+    for row in rows:
+        one_row = np.array([row])
+        if is_copy(one_row)[0]:
+            is_duplicate[row] = True
+        else:
+            accept(one_row)
+    return is_duplicate, last

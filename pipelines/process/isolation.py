@@ -1,0 +1,108 @@
+"""Isolation: what a stage cannot do with a batch is done in halves, down to the records at fault; those are rejected, the others go on.
+
+In: a stage, and the table that it raises over. Out: what the stage gives over the rest, with a rejection of the code `internal_error` for
+each record that raises by itself, three times in a row. Kept: nothing. An error of the host (memory, disk, descriptors) or of ours is never
+a record's fault, nor is one that the stage raises without any record: those are raised.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from pipelines.host import is_of_host
+from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, position_keys
+
+INTERNAL_ERROR = "internal_error"
+ATTEMPTS = 3
+Decided = Sequence[Sequence[int | str]]
+"""Records that are rejected without being tried: (sequence, ordinal, stage, message) each."""
+Stage = Callable[[duckdb.DuckDBPyConnection, pa.Table], StageOutput]
+_ENDS_THE_ENGINE = (duckdb.FatalException, duckdb.InternalException)
+
+
+def isolated(
+    name: str, stage: Stage, engine: duckdb.DuckDBPyConnection, table: pa.Table, renew: Callable[[], duckdb.DuckDBPyConnection]
+) -> StageOutput:
+    """`stage(engine, table)`, and where that raises, the same without the records at fault. `renew` opens another engine."""
+    try:
+        return stage(engine, table)
+    except Exception as error:
+        if is_of_host(error):
+            raise
+        return _Search(name, stage, renew).through(table, error)
+
+
+def take_out(table: pa.Table, decided: Decided) -> StageOutput:
+    """`table` without the decided records, and those of it as rejected."""
+    if not decided:
+        return StageOutput(table, REJECTED_SCHEMA.empty_table())
+    columns = [list(column) for column in zip(*decided, strict=True)]
+    wanted = pa.table({"_tf_sequence": pa.array(columns[0], pa.uint64()), "_tf_ordinal": pa.array(columns[1], pa.uint32())})
+    present = position_keys(table)
+    is_decided = np.isin(present, position_keys(wanted))
+    rows = [row for row, is_here in zip(decided, np.isin(position_keys(wanted), present), strict=True) if is_here]
+    return StageOutput(table.filter(pa.array(~is_decided)), _rejected([(*row[:2], str(row[2]), str(row[3])) for row in rows]))
+
+
+class _Search:
+    """One search for the records that a stage raises over, on engines of its own: an error may leave one that does nothing more."""
+
+    def __init__(self, name: str, stage: Stage, renew: Callable[[], duckdb.DuckDBPyConnection]) -> None:
+        self._name, self._stage, self._renew = name, stage, renew
+        self._engine = renew()
+
+    def through(self, table: pa.Table, error: Exception) -> StageOutput:
+        """What comes of `table`. Raises `error`, which the stage has raised over it, if it is no record's fault."""
+        try:
+            try:
+                self._attempt(table.slice(0, 0))
+            except Exception:
+                raise error from None
+            return self._halved(table)
+        finally:
+            self._engine.close()
+
+    def _attempt(self, part: pa.Table) -> StageOutput:
+        try:
+            return self._stage(self._engine, part)
+        except _ENDS_THE_ENGINE:
+            with suppress(duckdb.Error):
+                self._engine.close()
+            self._engine = self._renew()
+            raise
+
+    def _halved(self, part: pa.Table) -> StageOutput:
+        for attempt in range(ATTEMPTS):
+            try:
+                return self._attempt(part)
+            except Exception as error:
+                if is_of_host(error):
+                    raise
+                if part.num_rows > 1:
+                    break
+                if attempt == ATTEMPTS - 1:
+                    return self._refused(part, error)
+        middle = part.num_rows // 2
+        halves = [self._halved(part.slice(0, middle)), self._halved(part.slice(middle))]
+        accepted = pa.concat_tables([half.accepted for half in halves], promote_options="default").unify_dictionaries()
+        return StageOutput(accepted, pa.concat_tables([half.rejected for half in halves]))
+
+    def _refused(self, record: pa.Table, error: Exception) -> StageOutput:
+        if isinstance(error, duckdb.OutOfMemoryException):
+            raise error
+        (row,) = record.select(["_tf_sequence", "_tf_ordinal"]).to_pylist()
+        # The words of an error may hold the record's values, its type does not.
+        message = f"{self._name} ends with {type(error).__name__} on this record alone, {ATTEMPTS} times of {ATTEMPTS}"
+        nothing = self._attempt(record.slice(0, 0)).accepted
+        return StageOutput(nothing, _rejected([(row["_tf_sequence"], row["_tf_ordinal"], self._name, message)]))
+
+
+def _rejected(rows: Sequence[tuple[int | str, ...]]) -> pa.Table:
+    named = [
+        dict(zip(REJECTED_SCHEMA.names, (sequence, ordinal, stage, INTERNAL_ERROR, None, message), strict=True))
+        for sequence, ordinal, stage, message in rows
+    ]
+    return pa.Table.from_pylist(named, schema=REJECTED_SCHEMA)

@@ -1,0 +1,316 @@
+"""The process leg: raw frames to typed out frames and dead letters. A work item is some buckets' share of a range of raw sequences."""
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import accumulate
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pipelines.config import format_duration
+from pipelines.connectors.nats.client import check_contiguous
+from pipelines.engine.execute import Item, Report, run_in_tasks, run_with_exchange
+from pipelines.engine.leg import Leg, check_input, input_mark
+from pipelines.engine.ranges import MAX_FRAMES_PER_BATCH
+from pipelines.errors import HaltError, RetryableError, UndecidedError
+from pipelines.key_store.store import made_for
+from pipelines.process.arrivals import Arrived, arrival_by, arrivals, bucket_of, clock_resets, microseconds, packed
+from pipelines.process.frames import after_exchange, before_exchange, process, process_frames
+from pipelines.process.stage_config import config_of
+from pipelines.protocol.append import last_position
+from pipelines.protocol.ledger import Entry
+from pipelines.protocol.naming import bucket_of_partition
+from pipelines.protocol.records import Message, Position
+from pipelines.protocol.run_lists import Lists, RunLists, digest_of_names
+
+DRIVER_FRAMES = 16
+"""Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
+OFFER_SECONDS = 1.0
+MAX_POISON = 10_000
+"""Records of one plan that the stages may end on: as many as its entry on the ledger has room for."""
+PLAN_BYTES = 256 * 1024 * 1024
+"""Of the frames of a plan, decoded; DRIVER_FRAMES of them always fit."""
+CLOCK_SECONDS = 1.0
+"""How often the clocks are compared: it takes a request."""
+
+
+class ProcessLeg(Leg):
+    """Offset is {"sequence": last raw sequence}."""
+
+    name = "process"
+    _next_offer = 0.0
+    _seen_offer = 0
+    _next_clock = 0.0
+    _undecided: Sequence[Sequence[Any]] = ()
+    _attempts = (0, 0)
+    """The end of the plan in work, and how often it was tried: each task's process may have left a run of its own."""
+    _scanned: Sequence[Message] = ()
+    """Headers of the raw frames that the last plan was cut from."""
+    _run_lists: RunLists | None = None
+    _tails: Mapping[str, Any] = {}
+    """Ends of subjects, by what this leg has seen of them; a subject that is not here is looked up."""
+
+    @property
+    def _lists(self) -> RunLists:
+        if self._run_lists is None:
+            self._run_lists = RunLists(self.connections.log, self.connections.names)
+        return self._run_lists
+
+    def _start_offset(self) -> dict[str, int]:
+        check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
+        self._check_buckets()
+        if self.chain.state.plan is None:
+            self._check_clock()
+        self._sweep()
+        return {"sequence": self.chain.state.to or 0}
+
+    def _check_buckets(self) -> None:
+        done, buckets = self.chain.state.done, config_of(self.connections, self.connections.run.stage_config).buckets
+        if done is not None and done.body["buckets"] != buckets:
+            raise HaltError(
+                f"starting process: its state lies in {done.body['buckets']} buckets, the file says {buckets}: a change was begun and is "
+                "not finished; run `tallyflow rebucket` again"
+            )
+
+    def _check_clock(self) -> None:
+        """Where dedup goes by arrival, which never steps back: tells that it is ahead of the server's clock, as the file asks for.
+
+        A range that was planned is done before, so that `reset-clock` finds none.
+        """
+        done, log = self.chain.state.done, self.connections.log
+        config = config_of(self.connections, self.connections.run.stage_config)
+        if done is None or not config.dedup_key or config.dedup_time_field or time.monotonic() < self._next_clock:
+            return
+        self._next_clock = time.monotonic() + CLOCK_SECONDS
+        limits = self.connections.config.resources.nats
+        now_us = microseconds(log.clock(self.connections.names.stream("raw")))
+        ahead = timedelta(microseconds=done.body["clock_us"] - arrival_by(clock_resets(done.body), sys.maxsize, now_us))
+        self.status.warning = ""
+        if ahead > limits.max_clock_ahead:
+            told = (
+                f"the arrival of the last record is {format_duration(ahead)} ahead of NATS's clock, which was ahead and stepped back: "
+                "until it is there again the windows of dedup stand still, and records are dropped as copies of older ones; set the "
+                "clock of the server right, stop the pipeline and run `tallyflow reset-clock`"
+            )
+            if limits.clock_ahead == "halt":
+                raise HaltError(f"judging by arrival: {told}; or wait, or say `clock_ahead: warn` in resources.nats")
+            self.status.warning = told
+
+    def _finish(self, session: SparkSession, plan: Entry) -> None:
+        """As every leg's; then deletes the runs that the new `done` does not list any more, or that attempts in vain have left."""
+        before = self._listed()
+        super()._finish(session, plan)
+        now = self._listed()
+        # An attempt of an earlier start at this very plan has left what the sweep of our start has spared.
+        if self._attempts[1] > 1 or plan.epoch != self.chain.state.epoch:
+            self._sweep()
+            return
+        for bucket, names in before.items():
+            for name in names - now.get(bucket, set()):
+                self.connections.dedup_store(int(bucket)).place.delete(name)
+
+    def _listed(self) -> dict[str, set[str]]:
+        """Names of the live runs, by bucket."""
+        runs = self._lists.of(self.chain.state.done.body) if self.chain.state.done else {}
+        return {bucket: {listed[0] for listed in listing} for bucket, listing in runs.items()}
+
+    def _sweep(self) -> None:
+        """Deletes runs that no `done` lists and no open plan may still want: what killed attempts have left."""
+        config = config_of(self.connections, self.connections.run.stage_config)
+        if not config.dedup_key:
+            return
+        listed, done_to = self._listed(), self.chain.state.to or 0
+        for bucket in range(config.buckets):
+            place = self.connections.dedup_store(bucket).place
+            for name in place.names():
+                if name not in listed.get(str(bucket), set()) and made_for(name) <= done_to:
+                    place.delete(name)
+
+    def covers(self, end: dict[str, int]) -> bool:
+        return (self.chain.state.to or 0) >= end["sequence"]
+
+    def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+        self._check_clock()
+        start = self.chain.state.to or 0
+        to = min(end["sequence"], start + MAX_FRAMES_PER_BATCH)
+        return start, self._within_bytes(start, to), {"config": self.connections.run.stage_config}
+
+    def _within_bytes(self, start: int, to: int) -> int:
+        """The end of the next plan, `to` or before: with dedup the rows of a plan are judged together, so they must fit into memory."""
+        if to - start <= DRIVER_FRAMES:
+            return to
+        self._scanned = self.connections.log.scan(self.connections.names.stream("raw"), start, to)
+        most = PLAN_BYTES // config_of(self.connections, self.connections.run.stage_config).widening
+        ends = accumulate(message.content_bytes for message in self._scanned)
+        return start + max(DRIVER_FRAMES, sum(1 for end in ends if end <= most))
+
+    def _scan(self, start: int, to: int) -> Sequence[Message]:
+        """As the log's; what was looked at to plan the range is not asked for again."""
+        if self._scanned and self._scanned[0].sequence == start + 1 and self._scanned[-1].sequence >= to:
+            return self._scanned[: to - start]
+        return self.connections.log.scan(self.connections.names.stream("raw"), start, to)
+
+    def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        # An earlier attempt may have amended it.
+        plan = self.chain.state.plan or plan
+        while True:
+            if self._undecided:
+                plan = self._decide(plan)
+            try:
+                return self._execute(session, plan)
+            except UndecidedError as error:
+                self._undecided = error.places
+
+    def _decide(self, plan: Entry) -> Entry:
+        """The plan with the records that a stage ends on: whatever is tried again from now on, they are dead letters.
+
+        An earlier attempt that went beyond one of them had a row of it, or a letter for another reason; then nothing can be decided.
+        """
+        decided = [*plan.body.get("poison", []), *([place[0], place[1], *place[3:]] for place in self._undecided)]
+        if len(decided) > MAX_POISON:
+            raise HaltError(
+                f"processing raw {plan.body['from']}-{plan.body['to']}: the stages end on more than {MAX_POISON:,} records "
+                f"({self._undecided[0][4]}); nothing was dropped. Report this with the log, and start the version that ran before"
+            )
+        self._check_not_passed(plan)
+        # After an append of unknown outcome the same decision is appended again.
+        plan = self.chain.amend(poison=decided)
+        self._undecided = []
+        return plan
+
+    def _check_not_passed(self, plan: Entry) -> None:
+        """Raises HaltError when an attempt at the plan has written what lies beyond a record that is about to be decided."""
+        config = config_of(self.connections, plan.body["config"])
+        first: dict[int, Position] = {}
+        for sequence, ordinal, partition, *_ in self._undecided:
+            # With dedup nothing is written before every record of the plan has been through the stages.
+            places = range(config.buckets) if config.dedup_key else [bucket_of_partition(partition, config.buckets)]
+            place = Position(plan.body["from"] + 1, 0) if config.dedup_key else Position(sequence, ordinal)
+            for bucket in places:
+                first[bucket] = min(first.get(bucket, place), place)
+        names, log = self.connections.names, self.connections.log
+        for bucket, place in first.items():
+            for role, subject in (("out", names.out(bucket)), ("dlq", names.dead_letters("process", bucket))):
+                last = log.last(names.stream(role), subject)
+                if last is not None and not last_position(last) < place:
+                    raise HaltError(
+                        f"processing raw {plan.body['from']}-{plan.body['to']}: {self._undecided[0][4]} "
+                        f"(raw position {self._undecided[0][0]}.{self._undecided[0][1]}), and an earlier attempt has passed it: an error "
+                        "that comes and goes is the host's. Nothing was dropped; start the pipeline again, on another host if it stays"
+                    )
+
+    def _execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        self._attempts = (plan.body["to"], self._attempts[1] + 1 if self._attempts[0] == plan.body["to"] else 1)
+        done = self.chain.state.done
+        log, stream = self.connections.log, self.connections.names.stream("raw")
+        check_input(log, stream, done)
+        start, to = plan.body["from"], plan.body["to"]
+        before = done.body if done else {}
+        item = {"from": start, "to": to, "config": plan.body["config"], "tails": self._tails, "runs": self._lists.of(before)}
+        item |= {"clock_us": before.get("clock_us", 0), "watermarks": before.get("watermarks"), "poison": plan.body.get("poison", [])}
+        item["clock_resets"] = before.get("clock_resets", [])
+        run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
+        reports, arrived, last = run(session, item)
+        counts: Counter[str] = Counter()
+        tails, runs = dict(item["tails"]), dict(item["runs"])
+        for report in reports:
+            counts.update(report["counts"])
+            tails.update(report["tails"])
+            runs.update(report["runs"])
+        runs = self._adopted(runs)
+        self._tails = tails
+        return dict(counts), {
+            "config": plan.body["config"],
+            "buckets": config_of(self.connections, plan.body["config"]).buckets,
+            "clock_us": arrived[-1].arrival_us,
+            "clock_resets": item["clock_resets"],
+            "watermarks": next((report["watermarks"] for report in reports if report["watermarks"]), item["watermarks"]),
+            "input": input_mark(last),
+            **{f"{role}_end": self._end_of(role, before, tails) for role in ("out", "duplicates")},
+            "runs": runs,
+            "arrivals": packed([frame.arrival_us for frame in arrived]),
+        }
+
+    def _closing(self, body: dict[str, Any]) -> dict[str, Any]:
+        """With the runs on pages of their own."""
+        before = self.chain.state.done.body if self.chain.state.done else {}
+        return {**body, "runs": self._lists.write(before, body["runs"])}
+
+    def _end_of(self, role: str, before: Mapping[str, Any], tails: Mapping[str, Any]) -> int:
+        """The last sequence of a stream that ranges up to this one have written."""
+        subjects = self.connections.names.subjects(role).removesuffix(">")
+        ends = (sequence for subject, (sequence, _) in tails.items() if subject.startswith(subjects))
+        return max(ends, default=0) if not before else max(before[f"{role}_end"], *ends, 0)
+
+    def _adopted(self, runs: Lists) -> Lists:
+        """`runs` with what a compaction has offered in place of the oldest of them, where all that it was made of is still listed.
+
+        Looked for once in OFFER_SECONDS. When it is taken does not matter: every look-up gives the same answer before and after.
+        """
+        if not runs or time.monotonic() < self._next_offer:
+            return runs
+        self._next_offer = time.monotonic() + OFFER_SECONDS
+        offer = self.connections.log.last(self.connections.names.stream("ledger"), self.connections.names.compaction())
+        if offer is None or offer.sequence <= self._seen_offer:
+            return runs
+        adopted = dict(runs)
+        for bucket, (count, names, outputs) in json.loads(offer.payload)["buckets"].items():
+            present = runs.get(bucket, [])
+            place = self.connections.dedup_store(int(bucket)).place
+            if digest_of_names(present[:count]) == names and all(place.size(listed[0]) for listed in outputs):
+                adopted[bucket] = [*outputs, *present[count:]]
+        self._seen_offer = offer.sequence
+        return adopted
+
+    def _in_driver(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
+        log, names = self.connections.log, self.connections.names
+        config = config_of(self.connections, item["config"])
+        messages = list(log.fetch(names.stream("raw"), names.subjects("raw"), item["from"], item["to"]))
+        check_contiguous(names.stream("raw"), [m.sequence for m in messages], item["from"], item["to"])
+        arrived = list(arrivals(messages, item["clock_us"], clock_resets(item)))
+        # All buckets at once: a step through the stages costs 9 ms, however few rows it has.
+        return [process_frames(self.connections, config, item, arrived)], arrived, messages[-1]
+
+    def _in_tasks(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
+        log, stream = self.connections.log, self.connections.names.stream("raw")
+        config = config_of(self.connections, item["config"])
+        arrived = list(arrivals(self._scan(item["from"], item["to"]), item["clock_us"], clock_resets(item)))
+        shares = {
+            str(bucket): {
+                "subjects": sorted({frame.message.subject for frame in frames}),
+                "frames": [[frame.message.sequence, frame.arrival_us] for frame in frames],
+            }
+            for bucket, frames in _by_bucket(arrived, config.buckets).items()
+        }
+        items = [{**item, "buckets": group} for group in _balanced(shares, session.sparkContext.defaultParallelism)]
+        if config.dedup_key:
+            reports = run_with_exchange(session, self.run_path, before_exchange, items, after_exchange, item, config.buckets)
+        else:
+            found = run_in_tasks(session, self.run_path, process, items)
+            reports = [report for reports_of_item in found for report in reports_of_item.values()]
+        last = log.get(stream, item["to"])
+        if last is None:
+            raise RetryableError(f"reading {stream}: sequence {item['to']} is not there")
+        return reports, arrived, last
+
+
+def _by_bucket(arrived: list[Arrived], buckets: int) -> dict[int, list[Arrived]]:
+    grouped: dict[int, list[Arrived]] = {}
+    for frame in arrived:
+        grouped.setdefault(bucket_of(frame.message, buckets), []).append(frame)
+    return grouped
+
+
+def _balanced(shares: dict[str, dict[str, Any]], tasks: int) -> list[dict[str, dict[str, Any]]]:
+    """The buckets in at most `tasks` groups, the largest first into the emptiest group."""
+    groups: list[dict[str, dict[str, Any]]] = [{} for _ in range(min(tasks, len(shares)))]
+    loads = [0] * len(groups)
+    for bucket, share in sorted(shares.items(), key=lambda entry: -len(entry[1]["frames"])):
+        lightest = loads.index(min(loads))
+        groups[lightest][bucket] = share
+        loads[lightest] += len(share["frames"])
+    return groups

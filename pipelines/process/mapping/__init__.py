@@ -1,0 +1,1 @@
+"""Typed columns to the table's columns and types."""

@@ -1,0 +1,320 @@
+"""Scalar conversions from parsed columns to ClickHouse column types, a whole column at a time.
+
+Every conversion takes a column and gives back (column, faults): the column has `arrow_type(target)` (or is binary, for bytes into
+String) and the length of the input. A fault marks rows whose value has no place in the target; they hold any value. Null stays null.
+Nothing is rounded or cut in silence, except: a float takes the nearest value of a narrower float or Decimal, and instants lose what is
+finer than the column's precision.
+"""
+
+import ipaddress
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type
+from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_dates, parse_instants, truncate_instants
+from pipelines.types.vectors import Mask, ask, mismatch, to_mask, without
+
+
+class Fault(NamedTuple):
+    """Rows of a column whose value is refused, and why. `message` never holds a value."""
+
+    rows: Mask
+    code: str
+    message: str
+
+
+Converted = tuple[pa.Array, list[Fault]]
+_UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+_EXACT_SCALE = 22
+"""A float's 53 bits times ten to this scale fit into the 128 bits with which pyarrow counts; beyond, its last digit may be off by one."""
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = rf"^(?P<a>{_OCTET})\.(?P<b>{_OCTET})\.(?P<c>{_OCTET})\.(?P<d>{_OCTET})$"
+
+
+def convert_scalar(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    """`column` as `target`, which is no Array, Map or Tuple. Raises TypeError for a pair that `check_mapping` refuses."""
+    source = column.type
+    if pa.types.is_dictionary(source):
+        return convert_scalar(engine, column.cast(source.value_type), target)
+    if pa.types.is_integer(source):
+        convert = _from_integer(target)
+    elif pa.types.is_floating(source):
+        convert = _FROM_FLOAT.get(target.name)
+    elif pa.types.is_string(source):
+        convert = _FROM_STRING.get(target.name)
+    elif pa.types.is_timestamp(source):
+        convert = _FROM_INSTANT.get(target.name)
+    elif pa.types.is_binary(source):
+        convert = {"String": _unchanged, "FixedString": _fixed_string}.get(target.name)
+    else:
+        convert = _unchanged if pa.types.is_boolean(source) and target.name == "Bool" else None
+    if convert is None:
+        raise TypeError(f"no conversion from {source} to {target}")
+    return convert(engine, column, target)
+
+
+def _unchanged(_engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnType) -> Converted:
+    return column, []
+
+
+def _integer(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    wire = arrow_type(target)
+    if wire == column.type:
+        return column, []
+    low, high = integer_bounds(target.name)
+    column, faults = _clip(column, low, high, target)
+    if pa.types.is_integer(wire):
+        return column.cast(wire), faults
+    return _wide_integer(column, wire), faults
+
+
+def integer_bounds(name: str) -> tuple[int, int]:
+    """Least and greatest value of an integer type, by its ClickHouse name."""
+    bits = INTEGER_BITS[name]
+    return (0, 2**bits - 1) if name.startswith("U") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _wide_integer(column: pa.Array, wire: pa.DataType) -> pa.Array:
+    """Little-endian bytes; the sign fills the upper ones."""
+    width = wire.byte_width
+    signed = column.type in (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+    numbers = _numbers(column.cast(pa.int64() if signed else pa.uint64()))
+    wide = np.zeros((len(column), width // 8), dtype=np.int64)
+    wide[:, 0] = numbers.astype(np.int64)
+    if signed:
+        wide[:, 1:] = np.where(numbers < 0, -1, 0)[:, None]
+    return _fixed(np.ascontiguousarray(wide.astype("<i8")).tobytes(), width, column)
+
+
+def _integer_to_float(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    return column.cast(arrow_type(target), safe=False), []
+
+
+def _float(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    result = column.cast(arrow_type(target), safe=False)
+    if target.name == "Float64" or result.type == column.type:
+        return result, []
+    return result, _fault(to_mask(pc.is_inf(result)) & to_mask(pc.is_finite(column)), "out_of_range", f"the number does not fit {target}")
+
+
+def _integer_to_decimal(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    return _string_to_decimal(engine, column.cast(pa.string()), target)
+
+
+def _float_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    numbers = column.cast(pa.float64())
+    precision, scale = target.number(0), target.number(1)
+    beyond = to_mask(pc.invert(pc.less_equal(pc.abs(numbers), _greatest_float(precision, scale))))
+    fitting = without(numbers, beyond)
+    if scale > _EXACT_SCALE:
+        fitting = fitting.cast(pa.decimal256(precision, scale))
+    return fitting.cast(arrow_type(target)), _fault(beyond, "out_of_range", f"the number does not fit {target}")
+
+
+@lru_cache(maxsize=64)
+def _greatest_float(precision: int, scale: int) -> float:
+    """The greatest float whose nearest decimal of `scale` digits has no more than `precision`. A tie is even, so at the edge it is out."""
+    edge = Fraction(10**precision * 2 - 1, 2 * 10**scale)
+    nearest = float(edge)
+    return nearest if Fraction(nearest) < edge else math.nextafter(nearest, 0.0)
+
+
+def _string_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    precision, scale = target.number(0), target.number(1)
+    malformed = mismatch(column, r"^-?[0-9]+(?:\.[0-9]+)?$")
+    fits = rf"^-?0*{_at_most(precision - scale)}(?:\.{_at_most(scale)}0*)?$"
+    beyond = mismatch(column, fits) & ~malformed
+    plain = pc.replace_substring_regex(without(column, malformed | beyond), r"^(-?)0+([0-9])", r"\1\2")
+    shortened = pc.replace_substring_regex(plain, rf"(\.[0-9]{{{scale}}})0+$", r"\1")
+    faults = _fault(malformed, "invalid_value", "the string is no decimal number such as -12.50")
+    return shortened.cast(arrow_type(target)), [*faults, *_fault(beyond, "out_of_range", f"the number has more digits than {target} holds")]
+
+
+def _at_most(digits: int) -> str:
+    return rf"[0-9]{{0,{digits}}}"
+
+
+def _fixed_string(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    length = target.number(0)
+    binary = column.cast(pa.binary())
+    too_long = to_mask(pc.greater(pc.binary_length(binary), length))
+    return binary, _fault(too_long, "out_of_range", f"the string has more than {length} bytes")
+
+
+def _enum(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    names = pa.array([member.name for member in target.members], pa.string())
+    values = pa.array([member.value for member in target.members], arrow_type(target))
+    index = pc.index_in(column, names)
+    unknown = to_mask(pc.and_(pc.is_null(index), pc.is_valid(column)))
+    return values.take(index), _fault(unknown, "invalid_value", "the string is no member of the Enum")
+
+
+def _uuid(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    malformed = mismatch(column, _UUID)
+    filled = pc.fill_null(without(column, malformed), "0" * 36)
+    digits = np.frombuffer(b"".join(_buffers(filled)), dtype=np.uint8).reshape(-1, 36)
+    nibbles = _HEX[np.delete(digits, (8, 13, 18, 23), axis=1)]
+    packed = (nibbles[:, 0::2] << 4) | nibbles[:, 1::2]
+    return _fixed(packed.tobytes(), 16, without(column, malformed)), _fault(malformed, "invalid_value", f"the string is no {target.name}")
+
+
+def _ipv4(_engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnType) -> Converted:
+    parts = pc.extract_regex(column, pattern=_IPV4)
+    malformed = to_mask(pc.and_(pc.is_null(parts), pc.is_valid(column)))
+    missing = to_mask(pc.is_null(parts))
+    total = np.zeros(len(column), dtype=np.uint32)
+    for name in "abcd":
+        octet = pc.if_else(pa.array(missing), "0", pc.struct_field(parts, name)).cast(pa.uint32())
+        total = (total << np.uint32(8)) | _numbers(octet)
+    return pa.array(total, mask=missing), _fault(malformed, "invalid_value", "the string is no IPv4 address")
+
+
+def _ipv6(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    """Also an IPv4 address, as `::ffff:a.b.c.d`. Each distinct address is read once: there is no vectorised reader."""
+    coded = column.dictionary_encode()
+    packed = pa.array([_packed_address(text) for text in coded.dictionary.to_pylist()], arrow_type(target))
+    result = packed.take(coded.indices)
+    malformed = to_mask(pc.and_(pc.is_null(result), pc.is_valid(column)))
+    return result, _fault(malformed, "invalid_value", "the string is no IPv6 address")
+
+
+def _packed_address(text: str) -> bytes | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv4Address):
+        return b"\0" * 10 + b"\xff\xff" + address.packed
+    return None if address.scope_id else address.packed
+
+
+def _json(engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnType) -> Converted:
+    (valid,) = ask(engine, "SELECT json_valid(v) FROM _tf_values", column)
+    braced = pc.match_substring_regex(column, r"^[ \t\r\n]*\{")
+    malformed = to_mask(pc.invert(pc.and_(valid, braced)))
+    return column, _fault(malformed, "invalid_value", "the string is no JSON object")
+
+
+def _date(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    days, malformed, beyond = parse_dates(engine, column, target.name)
+    faults = _fault(malformed, "invalid_value", "the string is no date such as 2026-01-31")
+    return days, [*faults, *_fault(beyond, "out_of_range", f"the date does not fit {target.name}")]
+
+
+def _instant_from_string(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    instants, malformed, beyond = parse_instants(engine, column, target)
+    faults = _fault(malformed, "invalid_value", "the string is no instant such as 2026-01-31T23:59:59Z")
+    return instants, [*faults, *_fault(beyond, "out_of_range", f"the instant does not fit {target}")]
+
+
+def _instant_from_seconds(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    return convert_epoch(column, target, "s")
+
+
+def convert_epoch(column: pa.Array, target: ColumnType, unit: str) -> Converted:
+    """Numbers, or decimal texts of numbers, of `unit` (s, ms, us or ns) since 1970 as a DateTime or DateTime64."""
+    what = "unix seconds" if unit == "s" else f"{unit} since 1970"
+    if pa.types.is_string(column.type):
+        instants, malformed, beyond = epoch_texts_to_instants(column, target, unit)
+        faults = _fault(malformed, "invalid_value", f"the string is no decimal number of {what}")
+    else:
+        (instants, beyond), faults = epoch_to_instants(column, target, unit), []
+    return instants, [*faults, *_fault(beyond, "out_of_range", f"the {what} do not fit {target}")]
+
+
+def _instant(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+    instants, beyond = truncate_instants(column.cast(pa.timestamp("us", tz="UTC")), target)
+    return instants, _fault(beyond, "out_of_range", f"the instant does not fit {target}")
+
+
+_Conversion = Callable[[duckdb.DuckDBPyConnection, pa.Array, ColumnType], Converted]
+_FROM_STRING: dict[str, _Conversion] = {
+    "String": _unchanged,
+    "FixedString": _fixed_string,
+    "Enum8": _enum,
+    "Enum16": _enum,
+    "UUID": _uuid,
+    "Date": _date,
+    "Date32": _date,
+    "DateTime": _instant_from_string,
+    "DateTime64": _instant_from_string,
+    "Decimal": _string_to_decimal,
+    "IPv4": _ipv4,
+    "IPv6": _ipv6,
+    "JSON": _json,
+}
+_FROM_FLOAT: dict[str, _Conversion] = {
+    "Float32": _float,
+    "Float64": _float,
+    "Decimal": _float_to_decimal,
+    "DateTime": _instant_from_seconds,
+    "DateTime64": _instant_from_seconds,
+}
+_FROM_INSTANT: dict[str, _Conversion] = {"DateTime": _instant, "DateTime64": _instant}
+_FROM_INTEGER: dict[str, _Conversion] = {
+    "Float32": _integer_to_float,
+    "Float64": _integer_to_float,
+    "Decimal": _integer_to_decimal,
+    "DateTime": _instant_from_seconds,
+    "DateTime64": _instant_from_seconds,
+}
+
+STRING_TARGETS = frozenset(_FROM_STRING)
+FLOAT_TARGETS = frozenset(_FROM_FLOAT)
+INTEGER_TARGETS = frozenset(_FROM_INTEGER) | frozenset(INTEGER_BITS)
+INSTANT_TARGETS = frozenset(_FROM_INSTANT)
+
+
+def _from_integer(target: ColumnType) -> _Conversion | None:
+    return _integer if target.name in INTEGER_BITS else _FROM_INTEGER.get(target.name)
+
+
+_HEX = np.zeros(256, dtype=np.uint8)
+for _index, _digit in enumerate("0123456789abcdef"):
+    _HEX[ord(_digit)] = _HEX[ord(_digit.upper())] = _index
+
+
+def _fault(rows: Mask, code: str, message: str) -> list[Fault]:
+    return [Fault(rows, code, message)] if rows.any() else []
+
+
+def _clip(column: pa.Array, low: int, high: int, target: ColumnType) -> Converted:
+    bounds: Any = pc.min_max(column).as_py()
+    if bounds["min"] is None or (low <= bounds["min"] and bounds["max"] <= high):
+        return column, []
+    numbers = _numbers(column)
+    least, greatest = np.iinfo(numbers.dtype).min, np.iinfo(numbers.dtype).max
+    beyond = (numbers < max(low, least)) | (numbers > min(high, greatest))
+    return without(column, beyond), _fault(beyond, "out_of_range", f"the integer does not fit {target}")
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[Any]:
+    """The values as numpy; 0 where null."""
+    numbers: npt.NDArray[Any] = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _buffers(column: pa.Array) -> list[bytes]:
+    """The bytes of a string column without nulls, as one piece."""
+    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    content = column.buffers()[2]
+    return [content[int(offsets[0]) : int(offsets[-1])].to_pybytes()] if content is not None and len(column) else []
+
+
+def _fixed(content: bytes, width: int, like: pa.Array) -> pa.Array:
+    """Fixed-size binary of `content`, null where `like` is."""
+    validity = pc.is_valid(like)
+    bits = pa.array(validity).buffers()[1] if like.null_count else None
+    if bits is not None and validity.offset:
+        validity = pa.concat_arrays([validity])
+        bits = validity.buffers()[1]
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(like), [bits, pa.py_buffer(content)])

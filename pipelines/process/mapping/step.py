@@ -1,0 +1,164 @@
+"""transform: parsed columns in, the sink's columns out.
+
+In: what parse accepted. Out: one column per mapping row, in its order, in the Arrow type in which ClickHouse takes that column type
+(`columns.arrow_type`); then the position columns with `_tf_emit` 0. A column that needs no change is passed on, not copied.
+
+Rejected, by the first column in mapping order that refuses, `field` being the column's name:
+- `null_in_non_nullable`: null for a column that is neither Nullable nor has a DEFAULT. A DEFAULT is never applied to a null Array, Map or
+  JSON (ClickHouse stores [] or {} instead, or fails; measured, 26.9), so there a null is refused even with one.
+- `out_of_range`: a number, date or instant outside the column's type; a string longer than FixedString.
+- `row_too_large`: the row would not fit into a frame.
+- `invalid_value`: a string that is no member, date, address, ... of the type. `wrong_type`: an element of an Array, Map or Tuple of another
+  JSON type.
+
+Guarantee: what becomes of a record depends on that record and the mapping alone. No state is kept.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.process.mapping.composites import convert, element_source
+from pipelines.process.mapping.convert import FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS, convert_epoch
+from pipelines.process.rejections import Rejections
+from pipelines.protocol.records import EMIT_FIELD, MAX_ROW_BYTES, POSITION_COLUMNS, StageOutput
+from pipelines.types.columns import ColumnType
+from pipelines.types.fields import SOURCE_TYPES, ParsedField
+from pipelines.types.vectors import one_chunk, to_mask
+
+NO_DEFAULT_FOR_NULL = frozenset({"Array", "Map", "JSON"})
+_CARRIED = {
+    "_tf_topic": "string",
+    "_tf_partition": "int32",
+    "_tf_offset": "int64",
+    "_tf_sequence": "uint64",
+    "_tf_ordinal": "uint32",
+    "_tf_arrival": "instant",
+    "_tf_timestamp": "instant",
+    "_tf_key": "bytes",
+    "_tf_headers": "headers",
+}
+"""Sources besides the parsed fields: the positions, and the raw columns that parse was asked to keep."""
+_TARGETS = {
+    "decimal": frozenset({"Decimal"}),
+    "bytes": frozenset({"String", "FixedString"}),
+    "bool": frozenset({"Bool"}),
+    "array": frozenset({"String", "Array"}),
+    "object": frozenset({"String", "Map", "Tuple", "JSON"}),
+    "map": frozenset({"String", "Map", "Tuple", "JSON"}),
+    "instant": INSTANT_TARGETS,
+    "headers": frozenset({"Map"}),
+    "string": STRING_TARGETS,
+}
+_MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal"}
+
+
+@dataclass(frozen=True)
+class TargetColumn:
+    """One row of the mapping: the field (or carried column) `source` becomes the column `name` of `type`.
+
+    `has_default`: the table declares a DEFAULT, which the sink lets ClickHouse apply to nulls. `unit`: that of the field's numbers since
+    1970, where it has one; it counts for columns of instants.
+    """
+
+    source: str
+    name: str
+    type: ColumnType
+    has_default: bool
+    unit: str = ""
+
+    @property
+    def takes_null(self) -> bool:
+        return self.type.nullable or (self.has_default and self.type.name not in NO_DEFAULT_FOR_NULL)
+
+
+def reject_wide(mapped: pa.Table, widest_value_bytes: int) -> StageOutput:
+    """Rejects rows that may not fit into a frame (`row_too_large`): a large field may be mapped to several columns.
+
+    `widest_value_bytes`: the largest value of the records they came from; rows of small records are not looked at. What counts is the
+    size before compression, so that the answer does not depend on a library's version.
+    """
+    refused = Rejections("transform", mapped.num_rows)
+    if widest_value_bytes > MAX_ROW_BYTES // 8:
+        sizes = np.fromiter((mapped.slice(row, 1).nbytes for row in range(mapped.num_rows)), dtype=np.int64, count=mapped.num_rows)
+        refused.note(sizes > MAX_ROW_BYTES, "row_too_large", None, f"the row takes more than {MAX_ROW_BYTES} bytes, a frame holds no more")
+    return refused.split(mapped, mapped)
+
+
+def map_columns(
+    engine: duckdb.DuckDBPyConnection, parsed: pa.Table, mapping: Sequence[TargetColumn], keep: Sequence[str] = ()
+) -> StageOutput:
+    """The sink's rows, and the records that have no place in the table; both in the order of `parsed`.
+
+    `keep` names columns of `parsed` that go on untouched, after the position columns. While it runs, a table `_tf_values` is registered in
+    `engine`. Raises TypeError for a mapping that `check_mapping` refuses.
+    """
+    rejections = Rejections("transform", parsed.num_rows)
+    columns = [_column(engine, parsed, target, rejections) for target in mapping]
+    emit = pa.array(np.zeros(parsed.num_rows, dtype=np.uint32))
+    positions = [emit if name == EMIT_FIELD.name else parsed[name] for name in POSITION_COLUMNS]
+    names = [*(target.name for target in mapping), *POSITION_COLUMNS, *keep]
+    return rejections.split(parsed, pa.table([*columns, *positions, *(parsed[name] for name in keep)], names=names))
+
+
+def check_mapping(fields: Sequence[ParsedField], mapping: Sequence[TargetColumn]) -> list[str]:
+    """What is wrong with `mapping` over `fields`, one readable line per fault; empty if every value has a way into its column."""
+    sources = {field.name: field.type for field in fields} | _CARRIED
+    faults = []
+    seen: set[str] = set()
+    for target in mapping:
+        where = f"column {target.name!r}"
+        if target.name in seen:
+            faults.append(f"{where} is mapped twice")
+        seen.add(target.name)
+        if target.name in POSITION_COLUMNS:
+            faults.append(f"{where}: names of position columns are not mapped")
+        source = sources.get(target.source)
+        if source is None:
+            faults.append(f"{where}: no field {target.source!r}")
+        else:
+            faults += [f"{where}: {fault}" for fault in _type_faults(source, target.type)]
+    return faults
+
+
+def _type_faults(source: str, target: ColumnType) -> Iterator[str]:
+    if target.name not in _targets(source):
+        yield f"{source} cannot become {target}; it can become {', '.join(sorted(_targets(source)))}"
+    elif source == "headers" and [kind.name for kind in target.inner] != ["String", "String"]:
+        yield f"headers can only become Map(String, String), not {target}"
+    elif target.name == "Tuple" and not target.fields:
+        yield f"an object can only become a Tuple with named members, not {target}"
+    elif target.name == "Map" and target.inner[0].name not in _MAP_KEYS:
+        yield f"the keys of an object are strings and cannot become {target.inner[0]}"
+    elif source != "headers":
+        values = target.inner[1:] if target.name == "Map" else target.inner
+        for inner in values:
+            yield from _type_faults(element_source(inner), inner)
+
+
+def _targets(source: str) -> frozenset[str]:
+    if source in _TARGETS:
+        return _TARGETS[source]
+    return FLOAT_TARGETS if SOURCE_TYPES[source].is_float else INTEGER_TARGETS
+
+
+def _column(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, target: TargetColumn, rejections: Rejections) -> pa.Array:
+    column = one_chunk(parsed[target.source])
+    if column.null_count and not target.takes_null and target.source != "_tf_headers":
+        message = f"column {target.name} ({target.type}) is not Nullable and has no DEFAULT{_hint(target)}"
+        rejections.note(to_mask(pc.is_null(column)), "null_in_non_nullable", target.name, message)
+    if target.unit and target.type.name in INSTANT_TARGETS:
+        converted, faults = convert_epoch(column, target.type, target.unit)
+    else:
+        converted, faults = convert(engine, column, target.type)
+    for fault in faults:
+        rejections.note(fault.rows, fault.code, target.name, f"column {target.name} ({target.type}): {fault.message}")
+    return converted
+
+
+def _hint(target: TargetColumn) -> str:
+    return f" that ClickHouse would apply to a null {target.type.name}" if target.type.name in NO_DEFAULT_FOR_NULL else ""

@@ -1,0 +1,80 @@
+"""parse: raw records in, typed columns out.
+
+In: a table of raw records (columns `key, value, headers, timestamp, oversize` and the position columns).
+Out: one column per field, named by the field; array, object and map as minified JSON text, bytes as the UTF-8 bytes of a JSON string;
+null where the field is absent or JSON null. Then the position columns and, if asked for, `_tf_key`, `_tf_headers`, `_tf_timestamp` and
+`_tf_past_dedup`, untouched.
+Guarantee: what becomes of a record depends on that record and the fields alone, never on its neighbours. No state is kept.
+
+Rejected, by the first rule that applies, fields in their order:
+- `oversize`: the record was too large to travel. `unreadable`: the Kafka client could not give it. `tombstone`: the value is null.
+- `invalid_json`: not UTF-8, not JSON, not an object, or a key twice in the object itself or in an object on a field's path.
+- `wrong_type`: another JSON type than the field's. An integer may stand where a float is expected; `1.0` is no integer, `"1"` no number.
+- `out_of_range`: an integer outside its type, or a number that is no finite float (`1e400`, `NaN`), also inside arrays and objects.
+
+A dotted field is the literal key `"a.b"` where it is there and not null, else key `b` of object `a`; nothing if `a` is no object.
+Unknown fields are ignored. The reader (DuckDB, yyjson) lets a comma before a closing bracket pass, and NaN in a field that is not read.
+"""
+
+from collections.abc import Sequence
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.process.parse.json_reader import json_reader
+from pipelines.process.rejections import Rejections
+from pipelines.protocol.records import MAX_RECORD_BYTES, POSITION_FIELDS, UNREADABLE_HEADER, StageOutput
+from pipelines.types.fields import ParsedField, check_fields
+from pipelines.types.vectors import ask, one_chunk, to_mask
+
+__all__ = ["ParsedField", "check_fields", "parse"]
+
+
+def parse(engine: duckdb.DuckDBPyConnection, records: pa.Table, fields: Sequence[ParsedField], keep: Sequence[str] = ()) -> StageOutput:
+    """The records as columns, and those that cannot be read; both in the order of `records`.
+
+    `keep` names raw columns (`key`, `headers`, `timestamp`, `past_dedup`) that go on as `_tf_<name>`. While it runs, a table `_tf_values`
+    is registered in `engine`. Raises ValueError for fields that `check_fields` finds fault with.
+    """
+    reader = json_reader(tuple(fields))
+    rejections = Rejections("parse", records.num_rows)
+    texts = _texts(engine, records, rejections)
+    columns = reader.read(engine, texts, rejections)
+    carried = [(field.name, records[field.name]) for field in POSITION_FIELDS] + [(f"_tf_{name}", records[name]) for name in keep]
+    names = [*(field.name for field in fields), *(name for name, _ in carried)]
+    return rejections.split(records, pa.table([*columns, *(column for _, column in carried)], names=names))
+
+
+def _texts(engine: duckdb.DuckDBPyConnection, records: pa.Table, rejections: Rejections) -> pa.Array:
+    """The values as strings; null, with its reason noted, where a value is missing or not UTF-8."""
+    _refuse_oversize(records, rejections)
+    values = one_chunk(records["value"])
+    if values.null_count:
+        rejections.note(to_mask(pc.is_null(values)), "tombstone", None, "the value is null")
+    if rejections.any:
+        values = pc.if_else(pa.array(rejections.open), values, pa.scalar(None, values.type))
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        (texts,) = ask(engine, "SELECT try(decode(v)) FROM _tf_values", values)
+        rejections.note(to_mask(pc.is_null(texts)), "invalid_json", None, "the value is not UTF-8")
+        return texts
+
+
+def _refuse_oversize(records: pa.Table, rejections: Rejections) -> None:
+    """Refuses what did not travel as it is: too large, or unreadable, which its only header tells."""
+    oversize = records["oversize"]
+    if oversize.null_count == len(oversize):
+        return
+    rows = np.flatnonzero(to_mask(pc.is_valid(oversize)))
+    told = pc.map_lookup(one_chunk(records["headers"]).take(pa.array(rows)), pa.scalar(UNREADABLE_HEADER), "first").to_pylist()
+    unreadable = [(row, error) for row, error in zip(rows, told, strict=True) if error is not None]
+    if unreadable:
+        words = "the Kafka client could not give the record ({}): is the name of a header not UTF-8?"
+        messages = [words.format(error.decode()) for _, error in unreadable]
+        rejections.note_each(np.array([row for row, _ in unreadable]), "unreadable", None, messages)
+    sizes = pc.struct_field(oversize, "bytes").take(pa.array(rows)).to_pylist()
+    messages = [f"the record has {size} bytes, more than the limit of {MAX_RECORD_BYTES}" for size in sizes]
+    rejections.note_each(rows, "oversize", None, messages)

@@ -1,0 +1,146 @@
+"""The circuit breaker: too many records that are rejected for one cause stop a leg before they become dead letters.
+
+In: how many records were seen, and those of them that were rejected. Records are judged in samples of at least MIN_RECORDS, each record
+in one sample: a large step is a sample of its own, small ones add up until they are enough. So a leg that sees few records at a time
+writes at most MIN_RECORDS - 1 dead letters before it stops.
+A range is judged under the configuration that it was planned under, and never in one sample with records of another.
+Kept: the open sample, in memory; a start begins anew. It decides nothing about a record, only whether to go on.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.errors import HaltError
+from pipelines.process.fingerprints import with_fingerprints
+
+MIN_RECORDS = 1000
+ACCEPT = "`tallyflow run FILE --accept`"
+MEND = f"Mend the table or the producer and start again; or let such records become dead letters for one start: {ACCEPT}"
+"""The ways on at a row that was not decided yet."""
+PLANNED = (
+    f"These records are planned already: {ACCEPT} lets them become dead letters, which may enter again. Mend the mapping, the table or the "
+    "producer first: with an edited file only these pass, and what comes behind them is judged anew; with this one all do, for one start"
+)
+PLANNED_BEFORE = (
+    f"These records were planned before the file was edited, and are judged as they were planned: {ACCEPT} lets them, and only them, "
+    "become dead letters, which may enter again under the new file"
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Rejected records of one cause: how many, why in words (`parse: wrong_type of id: expected int`), and where one of them is."""
+
+    fingerprint: str
+    reason: str
+    example: str
+    records: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Records seen in a row, and those rejected, by cause."""
+
+    records: int = 0
+    causes: Mapping[str, Cause] = field(default_factory=dict)
+
+    def plus(self, records: int, causes: Iterable[Cause]) -> "Sample":
+        """With `records` more, of which `causes` were rejected."""
+        together = dict(self.causes)
+        for cause in causes:
+            known = together.get(cause.fingerprint)
+            together[cause.fingerprint] = replace(known, records=known.records + cause.records) if known else cause
+        return Sample(self.records + records, together)
+
+    @property
+    def is_enough(self) -> bool:
+        return self.records >= MIN_RECORDS
+
+    @property
+    def rest(self) -> "Sample":
+        """What the next records are added to: a sample that was judged is over."""
+        return Sample() if self.is_enough else self
+
+    def judge(self, percent: int, ways: str) -> None:
+        """Raises HaltError, with the `ways` on, when this is enough to judge and more than `percent` of it was rejected for one cause."""
+        worst = max(self.causes.values(), key=lambda cause: cause.records, default=None)
+        if worst is None or not self.is_enough or worst.records * 100 <= percent * self.records:
+            return
+        raise HaltError(
+            f"stopping before the dead letters are flooded: {worst.records:,} of {self.records:,} records were rejected for one cause, "
+            f"more than {percent} % (`on_error.max_rejected_percent`): {worst.fingerprint}, {worst.reason}, such as {worst.example}. "
+            f"{ways}"
+        )
+
+
+class Breaker:
+    """Judges what one process sees of one leg; safe to use from several threads. 100 percent never stops anything."""
+
+    def __init__(self, percent: int, ways: str = PLANNED) -> None:
+        self._percent, self._ways = percent, ways
+        self._sample = Sample()
+        self._counted: dict[str, int] = {}
+        self._told = ""
+        self._lock = threading.Lock()
+
+    def judge(self, records: int, rejected: pa.Table, share: str, to: int) -> None:
+        """Counts `records`, of which `rejected` (dead letters) are not written yet. Raises HaltError when they must not be.
+
+        `share` and `to` say which records these are: all of a share up to raw sequence `to`. What was counted once is not counted again
+        when a plan is tried again, however often; once it has stopped, it stops every later call.
+        """
+        with self._lock:
+            if self._told:
+                raise HaltError(self._told)
+            if to <= self._counted.get(share, 0):
+                return
+            self._counted[share] = to
+            sample = self._sample.plus(records, causes_of(rejected))
+            self._sample = sample.rest
+            try:
+                sample.judge(self._percent, self._ways)
+            except HaltError as halt:
+                self._told = str(halt)
+                raise
+
+
+def causes_of(rejected: pa.Table) -> list[Cause]:
+    """The causes of some dead letters, with the first letter of each."""
+    if rejected.num_rows == 0:
+        return []
+    names = with_fingerprints(rejected).column("fingerprint").combine_chunks()
+    found = []
+    for counted in pc.value_counts(names).to_pylist():
+        first = rejected.slice(pc.index(names, counted["values"]).as_py(), 1)
+        found.append(Cause(counted["values"], _reason(first), place_of(first), counted["counts"]))
+    return found
+
+
+def halt_at(rejected: pa.Table) -> None:
+    """Raises HaltError with the first of some dead letters, in position order, that are not written yet; returns if there is none."""
+    if rejected.num_rows:
+        raise halt_for(_reason(rejected), place_of(rejected))
+
+
+def halt_for(reason: str, place: str) -> HaltError:
+    """The halt for a record that `on_error.rejected: halt` stops at."""
+    return HaltError(
+        f"stopping at a rejected record, as `on_error.rejected` asks: {place}: {reason}. No record of its batch became a dead letter. "
+        "Mend the mapping, the table or the producer, or say `rejected: dead_letter`, and start again: nothing is lost"
+    )
+
+
+def place_of(letters: pa.Table) -> str:
+    """Where the first of `letters` comes from."""
+    (row,) = letters.slice(0, 1).select(["_tf_topic", "_tf_partition", "_tf_offset", "_tf_sequence", "_tf_ordinal"]).to_pylist()
+    coordinates = f"{row['_tf_topic']} partition {row['_tf_partition']} offset {row['_tf_offset']}"
+    return f"{coordinates} (raw position {row['_tf_sequence']}.{row['_tf_ordinal']})"
+
+
+def _reason(letters: pa.Table) -> str:
+    (row,) = letters.slice(0, 1).select(["stage", "code", "field", "message"]).to_pylist()
+    return f"{row['stage']}: {row['code']}{' of ' + row['field'] if row['field'] else ''}: {row['message']}"

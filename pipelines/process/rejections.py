@@ -1,0 +1,82 @@
+"""Collects why the rows of one batch are refused, and splits the batch. The first reason that is noted for a row is the one it keeps."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, empty_rejected
+from pipelines.types.vectors import Mask
+
+
+class Rejections:
+    """The refused rows of a batch of `rows` records that `stage` looks at. Reasons are stored once, rows point at them."""
+
+    def __init__(self, stage: str, rows: int) -> None:
+        self._stage = stage
+        self._reason_of: npt.NDArray[np.int32] = np.full(rows, -1, dtype=np.int32)
+        self._reasons: list[tuple[str, str | None, str]] = []
+
+    @property
+    def open(self) -> Mask:
+        """True for every row without a reason."""
+        return self._reason_of < 0
+
+    @property
+    def any(self) -> bool:
+        return bool(self._reasons)
+
+    def note(self, mask: Mask, code: str, field: str | None, message: str) -> None:
+        """Refuses the rows of `mask` that have no reason yet."""
+        fresh = mask & self.open
+        if fresh.any():
+            self._reason_of[fresh] = len(self._reasons)
+            self._reasons.append((code, field, message))
+
+    def note_each(self, rows: npt.NDArray[np.int64], code: str, field: str | None, messages: Sequence[str]) -> None:
+        """Refuses `rows[i]`, if it has no reason yet, with `messages[i]`."""
+        known: dict[str, int] = {}
+        for message in messages:
+            known.setdefault(message, len(self._reasons) + len(known))
+        reasons = np.fromiter((known[message] for message in messages), dtype=np.int32, count=len(messages))
+        fresh = self._reason_of[rows] < 0
+        self._reason_of[rows[fresh]] = reasons[fresh]
+        self._reasons.extend((code, field, message) for message in known)
+
+    def adopt(self, part: "Rejections", rows: npt.NDArray[np.int64]) -> None:
+        """Takes over what was noted in `part`, whose row i is our `rows[i]`."""
+        refused = ~part.open
+        target = rows[refused]
+        fresh = self._reason_of[target] < 0
+        self._reason_of[target[fresh]] = part._reason_of[refused][fresh] + len(self._reasons)
+        self._reasons.extend(part._reasons)
+
+    def reasons(self) -> Iterator[tuple[Mask, str, str | None, str]]:
+        """(rows, code, field, message) of every reason that some row kept."""
+        for index, (code, field, message) in enumerate(self._reasons):
+            rows = self._reason_of == index
+            if rows.any():
+                yield rows, code, field, message
+
+    def split(self, positions: pa.Table, accepted: pa.Table) -> StageOutput:
+        """`accepted` without the refused rows (the same table if there are none), and those rows as `REJECTED_SCHEMA`.
+
+        `positions` has the columns `_tf_sequence` and `_tf_ordinal` of the same rows.
+        """
+        refused = ~self.open
+        if not refused.any():
+            return StageOutput(accepted, empty_rejected())
+        return StageOutput(accepted.filter(pa.array(~refused)), self._table(positions, np.flatnonzero(refused)))
+
+    def _table(self, positions: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+        reason = pa.array(self._reason_of[rows])
+        codes, fields, messages = zip(*self._reasons, strict=True)
+
+        def spread(values: Sequence[Any]) -> pa.Array:
+            return pa.array(values, pa.string()).take(reason)
+
+        where = positions.select(["_tf_sequence", "_tf_ordinal"]).take(pa.array(rows))
+        columns = [where.column(0), where.column(1), spread([self._stage] * len(codes)), spread(codes), spread(fields), spread(messages)]
+        return pa.table([column.cast(kind) for column, kind in zip(columns, REJECTED_SCHEMA.types, strict=True)], schema=REJECTED_SCHEMA)

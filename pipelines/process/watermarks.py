@@ -1,0 +1,162 @@
+"""Watermarks of event time: how far the time field has come, partition by partition, and what dedup may forget by it.
+
+In: of each raw frame its Kafka partition and the times of its records that came to dedup (`FrameTimes`), and what came before
+(`Watermarks`, which the process leg's `done` carries). Out: a watermark per record.
+
+Meaning, in the order of raw. The watermark of a *partition* is the newest time among its earlier records; so partitions that are each in
+order never make each other late, and where ingest has cut frames does not matter. The *combined* watermark tells what may be forgotten: the
+oldest of the partitions' watermarks, at least a window behind the newest time of all, and it never steps back. A partition without a
+record among the last IDLE_RECORDS of all does not hold it back; before its first record a partition counts from its first frame on, which
+ingest writes at the first start. A record is late if it is older than its partition's watermark less the allowed lateness, or than the
+combined one less that: what it may be a copy of may be forgotten. Records that enter again after they were dead letters come out of
+order: they are judged by the combined watermark alone, and move none.
+
+All of it is a function of the raw log. No clock has a part in it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipelines.key_store.index import Words
+from pipelines.protocol.naming import is_redriven
+from pipelines.protocol.records import HEADER_PARTITION, Message
+
+TIME_COLUMN = "_tf_time"
+"""A record's own time, in microseconds since 1970, UTC, where the window is measured on a field."""
+BEFORE_COLUMN = "_tf_newest_before"
+"""The newest TIME_COLUMN among the earlier records of a record's own raw frame, or NEVER."""
+NEVER = np.iinfo(np.int64).min
+IDLE_RECORDS = 2_000_000
+"""A range of ingest has at most 500,000 offsets, which tasks may read partition by partition. Twice that is between two ranges."""
+_NO_PARTITION = -1
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Watermarks:
+    """Up to some frame: the combined watermark, without the lateness; the newest time of all records; how many records of partitions
+    there were; and of each partition its newest time and that count behind its last record. Times in microseconds, or NEVER.
+    """
+
+    combined_us: int = NEVER
+    newest_us: int = NEVER
+    records: int = 0
+    partitions: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "Watermarks":
+        """Those that a `done`, an item or a report carries; of nothing where it carries none."""
+        told = body.get("watermarks")
+        if not told:
+            return NOTHING
+        partitions = {int(partition): (newest, seen) for partition, (newest, seen) in told["partitions"].items()}
+        return cls(told["combined_us"], told["newest_us"], told["records"], partitions)
+
+    def encoded(self) -> dict[str, Any]:
+        """As JSON values: inverse of `of`."""
+        partitions = {str(partition): list(facts) for partition, facts in sorted(self.partitions.items())}
+        return {"combined_us": self.combined_us, "newest_us": self.newest_us, "records": self.records, "partitions": partitions}
+
+
+NOTHING = Watermarks()
+"""Before the first frame."""
+
+
+@dataclass(frozen=True)
+class FrameTimes:
+    """Of raw frames of a range, in sequence order: partition (-1 where records entered again), newest TIME_COLUMN, number of records.
+
+    `before`: the watermarks before the range. `window_us`: that of dedup.
+    """
+
+    sequences: Words
+    partitions: Times
+    newest: Times
+    records: Times
+    before: Watermarks
+    window_us: int
+
+    @classmethod
+    def of(cls, records: pa.Table, frames: Iterable[Message], before: Watermarks, window_us: int) -> "FrameTimes":
+        """Those of `frames`; `records` must be all of theirs that came through to dedup."""
+        found = records.group_by("_tf_sequence").aggregate([(TIME_COLUMN, "max"), (TIME_COLUMN, "count")])
+        columns = (found.column(name).to_pylist() for name in ("_tf_sequence", f"{TIME_COLUMN}_max", f"{TIME_COLUMN}_count"))
+        timed = {sequence: (newest, count) for sequence, newest, count in zip(*columns, strict=True)}
+        rows = ((frame.sequence, partition_of(frame), *timed.get(frame.sequence, (NEVER, 0))) for frame in frames)
+        return cls.of_rows(rows, before, window_us)
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[int, int, int, int]], before: Watermarks, window_us: int) -> "FrameTimes":
+        """Of (sequence, partition, newest time, records), in any order."""
+        ordered = sorted(rows)
+        sequences, *facts = (np.array([row[place] for row in ordered], dtype=np.int64) for place in range(4))
+        partitions, newest, records = facts
+        return cls(sequences.astype(np.uint64), partitions, newest, records, before, window_us)
+
+    def rows(self) -> list[tuple[int, int, int, int]]:
+        """Inverse of `of_rows`."""
+        columns = (self.sequences.tolist(), self.partitions.tolist(), self.newest.tolist(), self.records.tolist())
+        return list(zip(*columns, strict=True))
+
+    @property
+    def last(self) -> Watermarks:
+        """Behind the range: `before` for the next one."""
+        return self._walk[2]
+
+    def watermarks(self, records: pa.Table, lateness_us: int) -> Times:
+        """One per record, which must be of these frames and have BEFORE_COLUMN; NEVER before the first time."""
+        own, combined, _ = self._walk
+        frames = np.searchsorted(self.sequences, records.column("_tf_sequence").to_numpy())
+        is_own = self.partitions[frames] != _NO_PARTITION
+        in_frame = np.where(is_own, records.column(BEFORE_COLUMN).to_numpy(), NEVER)
+        newest = np.maximum(np.maximum(own[frames], combined[frames]), in_frame)
+        marks: Times = np.where(newest == NEVER, NEVER, newest - lateness_us)
+        return marks
+
+    @cached_property
+    def _walk(self) -> tuple[Times, Times, Watermarks]:
+        """(its partition's newest time before each frame, the combined watermark before it, the watermarks behind the last)."""
+        known = sorted({*self.before.partitions, *self.partitions.tolist()} - {_NO_PARTITION})
+        place = {partition: number for number, partition in enumerate(known)}
+        facts = [self.before.partitions.get(partition) for partition in known]
+        newest = np.array([NEVER if fact is None else fact[0] for fact in facts], dtype=np.int64)
+        seen = np.array([NEVER if fact is None else fact[1] for fact in facts], dtype=np.int64)
+        combined, count = self.before.combined_us, self.before.records
+        own_before, combined_before = np.full((2, len(self.sequences)), NEVER, dtype=np.int64)
+        for number, (partition, newest_us, records) in enumerate(
+            zip(self.partitions.tolist(), self.newest.tolist(), self.records.tolist(), strict=True)
+        ):
+            combined_before[number] = combined
+            if partition == _NO_PARTITION:
+                continue
+            at = place[partition]
+            own_before[number] = newest[at]
+            count += records
+            if records or seen[at] == NEVER:
+                newest[at], seen[at] = max(newest[at], newest_us), count
+            holding = newest[seen >= count - IDLE_RECORDS]
+            combined = max(combined, min(int(holding.min()), int(newest.max()) - self.window_us))
+        newest_of_all = max(self.before.newest_us, int(self.newest.max(initial=NEVER)))
+        partitions = {partition: (int(newest[at]), int(seen[at])) for partition, at in place.items() if seen[at] != NEVER}
+        return own_before, combined_before, Watermarks(combined, newest_of_all, count, partitions)
+
+
+def partition_of(frame: Message) -> int:
+    """Of a raw frame, as `FrameTimes` has it."""
+    return _NO_PARTITION if is_redriven(frame.subject) else int(frame.headers[HEADER_PARTITION])
+
+
+def with_newest_before(records: pa.Table, frames: Iterable[Message]) -> pa.Table:
+    """Rows with TIME_COLUMN, in position order, with BEFORE_COLUMN."""
+    sequences, times = records.column("_tf_sequence").to_numpy(), records.column(TIME_COLUMN).to_numpy()
+    before = np.full(len(times), NEVER, dtype=np.int64)
+    for frame in frames:
+        first, end = np.searchsorted(sequences, [frame.sequence, frame.sequence + 1])
+        before[first + 1 : end] = np.maximum.accumulate(times[first:end])[:-1]
+    return records.append_column(BEFORE_COLUMN, pa.array(before))

@@ -1,0 +1,1 @@
+"""Proofs that every record is accounted for: positions, audit, verification, checks."""

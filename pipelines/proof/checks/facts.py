@@ -1,0 +1,267 @@
+"""What the checks ask of the ledger, Kafka and ClickHouse. Reads only; queries spill what memory does not hold.
+
+Values go to the server as parameters, names as `Identifier` parameters or as checked identifiers.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.config import DedupConfig, PipelineConfig
+from pipelines.connectors.clickhouse.client import ClickHouse, Table, TableColumn, View
+from pipelines.connectors.clickhouse.removal import KEEPS_EVERY_ROW, has_removing_ttl, removes_rows
+from pipelines.connectors.kafka.client import KafkaTopic
+from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sql import filled, statement
+from pipelines.proof.checks.judge import Behind, Positions, RepeatedKeys, ViewSum
+from pipelines.proof.positions import table_batches
+from pipelines.protocol.ledger import Entry, read_chain
+from pipelines.protocol.naming import LEGS, Names, is_redriven
+from pipelines.protocol.records import ORDINAL_BITS, decode_columns, position_keys
+from pipelines.types.columns import parse_type, quote_identifier
+
+Places = npt.NDArray[np.uint64]
+"""Positions as `position_keys`."""
+EXAMPLES = 20
+_SPILL_BYTES = 512 * 2**20
+_POSITIONS = frozenset({"_tf_topic", "_tf_partition", "_tf_offset", "_tf_emit", "_tf_sequence", "_tf_ordinal", "_tf_arrival"})
+_SAME_VALUE = re.compile(r"^(?:Nullable\(|LowCardinality\()*(?:String|U?Int\d+)\)*$")
+"""Column types that keep different values of a field different; two texts may be one UUID or one instant."""
+_NOT_ONE_FOR_ONE = re.compile(
+    r"\b(?:where|prewhere|group\s+by|having|join|distinct|limit|union|except|intersect|qualify|sample|arrayjoin|fill)\b", re.IGNORECASE
+)
+
+
+class TableFacts:
+    """The table of one pipeline, through one client. Methods raise RetryableError or HaltError as the client does."""
+
+    def __init__(self, config: PipelineConfig, clickhouse: ClickHouse) -> None:
+        self._config, self._clickhouse = config, clickhouse
+        self._database, self._name = config.sink.connection_params.database, config.sink.table
+
+    def columns(self) -> tuple[TableColumn, ...]:
+        """As they are now; none when the table does not exist."""
+        return self._clickhouse.columns(self._database, self._name)
+
+    def has_positions(self) -> bool:
+        return {column.name for column in self.columns()} >= _POSITIONS
+
+    def removes(self) -> str:
+        """As `removes_rows`; nothing when the table does not exist."""
+        table = self._clickhouse.inspect(self._database, self._name)
+        return removes_rows(table) if table else ""
+
+    def rows(self) -> int:
+        return self._number("counting the rows of", "checks/rows", self._database, self._name)
+
+    def positions(self, settled_to: int) -> Positions:
+        """Of rows of the pipeline's topic; the table has position columns. `settled_to`: rows of raw frames up to there are confirmed."""
+        parameters = {**self._of_topic(), "spill_bytes": _SPILL_BYTES, "settled_to": settled_to}
+        rows, positions, doubled, settled = self._clickhouse.rows(
+            self._doing("counting the positions of"), statement("checks/positions"), parameters
+        )[0]
+        examples: tuple[dict[str, Any], ...] = ()
+        if doubled:
+            parameters["examples"] = EXAMPLES
+            found = self._clickhouse.rows(self._doing("naming positions of"), statement("checks/doubled_positions"), parameters)
+            examples = tuple({"topic": self._topic, "partition": p, "offset": o, "rows": n} for p, o, n in found)
+        foreign = self._clickhouse.rows(self._doing("counting foreign rows of"), statement("checks/foreign_rows"), self._of_topic())[0][0]
+        return Positions(int(rows), int(positions), int(doubled), examples, int(foreign), int(settled))
+
+    def held_of(self, places: Places) -> int:
+        """How many of these places have a row; the table has position columns. Reads the rows of all raw frames in between."""
+        if not len(places):
+            return 0
+        first, last = (int(place) >> ORDINAL_BITS for place in (places[0], places[-1]))
+        rows = table_batches(self._config.sink, ("_tf_sequence", "_tf_ordinal"), f"_tf_sequence BETWEEN {first} AND {last}")
+        found = [np.intersect1d(position_keys(batch), places) for batch in rows]
+        return len(np.unique(np.concatenate(found))) if found else 0
+
+    def key_columns(self, dedup: DedupConfig) -> tuple[str, ...] | str:
+        """The columns that hold the key of the dedup; or why its rows cannot be compared by key."""
+        if dedup.time == "event":
+            return "keys: the window is measured on a field, which verification compares"
+        columns = {entry.name: entry for entry in self._config.sink.mapping}
+        missing = [name for name in dedup.key if name not in columns]
+        if missing:
+            return f"keys: {', '.join(missing)} is not in the mapping"
+        inexact = [name for name in dedup.key if not _SAME_VALUE.match(str(parse_type(columns[name].column_type)))]
+        if inexact:
+            return f"keys: the column of {', '.join(inexact)} may hold one value for two"
+        return tuple(columns[name].column_name for name in dedup.key)
+
+    def repeated_keys(self, columns: Sequence[str], window: timedelta, since: datetime, log: JetStream) -> RepeatedKeys:
+        """Rows since the instant (arrival) whose key was there less than the window before.
+
+        Dead letters of the sink enter behind dedup, so a pair with such a row is none.
+        """
+        parameters = {**self._of_topic(), "spill_bytes": _SPILL_BYTES, "limit": 50 * EXAMPLES}
+        parameters |= {"since": f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}", "window_us": window // timedelta(microseconds=1)}
+        text = filled("checks/repeated_keys", key=", ".join(map(quote_identifier, columns)))
+        found = self._clickhouse.rows(self._doing("comparing the keys of"), text, parameters)
+        redriven = _Redriven(log, Names(self._config.pipeline_id))
+        pairs = [
+            {"topic": self._topic, "partition": p, "offset": o, "partition before": pb, "offset before": ob}
+            for p, o, sequence, pb, ob, sequence_before in found
+            if not redriven.has(sequence) and not redriven.has(sequence_before)
+        ]
+        return RepeatedKeys(tuple(pairs), len(found) == parameters["limit"])
+
+    def tables(self) -> Iterator[Table]:
+        """The table and the targets of its views, those of views on views included."""
+        table = self._clickhouse.inspect(self._database, self._name)
+        if table is not None:
+            yield table
+            yield from self._clickhouse.view_targets(self._database, self._name)
+
+    def view_sums(self, inserting: Callable[[], int]) -> Iterator[ViewSum]:
+        """Of the targets of views on the table itself, each once. `inserting`: how many rows the sink may be inserting now, which a view
+        may have earlier or later than the table.
+        """
+        counted = {total.table: total.count_column for total in self._config.checks.views.totals}
+        views: dict[str, list[tuple[View, Table]]] = {}
+        for view in self._clickhouse.views_on(self._database, self._name):
+            if view.target is None:
+                yield ViewSum(view.full_name, None, 0, 0, "the table that it fills cannot be found")
+            else:
+                views.setdefault(view.target.full_name, []).append((view, view.target))
+        removes = self.removes()
+        for name, ((view, target), *others) in views.items():
+            before, inserted_first = self.rows(), inserting()
+            total, reason = None, f"the table has fewer rows than it was given, {removes} removes some"
+            if others:
+                # A row may be in it once for each view, or once for all of them.
+                reason = f"{len(others) + 1} views fill it"
+            elif not removes:
+                total, reason = self._view_total(view, target, counted.get(target.name))
+            inserted_last = inserting()
+            yield ViewSum(name, total, before, self.rows(), reason, max(inserted_first, inserted_last))
+
+    def _view_total(self, view: View, target: Table, count_column: str | None) -> tuple[int | None, str]:
+        """What the view's target adds up to; or why that cannot be compared."""
+        if has_removing_ttl(target):
+            return None, "its TTL removes rows"
+        if count_column is not None:
+            kinds = {column.name: column.type for column in target.columns}
+            if count_column not in kinds:
+                return None, f"it has no column {count_column}"
+            name = "merged_count" if kinds[count_column].startswith("AggregateFunction(count") else "sum"
+            name = "merged_sum" if kinds[count_column].startswith("AggregateFunction(sum") else name
+            doing = f"adding up {count_column} of"
+            return self._number(doing, f"checks/{name}", target.database, target.name, column=count_column), ""
+        if not passes_every_row(view.definition, self._aggregates) or target.engine not in KEEPS_EVERY_ROW:
+            return None, "it does not hold a row for each row: name its column of counts in checks.views.totals"
+        return self._number("counting the rows of", "checks/rows", target.database, target.name), ""
+
+    def _number(self, doing: str, name: str, database: str, table: str, **parameters: Any) -> int:
+        found = self._clickhouse.rows(f"{doing} {database}.{table}", statement(name), {"database": database, "table": table, **parameters})
+        return int(found[0][0])
+
+    @cached_property
+    def _aggregates(self) -> frozenset[str]:
+        found = self._clickhouse.rows("listing aggregate functions", statement("checks/aggregate_functions"))
+        return frozenset(name for (name,) in found)
+
+    @property
+    def _topic(self) -> str:
+        return self._config.sources[0].topic
+
+    def _of_topic(self) -> dict[str, Any]:
+        return {"database": self._database, "table": self._name, "topic": self._topic}
+
+    def _doing(self, words: str) -> str:
+        return f"{words} {self._database}.{self._name}"
+
+
+def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
+    """True if the view's SELECT surely gives one row for each row of its table; False where that cannot be told from its words.
+
+    `aggregates`: names of the server's aggregate functions, in lower case. A name that only begins like one counts as one, with a
+    combinator: `sumIf`.
+    """
+    select = re.search(r"\bAS\s+(?:\(\s*)?(?:SELECT|WITH)\b", definition, re.IGNORECASE)
+    words = definition[select.start() :] if select else ""
+    called = {name.lower() for name in re.findall(r"(\w+)\s*\(", words)}
+    is_aggregate = any(name.startswith(tuple(aggregates)) for name in called)
+    return bool(words) and not _NOT_ONE_FOR_ONE.search(words) and not is_aggregate
+
+
+class _Redriven:
+    """Which raw frames are of dead letters that entered again; each is looked up once."""
+
+    def __init__(self, log: JetStream, names: Names) -> None:
+        self._log, self._stream = log, names.stream("raw")
+        self._known: dict[int, bool] = {}
+
+    def has(self, sequence: int) -> bool:
+        if sequence not in self._known:
+            message = self._log.get(self._stream, sequence)
+            self._known[sequence] = message is not None and is_redriven(message.subject)
+        return self._known[sequence]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Which rows the sink has confirmed: those of all raw frames up to `sequence`, and, of later ones, those at `places` (ascending)."""
+
+    sequence: int
+    places: Places
+
+
+def settled(log: JetStream, names: Names) -> Settled | None:
+    """None where the ledger, or out, does not reach back to where the sink is any more. Call it before the table is counted."""
+    ledger = names.stream("ledger")
+    confirmed = read_chain(log, ledger, names.chain("sink")).to or 0
+    done = read_chain(log, ledger, names.chain("process")).done
+    while done is not None and done.body["out_end"] > confirmed:
+        message = log.get(ledger, done.previous_done) if done.previous_done else None
+        if message is None and done.previous_done:
+            return None
+        done = Entry.decode(message) if message else None
+    sequence, out = (done.body["to"], done.body["out_end"]) if done else (0, 0)
+    frames = [*log.fetch(names.stream("out"), names.subjects("out"), out, confirmed)] if confirmed > out else []
+    if len(frames) < confirmed - out:
+        return None
+    places = [position_keys(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
+    return Settled(sequence, np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *places])))
+
+
+def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
+    """(rows that ClickHouse has confirmed, the same with the chunk that is being inserted)."""
+    state = read_chain(log, names.stream("ledger"), names.chain("sink"))
+    done = int(state.done.body["totals"].get("rows_out", 0)) if state.done else 0
+    return done, done + (int(state.plan.body["rows"]) if state.plan else 0)
+
+
+def behind(
+    log: JetStream, names: Names, topic: KafkaTopic, rows: int, now: datetime, warn_after: timedelta, fail_after: timedelta
+) -> Behind:
+    """What waits before each leg; `rows` of it in the streams. Its first record there is as old as its message by the clock of NATS,
+    records in Kafka as old at `now` as they say themselves.
+    """
+    chains = {leg: read_chain(log, names.stream("ledger"), names.chain(leg)) for leg in LEGS}
+    oldest = timedelta(0)
+    for leg, role in (("process", "raw"), ("sink", "out")):
+        stream, reached = names.stream(role), chains[leg].to or 0
+        state = log.state(stream)
+        message = log.get(stream, reached + 1) if state is not None and state.last_sequence > reached else None
+        if message is not None:
+            oldest = max(oldest, log.clock(stream) - message.time)
+    reached_offsets = {int(partition): offset for partition, offset in (chains["ingest"].to or {}).items()}
+    # Partitions that were added since: they are read from their beginning.
+    added = [partition for partition in topic.facts().partitions if partition not in reached_offsets]
+    reached_offsets |= topic.starts(added) if added else {}
+    partitions = sorted(reached_offsets)
+    ends = topic.ends(partitions)
+    past = [_waiting(reached_offsets, topic.first_since(partitions, now - after), ends) for after in (warn_after, fail_after)]
+    return Behind(rows, oldest, _waiting(reached_offsets, ends, ends), *past)
+
+
+def _waiting(reached: dict[int, int], to: dict[int, int], ends: dict[int, int]) -> int:
+    return sum(max(0, min(to[partition], ends[partition]) - offset) for partition, offset in reached.items())

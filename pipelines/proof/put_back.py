@@ -1,0 +1,224 @@
+"""Rows that the sink has confirmed and the table has lost, put back: computed again from raw, by the stages that made them.
+
+In: what a verification finds missing. Out: those rows in the table, each once, and a second verification.
+Never doubles: only positions that the sink has confirmed are touched, which it never sends again; each block is sent after a look at which
+of its positions are in the table; one command at a time holds the lease `put-back`, and waits until no insert of an earlier one can be at
+work. May be killed at any time and repeated. Changes nothing on the ledger: the rows are counted there already.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse.client import ClickHouse, Table
+from pipelines.connectors.clickhouse.removal import removes_rows
+from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.nats.client import JetStream
+from pipelines.errors import HaltError, RefusedError, RetryableError
+from pipelines.key_store.index import Words
+from pipelines.process.arrivals import Arrived, steps
+from pipelines.process.frames import new_counts, stages
+from pipelines.process.stage_config import StageConfig
+from pipelines.proof.verification.result import Verification
+from pipelines.proof.verification.run import Request, Subject, Verifier, verify
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
+from pipelines.protocol.naming import PUT_BACK, STREAM_ID_KEY, Names
+from pipelines.protocol.purge import purge_lease
+from pipelines.protocol.records import ORDINAL_BITS, position_keys
+from pipelines.sink.chunks import insert_block
+from pipelines.sink.fit import misfits
+
+QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
+"""How long an insert of a command that was killed may be on its way to ClickHouse."""
+_LOOK_EVERY_SECONDS = 0.5
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """`before` found `missing` rows; `rows` were inserted, fewer where somebody else had put some back meanwhile. `after` is the
+    verification behind that, `before` itself where nothing was missing.
+    """
+
+    before: Verification
+    missing: int
+    rows: int
+    after: Verification
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Positions, ascending, of rows that were made under `config` and that `table` has lost."""
+
+    config: StageConfig
+    table: Table
+    missing: Words
+
+
+def put_back(
+    config: PipelineConfig, log: JetStream, request: Request, feed_views: bool = False, tell: Tell = lambda doing: None
+) -> PutBack:
+    """Verifies the range of `request`, puts back what is missing, and verifies again. May be done beside the running pipeline.
+
+    `feed_views`: also where materialized views get the rows once more. Raises HaltError for a table whose rows cannot be put back (no
+    position columns, other columns, rows that it removes by itself, views), and for a pipeline that was never started; FencedError while
+    another command is at work; RetryableError while a system is away: what was inserted stays, and the same call goes on.
+    """
+    verifier = Verifier(config, log, request, tell)
+    subject = verifier.subject()
+    before = verifier.verification(subject, verifier.compare(subject) if subject else None)
+    missing = verifier.found.missing
+    if subject is None or not len(missing):
+        if subject is not None and not subject.has_positions and before.findings:
+            raise HaltError(f"putting rows back into {before.table}: it has no position columns, so nobody can tell which rows are missing")
+        return PutBack(before, 0, 0, before)
+    clickhouse = ClickHouse(config.sink)
+    try:
+        _check_table(config, clickhouse, before, feed_views)
+        targets = [_target(clickhouse, subject.configs[version], part) for part, version in _parts(subject, missing)]
+        names = Names(config.pipeline_id)
+        with _lease(names, log, request) as lease:
+            _wait_until_quiet(names, clickhouse, config.sink.max_insert_time.total_seconds(), tell)
+            inserts = _Inserts(names, log, clickhouse, lease, tell)
+            rows = sum(inserts.insert(subject, target) for target in targets)
+    finally:
+        clickhouse.close()
+    return PutBack(before, len(missing), rows, verify(config, log, request, tell))
+
+
+def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verification, feed_views: bool) -> None:
+    database, name = config.sink.connection_params.database, config.sink.table
+    table = clickhouse.inspect(database, name)
+    removes = removes_rows(table) if table else ""
+    if removes:
+        raise HaltError(f"putting rows back into {before.table}: {removes} removes rows, these would go as well; nothing was inserted")
+    views = [view.full_name for view in clickhouse.views_on(database, name)]
+    if views and not feed_views:
+        raise HaltError(
+            f"putting rows back into {before.table}: the materialized views {', '.join(views)} would get the rows once more; nothing was "
+            "inserted. If the rows are not in what they fill either, say feed_views; else detach the views, put the rows back, and attach "
+            "the views again"
+        )
+
+
+def _parts(subject: Subject, missing: Words) -> Iterator[tuple[Words, str]]:
+    """The positions by the configuration that their rows were made under, in order."""
+    sequences = missing >> np.uint64(ORDINAL_BITS)
+    for first, last, version in subject.history.segments(int(sequences[0]), int(sequences[-1])):
+        part = missing[(sequences >= first) & (sequences <= last)]
+        if len(part):
+            yield part, version
+
+
+def _target(clickhouse: ClickHouse, config: StageConfig, missing: Words) -> _Target:
+    """Raises HaltError where the table does not take the rows as they were made."""
+    table = clickhouse.inspect(config.database, config.table)
+    if table is None:
+        raise HaltError(f"putting rows back into {config.full_table}: the table is gone; put it back first")
+    _check_columns(config, table)
+    return _Target(config, table, missing)
+
+
+def _check_columns(config: StageConfig, table: Table, nulls: Sequence[str] = ()) -> None:
+    faults = misfits(config, config.position_columns, table.columns, nulls)
+    if faults:
+        raise HaltError(
+            f"putting rows back into {config.full_table}: its columns are not those that the rows were made for: {'; '.join(faults)}; "
+            "put the table back first"
+        )
+
+
+@contextmanager
+def _lease(names: Names, log: JetStream, request: Request) -> Iterator[Lease]:
+    lease = Lease(log, names, request.directory, PUT_BACK)
+    lease.acquire()
+    try:
+        purge_lease(log, names, PUT_BACK)
+        yield lease
+    finally:
+        lease.release()
+
+
+def _wait_until_quiet(names: Names, clickhouse: ClickHouse, longest_seconds: float, tell: Tell) -> None:
+    """Until no insert of a command that was killed can be at work: what it has sent must be in the table before anybody looks.
+
+    `longest_seconds`: that of an insert, for a server that does not say what it works on.
+    """
+    time.sleep(QUIET_SECONDS)
+    while at_work := clickhouse.inserts_at_work(_work(names)):
+        tell(f"waiting for {at_work} inserts of an earlier command that ClickHouse still works on")
+        time.sleep(_LOOK_EVERY_SECONDS)
+    if at_work is None:
+        time.sleep(max(0.0, longest_seconds - QUIET_SECONDS))
+
+
+def _work(names: Names) -> str:
+    """Names the inserts of these commands in `system.processes`."""
+    return f"tallyflow {names.pipeline} {PUT_BACK}"
+
+
+class _Inserts:
+    """The inserts of one command, under its lease."""
+
+    def __init__(self, names: Names, log: JetStream, clickhouse: ClickHouse, lease: Lease, tell: Tell) -> None:
+        self._names, self._log, self._clickhouse, self._lease, self._tell = names, log, clickhouse, lease, tell
+
+    def insert(self, subject: Subject, target: _Target) -> int:
+        """How many rows were inserted."""
+        with open_engine() as engine:
+            return sum(self._insert_step(engine, target, step) for step in steps(self._frames(subject, target.missing)))
+
+    def _frames(self, subject: Subject, missing: Words) -> Iterator[Arrived]:
+        """The raw frames with missing rows, with the arrivals that the ledger tells."""
+        stream = self._names.stream("raw")
+        for sequence in np.unique(missing >> np.uint64(ORDINAL_BITS)).tolist():
+            message = self._log.get(stream, sequence)
+            if message is None:
+                raise RetryableError(f"reading {stream}: sequence {sequence} was there a moment ago and is not; look again")
+            yield Arrived(message, subject.history.arrival_us(sequence))
+
+    def _insert_step(self, engine: duckdb.DuckDBPyConnection, target: _Target, step: list[Arrived]) -> int:
+        config = target.config
+        rows, _ = stages(engine, config, config.version, step, new_counts())
+        rows = rows.filter(pa.array(np.isin(position_keys(rows), target.missing)))
+        rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, step)))).unify_dictionaries().combine_chunks()
+        if not rows.num_rows:
+            return 0
+        _check_columns(config, target.table, [name for name in rows.column_names if rows.column(name).null_count])
+        positions = position_keys(rows)
+        if len(np.unique(positions)) < len(positions):
+            raise HaltError(f"putting rows back into {config.full_table}: a record has several rows; nothing of them was inserted")
+        self._tell(f"inserting {rows.num_rows:,} rows of raw {step[0].message.sequence}..{step[-1].message.sequence}")
+        if self._lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
+            raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
+        columns = config.insert_columns
+        block, token, work = insert_block(rows.select(columns)), self._token(config, positions), _work(self._names)
+        reach("repair.before-insert")
+        try:
+            self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS, work)
+        except RefusedError as error:
+            raise HaltError(
+                f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again"
+            ) from error
+        reach("repair.after-insert")
+        return len(positions)
+
+    def _held(self, table: Table, step: list[Arrived]) -> Words:
+        """Positions of these frames that are in the table now."""
+        found = self._clickhouse.stored_positions(table, (step[0].message.sequence, step[-1].message.sequence))
+        return position_keys(found.rename_columns(["_tf_sequence", "_tf_ordinal"]))
+
+    def _token(self, config: StageConfig, positions: Words) -> str:
+        """Of the positions, within this command: rows that are lost again must not look like a block that ClickHouse remembers."""
+        state = self._log.state(self._names.stream("raw"))
+        stream_id = state.metadata.get(STREAM_ID_KEY, "") if state else ""
+        digest = hashlib.sha256(positions.tobytes()).hexdigest()[:32]
+        return f"tf:{self._names.pipeline}:{stream_id}:{config.full_table}:put-back:{self._lease.holder.epoch}:{digest}"

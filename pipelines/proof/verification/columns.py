@@ -1,0 +1,115 @@
+"""Which columns of the table hold what the records of a range call for.
+
+In: the configurations that the range was done under, what the file maps now, and the table's columns. A column that the table has no more
+is found under its new name where the file maps its field to one that it did not map then. Whether such a column was renamed, or dropped and
+made anew, nobody has noted: its values tell.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.clickhouse.client import TableColumn
+from pipelines.process.stage_config import StageConfig
+from pipelines.proof.verification.reference import Column, compared_columns
+from pipelines.proof.verification.result import Finding
+from pipelines.proof.verification.span import History
+from pipelines.protocol.records import ORDINAL_BITS
+from pipelines.types.columns import parse_type
+
+Entry = tuple[str, str, str, bool]
+"""A row of a configuration's mapping: field, column, type, whether the table gave a DEFAULT."""
+_OTHERWISE = "the values of column {}: it was not mapped in the same way all the time"
+
+
+@dataclass
+class Judged:
+    """Columns whose values are compared, faults of the table's columns, values that are left out, and, by what is said of them, values that
+    the table has no more, with the versions that their rows were made under.
+    """
+
+    columns: list[Column] = field(default_factory=list)
+    faults: dict[str, Finding] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    gone: dict[str, list[str]] = field(default_factory=dict)
+
+
+def judged(history: History, configs: Mapping[str, StageConfig], file: PipelineConfig, actual: Sequence[TableColumn]) -> Judged:
+    """Of all configurations of `history`, which has at least one plan."""
+    versions = list(dict.fromkeys(plan.version for plan in history.plans))
+    now = {entry.column_name: (entry.name, entry.column_type) for entry in file.sink.mapping}
+    types = {column.name: column.type for column in actual}
+    last = history.plans[-1].version
+    found = Judged()
+    names: dict[str, dict[str, str]] = {}
+    # The last one first: columns are told in its order.
+    for version in sorted(versions, key=lambda one: one != last):
+        mapping = configs[version].mapping
+        for entry in mapping:
+            source, name, kind, _ = entry
+            target = name if name in types else None if name in now else _renamed(source, mapping, now, types)
+            if target is None and name in now:
+                found.faults[name] = _fault(name, kind, None)
+            elif target is None:
+                said = f"the values of column {name}: the table and the file have it no more, and nothing tells what it is called now"
+                found.gone.setdefault(said, []).append(version)
+            elif _same_values(kind, types[target]):
+                names.setdefault(target, {})[version] = name
+            elif version == last and target in now and _base(now[target][1]) == _base(kind):
+                found.faults[target] = _fault(target, kind, types[target])
+            else:
+                found.left_out[target] = _OTHERWISE.format(target)
+    for target, by_version in names.items():
+        if target not in found.faults and target not in found.left_out:
+            _compare(found, history, configs, target, by_version)
+    return found
+
+
+def _compare(found: Judged, history: History, configs: Mapping[str, StageConfig], target: str, by_version: Mapping[str, str]) -> None:
+    """`by_version`: what the column was called."""
+    columns = [_column(configs[version], name) for version, name in by_version.items()]
+    if None in columns:
+        found.left_out[target] = f"the values of column {target}: ClickHouse may write JSON in another way than it was given"
+        return
+    kinds = {(column.type, column.has_default) for column in columns if column is not None}
+    if len(kinds) > 1 or len(by_version) < len({plan.version for plan in history.plans}):
+        found.left_out[target] = _OTHERWISE.format(target)
+        return
+    ((kind, has_default),) = kinds
+    former = tuple(sorted({*by_version.values()} - {target}))
+    before = [plan.to for plan in history.plans if by_version[plan.version] != target]
+    since = before[-1] + 1 << ORDINAL_BITS if before else 0
+    found.columns.append(Column(f"v{len(found.columns)}", target, kind, has_default, former, since))
+
+
+def _column(config: StageConfig, name: str) -> Column | None:
+    return next((column for column in compared_columns(config) if column.name == name), None)
+
+
+def _renamed(source: str, mapping: Sequence[Entry], now: Mapping[str, tuple[str, str]], types: Mapping[str, str]) -> str | None:
+    """The only column of the field that was not mapped then, where only one of the field is gone."""
+    mapped = {name: of for of, name, _, _ in mapping}
+    gone = [name for name, of in mapped.items() if of == source and name not in types]
+    new = [name for name, (of, _) in now.items() if of == source and name in types and name not in mapped]
+    return new[0] if len(gone) == len(new) == 1 else None
+
+
+def _base(kind: str) -> str:
+    return str(replace(parse_type(kind), nullable=False, low_cardinality=False))
+
+
+def _fault(name: str, declared: str, actual: str | None) -> Finding:
+    """`actual`: None where there is no such column."""
+    example = {"expected": declared, "found": actual or "no such column"}
+    return Finding("schema", "different" if actual else "missing", 1, name, [example])
+
+
+def _same_values(declared: str, actual: str) -> bool:
+    """LowCardinality changes no value."""
+    if declared == actual:
+        return True
+    try:
+        plain = [str(parse_type(text)).replace("LowCardinality(String)", "String") for text in (declared, actual)]
+    except ValueError:
+        return False
+    return plain[0] == plain[1]

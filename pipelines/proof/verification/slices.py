@@ -1,0 +1,242 @@
+"""A verification in slices of its range, each by a Spark task with a DuckDB of its own; the verdict is that of one run over the whole.
+
+A slice takes from the table which records of the window before it were accepted. Where a slice before has found the table wrong in just
+these rows, both are verified again as one: a copy of a row that is missing is no fault of its own.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.nats.client import JetStream
+from pipelines.engine.connections import Connections
+from pipelines.engine.execute import Item, Report, Tasks
+from pipelines.process.arrivals import microseconds
+from pipelines.process.stage_config import config_of
+from pipelines.proof.verification.reference import Column
+from pipelines.proof.verification.result import Checksum, Finding, Gap, Verification
+from pipelines.proof.verification.run import Request, Subject, Tell, Verifier
+from pipelines.proof.verification.span import Span, load_configs, read_history
+from pipelines.protocol.records import ORDINAL_BITS, instant
+from pipelines.types.columns import parse_type
+
+_BEYOND = 2**63 - 1
+_WORTH = 0.75
+"""Of the whole range; the rest of the gain goes to the tasks' start, and to the ledger and dead letters that each of them reads."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Arrivals from `since` (inclusive) to `until` (exclusive), None as in a request. `follows`: there is a slice before it."""
+
+    since: datetime | None
+    until: datetime | None
+    follows: bool
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A slice with what was found. `relies_from`: the first raw sequence whose rows were believed, its own first one if none were.
+
+    `last_fault`: the last raw sequence with a row that is missing or extra; 0 for none.
+    """
+
+    slice: Slice
+    result: Verification
+    relies_from: int
+    last_fault: int
+
+
+def verify_in_tasks(
+    config: PipelineConfig, log: JetStream, request: Request, tasks: Tasks, tell: Tell = lambda doing: None
+) -> Verification:
+    """As `run.verify`, with one task per slot. What is not worth cutting is verified here, a table without position columns as well.
+
+    Each worker has DuckDB's memory for itself, and needs room below `request.directory`.
+    """
+    verifier = Verifier(config, log, request, tell)
+    subject = verifier.subject()
+    slices = cut(subject, request, tasks.slots) if subject and subject.has_positions else []
+    if subject is None or len(slices) < 2:
+        tell("verifying here: the range is not worth cutting")
+        return verifier.verification(subject, verifier.compare(subject) if subject else None)
+    tell(f"verifying {len(slices)} slices as Spark tasks")
+    return verify_slices(verifier, subject, request, slices, tasks)
+
+
+def cut(subject: Subject, request: Request, most: int) -> list[Slice]:
+    """At most so many slices of about as many frames each; one where no cut is worth it; none without a frame.
+
+    A slice is worth it that reads no more frames before it than it has, which bounds the work, and _WORTH of the whole at most.
+    """
+    span = subject.span(request.since, request.until)
+    if span is None:
+        return []
+    history = subject.history
+    frames = history.frames(span.first, span.last)
+    for count in range(most, 1, -1):
+        # Frames of one arrival are never parted.
+        arrivals = sorted({history.arrival_us(frames[len(frames) * part // count]) for part in range(1, count)})
+        slices = slices_between(request, [instant(at) for at in arrivals if history.since(at) > span.first])
+        if len(slices) > 1 and all(_is_worth(subject, one, len(frames)) for one in slices):
+            return slices
+    return [Slice(request.since, request.until, follows=False)]
+
+
+def slices_between(request: Request, borders: Sequence[datetime]) -> list[Slice]:
+    """The request's range, parted at these arrivals."""
+    ends = [request.since, *borders, request.until]
+    return [Slice(since, until, follows=number > 0) for number, (since, until) in enumerate(pairwise(ends))]
+
+
+def _is_worth(subject: Subject, one: Slice, of_frames: int) -> bool:
+    span, history = subject.span(one.since, one.until), subject.history
+    if span is None:
+        return False
+    own, before = len(history.frames(span.first, span.last)), len(history.frames(span.read_from, span.first - 1))
+    return not one.follows or (before <= own and own + before <= _WORTH * of_frames)
+
+
+def verify_slices(verifier: Verifier, subject: Subject, request: Request, slices: Sequence[Slice], tasks: Tasks) -> Verification:
+    """What `verifier`, which has looked at the table's columns, would find in the whole range."""
+    parts = _verified(subject, request, slices, tasks)
+    while len(groups := joined(parts)) < len(parts):
+        again = [_one(group) for group in groups if len(group) > 1]
+        new = {one.slice: one for one in _verified(subject, request, again, tasks)}
+        parts = [new.get(_one(group), group[0]) for group in groups]
+    found = together([part.result for part in parts], request.examples)
+    verifier.found.findings += found.findings
+    verifier.found.not_proven += found.not_proven
+    verifier.found.not_compared += found.not_compared
+    verifier.find_strangers()
+    noted = verifier.found
+    return replace(found, findings=noted.findings, not_proven=noted.not_proven, not_compared=noted.not_compared)
+
+
+def joined(parts: Sequence[Verified]) -> list[list[Verified]]:
+    """Neighbours that must be one: the later one believed rows of the table that an earlier one has found to be missing or extra."""
+    groups: list[list[Verified]] = []
+    for part in parts:
+        groups.append([part])
+        while any(one.last_fault >= part.relies_from for group in groups[:-1] for one in group):
+            last = groups.pop()
+            groups[-1] += last
+    return groups
+
+
+def _one(group: Sequence[Verified]) -> Slice:
+    return Slice(group[0].slice.since, group[-1].slice.until, group[0].slice.follows)
+
+
+def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks: Tasks) -> list[Verified]:
+    shared = {
+        "directory": str(request.directory),
+        "examples": request.examples,
+        "with_kafka": request.with_kafka,
+        "config": subject.history.plans[-1].version,
+        "columns": [column_told(column) for column in subject.columns],
+        "gone": {said: list(versions) for said, versions in subject.gone.items()},
+    }
+    items = [{**shared, "since": _us(one.since), "until": _us(one.until), "follows": one.follows} for one in slices]
+    reports = tasks.run(verify_slice, items)
+    return [
+        Verified(one, _result(report["result"]), report["relies_from"], report["last_fault"])
+        for one, report in zip(slices, reports, strict=True)
+    ]
+
+
+def verify_slice(connections: Connections, item: Item) -> Report:
+    """One slice in a task; what `_verified` reads."""
+    since, until = (None if item[end] is None else instant(item[end]) for end in ("since", "until"))
+    request = Request(Path(item["directory"]), since, until, item["examples"], item["with_kafka"])
+    verifier = Verifier(connections.config, connections.log, request, follows=item["follows"])
+    history = read_history(connections.log, connections.names, since)
+    configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item["config"])
+    columns = [column_of(told) for told in item["columns"]]
+    subject = Subject(history, configs, config, columns, item["gone"])
+    span = verifier.compare(subject, threads=1)
+    result = verifier.verification(subject, span)
+    return {"result": _plain(result), "relies_from": _relies_from(span), "last_fault": verifier.found.last_fault >> ORDINAL_BITS}
+
+
+def column_told(column: Column) -> dict[str, Any]:
+    """For JSON, and for `column_of`."""
+    return {**vars(column), "type": str(column.type)}
+
+
+def column_of(told: Mapping[str, Any]) -> Column:
+    """Inverse of `column_told`."""
+    return Column(**{**told, "type": parse_type(told["type"]), "former": tuple(told["former"])})
+
+
+def _relies_from(span: Span | None) -> int:
+    """Nothing was believed where nothing was compared: beyond every sequence."""
+    if span is None:
+        return _BEYOND
+    return span.read_from if span.is_seeded else span.first
+
+
+def _us(at: datetime | None) -> int | None:
+    return None if at is None else microseconds(at)
+
+
+def _plain(result: Verification) -> dict[str, Any]:
+    """For JSON, and for `_result`."""
+    return {**asdict(result), "arrivals": [microseconds(at) for at in result.arrivals or ()]}
+
+
+def _result(plain: dict[str, Any]) -> Verification:
+    arrivals, sequences = tuple(map(instant, plain["arrivals"])), plain["sequences"]
+    return Verification(
+        plain["pipeline"],
+        plain["table"],
+        (arrivals[0], arrivals[1]) if arrivals else None,
+        (sequences[0], sequences[1]) if sequences else None,
+        plain["counts"],
+        [Checksum(**one) for one in plain["checksums"]],
+        [Finding(**one) for one in plain["findings"]],
+        [Gap(**one) for one in plain["not_proven"]],
+        [Gap(**one) for one in plain["not_compared"]],
+    )
+
+
+def together(parts: Sequence[Verification], examples: int) -> Verification:
+    """One result of those of neighbouring ranges, in their order: counts and checksums add up, the first examples are kept."""
+    told = [part for part in parts if part.arrivals and part.sequences]
+    first, last = (told[0], told[-1]) if told else (parts[0], parts[0])
+    arrivals = (first.arrivals[0], last.arrivals[1]) if first.arrivals and last.arrivals else None
+    sequences = (first.sequences[0], last.sequences[1]) if first.sequences and last.sequences else None
+    counts: Counter[str] = Counter()
+    sums: Counter[tuple[str, str]] = Counter()
+    findings: dict[tuple[str, str, str | None], Finding] = {}
+    for part in parts:
+        counts.update(part.counts)
+        for checksum in part.checksums:
+            sums.update({(checksum.column, side): int(getattr(checksum, side), 16) for side in ("expected", "found")})
+        for one in part.findings:
+            key = (one.place, one.kind, one.column)
+            known = findings.get(key, replace(one, count=0, examples=()))
+            findings[key] = replace(known, count=known.count + one.count, examples=[*known.examples, *one.examples][:examples])
+    columns = dict.fromkeys(column for column, _ in sums)
+    checksums = [Checksum(column, _sum(sums[column, "expected"]), _sum(sums[column, "found"])) for column in columns]
+    gaps = (_added_up(gap for part in parts for gap in part.not_proven), _added_up(gap for part in parts for gap in part.not_compared))
+    return Verification(first.pipeline, first.table, arrivals, sequences, dict(counts), checksums, [*findings.values()], *gaps)
+
+
+def _added_up(gaps: Iterable[Gap]) -> list[Gap]:
+    """One gap of each kind; the counts are added."""
+    found: dict[str, Gap] = {}
+    for gap in gaps:
+        before = found.get(gap.what)
+        count = gap.count if before is None or gap.count is None else (before.count or 0) + gap.count
+        found[gap.what] = Gap(gap.what, count)
+    return [*found.values()]
+
+
+def _sum(of_hashes: int) -> str:
+    return f"{of_hashes & (1 << 64) - 1:016x}"

@@ -1,0 +1,234 @@
+"""Which raw frames a verification is about: hours of arrival as sequences of the raw stream, by what the process leg's ledger entries say.
+
+The ledger tells of each frame when it arrived and under which configuration it was processed, and how far the sink has confirmed. Of
+frames that are purged nothing can be proven any more; entries and frames reach back to the same range.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pipelines.connectors.nats.client import JetStream, fetch_whole
+from pipelines.process import stage_config
+from pipelines.process.arrivals import ClockReset, clock_resets, microseconds, unpacked
+from pipelines.process.stage_config import StageConfig
+from pipelines.process.watermarks import NEVER, NOTHING, Watermarks
+from pipelines.proof.verification.reference import Bounds
+from pipelines.protocol.existence import check_started
+from pipelines.protocol.ledger import ChainState, Entry, read_chain
+from pipelines.protocol.naming import Names
+from pipelines.protocol.purge import read_purged
+from pipelines.protocol.records import instant
+
+_ORDINAL_BITS = 20
+_CLOCKS_APART_US = 60_000_000
+"""How far the times of a stream may step back."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A range that the process leg has done: raw sequences from `first` to `to`, the watermarks up to there."""
+
+    first: int
+    to: int
+    version: str
+    watermarks: Watermarks = NOTHING
+
+
+@dataclass(frozen=True)
+class History:
+    """What the ledger tells of the frames that raw still holds. `sequences` and `arrivals_us` ascend, one entry per frame.
+
+    `is_whole`: they reach back to the first frame that ever was. `confirmed_to`: rows of all frames up to there are confirmed by the sink.
+    """
+
+    plans: Sequence[Plan]
+    sequences: Sequence[int]
+    arrivals_us: Sequence[int]
+    confirmed_to: int
+    is_whole: bool
+    resets: Sequence[ClockReset] = ()
+
+    def since(self, arrival_us: int) -> int:
+        """The first sequence that arrived then or later; behind the last one if none did."""
+        place = bisect_left(self.arrivals_us, arrival_us)
+        return self.sequences[place] if place < len(self.sequences) else self.last + 1
+
+    def arrival_us(self, sequence: int) -> int:
+        """That of the first frame from `sequence` on; of the last one behind it."""
+        return self.arrivals_us[min(bisect_left(self.sequences, sequence), len(self.sequences) - 1)]
+
+    @property
+    def last(self) -> int:
+        return self.sequences[-1] if self.sequences else 0
+
+    def frames(self, first: int, last: int) -> Sequence[int]:
+        return self.sequences[bisect_left(self.sequences, first) : bisect_right(self.sequences, last)]
+
+    def segments(self, first: int, last: int) -> Iterator[tuple[int, int, str]]:
+        """(first sequence, last sequence, version) of the stretches with one configuration."""
+        stretch: tuple[int, int, str] | None = None
+        for plan in self.plans:
+            low, high = max(plan.first, first), min(plan.to, last)
+            if low > high:
+                continue
+            if stretch and stretch[2] == plan.version:
+                stretch = (stretch[0], high, plan.version)
+                continue
+            if stretch:
+                yield stretch
+            stretch = (low, high, plan.version)
+        if stretch:
+            yield stretch
+
+
+@dataclass(frozen=True)
+class Span:
+    """Raw sequences, inclusive: `first` to `last` are compared, from `read_from` on they are read, from `first_judged` on the reference
+    finds the copies itself; which records before that were accepted, the table says. `before`: the watermarks before `read_from`.
+    """
+
+    first: int
+    last: int
+    read_from: int
+    first_judged: int
+    before: Watermarks = NOTHING
+
+    @property
+    def is_seeded(self) -> bool:
+        return self.first_judged > self.read_from
+
+    @property
+    def bounds(self) -> Bounds:
+        first, judged = self.first << _ORDINAL_BITS, self.first_judged << _ORDINAL_BITS
+        return Bounds(first, (self.last + 1 << _ORDINAL_BITS) - 1, judged if self.is_seeded else 0, self.before)
+
+
+def read_history(log: JetStream, names: Names, since: datetime | None) -> History:
+    """Of all that the ledger tells, or, by arrival, of what arrived from one window before `since` on, and one range before that.
+
+    Raises HaltError for a pipeline that was never started, RetryableError while NATS is away.
+    """
+    check_started(log, names)
+    ledger = names.stream("ledger")
+    # The sink first: what it has confirmed was processed before.
+    confirmed = read_chain(log, ledger, names.chain("sink")).to or 0
+    chain = read_chain(log, ledger, names.chain("process"))
+    raw = log.state(names.stream("raw"))
+    below = max(read_purged(log, names, "raw").below, raw.first_sequence if raw else 1)
+    plans: dict[int, Plan] = {}
+    arrivals: dict[int, int] = {}
+    confirmed_to = 0
+    after = _entries_after(log, names, chain, since)
+    for entry in map(Entry.decode, fetch_whole(log, ledger, names.chain("process"), after, chain.sequence)):
+        if entry.kind != "done":
+            continue
+        body = entry.body
+        if body["to"] > (body["from"] or 0):
+            plans[body["to"]] = Plan((body["from"] or 0) + 1, body["to"], body["config"], Watermarks.of(body))
+            frames = enumerate(unpacked(body["arrivals"]), start=(body["from"] or 0) + 1)
+            arrivals |= {sequence: at for sequence, at in frames if sequence >= below}
+        if body["out_end"] <= confirmed:
+            confirmed_to = body["to"]
+    known = sorted(arrivals.items())
+    is_whole = bool(known) and known[0][0] == 1
+    resets = clock_resets(chain.done.body) if chain.done else ()
+    return History(
+        sorted(plans.values(), key=lambda plan: plan.to), [s for s, _ in known], [at for _, at in known], confirmed_to, is_whole, resets
+    )
+
+
+def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datetime | None) -> int:
+    """The ledger sequence behind which the entries are needed. An entry is written after its frames have arrived."""
+    if since is None or chain.done is None:
+        return 0
+    config = stage_config.load(log, names, chain.done.body["config"])
+    if config.dedup_time_field:
+        return 0
+    needed_from = instant(max(0, microseconds(since) - config.dedup_window_us - _CLOCKS_APART_US))
+    first = log.first_since(names.stream("ledger"), names.chain("process"), needed_from)
+    # The range before reaches back to where nothing is needed any more, so that its frames do not look like what a purge has left.
+    before = Entry.decode(first).previous_done if first else chain.done.sequence
+    return max(0, before - 1)
+
+
+def span_of(history: History, since: datetime | None, until: datetime | None, config: StageConfig, same_dedup_from: int) -> Span | None:
+    """The frames that arrived from `since` (inclusive) to `until` (exclusive), as far as the sink has confirmed them; None if there are
+    none.
+
+    `same_dedup_from`: the first sequence from which on dedup was configured as in `config`.
+    """
+    first = history.since(microseconds(since)) if since else (history.sequences[0] if history.sequences else 1)
+    last = history.confirmed_to if until is None else min(history.confirmed_to, history.since(microseconds(until)) - 1)
+    if not history.frames(first, last):
+        return None
+    if not config.dedup_key:
+        return Span(first, last, first, first)
+    if config.dedup_time_field:
+        return _by_event(history, first, last, config, same_dedup_from)
+    return _by_arrival(history, first, last, config.dedup_window_us, same_dedup_from)
+
+
+def _by_arrival(history: History, first: int, last: int, window_us: int, same_dedup_from: int) -> Span:
+    """One window before the range lie all records that a record of the range can be a copy of; at most one of a key was accepted there, but
+    which one depends on records before: the table tells. Where the window reaches back to the first frame of all, nothing is before.
+    """
+    read_from, first_judged = history.since(history.arrival_us(first) - window_us + 1), first
+    if read_from <= history.sequences[0]:
+        purged_us = history.arrivals_us[0]
+        first_judged = history.sequences[0] if history.is_whole else max(first, history.since(purged_us + window_us))
+    return Span(first, last, read_from, _settled(first_judged, same_dedup_from))
+
+
+def _by_event(history: History, first: int, last: int, config: StageConfig, same_dedup_from: int) -> Span:
+    """As by arrival; a record is forgotten once the combined watermark, which only plans tell, has passed its window."""
+    over_us = config.dedup_lateness_us + config.dedup_window_us
+    before = [plan for plan in history.plans if plan.to < first]
+    combined_us = before[-1].watermarks.combined_us if before else NEVER
+    newest = [(plan, plan.watermarks.newest_us) for plan in before]
+    over = [plan for plan, newest_us in newest if newest_us == NEVER or newest_us <= combined_us - over_us]
+    if history.is_whole and not over:
+        return Span(first, last, 1, _settled(1, same_dedup_from))
+    if over:
+        return Span(first, last, over[-1].to + 1, _settled(first, same_dedup_from), over[-1].watermarks)
+    # Purged: the newest time in what is gone is known behind the oldest plan only.
+    oldest = history.plans[0]
+    settled = [plan.to + 1 for plan in history.plans if plan.watermarks.combined_us - over_us >= oldest.watermarks.newest_us]
+    return Span(
+        max(first, oldest.to + 1),
+        last,
+        oldest.to + 1,
+        _settled(max(first, min(settled, default=last + 1)), same_dedup_from),
+        oldest.watermarks,
+    )
+
+
+def _settled(first_judged: int, same_dedup_from: int) -> int:
+    return max(first_judged, same_dedup_from) if same_dedup_from > 1 else first_judged
+
+
+def same_dedup_from(history: History, configs: dict[str, StageConfig], config: StageConfig) -> int:
+    """The first sequence from which on dedup was configured as in `config`, which is the last configuration; 1 if always."""
+    first = 1
+    for plan in history.plans:
+        other = configs[plan.version]
+        settings = ("dedup_key", "dedup_window_us", "dedup_time_field", "dedup_lateness_us")
+        if any(getattr(other, name) != getattr(config, name) for name in settings):
+            first = plan.to + 1
+    return first
+
+
+def load_configs(log: JetStream, names: Names, history: History) -> dict[str, StageConfig]:
+    """By version, those of the plans. Raises HaltError for one that is gone or that this release reads in another way."""
+    return {version: stage_config.load(log, names, version) for version in {plan.version for plan in history.plans}}
+
+
+def is_open(until: datetime, now: datetime, clock: datetime) -> bool:
+    """Whether a range that has ended at `now`, by this host's clock, has not by that of NATS, which arrivals are told by."""
+    return clock < until <= now
+
+
+def told_range(history: History, span: Span) -> tuple[datetime, datetime]:
+    """The arrivals of the first and the last frame, both inclusive."""
+    return instant(history.arrival_us(span.first)), instant(history.arrivals_us[bisect_right(history.sequences, span.last) - 1])

@@ -1,0 +1,347 @@
+"""What value a column must have for a JSON value, as SQL for DuckDB; and the same column of ClickHouse, brought into the same form.
+
+Independent of the stages: it says what docs/concepts.md and docs/pipeline-file.md say, over DuckDB's own `json_type` and
+`json_extract_string`. Each column has a **plain form**, in which both sides are compared: numbers and booleans as they are; texts, enums,
+addresses, UUIDs and what has no DuckDB type as bytes; dates as days, instants as ticks of the column's precision since 1970; maps as
+pairs in the order of their keys.
+
+SQL goes in and out as text. Names of columns come from `columns.parse_type`, texts from a pipeline file only as quoted literals.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pipelines.types.columns import INTEGER_BITS, ColumnType
+
+MACROS = (
+    *("instant_us", "instant_ns_rest", "floor_divide", "day_number", "plain_decimal", "is_finite_json"),
+    *("ipv6_groups", "ipv6_side", "ipv6_hex"),
+)
+"""Statements under sql/reference that an engine needs before any of this SQL, in this order."""
+
+_INTEGERS = {"int": "BIGINT", "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT"}
+_INTEGERS |= {f"u{name}": f"U{kind}" for name, kind in _INTEGERS.items()}
+_FLOATS = {"float": "DOUBLE", "float32": "FLOAT", "float64": "DOUBLE"}
+_KINDS = {
+    **dict.fromkeys(_INTEGERS, ("UBIGINT", "BIGINT")),
+    **dict.fromkeys(_FLOATS, ("UBIGINT", "BIGINT", "DOUBLE")),
+    "string": ("VARCHAR",),
+    "bytes": ("VARCHAR",),
+    "bool": ("BOOLEAN",),
+    "array": ("ARRAY",),
+    "object": ("OBJECT",),
+    "map": ("OBJECT",),
+    "decimal": ("UBIGINT", "BIGINT", "DOUBLE", "VARCHAR"),
+}
+"""What `json_type` may say of a value, by the declared type of its field; `decimal` is a Decimal inside of a composite."""
+_PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+_DUCKDB_INTEGERS = {8: "TINYINT", 16: "SMALLINT", 32: "INTEGER", 64: "BIGINT"}
+_WIDEST_DECIMAL = 38
+_NO_DEFAULT_FOR_NULL = ("Array", "Map", "JSON")
+_UUID = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_DAYS = {"Date": (0, 65_535), "Date32": (-25_567, 120_529)}
+"""1970-01-01 to 2149-06-06, 1900-01-01 to 2299-12-31."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """SQL of a value in the plain form, and of whether the JSON value has a place in the column: true or false, never NULL."""
+
+    value: str
+    fits: str
+
+
+def literal(text: str) -> str:
+    """`text` as a DuckDB string literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def is_sound(source: str, kind: str, text: str) -> str:
+    """SQL: may a field of this declared type hold this value? A JSON null, and nothing at all (kind 'NULL'), may always."""
+    wanted = f"{kind} IN ({', '.join(literal(one) for one in _KINDS[source])})"
+    if source in _INTEGERS:
+        wanted += f" AND try_cast({text} AS {_INTEGERS[source]}) IS NOT NULL"
+    elif source in _FLOATS:
+        wanted += f" AND isfinite({_number(source, text)})"
+    elif source == "decimal":
+        wanted += f" AND ({kind} = 'VARCHAR' OR isfinite(try_cast({text} AS DOUBLE)))"
+    elif source in ("array", "object", "map"):
+        wanted += f" AND tf_is_finite_json({text})"
+    return f"({kind} = 'NULL' OR coalesce({wanted}, false))"
+
+
+def _number(source: str, text: str) -> str:
+    """A JSON number is a DOUBLE; a float32 is the nearest FLOAT of that."""
+    number = f"try_cast({text} AS DOUBLE)"
+    return number if _FLOATS[source] == "DOUBLE" else f"try_cast({number} AS {_FLOATS[source]})"
+
+
+def key_text(source: str, text: str) -> str:
+    """SQL: a text that two values of a key's field share exactly when they are equal."""
+    if source in _FLOATS:
+        # 0.0 makes one zero of the two.
+        return f"(({_number(source, text)} + 0.0)::VARCHAR)"
+    return text
+
+
+def is_compared(kind: ColumnType) -> bool:
+    """False for types whose values ClickHouse may write in another way than it was given them."""
+    return kind.name != "JSON" and all(is_compared(inner) for inner in kind.inner)
+
+
+def takes_null(kind: ColumnType, has_default: bool) -> bool:
+    return kind.nullable or (has_default and kind.name not in _NO_DEFAULT_FOR_NULL)
+
+
+# -- what a record calls for ----------------------------------------------------------------------------------------------------------
+
+
+def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int = 0, unit: str = "") -> Reading:
+    """Of a value with this declared type, whose `json_type` is `json_kind` and whose text is `text`, for a column. The value is NULL where
+    it is null or has no place. `fits` says nothing of nulls: the caller knows what the column does with them. `unit` is that of a number
+    since 1970.
+    """
+    if kind.name == "Array":
+        return _array(kind, text, depth)
+    if kind.name == "Map":
+        return _map(kind, text, depth)
+    if kind.name == "Tuple":
+        return _tuple(kind, text, depth)
+    if kind.name == "JSON":
+        return Reading("NULL", _is_object_text(text) if source == "string" else f"({text} IS NOT NULL)")
+    if source == "decimal":
+        value = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {_decimal('string', kind, text)} ELSE {_decimal('float64', kind, text)} END"
+    elif unit and kind.name in ("DateTime", "DateTime64"):
+        value = _instant_of_unit(source, kind, text, unit)
+    else:
+        value = _scalar(source, kind, text)
+    return Reading(value, f"(({value}) IS NOT NULL)")
+
+
+def _is_object_text(text: str) -> str:
+    return f"coalesce(json_valid({text}) AND regexp_matches({text}, '^[ \\t\\r\\n]*\\{{'), false)"
+
+
+def _element(kind: ColumnType, document: str, depth: int) -> Reading:
+    """Of a JSON document inside of a composite; here `fits` covers nulls."""
+    source = _element_source(kind)
+    json_kind, text = f"coalesce(json_type({document}), 'NULL')", f"json_extract_string({document}, '$')"
+    inner = reading(source, kind, json_kind, text, depth)
+    when_null = "true" if kind.nullable else "false"
+    fits = f"CASE WHEN {json_kind} = 'NULL' THEN {when_null} ELSE {is_sound(source, json_kind, text)} AND {inner.fits} END"
+    return Reading(inner.value, fits)
+
+
+def _element_source(kind: ColumnType) -> str:
+    """As what an element is read: instants, dates, addresses and enums are texts there, decimals texts or numbers."""
+    if kind.name in INTEGER_BITS:
+        return "uint64" if kind.name.startswith("U") else "int64"
+    known = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"}
+    return known.get(kind.name, "float64" if kind.name in ("Float32", "Float64") else "string")
+
+
+def _all(elements: str, name: str, fits: str) -> str:
+    return f"coalesce(len(list_filter({elements}, lambda {name}: NOT ({fits}))) = 0, false)"
+
+
+def _array(kind: ColumnType, text: str, depth: int) -> Reading:
+    name = f"e{depth}"
+    elements = f"json_extract(try_cast({text} AS JSON), '$[*]')"
+    inner = _element(kind.inner[0], name, depth + 1)
+    return Reading(f"list_transform({elements}, lambda {name}: {inner.value})", _all(elements, name, inner.fits))
+
+
+def _map(kind: ColumnType, text: str, depth: int) -> Reading:
+    """Values of a Map of strings that are no JSON strings stand there as their JSON text. Keys are distinct."""
+    name = f"e{depth}"
+    keys, values = f"json_keys(try_cast({text} AS JSON))", f"json_extract(try_cast({text} AS JSON), '$.*')"
+    pairs = f"list_zip({keys}, {values})"
+    key = reading("string", kind.inner[0], "'VARCHAR'", f"{name}[1]", depth + 1)
+    value = _map_value(kind.inner[1], f"{name}[2]", depth + 1)
+    plain = f"list_sort(list_transform({pairs}, lambda {name}: {{'1': {key.value}, '2': {value.value}}}))"
+    fits = f"list_unique({keys}) = len({keys}) AND {_all(pairs, name, f'{key.fits} AND {value.fits}')}"
+    return Reading(plain, f"coalesce({fits}, false)")
+
+
+def _map_value(kind: ColumnType, document: str, depth: int) -> Reading:
+    if kind.name != "String":
+        return _element(kind, document, depth)
+    is_null = f"coalesce(json_type({document}), 'NULL') = 'NULL'"
+    return Reading(f"encode(json_extract_string({document}, '$'))", "true" if kind.nullable else f"NOT ({is_null})")
+
+
+def _tuple(kind: ColumnType, text: str, depth: int) -> Reading:
+    document = f"try_cast({text} AS JSON)"
+    members = [_element(one, f"json_extract({document}, '$.\"{name}\"')", depth) for name, one in zip(kind.fields, kind.inner, strict=True)]
+    plain = ", ".join(f"'{place}': {member.value}" for place, member in enumerate(members, 1))
+    keys = f"json_keys({document})"
+    fits = " AND ".join([f"list_unique({keys}) = len({keys})", *(member.fits for member in members)])
+    return Reading(f"CASE WHEN {text} IS NOT NULL THEN {{{plain}}} END", f"coalesce({fits}, false)")
+
+
+def _scalar(source: str, kind: ColumnType, text: str) -> str:
+    if kind.name in INTEGER_BITS:
+        return _integer(kind.name, text)
+    if kind.name in ("Float32", "Float64"):
+        return _float(source, kind.name, text)
+    if kind.name == "Decimal":
+        return _decimal(source, kind, text)
+    if kind.name in ("DateTime", "DateTime64"):
+        return _instant(source, kind, text)
+    if kind.name in _LAST_DAYS:
+        first, last = _LAST_DAYS[kind.name]
+        return f"CASE WHEN tf_day_number({text}) BETWEEN {first} AND {last} THEN tf_day_number({text})::INTEGER END"
+    if kind.name in ("Enum8", "Enum16"):
+        return f"CASE WHEN {text} IN ({', '.join(literal(member.name) for member in kind.members)}) THEN encode({text}) END"
+    return {
+        "String": f"encode({text})",
+        "Bool": f"try_cast({text} AS BOOLEAN)",
+        "UUID": f"CASE WHEN regexp_full_match({text}, '{_UUID}') THEN encode(lower({text})) END",
+        "IPv4": f"CASE WHEN regexp_full_match({text}, '({_OCTET}\\.){{3}}{_OCTET}') THEN encode({text}) END",
+        "IPv6": f"encode(tf_ipv6_hex({text}))",
+        "FixedString": f"CASE WHEN octet_length(encode({text})) <= {_length(kind)} THEN encode(rtrim({text}, chr(0))) END",
+    }[kind.name]
+
+
+def _length(kind: ColumnType) -> int:
+    return kind.number(0) if kind.name == "FixedString" else 0
+
+
+def _integer(name: str, text: str) -> str:
+    bits = INTEGER_BITS[name]
+    if bits in _DUCKDB_INTEGERS:
+        return f"try_cast({text} AS {'U' * name.startswith('U')}{_DUCKDB_INTEGERS[bits]})"
+    return f"CASE WHEN NOT starts_with({text}, '-') THEN encode({text}) END" if name.startswith("U") else f"encode({text})"
+
+
+def _float(source: str, name: str, text: str) -> str:
+    number = _number(source, text) if source in _FLOATS else f"try_cast({text} AS HUGEINT)"
+    plain = f"try_cast({number} AS {'DOUBLE' if name == 'Float64' else 'FLOAT'})"
+    return f"CASE WHEN isfinite({plain}) THEN {plain} END"
+
+
+def _decimal(source: str, kind: ColumnType, text: str) -> str:
+    """The nearest decimal of a float (`format` writes the digits of the exact number); of a text or an integer all digits must fit."""
+    precision, scale = kind.number(0), kind.number(1)
+    digits = f"format('{{:.{scale}f}}', {_number(source, text)}::DOUBLE)" if source in _FLOATS else text
+    fits = f"regexp_full_match({digits}, '-?0*[0-9]{{0,{precision - scale}}}(\\.[0-9]{{0,{scale}}}0*)?')"
+    is_number = f"regexp_full_match({digits}, '-?[0-9]+(\\.[0-9]+)?')"
+    plain = f"encode(tf_plain_decimal({digits}))"
+    if precision <= _WIDEST_DECIMAL:
+        plain = f"try_cast(tf_plain_decimal({digits}) AS DECIMAL({precision}, {scale}))"
+    return f"CASE WHEN {is_number} AND {fits} THEN {plain} END"
+
+
+def _instant(source: str, kind: ColumnType, text: str) -> str:
+    digits = kind.number(0) if kind.name == "DateTime64" else 0
+    low, high = _instant_bounds(kind.name, digits)
+    rest = "0"
+    if source == "string":
+        micros, fits = f"tf_instant_us({text})", f"tf_instant_us({text}) BETWEEN {low} AND {high}"
+        rest = f"tf_instant_ns_rest({text})"
+    elif source in _FLOATS:
+        # As a DOUBLE, because the bounds of a FLOAT comparison would be rounded to FLOATs.
+        number = f"{_number(source, text)}::DOUBLE"
+        micros = f"round_even({number} * 1e6, 0)::BIGINT"
+        fits = f"{number} BETWEEN {-(-low // 1_000_000)} AND {high // 1_000_000}"
+    else:
+        number = f"try_cast({text} AS HUGEINT)"
+        micros = f"({number} * 1000000)::BIGINT"
+        fits = f"{number} BETWEEN {-(-low // 1_000_000)} AND {high // 1_000_000}"
+    ticks = f"({micros} * 1000 + {rest})" if digits > 6 else f"({micros})"
+    return f"CASE WHEN {fits} THEN tf_floor_divide({ticks}, {10 ** ((9 if digits > 6 else 6) - digits)}) END"
+
+
+def _instant_of_unit(source: str, kind: ColumnType, text: str, unit: str) -> str:
+    """Of a number since 1970, exact in nanoseconds; only a float is taken to the nearest microsecond, and lies between whole seconds."""
+    digits = kind.number(0) if kind.name == "DateTime64" else 0
+    low, high = _instant_bounds(kind.name, digits)
+    places = 9 - _PLACES[unit]
+    fits = "true"
+    if source in _FLOATS:
+        number, per_second = f"{_number(source, text)}::DOUBLE", 10 ** _PLACES[unit]
+        micros = f"{number} * {10 ** (6 - _PLACES[unit])}" if places >= 3 else f"{number} / 1000"
+        nanos = f"round_even({micros}, 0)::HUGEINT * 1000"
+        fits = f"{number} BETWEEN {-(-low // 1_000_000) * per_second} AND {high // 1_000_000 * per_second}"
+    elif source == "string":
+        fits = f"regexp_full_match({text}, '-?[0-9]+{f'([.][0-9]{{1,{places}}})?' if places else ''}')"
+        digits_of = f"regexp_extract({text}, '[0-9]+') || rpad(regexp_extract({text}, '[.]([0-9]+)', 1), {places}, '0')"
+        nanos = f"try_cast(ltrim({digits_of}, '0') || '' AS HUGEINT)"
+        nanos = f"CASE WHEN ltrim({digits_of}, '0') = '' THEN 0 WHEN starts_with({text}, '-') THEN -{nanos} ELSE {nanos} END"
+    else:
+        nanos = f"try_cast({text} AS HUGEINT) * {10**places}"
+    inside = f"({nanos}) BETWEEN {low * 1000}::HUGEINT AND {high * 1000 + 999}::HUGEINT"
+    return f"CASE WHEN {fits} AND {inside} THEN tf_floor_divide(({nanos}), {10 ** (9 - digits)}::HUGEINT)::BIGINT END"
+
+
+def _instant_bounds(name: str, digits: int) -> tuple[int, int]:
+    """In microseconds, inclusive; from the ClickHouse manual, as in docs/pipeline-file.md."""
+    first, last = datetime(1900, 1, 1, tzinfo=UTC), datetime(2299, 12, 31, 23, 59, 59, tzinfo=UTC)
+    if name == "DateTime":
+        first, last = _EPOCH, datetime(2106, 2, 7, 6, 28, 15, tzinfo=UTC)
+    elif digits > 6:
+        last = datetime(2262, 4, 11, 23, 47, 15, tzinfo=UTC)
+    return int(first.timestamp()) * 1_000_000, int(last.timestamp()) * 1_000_000 + 999_999
+
+
+# -- what ClickHouse has --------------------------------------------------------------------------------------------------------------
+
+
+def duckdb_type(kind: ColumnType) -> str:
+    """The DuckDB type of the plain form."""
+    if kind.name == "Array":
+        return f"{duckdb_type(kind.inner[0])}[]"
+    if kind.name in ("Map", "Tuple"):
+        struct = ", ".join(f'"{place}" {duckdb_type(inner)}' for place, inner in enumerate(kind.inner, 1))
+        return f"STRUCT({struct})" + "[]" * (kind.name == "Map")
+    if kind.name in INTEGER_BITS and INTEGER_BITS[kind.name] in _DUCKDB_INTEGERS:
+        return f"{'U' * kind.name.startswith('U')}{_DUCKDB_INTEGERS[INTEGER_BITS[kind.name]]}"
+    if kind.name == "Decimal" and kind.number(0) <= _WIDEST_DECIMAL:
+        return f"DECIMAL({kind.number(0)}, {kind.number(1)})"
+    known = {"Bool": "BOOLEAN", "Float32": "FLOAT", "Float64": "DOUBLE", "DateTime": "BIGINT", "DateTime64": "BIGINT"}
+    return known.get(kind.name, "INTEGER" if kind.name in _LAST_DAYS else "BLOB")
+
+
+def found(kind: ColumnType, value: str, depth: int = 0) -> str:
+    """ClickHouse SQL: `value`, of type `kind`, in the plain form. Texts must be sent as bytes (`output_format_arrow_string_as_string =
+    0`)."""
+    name = f"e{depth}"
+    if kind.name == "Array":
+        inner = found(kind.inner[0], name, depth + 1)
+        return value if inner == name else f"arrayMap({name} -> {inner}, {value})"
+    if kind.name == "Map":
+        key, entry = (found(inner, f"{side}{depth}", depth + 1) for side, inner in zip("kv", kind.inner, strict=True))
+        pairs = f"arrayMap((k{depth}, v{depth}) -> tuple({key}, {entry}), mapKeys({value}), mapValues({value}))"
+        return f"arraySort({name} -> {name}.1, {pairs})"
+    if kind.name == "Tuple":
+        members = (found(inner, f"tupleElement({value}, {place})", depth) for place, inner in enumerate(kind.inner, 1))
+        return f"tuple({', '.join(members)})"
+    if kind.name == "DateTime64":
+        return f"reinterpret({value}, 'Int64')"
+    if kind.name == "DateTime":
+        return f"toInt64({value})"
+    if kind.name in _LAST_DAYS:
+        return f"toInt32({value})"
+    if kind.name == "IPv6":
+        return f"hex({value})"
+    if kind.name == "FixedString":
+        return f"trim(TRAILING '\\0' FROM toString({value}))"
+    is_text = kind.name in ("UUID", "IPv4", "Enum8", "Enum16") or (kind.name == "Decimal" and kind.number(0) > _WIDEST_DECIMAL)
+    is_wide = kind.name in INTEGER_BITS and INTEGER_BITS[kind.name] not in _DUCKDB_INTEGERS
+    return f"toString({value})" if is_text or is_wide else value
+
+
+def shown(kind: ColumnType, value: str) -> str:
+    """DuckDB SQL: a value in the plain form as a text for people."""
+    plain = duckdb_type(kind)
+    if plain == "BLOB":
+        return f"coalesce(try(decode({value})), {value}::VARCHAR)"
+    if kind.name in _LAST_DAYS:
+        return f"(DATE '1970-01-01' + {value})::VARCHAR"
+    if kind.name in ("DateTime", "DateTime64"):
+        digits = kind.number(0) if kind.name == "DateTime64" else 0
+        micros = f"{value} * {10 ** (6 - digits)}" if digits <= 6 else f"{value} // {10 ** (digits - 6)}"
+        return f"(make_timestamp({micros})::VARCHAR || 'Z')"
+    return f"({value})::VARCHAR"

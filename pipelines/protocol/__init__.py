@@ -1,0 +1,1 @@
+"""What exactly-once rests on: frames and positions, the ledger, leases, purging. Pure."""

@@ -1,0 +1,142 @@
+"""The position rule: a writer appends rows to a subject in position order, and only what lies beyond the last position there.
+
+With compare-and-set on the subject's last sequence, a replay, another batch boundary, a second attempt of a task, even a forgotten
+second runner can only write the same rows or nothing. Used for raw frames (position: Kafka offset), out frames and dead letters
+(position: raw sequence, ordinal, emit).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from pipelines.errors import ConflictError, FencedError, InvariantError, RetryableError
+from pipelines.protocol.ledger import Log
+from pipelines.protocol.records import (
+    HEADER_BYTES,
+    HEADER_FIRST,
+    HEADER_LAST,
+    HEADER_ROWS,
+    Message,
+    Position,
+    beyond,
+    cut_frames,
+    first_and_last,
+)
+
+
+class Comparable(Protocol):
+    def __lt__(self, other: Any) -> bool: ...
+
+
+P = TypeVar("P", bound=Comparable)
+
+
+@dataclass(frozen=True)
+class Tail(Generic[P]):
+    """End of a subject: its last sequence (0: empty) and the last position it covers (None: empty)."""
+
+    sequence: int
+    position: P | None
+
+
+@dataclass(frozen=True)
+class Written(Generic[P]):
+    """One frame that stands on the subject: positions inclusive, rows, sequence, encoded bytes."""
+
+    first: P
+    last: P
+    rows: int
+    sequence: int
+    bytes: int
+
+
+class Appender(Generic[P]):
+    """Appends to one subject. `tail` may be a remembered one: a stale tail loses the compare-and-set and is read again.
+
+    Args:
+        limit: the last position (inclusive) that this writer's range may cover; a tail beyond it means that a newer runner is at work.
+        position_of: the last position that a stored message covers.
+    """
+
+    def __init__(
+        self, log: Log, stream: str, subject: str, position_of: Callable[[Message], P], limit: P, tail: Tail[P] | None = None
+    ) -> None:
+        self._log, self._stream, self._subject = log, stream, subject
+        self._position_of, self._limit = position_of, limit
+        self._tail = tail
+
+    @property
+    def known_tail(self) -> Tail[P] | None:
+        """The tail as far as this writer knows it, without reading: None when it was neither given nor needed."""
+        return self._tail
+
+    @property
+    def tail(self) -> Tail[P]:
+        if self._tail is None:
+            self._tail = self.read_tail()
+        return self._tail
+
+    def read_tail(self) -> Tail[P]:
+        message = self._log.last(self._stream, self._subject)
+        return Tail(0, None) if message is None else Tail(message.sequence, self._position_of(message))
+
+    def append(self, payload: bytes, first: P, last: P, rows: int, headers: dict[str, str] | None = None) -> Written[P] | None:
+        """Appends one frame for positions `first`..`last`, unless the subject already reaches `last`; then None.
+
+        Returns None as well when the subject reaches beyond `first` but not to `last` (a frame of another attempt, cut elsewhere):
+        the caller cuts the rest anew behind `tail.position`. A publish with an unknown outcome is resolved by reading the tail.
+        """
+        tail = self.tail
+        if tail.position is not None and not tail.position < first:
+            return None
+        stamped = {HEADER_FIRST: str(first), HEADER_LAST: str(last), HEADER_ROWS: str(rows), **(headers or {})}
+        try:
+            sequence = self._log.publish(self._subject, payload, stamped, tail.sequence)
+        except (ConflictError, RetryableError) as error:
+            self._tail = found = self.read_tail()
+            if found.sequence == tail.sequence:
+                if isinstance(error, RetryableError):
+                    raise
+                raise InvariantError(f"appending to {self._subject}: refused at its own last sequence {tail.sequence}") from error
+            self._check_advance(tail, found)
+            return None
+        self._tail = Tail(sequence, last)
+        return Written(first, last, rows, sequence, len(payload))
+
+    def _check_advance(self, before: Tail[P], found: Tail[P]) -> None:
+        if found.position is None or (before.position is not None and not before.position < found.position):
+            raise InvariantError(
+                f"appending to {self._subject}: a foreign message stands at {found.sequence}; only Tallyflow may write here"
+            )
+        if self._limit < found.position:
+            raise FencedError(
+                f"appending to {self._subject}: another runner has already written beyond {self._limit}, up to {found.position}"
+            )
+
+
+def last_position(message: Message) -> Position:
+    return Position.parse(message.headers[HEADER_LAST])
+
+
+def append_rows(appender: Appender[Position], table: pa.Table, headers: dict[str, str] | None = None) -> list[Written[Position]]:
+    """Appends the rows of a position-sorted table that the subject does not hold yet; returns the frames written now.
+
+    `headers` go on each frame, beside those that say what it covers.
+    """
+    written: list[Written[Position]] = []
+    if table.num_rows == 0:
+        return written
+    rest = beyond(table, appender.tail.position)
+    while rest.num_rows:
+        for part, payload in cut_frames(rest):
+            first, last = first_and_last(part)
+            frame = appender.append(payload, first, last, part.num_rows, {**(headers or {}), HEADER_BYTES: str(part.nbytes)})
+            if frame is None:
+                break
+            written.append(frame)
+        else:
+            return written
+        rest = beyond(rest, appender.tail.position)
+    return written

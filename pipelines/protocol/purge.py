@@ -1,0 +1,328 @@
+"""What may go of a pipeline's streams, and its going: frames that were passed on, when they are older than the retention, or for room.
+
+A leg purges what it reads, in steps of its own `done` entries: the newest one that may be the oldest that is kept is the **floor**. Below
+its `to` frames go from the stream, below its plan entries go from the chain, so stream and chain always reach back to the same range.
+Kept in any case: the last message of every subject (a resume point), the frame at `done.to` (its digest is verified), raw frames that an
+out row not yet confirmed came from (ClickHouse may refuse it, and its dead letter is made of the raw record), and raw frames that
+ingest has not confirmed (it reads them back to count them). How far a stream was purged stands on the ledger before anything goes.
+
+A purge names a sequence below a `done` that stands, and `done` never goes back. So whoever sends it, however late, even a runner that was
+overtaken, removes only what might go already when it was decided.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Protocol
+
+from pipelines.errors import ConflictError
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.ledger import ChainState, Entry, Log, read_chain
+from pipelines.protocol.naming import REDRIVE, Names, is_redriven
+from pipelines.protocol.records import HEADER_FIRST, Message, Position, instant
+from pipelines.protocol.stream_limits import MAX_FRAME_BYTES, ROOM_BYTES
+
+READS = {"process": "raw", "sink": "out"}
+"""The stream that a leg reads, and purges."""
+ENTRIES_PER_CALL = 20_000
+"""Of a chain: some seconds of reading at the most, of one that was never folded, so that a stop need not wait long."""
+
+
+class Extent(Protocol):
+    """How large a stream is; `max_bytes` is -1 without a limit."""
+
+    @property
+    def last_sequence(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def max_bytes(self) -> int: ...
+
+
+class PurgeLog(Log, Protocol):
+    """What purging needs of JetStream beyond the protocol's own reads."""
+
+    def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]: ...
+
+    def state(self, stream: str) -> Extent | None: ...
+
+    def subjects(self, stream: str, subject: str) -> dict[str, int]: ...
+
+    def purge(self, stream: str, subject: str, below: int) -> None: ...
+
+
+def bytes_before_purge(limit: int) -> int:
+    """How much a stream with a limit of so many bytes may hold before it is purged early. The rest is ingest's reserve of raw."""
+    return max(0, limit - max(limit // 5, ROOM_BYTES))
+
+
+def bytes_free_for_redrive(raw: Extent) -> int:
+    """How many bytes of dead letters may be put back onto raw now without taking the room that ingest needs."""
+    return sys.maxsize if raw.max_bytes <= 0 else max(0, bytes_before_purge(raw.max_bytes) - raw.bytes)
+
+
+def is_full(stream: Extent) -> bool:
+    """True when a frame of the largest size would be refused."""
+    return 0 < stream.max_bytes < stream.bytes + MAX_FRAME_BYTES
+
+
+@dataclass(frozen=True)
+class Purged:
+    """How far a stream was purged: of what lies below `below` only the last messages of quiet subjects are left, and, until ingest has
+    confirmed them, raw frames of its open plan.
+
+    `since`: how far the rest reaches back, by the clock of the leg that reads it. `is_early`: before the retention, to make room.
+    """
+
+    below: int = 0
+    since: datetime | None = None
+    is_early: bool = False
+
+    def encode(self) -> bytes:
+        since = self.since.isoformat() if self.since else None
+        return json.dumps({"below": self.below, "since": since, "is_early": self.is_early}, sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, message: Message) -> "Purged":
+        record = json.loads(message.payload)
+        since = record["since"]
+        return cls(record["below"], datetime.fromisoformat(since) if since else None, record["is_early"])
+
+
+def read_purged(log: Log, names: Names, role: str) -> Purged:
+    """How far a stream was purged; nothing of one that never was."""
+    message = log.last(names.stream("ledger"), names.purged(role))
+    return Purged.decode(message) if message else Purged()
+
+
+def purge_letters(log: PurgeLog, names: Names, may_go: Mapping[str, int]) -> None:
+    """Removes dead letters, by subject those below a sequence, never a subject's last: the caller knows that nobody needs them.
+
+    Safe to repeat, and to kill: a purge that was written down and not done is done by the next that goes as far.
+    """
+    if not may_go:
+        return
+    _decide(log, names, "dlq", Purged(max(may_go.values())))
+    for subject, below in may_go.items():
+        last = log.last(names.stream("dlq"), subject)
+        if last is not None:
+            log.purge(names.stream("dlq"), subject, min(below, last.sequence))
+
+
+def redrive_entries_that_may_go(log: PurgeLog, names: Names, max_age: timedelta) -> int:
+    """The sequence below which the chain of redrive is not needed, 0 where nothing may go: a plan lives as long as a letter that it names.
+
+    As with every chain the last `plan` and `done` stay, and what is younger than `max_age` by the clock of the chain itself.
+    """
+    stream, subject = names.stream("ledger"), names.chain(REDRIVE)
+    chain = read_chain(log, stream, subject)
+    newest = log.get(stream, chain.done.sequence) if chain.done else None
+    below = 0
+    for message in islice(log.fetch(stream, subject, 0, newest.sequence - 1 if newest else 0), ENTRIES_PER_CALL):
+        entry = Entry.decode(message)
+        if newest is None or message.time > newest.time - max_age:
+            break
+        if entry.kind == "plan" and any(log.get(names.stream("dlq"), sequence) for sequence, _ in entry.body["letters"]):
+            break
+        if entry.kind == "done":
+            below = entry.sequence + 1
+    return below
+
+
+def fold_redrive(log: PurgeLog, names: Names, below: int) -> None:
+    """Removes entries of the chain of redrive; call it before frames of letters go, and only on behalf of a later one: a replica that
+    still serves such a frame must not be asked while no plan names its letters any more.
+    """
+    if below:
+        log.purge(names.stream("ledger"), names.chain(REDRIVE), below)
+
+
+def purge_lease(log: PurgeLog, names: Names, leg: str) -> None:
+    """Removes all that was said of a lease but the last."""
+    last = log.last(names.stream("ledger"), names.lease(leg))
+    if last is not None:
+        log.purge(names.stream("ledger"), names.lease(leg), last.sequence)
+
+
+def _decide(log: Log, names: Names, role: str, purged: Purged) -> None:
+    """Writes down how far a stream is purged, before it is, unless that is known already or another runner does so now."""
+    subject, stream = names.purged(role), names.stream("ledger")
+    before = log.last(stream, subject)
+    if purged.below <= (Purged.decode(before).below if before else 0):
+        return
+    with suppress(ConflictError):
+        log.publish(subject, purged.encode(), {}, before.sequence if before else 0)
+    reach("purge.after-decision")
+
+
+@dataclass(frozen=True)
+class _Floor:
+    """The `done` whose range is the last that may go, its time, and the sequence of the first ledger entry that stays."""
+
+    done: Entry
+    time: datetime
+    first_entry: int
+
+
+class Purge:
+    """One leg's part, for the runner that holds its lease. Not safe for several threads.
+
+    Raises as the log does; whatever was begun is finished by the next call, in this process or another.
+    """
+
+    def __init__(self, log: PurgeLog, names: Names, leg: str, max_age: timedelta) -> None:
+        self._log, self._names, self._leg, self._max_age = log, names, leg, max_age
+        self._ledger = names.stream("ledger")
+        self._role = READS.get(leg)
+        self._first_entry = 0
+        self._purged_below = 0
+        self._last_seen: dict[str, int] = {}
+
+    def by_age(self) -> None:
+        """Lets go what is older than the retention, and the ledger's entries about it."""
+        self._advance(0)
+        own = [self._names.lease(self._leg)] + ([self._names.purged(self._role)] if self._role else [])
+        for subject in [*own, self._names.compaction()] if self._leg == "process" else own:
+            self._purge_subject(self._ledger, subject, sys.maxsize)
+        if self._leg == "process":
+            self._purge_run_lists()
+
+    def for_room(self) -> None:
+        """Lets go the oldest of what was passed on while the stream is nearly full; does nothing while there is room."""
+        if self._role is None:
+            return
+        extent = self._log.state(self._names.stream(self._role))
+        if extent is None or extent.max_bytes <= 0:
+            return
+        wanted = bytes_before_purge(extent.max_bytes)
+        if extent.bytes > wanted:
+            # By the mean size of what was not purged yet, beside which quiet subjects have few; what that misses goes at the next look.
+            held = extent.last_sequence - max(0, read_purged(self._log, self._names, self._role).below - 1)
+            self._advance(extent.last_sequence - held * wanted * 3 // (extent.bytes * 4))
+
+    def _advance(self, crowded_out: int) -> None:
+        """Moves the floor as far as it may go. `crowded_out`: frames up to there go whatever their age."""
+        chain = read_chain(self._log, self._ledger, self._names.chain(self._leg))
+        if chain.done is None:
+            return
+        newest = self._log.get(self._ledger, chain.done.sequence)
+        if newest is None:
+            # Gone on, and folded, since: another runner is at work.
+            return
+        now = _clock(chain.done, newest)
+        limit, anywhere = self._limits(chain.done.body["to"] if self._role else 1)
+        floor = self._floor(chain.done.sequence, limit, now - self._max_age, crowded_out)
+        if self._role:
+            _decide(self._log, self._names, self._role, self._decision(floor, min(anywhere, crowded_out), now))
+            # Whoever decided it, and whenever: a runner may have died before it came to this.
+            self._purge_frames(self._role, read_purged(self._log, self._names, self._role).below)
+        if floor is None:
+            return
+        if self._leg == "process":
+            self._purge_duplicates(floor.done)
+        # An open plan may stand before the last `done`, when that was restated.
+        first = min(floor.first_entry, chain.plan.sequence if chain.plan else floor.first_entry)
+        self._purge_subject(self._ledger, self._names.chain(self._leg), first)
+        self._first_entry = first
+
+    def _decision(self, floor: _Floor | None, for_room: int, now: datetime) -> Purged:
+        """For room not only at the end of a range: it may hold frames of a plan of ingest that waits for this very room."""
+        to = floor.done.body["to"] if floor else 0
+        if for_room > to:
+            return Purged(for_room, now, is_early=True)
+        return Purged(to, floor.time, floor.time > now - self._max_age) if floor else Purged()
+
+    def _floor(self, last: int, limit: int, too_old: datetime, crowded_out: int) -> _Floor | None:
+        """The newest `done` that may be the floor, None when that is the present one. A long chain is gone through in several calls."""
+        floor, plan = None, 0
+        entries = self._log.fetch(self._ledger, self._names.chain(self._leg), max(0, self._first_entry - 1), last)
+        for message in islice(entries, ENTRIES_PER_CALL):
+            entry = Entry.decode(message)
+            if entry.kind == "plan":
+                plan = entry.sequence
+            if entry.kind != "done":
+                continue
+            time, to = _clock(entry, message), entry.body["to"] if self._role else 1
+            if to > limit or (time > too_old and to > crowded_out):
+                break
+            floor = _Floor(entry, time, plan or entry.sequence)
+            plan = 0
+        return None if floor is None or floor.first_entry == self._first_entry else floor
+
+    def _limits(self, to: int) -> tuple[int, int]:
+        """The last sequence that nobody needs but for its age: at the end of a range, and anywhere. `to`: the end of the last range.
+
+        Out rows of a range stand behind those of the ranges before, those of its buckets in any order: all that is not confirmed comes
+        from the range of the first row that is not, or a later one. Frames that ingest has not confirmed stand behind all that it has, so
+        ranges end there. Dead letters that entered again behind that may fill the stream, and then ingest cannot go on: anywhere is up to
+        the end of what process has done, and `_purge_frames` spares ingest's own.
+        """
+        if self._leg != "process":
+            return to, to
+        ingest, sink = (read_chain(self._log, self._ledger, self._names.chain(leg)) for leg in ("ingest", "sink"))
+        tails = ingest.done.body["tails"].values() if ingest.done else []
+        covered = min(to, max((sequence for sequence, _ in tails), default=0))
+        stream, confirmed = self._names.stream("out"), sink.to or 0
+        out = self._log.state(stream)
+        if out is None or out.last_sequence <= confirmed:
+            return covered, to
+        waiting = self._log.get(stream, confirmed + 1)
+        # Not there: the sink has confirmed and purged it since.
+        return (min(covered, Position.parse(waiting.headers[HEADER_FIRST]).sequence - 1) if waiting else 0), 0
+
+    def _purge_frames(self, role: str, below: int) -> None:
+        if below <= self._purged_below:
+            return
+        stream = self._names.stream(role)
+        # Read after the decision, whose frames were there by then: without an open plan of ingest all of them are confirmed.
+        ingest = read_chain(self._log, self._ledger, self._names.chain("ingest")) if role == "raw" else None
+        for subject in self._log.subjects(stream, self._names.subjects(role)):
+            self._purge_subject(stream, subject, min(below, _needed_by_ingest(ingest, subject)) if ingest else below)
+        if ingest is None or ingest.plan is None:
+            self._purged_below = below
+
+    def _purge_duplicates(self, floor: Entry) -> None:
+        """Copies that were kept of the ranges up to the floor; nobody of ours reads them."""
+        stream = self._names.stream("duplicates")
+        for subject in self._log.subjects(stream, self._names.subjects("duplicates")):
+            self._purge_subject(stream, subject, floor.body["duplicates_end"] + 1)
+
+    def _purge_run_lists(self) -> None:
+        """Pages that the last `done` does not need; those of an older one, or of one that never was."""
+        done = read_chain(self._log, self._ledger, self._names.chain(self._leg)).done
+        reference = done.body.get("runs") if done else None
+        if reference:
+            self._purge_subject(self._names.stream("runs"), self._names.run_lists(), reference["first"])
+
+    def _purge_subject(self, stream: str, subject: str, below: int) -> None:
+        """Removes the subject's messages below `below`, but never its last one."""
+        if self._last_seen.get(subject, 0) < below:
+            last = self._log.last(stream, subject)
+            if last is None:
+                return
+            self._last_seen[subject] = last.sequence
+        self._log.purge(stream, subject, min(below, self._last_seen[subject]))
+
+
+def _needed_by_ingest(ingest: ChainState, raw_subject: str) -> int:
+    """The sequence from which on ingest may still read a raw subject; of dead letters that entered again it reads nothing."""
+    if is_redriven(raw_subject):
+        return sys.maxsize
+    tail = ingest.done.body["tails"].get(raw_subject.rpartition(".")[2]) if ingest.done else None
+    return int(tail[0]) if tail else 1
+
+
+def _clock(done: Entry, message: Message) -> datetime:
+    """What a range's age is measured by: for process the arrival of its last frame, as windows are; for the others its entry's time.
+
+    Never the wall clock: a pipeline that stands still keeps what it has.
+    """
+    if "clock_us" in done.body:
+        return instant(done.body["clock_us"])
+    return message.time

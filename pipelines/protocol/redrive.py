@@ -1,0 +1,108 @@
+"""redrive: dead letters become raw records again, or are discarded; each letter at most once, whoever asks, however often.
+
+In: letters of the dlq stream, by their place there: (sequence of the frame, row in it), which never changes. Out: REDRIVEN_SCHEMA, records
+with the Kafka coordinates that they always had and their history; they enter at the start, so that a fix anywhere helps. Every plan on the
+`redrive` chain names the letters that it takes, and a letter that any plan has ever named is never named again. Rejected: nothing; a letter
+of an oversize record cannot enter again, because it holds only the head of it. State: the plans. After a kill the open plan is finished
+first, exactly as planned.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.protocol.ledger import Entry
+from pipelines.protocol.records import HISTORY_SCHEMA, RAW_SCHEMA
+from pipelines.types.vectors import Mask, to_mask
+
+ENTER, DISCARD = "enter", "discard"
+"""What a plan does with its letters."""
+OPEN, PARKED, REDRIVEN, DISCARDED = "open", "parked", "redriven", "discarded"
+"""States of a letter. Parked: it was rejected so often that it only enters again when told so by its position or a higher limit."""
+STATES = (OPEN, PARKED, REDRIVEN, DISCARDED)
+WAITING = frozenset({OPEN, PARKED})
+STATE_AFTER = {ENTER: REDRIVEN, DISCARD: DISCARDED}
+REDRIVEN_SCHEMA = pa.schema([*RAW_SCHEMA, *HISTORY_SCHEMA])
+MAX_PLAN_LETTERS = 10_000
+MAX_PLAN_RANGES = 5_000
+
+Rows = npt.NDArray[np.int64]
+Places = list[tuple[int, list[tuple[int, int]]]]
+"""Letters by their place: frames in the order of the dlq stream, ranges of rows in each (inclusive), ascending."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The letters that plans have named, by frame: rows and what became of them."""
+
+    by_frame: Mapping[int, list[tuple[Rows, str]]]
+
+    @classmethod
+    def of(cls, plans: Iterable[Entry]) -> "Taken":
+        found: dict[int, list[tuple[Rows, str]]] = {}
+        for plan in plans:
+            for sequence, ranges in plan.body["letters"]:
+                found.setdefault(sequence, []).append((rows_of(ranges), STATE_AFTER[plan.body["action"]]))
+        return cls(found)
+
+    def states(self, sequence: int, attempts: npt.NDArray[np.int32], max_attempts: int) -> npt.NDArray[np.str_]:
+        """The state of each letter of a frame, in their order; `attempts` are theirs."""
+        states = np.where(attempts >= max_attempts, PARKED, OPEN).astype("U9")
+        for rows, state in self.by_frame.get(sequence, []):
+            states[rows] = state
+        return states
+
+
+def rows_of(ranges: Iterable[Sequence[int]]) -> Rows:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(first, last + 1) for first, last in ranges)])
+
+
+def ranges_of(rows: Rows) -> list[tuple[int, int]]:
+    """Ascending rows as ranges, both ends inclusive."""
+    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+    firsts, lasts = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(rows)]]) - 1
+    return [(int(rows[first]), int(rows[last])) for first, last in zip(firsts, lasts, strict=True)] if len(rows) else []
+
+
+def batches(wanted: Iterable[tuple[int, Rows]]) -> Iterator[Places]:
+    """Letters to take, (frame, ascending rows) in stream order, in portions that one plan may name."""
+    places: Places = []
+    letters = ranges = 0
+    for sequence, rows in wanted:
+        for start in range(0, len(rows), MAX_PLAN_RANGES):
+            part = rows[start : start + MAX_PLAN_RANGES]
+            found = ranges_of(part)
+            if places and (letters + len(part) > MAX_PLAN_LETTERS or ranges + len(found) > MAX_PLAN_RANGES):
+                yield places
+                places, letters, ranges = [], 0, 0
+            places.append((sequence, found))
+            letters += len(part)
+            ranges += len(found)
+    if places:
+        yield places
+
+
+def count(places: Iterable[Any]) -> int:
+    return sum(last - first + 1 for _, ranges in places for first, last in ranges)
+
+
+def can_enter(letters: pa.Table) -> Mask:
+    """False for letters of oversize records."""
+    return to_mask(pc.is_null(letters.column("oversize")))
+
+
+def records_of_letters(letters: pa.Table) -> pa.Table:
+    """REDRIVEN_SCHEMA of letters (`dead_letter_rows.LETTER_SCHEMA`), in their order."""
+    positions = [letters.column(name).cast(pa.string()) for name in ("_tf_sequence", "_tf_ordinal")]
+    columns = {
+        **{name: letters.column(name) for name in ("key", "value", "headers", "timestamp", "oversize", *HISTORY_SCHEMA.names)},
+        "partition": letters.column("_tf_partition"),
+        "offset": letters.column("_tf_offset"),
+        "origin": pc.binary_join_element_wise(*positions, "."),
+    }
+    return pa.table([columns[name] for name in REDRIVEN_SCHEMA.names], schema=REDRIVEN_SCHEMA)

@@ -1,0 +1,204 @@
+"""The tally: per leg what went in and where it went, from the running totals of each chain's last `done`.
+
+    ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
+    process   records read    = rows written + duplicates dropped + rejected (dead letters)
+    sink      rows read       = rows confirmed by ClickHouse + refused by it + given up by somebody (dead letters, both)
+    redrive   dead letters    = entered again + discarded + still there, for somebody to look at
+and between two legs: what one wrote, the next has read or still has before it; process reads what ingest and redrive have written.
+A residue that is not zero is an alarm, not a statistic.
+
+Of the ranges done since an instant: the running totals of the last `done` less those of the last one before the instant, by the server
+time of the entries. Two entries per leg are read, however many lie between them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Protocol
+
+from pipelines.errors import HaltError, RetryableError
+from pipelines.protocol.existence import Streams, check_started
+from pipelines.protocol.ledger import ChainState, Entry, Log, read_chain
+from pipelines.protocol.naming import LEGS, REDRIVE, Names
+from pipelines.protocol.records import Message
+from pipelines.protocol.redrive import DISCARDED, REDRIVEN
+
+Totals = Mapping[str, int]
+
+
+class TimedLog(Log, Streams, Protocol):
+    """A log that finds messages by their server time, and tells whether a stream is there."""
+
+    def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None: ...
+
+
+@dataclass(frozen=True)
+class LegTally:
+    """One leg's account, since the pipeline began or since an instant. `residue` = rows_in - accounted; zero unless something is wrong.
+
+    `waiting`: rows that the leg before had written and this one had not read, now; `waiting_before`: at the instant.
+    """
+
+    leg: str
+    rows_in: int
+    outcomes: dict[str, int]
+    waiting: int
+    has_open_plan: bool
+    waiting_before: int = 0
+
+    @property
+    def residue(self) -> int:
+        return self.rows_in - sum(self.outcomes.values())
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The account of a pipeline: its legs in data order, its dead letters, and how many rows each seam is out of balance.
+
+    `since`: None for the whole; with it, `still dead letters` says by how many they have become more.
+    """
+
+    legs: tuple[LegTally, ...]
+    letters: LegTally
+    since: datetime | None = None
+
+    @property
+    def residue(self) -> int:
+        """Sum of the absolute residues; a leg that has read more than the one before it wrote counts as well.
+
+        Not while that one, or whoever lets dead letters enter again, has an open plan: rows of it may be written, and read, before its
+        `done` counts them.
+        """
+        ahead = [max(0, -leg.waiting) for before, leg in pairwise(self.legs) if not before.has_open_plan]
+        if self.letters.has_open_plan:
+            del ahead[0]
+        return sum(abs(leg.residue) for leg in (*self.legs, self.letters)) + sum(ahead)
+
+
+class _Outcomes(Protocol):
+    def __call__(self, totals: Totals) -> dict[str, int]: ...
+
+
+def _ingest(totals: Totals) -> dict[str, int]:
+    return {
+        "written to raw": totals.get("rows_out", 0),
+        "offsets without a record": totals.get("offsets_without_record", 0),
+        "expired and skipped": totals.get("offsets_skipped", 0),
+    }
+
+
+def _process(totals: Totals) -> dict[str, int]:
+    return {
+        "written to out": totals.get("rows_out", 0),
+        "duplicates dropped": totals.get("duplicates", 0),
+        "dead letters": totals.get("rows_rejected", 0),
+    }
+
+
+def _sink(totals: Totals) -> dict[str, int]:
+    abandoned = totals.get("rejected.sink.abandoned", 0)
+    outcomes = {"confirmed by ClickHouse": totals.get("rows_out", 0), "dead letters": totals.get("rows_rejected", 0) - abandoned}
+    # Given up by `tallyflow plan abandon`: dead letters as well, on a line of their own once there are some.
+    return {**outcomes, **({"abandoned (dead letters)": abandoned} if abandoned else {})}
+
+
+_OUTCOMES: dict[str, _Outcomes] = {"ingest": _ingest, "process": _process, "sink": _sink}
+_COUNTED_IN = {"ingest": "offsets", "process": "rows_in", "sink": "rows_in"}
+
+
+def tally(log: TimedLog, names: Names, since: datetime | None = None) -> Tally:
+    """Reads the chains (at most five messages each). Raises HaltError for a pipeline that was never started: it has no streams, and
+    for a `since` that the ledger does not reach back to.
+
+    An open plan is not counted: what it covers is in the range that waits. While the pipeline runs, legs are read one after the other,
+    downstream first, so a leg never seems to have read what the one before it has not written.
+    """
+    check_started(log, names)
+    stream = names.stream("ledger")
+    chains: dict[str, ChainState] = {}
+    before: dict[str, Totals] = {}
+    # Letters are taken after they were rejected, and read by process after they were taken: so that chain is read on both sides.
+    taken = read_chain(log, stream, names.chain(REDRIVE))
+    for leg in ("sink", "process", REDRIVE, "ingest"):
+        chains[leg] = read_chain(log, stream, names.chain(leg))
+        before[leg] = _totals_at(log, stream, names.chain(leg), since) if since else {}
+    return from_chains(chains, taken, before, since)
+
+
+def from_chains(
+    chains: Mapping[str, ChainState], taken: ChainState, before: Mapping[str, Totals] | None = None, since: datetime | None = None
+) -> Tally:
+    """The tally of chain states by leg, that of redrive included, less the running totals `before` an instant.
+
+    `taken` is the chain of redrive as it was before the others were read.
+    """
+    legs = []
+    written = written_before = 0
+    for leg in LEGS:
+        state, old = chains[leg], (before or {}).get(leg, {})
+        totals = _totals(state.done)
+        counted, counted_before = totals.get(_COUNTED_IN[leg], 0), old.get(_COUNTED_IN[leg], 0)
+        waiting, waiting_before = (0, 0) if leg == LEGS[0] else (written - counted, written_before - counted_before)
+        outcomes = _OUTCOMES[leg](_less(totals, old))
+        legs.append(LegTally(leg, counted - counted_before, outcomes, waiting, state.plan is not None, waiting_before))
+        written, written_before = totals.get("rows_out", 0), old.get("rows_out", 0)
+        if leg == "ingest":
+            written += _totals(chains[REDRIVE].done).get(REDRIVEN, 0)
+            written_before += (before or {}).get(REDRIVE, {}).get(REDRIVEN, 0)
+    return Tally(tuple(legs), _letters({**chains, REDRIVE: taken}, before or {}), since)
+
+
+def _letters(chains: Mapping[str, ChainState], before: Mapping[str, Totals]) -> LegTally:
+    now, old = _Letters.of({leg: _totals(state.done) for leg, state in chains.items()}), _Letters.of(before)
+    outcomes = {
+        "entered again": now.entered - old.entered,
+        "discarded": now.discarded - old.discarded,
+        "still dead letters": max(0, now.open) - old.open,
+    }
+    return LegTally(REDRIVE, now.rejected - old.rejected, outcomes, max(0, now.open), chains[REDRIVE].plan is not None, old.open)
+
+
+@dataclass(frozen=True)
+class _Letters:
+    rejected: int
+    entered: int
+    discarded: int
+
+    @classmethod
+    def of(cls, totals: Mapping[str, Totals]) -> "_Letters":
+        rejected = sum(totals.get(leg, {}).get("rows_rejected", 0) for leg in ("process", "sink"))
+        taken = totals.get(REDRIVE, {})
+        return cls(rejected, taken.get(REDRIVEN, 0), taken.get(DISCARDED, 0))
+
+    @property
+    def open(self) -> int:
+        return self.rejected - self.entered - self.discarded
+
+
+def _totals(done: Entry | None) -> Totals:
+    return dict(done.body["totals"]) if done else {}
+
+
+def _less(totals: Totals, before: Totals) -> Totals:
+    return {name: count - before.get(name, 0) for name, count in totals.items()}
+
+
+def _totals_at(log: TimedLog, stream: str, subject: str, instant: datetime) -> Totals:
+    """The running totals of the chain's last `done` before the instant: the first entry since then points at it."""
+    last = log.last(stream, subject)
+    if last is None or last.time < instant:
+        return _totals(read_chain(log, stream, subject).done)
+    first = log.first_since(stream, subject, instant)
+    if first is None:
+        raise RetryableError(f"reading {subject}: the entries since {instant:%Y-%m-%d %H:%M:%S} UTC are not served yet")
+    done_at = Entry.decode(first).previous_done
+    if not done_at:
+        return {}
+    message = log.get(stream, done_at)
+    if message is None:
+        raise HaltError(
+            f"accounting since {instant:%Y-%m-%d %H:%M:%S} UTC: {subject} holds entries from {first.time:%Y-%m-%d %H:%M:%S} UTC on, "
+            "older ones are folded into totals; ask for a later instant, or for the whole without --since"
+        )
+    return _totals(Entry.decode(message))

@@ -1,0 +1,1 @@
+"""One running pipeline: its checks before the start, its queries, its status."""

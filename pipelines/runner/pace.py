@@ -1,0 +1,95 @@
+"""How far each leg of a running pipeline is behind, and how fast it goes: looked at every two seconds, from a thread beside the legs.
+
+What is told is as of the last look that succeeded, so asking for it waits for no server; why a look fails, the legs' states tell.
+"""
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pipelines.connectors.kafka.client import KafkaTopic
+from pipelines.connectors.nats.client import JetStream
+from pipelines.errors import TallyflowError
+from pipelines.protocol.ledger import ChainState, read_chain
+from pipelines.protocol.naming import LEGS, REDRIVE, Names
+from pipelines.protocol.tally import from_chains
+from pipelines.runner.rounds import Rounds
+
+LOOK_EVERY_SECONDS = 2.0
+RATE_SECONDS = 30.0
+"""Rates are those of so long, or since the start."""
+AGES_SECONDS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
+"""How old the oldest record in Kafka that waits is, at least: Kafka tells offsets by times, and no time of an offset."""
+_ROLES = {"process": "raw", "sink": "out"}
+
+
+@dataclass(frozen=True)
+class LegPace:
+    """What waits before a leg, and how fast it takes it.
+
+    `waiting`: records (before ingest: offsets of partitions with a leader) that no `done` of the leg covers, those of a batch in work too.
+    `waiting_seconds`: how long the oldest of them has waited there; before ingest by its own time, rounded down to AGES_SECONDS.
+    `rows_per_second`: None at the first look.
+    """
+
+    waiting: int = 0
+    waiting_seconds: float = 0.0
+    rows_per_second: float | None = None
+
+
+class Pace(Rounds):
+    """The thread. `legs` may be read by any thread: by leg, all of them, whoever runs them; empty before the first look."""
+
+    def __init__(self, log: JetStream, names: Names, topic: KafkaTopic) -> None:
+        self.legs: Mapping[str, LegPace] = {}
+        self._log, self._names, self._topic = log, names, topic
+        self._taken: deque[tuple[float, dict[str, int]]] = deque()
+        super().__init__("pace", LOOK_EVERY_SECONDS, lambda: self.look(time.monotonic()))
+
+    def look(self, now: float) -> None:
+        """One look, at `now` of a clock that never steps."""
+        try:
+            stream = self._names.stream("ledger")
+            # Downstream first, as the tally does: no leg seems to have read what the one before it has not written.
+            chains = {leg: read_chain(self._log, stream, self._names.chain(leg)) for leg in ("sink", "process", REDRIVE, "ingest")}
+            account = {leg.leg: leg for leg in from_chains(chains, chains[REDRIVE]).legs}
+            reached = _reached(chains["ingest"])
+            # Of one without a leader nothing is known; the status names it beside these figures.
+            ends, _ = self._topic.known_ends(sorted(reached))
+            known = {partition: reached[partition] for partition in ends}
+            offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
+            waiting = {leg: max(0, account[leg].waiting) for leg in _ROLES} | {"ingest": offsets}
+            ages = {leg: self._age(leg, chains[leg]) if waiting[leg] else 0.0 for leg in _ROLES}
+            ages["ingest"] = age_in_kafka(self._topic, known, datetime.now(UTC)) if offsets else 0.0
+        except TallyflowError:
+            return
+        taken = {leg: account[leg].rows_in for leg in LEGS}
+        self._taken.append((now, taken))
+        while now - self._taken[0][0] > RATE_SECONDS:
+            self._taken.popleft()
+        since, first = self._taken[0]
+        rates = {leg: (taken[leg] - first[leg]) / (now - since) for leg in LEGS} if now > since else {}
+        self.legs = {leg: LegPace(waiting[leg], ages[leg], rates.get(leg)) for leg in LEGS}
+
+    def _age(self, leg: str, chain: ChainState) -> float:
+        message = self._log.get(self._names.stream(_ROLES[leg]), int(chain.to or 0) + 1)
+        return max(0.0, (datetime.now(UTC) - message.time).total_seconds()) if message else 0.0
+
+
+def _reached(ingest: ChainState) -> dict[int, int]:
+    return {int(partition): offset for partition, offset in (ingest.to or {}).items()}
+
+
+def age_in_kafka(topic: KafkaTopic, reached: Mapping[int, int], now: datetime) -> float:
+    """The largest of AGES_SECONDS such that a record at `reached` (by partition) or later is older; 0 if none is."""
+
+    def is_younger(seconds: int) -> bool:
+        since = topic.first_since(sorted(reached), now - timedelta(seconds=seconds))
+        return all(since[partition] <= offset for partition, offset in reached.items())
+
+    older: Sequence[int] = AGES_SECONDS
+    place = bisect_left(older, True, key=is_younger)
+    return float(older[place - 1]) if place else 0.0

@@ -1,0 +1,283 @@
+"""Before anything runs: are the systems there, is the table fit, and is this the pipeline that the streams belong to.
+
+Every check fails with one clear message and changes nothing, except that missing streams (and, if the file says so, the table) are made.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from pipelines.config import PipelineConfig, shape_of, unsupported
+from pipelines.connectors.clickhouse.client import ClickHouse, Table, TableColumn
+from pipelines.connectors.clickhouse.settings import MAX_PARTITIONS_PER_INSERT
+from pipelines.connectors.kafka.client import KafkaTopic, TopicFacts
+from pipelines.connectors.nats.client import JetStream, StreamState
+from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
+from pipelines.key_store.storage import Place
+from pipelines.process.mapping.step import TargetColumn, check_mapping
+from pipelines.process.parse.step import ParsedField, check_fields
+from pipelines.protocol.existence import check_started
+from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
+from pipelines.protocol.purge import READS
+from pipelines.protocol.records import POSITION_COLUMN_TYPES
+from pipelines.types.columns import parse_type
+
+CONTACT_SECONDS = 3.0
+"""Kafka's first answer is waited for this long at a time: short, so that whoever starts a pipeline soon reads what it waits for."""
+CREATED_DEDUP_WINDOW = 10_000
+MIN_DEDUP_WINDOW = 4
+"""Tokens that a table must remember per partition that one insert can touch: each makes a block of its own."""
+MIN_DEDUP_TIME = timedelta(days=7)
+"""How long a Replicated table must remember them, unless the file says otherwise."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the checks found: the topic, the table as it is, and the id of each stream by role."""
+
+    topic: TopicFacts
+    table: Table
+    stream_ids: dict[str, str]
+
+
+def check_supported(config: PipelineConfig) -> None:
+    """Raises NotSupportedError for a valid file that asks for what this release does not run."""
+    missing = unsupported(config)
+    if missing:
+        raise NotSupportedError(f"pipeline {config.pipeline_id}: not supported yet: {'; '.join(missing)}. Nothing was started")
+
+
+def check_types(config: PipelineConfig) -> None:
+    """Raises ConfigurationError when a mapped field cannot become its column's type."""
+    fields = [ParsedField(field.name, field.type) for field in config.sources[0].schema_fields]
+    targets = [TargetColumn(m.name, m.column_name, parse_type(m.column_type), False) for m in config.sink.mapping]
+    faults = [Fault("sources[0].schema_fields", fault) for fault in check_fields(fields)]
+    faults += [Fault("sink.mapping", fault) for fault in check_mapping(fields, targets)]
+    if faults:
+        raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
+
+
+def check_master(config: PipelineConfig, master: str | None) -> None:
+    """Raises ConfigurationError for a Spark master whose workers would not share the key stores of this host."""
+    if master is not None and not master.startswith("local") and not config.state_uri:
+        message = f"--master {master} has workers on other hosts, which share no directory of this one: say a place that all of them reach"
+        raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("state_uri", message)])
+
+
+def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhouse: ClickHouse) -> Prepared:
+    """All checks, in the order of the data. Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest."""
+    facts = topic.facts(CONTACT_SECONDS)
+    # Partitions of a topic that was made a moment ago may have no leader yet.
+    topic.known_ends(facts.partitions, CONTACT_SECONDS)
+    log.connect()
+    if config.state_uri:
+        Place.at(config.state_uri).names()
+    table = ensure_table(config, clickhouse)
+    stream_ids = ensure_streams(config, log)
+    check_existing_rows(config, log, clickhouse, table)
+    return Prepared(facts, table, stream_ids)
+
+
+def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
+    """Makes the streams that are missing; refuses a pipeline file of another shape. Returns the streams' ids by role."""
+    names, shape = Names(config.pipeline_id), _shape_text(config)
+    found = {role: log.state(names.stream(role)) for role in ROLES}
+    missing = [role for role, state in found.items() if state is None]
+    # Streams that never held a message are being made: by a start that was killed, or by one beside ours.
+    if missing and any(state is not None and state.last_sequence for state in found.values()):
+        raise DataLossError(
+            f"starting pipeline {config.pipeline_id}: of its streams {', '.join(names.stream(role) for role in missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} gone; restore all streams from one moment, or delete the pipeline and start it anew"
+        )
+    limits = config.resources.nats.stream
+    ids = {}
+    for role in ROLES:
+        metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
+        size = config.dead_letters.max_bytes if role == "dlq" else limits.max_bytes if role in READS.values() else 0
+        state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_compressed=role == "ledger")
+        _check_same_shape(config, state)
+        ids[role] = state.metadata[STREAM_ID_KEY]
+    return ids
+
+
+def check_shape(config: PipelineConfig, log: JetStream) -> None:
+    """Raises HaltError when streams that are there belong to a file of another shape. Changes nothing."""
+    for role in ROLES:
+        state = log.state(Names(config.pipeline_id).stream(role))
+        if state is not None:
+            _check_same_shape(config, state)
+
+
+def _check_same_shape(config: PipelineConfig, state: StreamState) -> None:
+    before, now = state.metadata.get(SHAPE_KEY, "{}"), _shape_text(config)
+    if before != now:
+        raise HaltError(_shape_difference(config.pipeline_id, before, now))
+
+
+def check_other_shape(config: PipelineConfig, log: JetStream) -> None:
+    """Raises HaltError for a file that differs from the pipeline's shape in more than the number of buckets, and without a pipeline."""
+    check_started(log, Names(config.pipeline_id))
+    for role in ROLES:
+        stream = Names(config.pipeline_id).stream(role)
+        state = log.state(stream)
+        if state is None:
+            raise HaltError(f"rebucketing {config.pipeline_id}: the stream {stream} is gone; restore all streams from one moment")
+        before = json.loads(state.metadata.get(SHAPE_KEY, "{}"))
+        expected = json.dumps({**before, "buckets": config.buckets}, sort_keys=True, separators=(",", ":"))
+        if expected != _shape_text(config):
+            raise HaltError(_shape_difference(config.pipeline_id, expected, _shape_text(config)))
+
+
+def change_buckets(config: PipelineConfig, log: JetStream) -> None:
+    """Writes the shape of `config` to the streams' metadata."""
+    for role in ROLES:
+        log.set_metadata(Names(config.pipeline_id).stream(role), {SHAPE_KEY: _shape_text(config)})
+
+
+def _shape_text(config: PipelineConfig) -> str:
+    return json.dumps(shape_of(config), sort_keys=True, separators=(",", ":"))
+
+
+def _shape_difference(pipeline: str, before: str, now: str) -> str:
+    old, new = dict(_leaves(json.loads(before))), dict(_leaves(json.loads(now)))
+    changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+    told = "; ".join(f"{key} was {old.get(key)!r}, the file says {new.get(key)!r}" for key in changed)
+    way = "; stop the pipeline and run `tallyflow rebucket`, or put it back" if changed == ["buckets"] else ""
+    return (
+        f"starting pipeline {pipeline}: {told}. These decide where a record's state lives and may not change while the pipeline lives"
+        f"{way or '; put them back, or give the changed pipeline another pipeline_id and another table: it reads the topic anew'}"
+    )
+
+
+def _leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """The facts of a shape, by path."""
+    for key, value in shape.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", value
+
+
+def ensure_table(config: PipelineConfig, clickhouse: ClickHouse) -> Table:
+    """The target table, made if the file says so; checked for columns, types and its deduplication window."""
+    sink = config.sink
+    database = sink.connection_params.database
+    clickhouse.connect()
+    table = clickhouse.inspect(database, sink.table)
+    if table is None:
+        if not sink.create_table:
+            raise HaltError(
+                f"checking table {database}.{sink.table}: it does not exist; create it, or set `create_table: true` in the sink"
+            )
+        _create(config, clickhouse)
+        table = clickhouse.inspect(database, sink.table)
+        if table is None:
+            raise HaltError(f"creating table {database}.{sink.table}: it was created and is not there; is another process dropping it?")
+    check_columns(config, table)
+    if sink.delivery == "exactly_once":
+        clickhouse.check_insert_settings()
+        for target in [table, *clickhouse.view_targets(database, sink.table)]:
+            _check_window(target, sink.max_outage or MIN_DEDUP_TIME)
+    return table
+
+
+def _create(config: PipelineConfig, clickhouse: ClickHouse) -> None:
+    sink = config.sink
+    columns = [(m.column_name, str(parse_type(m.column_type))) for m in sink.mapping]
+    order = sink.order_by or ("_tf_sequence", "_tf_ordinal", "_tf_emit")
+    clickhouse.create_table(sink.connection_params.database, sink.table, [*columns, *POSITION_COLUMN_TYPES], order, CREATED_DEDUP_WINDOW)
+
+
+def check_existing_rows(config: PipelineConfig, log: JetStream, clickhouse: ClickHouse, table: Table) -> None:
+    """Raise HaltError when the sink has never sent a row and the table holds rows that may be those of another pipeline.
+
+    Two pipelines in one table would double each other's records without a word, and no proof could tell their rows apart.
+    """
+    if config.sink.existing_rows == "keep" or _has_sent(config, log):
+        return
+    has_positions = any(column.name == "_tf_sequence" for column in table.columns)
+    count = clickhouse.count_rows(table.database, table.name, has_positions)
+    # A runner of this pipeline may have begun to send while the rows were counted.
+    if count == 0 or _has_sent(config, log):
+        return
+    whose = "with positions, of another pipeline or of an earlier life of this one" if has_positions else "and nothing tells whose"
+    raise HaltError(
+        f"starting pipeline {config.pipeline_id}: it has never sent a row, and table {table.full_name} holds rows ({count:,}), {whose}. "
+        "Nothing was started, as records that are in the table already would be there twice: name another table, or empty this one "
+        f"(TRUNCATE TABLE {table.full_name}). If the rows shall stay, say `existing_rows: keep` in the sink; audit, verify and the checks "
+        "will call them extra"
+    )
+
+
+def _has_sent(config: PipelineConfig, log: JetStream) -> bool:
+    names = Names(config.pipeline_id)
+    sink = read_chain(log, names.stream("ledger"), names.chain("sink"))
+    return sink.done is not None or sink.plan is not None
+
+
+def check_columns(config: PipelineConfig, table: Table) -> None:
+    """Raises ConfigurationError, with every fault, when the table's columns do not fit the mapping."""
+    faults = column_faults(config, table.columns)
+    if faults:
+        raise ConfigurationError(f"table {table.full_name} does not fit the mapping", faults)
+
+
+def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> list[Fault]:
+    """Why the mapping and the position columns cannot be inserted into a table of these columns; empty when they can."""
+    actual = {column.name: column for column in columns}
+    faults = []
+    for index, entry in enumerate(config.sink.mapping):
+        path = f"sink.mapping[{index}]"
+        column = actual.get(entry.column_name)
+        if column is None:
+            faults.append(Fault(f"{path}.column_name", f"the table has no column {entry.column_name!r}"))
+        elif column.default_kind in ("MATERIALIZED", "ALIAS"):
+            faults.append(Fault(f"{path}.column_name", f"column {entry.column_name!r} is {column.default_kind}, it cannot be inserted"))
+        elif not _fits(entry.column_type, column.type):
+            said = f"column {entry.column_name!r} is {column.type}, the file says {entry.column_type}"
+            faults.append(Fault(f"{path}.column_type", said))
+    for name, kind in POSITION_COLUMN_TYPES:
+        if name in actual and actual[name].type != kind:
+            faults.append(Fault("sink.table", f"position column {name} is {actual[name].type}, not {kind}"))
+    return faults
+
+
+def _fits(declared: str, actual: str) -> bool:
+    """GlassFlow's files declare a Nullable or LowCardinality column by its base type."""
+    wanted = str(parse_type(declared))
+    return actual in (wanted, f"Nullable({wanted})", f"LowCardinality({wanted})", f"LowCardinality(Nullable({wanted}))")
+
+
+def _check_window(table: Table, longest_outage: timedelta) -> None:
+    if "MergeTree" not in table.engine:
+        raise HaltError(
+            f"checking table {table.full_name}: engine {table.engine} does not deduplicate inserts, so exactly-once is not possible; "
+            "use a MergeTree engine, or say `delivery: at_least_once` in the sink"
+        )
+    needed = MIN_DEDUP_WINDOW * (MAX_PARTITIONS_PER_INSERT if table.is_partitioned else 1)
+    setting = "replicated_deduplication_window" if table.is_replicated else "non_replicated_deduplication_window"
+    if table.dedup_window < needed:
+        why = f" ({MIN_DEDUP_WINDOW} for each of {MAX_PARTITIONS_PER_INSERT} partitions of an insert)" if table.is_partitioned else ""
+        raise _window_halt(
+            table, f"{table.dedup_window} insert tokens, exactly-once needs at least {needed}{why}", f"{setting} = {CREATED_DEDUP_WINDOW}"
+        )
+    seconds = math.ceil(longest_outage.total_seconds())
+    if table.dedup_seconds is not None and table.dedup_seconds < seconds:
+        raise _window_halt(
+            table,
+            f"insert tokens for {table.dedup_seconds} s, exactly-once needs at least {seconds} s",
+            f"{setting}_seconds = {seconds}",
+            "give the longest time that the pipeline may stand still as `max_outage` of the sink, ",
+        )
+
+
+def _window_halt(table: Table, remembers: str, setting: str, other_way: str = "") -> HaltError:
+    return HaltError(
+        f"checking table {table.full_name}: it remembers {remembers}; run ALTER TABLE {table.full_name} MODIFY SETTING {setting}, "
+        f"{other_way}or say `delivery: at_least_once` in the sink"
+    )

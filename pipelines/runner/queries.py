@@ -1,0 +1,139 @@
+"""The streaming queries of a runner's legs: starting them, noticing that one ended, starting again what may go on."""
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipelines.engine.execute import last_words, run_in_tasks
+from pipelines.engine.leg import Leg, StoppedError
+from pipelines.engine.ranges import offset_text
+from pipelines.engine.session import is_jvm_alive
+from pipelines.errors import HaltError
+from pipelines.host import remedy_in_words
+from pipelines.runner.warm import warm
+
+RESTARTS_WITHOUT_PROGRESS = 5
+FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.5, 15.0
+_INITIALIZING = "Initializing sources"
+_HALTS = ("HaltError", "DataLossError", "InvariantError")
+
+
+class Queries:
+    """One query per leg, on one session. `sources` are the options of each leg's Data Source, all but its start.
+
+    Spark calls each leg's `on_batch` on a thread of its own; everything else here is for one thread.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        run_path: Path,
+        legs: Mapping[str, Leg],
+        sources: Mapping[str, dict[str, str]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._session, self._run_path = session, run_path
+        self._legs, self._sources, self._tell = legs, sources, tell
+        self._running: dict[str, StreamingQuery] = {}
+        self._restarts: dict[str, tuple[int, int]] = {}
+        self._starts: Counter[str] = Counter()
+        self._due: dict[str, float] = {}
+        """Legs that wait for this host: when they are tried again, by the monotonic clock."""
+        self._waited: dict[str, tuple[float, int]] = {}
+        """How long the last wait was, and how many batches the leg had done by then."""
+
+    def start(self) -> None:
+        """Warms the task workers and starts every leg's query, side by side: each waits for Python processes to start."""
+        session = self._session
+        with ThreadPoolExecutor(1 + len(self._legs), "start") as starting:
+            warming = starting.submit(run_in_tasks, session, str(self._run_path), warm, [{}] * session.sparkContext.defaultParallelism)
+            queries = [starting.submit(self._start, leg) for leg in self._legs.values()]
+            warming.result()
+            for query in queries:
+                query.result()
+
+    def _start(self, leg: Leg) -> None:
+        # A fresh one each time: one that was cut off may be damaged, and says nothing that the ledger does not.
+        shutil.rmtree(self._checkpoint(leg), ignore_errors=True)
+        self._starts[leg.name] += 1
+        checkpoint = self._checkpoint(leg)
+        options = {**self._sources[leg.name], "run": str(self._run_path), "start": offset_text(leg.start_offset()), "leg": leg.name}
+        source = "tallyflow_kafka" if leg.name == "ingest" else "tallyflow_stream"
+        frame = self._session.readStream.format(source).options(**options).load()
+        self._running[leg.name] = (
+            frame.writeStream.queryName(f"{leg.connections.names.pipeline}.{leg.name}")
+            .option("checkpointLocation", str(checkpoint))
+            .foreachBatch(lambda batch, number: leg.on_batch(batch, number, checkpoint))
+            .start()
+        )
+        leg.status.state = "running"
+
+    def _checkpoint(self, leg: Leg) -> Path:
+        return self._run_path.parent / f"checkpoint-{leg.name}-{self._starts[leg.name]}"
+
+    def look(self) -> None:
+        """Deals with queries that have ended by themselves: a halt stays, anything else (a killed planner, say) starts again.
+
+        One at a time: Spark gives a planner 10 s to start, and on a busy machine several at once would all be too late, again and again.
+        """
+        ended = [name for name, query in self._running.items() if not query.isActive]
+        if ended and not any(query.isActive and query.status["message"] == _INITIALIZING for query in self._running.values()):
+            self._ended(self._legs[ended[0]], self._running.pop(ended[0]))
+        for name in [name for name, due in self._due.items() if due <= time.monotonic()]:
+            del self._due[name]
+            self._start_again(self._legs[name])
+
+    def _ended(self, leg: Leg, query: StreamingQuery) -> None:
+        error = query.exception()
+        words = str(error).strip() if error else "it ended without an error"
+        if leg.failure is None and (to_do := remedy_in_words(words)):
+            self._postpone(leg, last_words(words), to_do)
+            return
+        count, batches = self._restarts.get(leg.name, (0, 0))
+        fruitless = count + 1 if leg.status.batches == batches else 1
+        if leg.failure is None and any(name in words for name in _HALTS):
+            leg.failure = HaltError(last_words(words))
+        if leg.failure is None and fruitless > RESTARTS_WITHOUT_PROGRESS:
+            leg.failure = HaltError(f"{leg.name}: its query ended {fruitless} times without progress, last with: {last_words(words)}")
+        if leg.failure is not None:
+            leg.status.state, leg.status.message = "halted", str(leg.failure)
+            self._tell(f"{leg.name} halted: {leg.failure}")
+            return
+        self._restarts[leg.name] = (fruitless, leg.status.batches)
+        self._tell(f"{leg.name}: starting the query again after: {last_words(words)}")
+        self._start_again(leg)
+
+    def _postpone(self, leg: Leg, told: str, to_do: str) -> None:
+        """Waits for room, files or memory of this host, ever longer, as for a system that is away; after a batch that was done, anew."""
+        waited, batches = self._waited.get(leg.name, (0.0, 0))
+        wait = min(MOST_WAIT_SECONDS, 2 * waited) if waited and leg.status.batches == batches else FIRST_WAIT_SECONDS
+        self._waited[leg.name] = (wait, leg.status.batches)
+        self._due[leg.name] = time.monotonic() + wait
+        leg.status.state, leg.status.message = "waiting", f"{told}; {to_do}"
+        self._tell(f"{leg.name}: waiting: {leg.status.message}")
+
+    def _start_again(self, leg: Leg) -> None:
+        try:
+            with suppress(StoppedError):
+                leg.patiently(leg.chain.open)
+                leg.patiently(lambda: self._start(leg))
+        except Exception as error:
+            to_do = remedy_in_words(str(error))
+            if not to_do:
+                raise
+            self._postpone(leg, last_words(str(error)), to_do)
+
+    def stop(self) -> None:
+        """Stops each query between two batches. With a dead JVM there is nothing to stop."""
+        has_jvm = is_jvm_alive(self._session)
+        for name, query in self._running.items():
+            with self._legs[name].working:
+                if has_jvm:
+                    query.stop()

@@ -1,0 +1,216 @@
+"""What a running pipeline says of itself, over HTTP on loopback: `/status` (JSON), `/healthz`, and Prometheus `/metrics`.
+
+The port is chosen by the system and written to `status.json` in the runner's directory, where the command line finds it
+(`pipelines.control.control`).
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pipelines.control.control import STATUS_FILE
+from pipelines.control.processes import start_mark
+from pipelines.errors import TallyflowError
+from pipelines.loopback import BoundedConnection, local_only
+from pipelines.runner.pace import LegPace
+
+if TYPE_CHECKING:
+    from pipelines.engine.leg import Leg
+    from pipelines.runner.runner import Runner
+
+STATES = ("starting", "running", "waiting", "halted", "stopped")
+_CLOSE_SECONDS = 2
+_KAFKA_ANSWERS_WITHIN_SECONDS = 3.0
+
+
+def snapshot(runner: "Runner") -> dict[str, Any]:
+    """The runner's state now: legs with their last batch and totals, what waits before each and how fast it goes (`pace`), lag per Kafka
+    partition, what it waits for; where the file asks for it, how far the ledger is copied to its table.
+    """
+    lag, kafka_away = _lag(runner)
+    legs = {name: _leg(runner.legs[name]) if name in runner.legs else _leg_to_come(runner, name) for name in runner.options.legs}
+    for name, facts in legs.items():
+        facts.update(asdict(runner.pace.legs.get(name, LegPace()) if runner.pace else LegPace()))
+    if kafka_away and legs["ingest"]["state"] in ("starting", "running"):
+        # Its planner sees no new records, so no batch is there to wait in; that is worth the same word.
+        legs["ingest"] |= {"state": "waiting", "message": kafka_away}
+    return {
+        "pipeline": runner.config.pipeline_id,
+        "ready": runner.is_ready,
+        "healthy": is_healthy(runner),
+        "at": round(time.time(), 3),
+        "uptime_seconds": round(time.time() - runner.started_at, 3),
+        "legs": legs,
+        "lag": lag,
+        **({"ledger_table": asdict(runner.copier.status)} if runner.copier else {}),
+        **_streams(runner),
+    }
+
+
+def _streams(runner: "Runner") -> dict[str, Any]:
+    """The streams that the runner's legs use, by role, and why they could not be purged the last time; looked at every two seconds."""
+    retention = runner.retention
+    facts = retention.facts if retention else ()
+    streams = {
+        one.role: {
+            "stream": one.stream,
+            "bytes": one.bytes,
+            "max_bytes": one.max_bytes,
+            "is_full": one.is_full,
+            "purged_below": one.purged.below,
+            "purged_before": one.purged.since.isoformat(timespec="milliseconds") if one.purged.since else None,
+            "purged_early": one.purged.is_early,
+            "advice": one.advice,
+        }
+        for one in facts
+    }
+    return {"streams": streams, "purge_failure": retention.failure if retention else ""}
+
+
+def _leg(leg: "Leg") -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "epoch": leg.lease.holder.epoch,
+        "state": leg.status.state,
+        "message": leg.status.message or leg.status.warning,
+        "retries": leg.status.retries,
+        "batches": leg.status.batches,
+        "seconds_busy": round(leg.status.seconds_busy, 3),
+        "last_batch": leg.status.last_batch,
+        "totals": leg.status.totals,
+    }
+
+
+def _leg_to_come(runner: "Runner", name: str) -> dict[str, Any]:
+    """A leg before it is built. The first one says what the start waits for."""
+    message = runner.waits_for if name == runner.options.legs[0] else ""
+    state = "waiting" if message else "starting"
+    nothing = {"epoch": 0, "retries": 0, "batches": 0, "seconds_busy": 0.0, "last_batch": {}, "totals": {}}
+    return {"pid": os.getpid(), "state": state, "message": message, **nothing}
+
+
+def is_healthy(runner: "Runner") -> bool:
+    """Ready, and no leg has halted. A leg that waits for a system is healthy: it goes on by itself."""
+    return runner.is_ready and all(leg.failure is None for leg in runner.legs.values()) and not runner.is_fenced
+
+
+def _lag(runner: "Runner") -> tuple[dict[str, int], str]:
+    """Offsets per partition that ingest has not confirmed, and why Kafka does not tell them; empty when ingest runs elsewhere."""
+    leg = runner.legs.get("ingest")
+    if leg is None or not leg.chain.state.to:
+        return {}, ""
+    reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
+    try:
+        ends, silent = runner.topic.known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
+    except TallyflowError as error:
+        # Also one that ingest halts at, such as a topic that was deleted: the status must say so, and not fail itself.
+        return {}, str(error)
+    return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}, "; ".join(map(str, silent.values()))
+
+
+class _Metrics:
+    """Prometheus collector over the same snapshot."""
+
+    def __init__(self, runner: "Runner") -> None:
+        self._runner = runner
+
+    def collect(self) -> list[Metric]:
+        now = snapshot(self._runner)
+        labels = ["pipeline", "leg"]
+        pipeline = now["pipeline"]
+        rows = CounterMetricFamily("tallyflow_rows", "Rows by leg and outcome since the pipeline began", labels=[*labels, "outcome"])
+        batches = CounterMetricFamily("tallyflow_batches", "Plans done since this start", labels=labels)
+        retries = CounterMetricFamily("tallyflow_retries", "Times a leg waited for a system since this start", labels=labels)
+        busy = CounterMetricFamily("tallyflow_busy_seconds", "Seconds of work since this start", labels=labels)
+        state = GaugeMetricFamily("tallyflow_leg_state", "1 for the state that the leg is in", labels=[*labels, "state"])
+        lag = GaugeMetricFamily("tallyflow_lag_offsets", "Offsets of a Kafka partition not yet confirmed", labels=["pipeline", "partition"])
+        for leg, facts in now["legs"].items():
+            for outcome, count in facts["totals"].items():
+                rows.add_metric([pipeline, leg, outcome], count)
+            batches.add_metric([pipeline, leg], facts["batches"])
+            retries.add_metric([pipeline, leg], facts["retries"])
+            busy.add_metric([pipeline, leg], facts["seconds_busy"])
+            for name in STATES:
+                state.add_metric([pipeline, leg, name], float(facts["state"] == name))
+        waiting = GaugeMetricFamily("tallyflow_waiting_records", "Records (before ingest: offsets) a leg has not confirmed", labels=labels)
+        age = GaugeMetricFamily("tallyflow_waiting_seconds", "How long the oldest of them has waited", labels=labels)
+        for leg, facts in now["legs"].items():
+            waiting.add_metric([pipeline, leg], facts["waiting"])
+            age.add_metric([pipeline, leg], facts["waiting_seconds"])
+        for partition, count in now["lag"].items():
+            lag.add_metric([pipeline, partition], count)
+        healthy = GaugeMetricFamily("tallyflow_healthy", "1 when ready and no leg has halted", labels=["pipeline"])
+        healthy.add_metric([pipeline], float(now["healthy"]))
+        size = GaugeMetricFamily("tallyflow_stream_bytes", "Bytes that a stream holds", labels=["pipeline", "role"])
+        limit = GaugeMetricFamily("tallyflow_stream_limit_bytes", "Its limit, if it has one", labels=["pipeline", "role"])
+        for role, facts in now["streams"].items():
+            size.add_metric([pipeline, role], facts["bytes"])
+            if facts["max_bytes"] > 0:
+                limit.add_metric([pipeline, role], facts["max_bytes"])
+        return [rows, batches, retries, busy, state, lag, waiting, age, size, limit, healthy]
+
+
+class StatusServer:
+    """Serves one runner from a thread of its own."""
+
+    def __init__(self, runner: "Runner") -> None:
+        self._runner = runner
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Metrics(runner))
+
+        def status(_: Request) -> Response:
+            return JSONResponse(snapshot(runner))
+
+        def healthz(_: Request) -> Response:
+            healthy = is_healthy(runner)
+            return JSONResponse({"healthy": healthy}, status_code=200 if healthy else 503)
+
+        def metrics(_: Request) -> Response:
+            return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+        application = Starlette(routes=[Route("/status", status), Route("/healthz", healthz), Route("/metrics", metrics)])
+        settings = uvicorn.Config(
+            local_only(application),
+            http=BoundedConnection,
+            ws="none",
+            log_level="error",
+            access_log=False,
+            # As many are accepted before the first of them is looked at.
+            backlog=BoundedConnection.most_connections,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+        )
+        self._server = uvicorn.Server(settings)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="status", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def start(self) -> None:
+        """Starts to serve and writes where, and who: pid and the mark of its start, so that a reused pid is not taken for the runner."""
+        self._thread.start()
+        path = self._runner.own_directory / STATUS_FILE
+        partial = path.with_suffix(".partial")
+        facts = {"pid": os.getpid(), "mark": start_mark(os.getpid()), "port": self.port, "legs": self._runner.options.legs}
+        partial.write_text(json.dumps(facts))
+        partial.replace(path)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=2 * _CLOSE_SECONDS)
+        self._socket.close()
+        (self._runner.own_directory / STATUS_FILE).unlink(missing_ok=True)

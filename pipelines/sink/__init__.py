@@ -1,0 +1,1 @@
+"""Out to ClickHouse: frames to chunks to inserts, one token per chunk."""

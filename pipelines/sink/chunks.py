@@ -1,0 +1,209 @@
+"""The sink stage: waiting out frames become chunks, a chunk becomes one insert block.
+
+In: out frames in stream order. Out: per chunk one Arrow IPC stream of one record batch with the table's columns, and the chunk's digest;
+of a chunk that ClickHouse refuses, one per piece of it.
+Guarantee: a chunk is a function of its bounds (first and last out sequence), a piece of its rows' places in the chunk, so a retry sends the
+same rows with the same token. Rejected: `refused`, rows that ClickHouse refuses alone. State: none; what is planned, cut, refused and
+confirmed is in the ledger.
+"""
+
+import hashlib
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipelines.errors import HaltError, InvariantError
+from pipelines.protocol.frame_sizes import declared_bytes
+from pipelines.protocol.records import Message, decode_frame, payloads_digest, place_of_frame
+
+MAX_CHUNK_ROWS = 200_000
+MAX_CHUNK_BYTES = 128 * 1024 * 1024
+"""Uncompressed, as the block is in memory: lz4 packs 250:1 where values repeat, and one block has one buffer per column."""
+MAX_COLUMN_BYTES = 2**31
+"""Below this Arrow keeps a column in one piece."""
+MAX_REASONS = 100
+"""That a plan lists; what the plan holds stays below 1 MiB."""
+_MORE_REASONS = "refused for one more reason than the plan lists; look at the record"
+
+Rows = npt.NDArray[np.int64]
+"""Numbers of rows, counted from 0 within the chunk, ascending."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Out frames that are inserted together: sequences `first`..`last` (inclusive), in order, without a gap."""
+
+    messages: tuple[Message, ...]
+
+    @property
+    def first(self) -> int:
+        return self.messages[0].sequence
+
+    @property
+    def last(self) -> int:
+        return self.messages[-1].sequence
+
+    @property
+    def rows(self) -> int:
+        return sum(message.rows for message in self.messages)
+
+    @property
+    def digest(self) -> str:
+        """Names the chunk's rows."""
+        return payloads_digest(self.messages)
+
+    @property
+    def configs(self) -> frozenset[str]:
+        """Versions of the configurations that its rows were made under: one, or none where it has no rows."""
+        return frozenset(message.config for message in self.messages if message.rows)
+
+
+def chunks(
+    messages: Iterable[Message],
+    max_rows: int = MAX_CHUNK_ROWS,
+    max_bytes: int = MAX_CHUNK_BYTES,
+    bytes_of: Callable[[bytes], int] = declared_bytes,
+) -> Iterator[Chunk]:
+    """Cuts frames into chunks of at most `max_rows` rows and `max_bytes` bytes, uncompressed, at frame borders; a frame alone always fits.
+
+    The rows of a chunk were made under one configuration, so they have the same columns; a frame without rows has none. Raises
+    pyarrow.ArrowInvalid for bytes that are no frame.
+    """
+    held: list[Message] = []
+    rows = size = 0
+    version = ""
+    for message in messages:
+        message_bytes = bytes_of(message.payload)
+        is_of_another = bool(rows and message.rows and message.config != version)
+        if held and (is_of_another or rows + message.rows > max_rows or size + message_bytes > max_bytes):
+            yield Chunk(tuple(held))
+            held, rows, size = [], 0, 0
+        held.append(message)
+        version = message.config if message.rows else version
+        rows += message.rows
+        size += message_bytes
+    if held:
+        yield Chunk(tuple(held))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How far a chunk is whose whole ClickHouse refuses. Rows are counted from 0 within the chunk.
+
+    Rows before `sent` are settled: in the table, or in `refused`, which has (row, reason). The next piece is [sent, ends[0]) without the
+    rows of `stored`, a bitmap of what was found in the table although its insert was refused or not answered; the last of `ends` is the
+    number of rows, and there is none when all is settled. Each step is decided once and for all before the next insert, so pieces are
+    never put together again, not even when the table is mended half-way.
+    """
+
+    sent: int
+    ends: tuple[int, ...]
+    refused: tuple[tuple[int, str], ...] = ()
+    stored: bytes = b""
+
+    @classmethod
+    def of(cls, plan: Mapping[str, Any], rows: int) -> "Pieces":
+        """Where the plan of a chunk of `rows` rows stands: the whole chunk at first."""
+        found = plan.get("pieces")
+        if found is None:
+            return cls(0, (rows,) if rows else ())
+        refused = tuple((row, found["reasons"][reason]) for row, reason in found["refused"])
+        stored = zlib.decompress(b64decode(found["stored"])) if "stored" in found else b""
+        return cls(found["sent"], tuple(found["ends"]), refused, stored)
+
+    def body(self) -> dict[str, Any]:
+        """The part of the plan that `of` reads. Bounded: a bitmap of a chunk takes 33 kB at most."""
+        reasons = list(dict.fromkeys(reason for _, reason in self.refused))
+        refused = [[row, reasons.index(reason)] for row, reason in self.refused]
+        found = {"sent": self.sent, "ends": list(self.ends), "refused": refused, "reasons": reasons}
+        if self.stored:
+            found["stored"] = b64encode(zlib.compress(self.stored)).decode()
+        return {"pieces": found}
+
+    def to_send(self) -> Rows:
+        """The rows of the next piece."""
+        rows = np.arange(self.sent, self.ends[0])
+        if not self.stored:
+            return rows
+        return rows[~self._bits()[self.sent : self.ends[0]]]
+
+    def _bits(self) -> npt.NDArray[np.bool_]:
+        return np.unpackbits(np.frombuffer(self.stored, np.uint8), bitorder="little").astype(bool)
+
+    def inserted(self) -> "Pieces":
+        """After the next piece has been confirmed."""
+        return Pieces(self.ends[0], self.ends[1:], self.refused, self.stored if self.ends[1:] else b"")
+
+    def found(self, rows: Rows) -> "Pieces":
+        """After `rows` of the next piece were found in the table: what is missing is the next piece, if anything is."""
+        bits = self._bits() if self.stored else np.zeros(self.ends[-1], bool)
+        bits = np.pad(bits, (0, max(0, self.ends[-1] - len(bits))))
+        bits[rows] = True
+        after = replace(self, stored=np.packbits(bits, bitorder="little").tobytes())
+        return after if len(after.to_send()) else after.inserted()
+
+    def refuse(self, reason: str, at: int | None) -> "Pieces":
+        """After the next piece has been refused, for the row `at` of `to_send` if that is known: a single row is refused for good, more
+        are cut.
+        """
+        rows = self.to_send()
+        if len(rows) > 1:
+            return self.cut(at)
+        reasons = {known for _, known in self.refused}
+        told = reason if reason in reasons or len(reasons) < MAX_REASONS else _MORE_REASONS
+        return replace(self.inserted(), refused=(*self.refused, (int(rows[0]), told)))
+
+    def cut(self, at: int | None = None) -> "Pieces":
+        """The next piece in halves, or with the row `at` of `to_send` alone. Of a single row: as it is."""
+        rows = self.to_send()
+        places = (at, at + 1) if at is not None and 0 <= at < len(rows) else (len(rows) // 2,)
+        cuts = (int(rows[place]) for place in places if 0 < place < len(rows))
+        return replace(self, ends=(*cuts, *self.ends))
+
+    def token(self, of_chunk: str, rows: int) -> str:
+        """The insert token of the next piece: the chunk's own if it is the whole chunk."""
+        place = "" if (self.sent, self.ends[0]) == (0, rows) else f":{self.sent}-{self.ends[0]}"
+        sent = self.to_send()
+        if len(sent) < self.ends[0] - self.sent:
+            # Other rows under a token that was used before would be dropped as known.
+            place = f":{self.sent}-{self.ends[0]}:{hashlib.sha256(sent.tobytes()).hexdigest()[:16]}"
+        return of_chunk + place
+
+
+def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
+    """The chunk's rows, `columns` only. Raises HaltError for frames that have other columns than those of their configuration."""
+    tables = [decode_frame(message.payload, place_of_frame(message)) for message in chunk.messages]
+    try:
+        together = pa.concat_tables([t.select(list(columns)) for t in tables if t.num_rows] or [tables[0].select(list(columns))])
+    except (KeyError, pa.ArrowException) as error:
+        raise HaltError(
+            f"decoding out sequences {chunk.first}-{chunk.last}: their columns are not those of the configuration that they name "
+            f"({error}); only Tallyflow may write to its streams"
+        ) from error
+    return together.unify_dictionaries().combine_chunks()
+
+
+def insert_block(table: pa.Table) -> bytes:
+    """Rows as one Arrow IPC stream of one record batch: one block, so the token covers all or nothing.
+
+    Raises InvariantError for rows that make more than one batch: 2 GiB in one column.
+    """
+    fits = all(column.nbytes < MAX_COLUMN_BYTES for column in table.columns)
+    batches = table.combine_chunks().to_batches() if fits and table.num_rows else []
+    if fits and not table.num_rows:
+        batches = [pa.RecordBatch.from_pylist([], schema=table.schema)]
+    if len(batches) != 1:
+        raise InvariantError(
+            f"inserting a chunk: its {table.num_rows} rows do not fit into one block ({table.nbytes} bytes); nothing was sent"
+        )
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)) as writer:
+        writer.write_batch(batches[0])
+    block: bytes = out.getvalue().to_pybytes()
+    return block

@@ -1,0 +1,128 @@
+"""Do rows that were made under one configuration fit the table as it is now?
+
+ClickHouse casts what it is given to the column's type and cuts the values without a word, and gives a null the type's default where the
+column takes none (measured, 26.9). So a frame's columns are compared with the table's before every insert, and at a start as well.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import pyarrow as pa
+
+from pipelines.connectors.clickhouse.client import TableColumn
+from pipelines.errors import HaltError
+from pipelines.process.mapping.step import NO_DEFAULT_FOR_NULL
+from pipelines.process.stage_config import StageConfig
+from pipelines.protocol.records import POSITION_COLUMN_TYPES
+from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type, parse_type
+
+_WIDEST_ARROW_INTEGER = 64
+_FINEST_EXACT_INSTANT = 8
+"""Digits of a DateTime64 that holds every instant of a coarser one; with 9 it ends in 2262."""
+
+
+def misfits(config: StageConfig, position_columns: Sequence[str], columns: Sequence[TableColumn], nulls: Collection[str]) -> list[str]:
+    """Why rows of `config` cannot be inserted into a table of `columns` as they are; empty when they can. `nulls`: columns with nulls."""
+    return [*_column_misfits(config, columns, nulls), *_position_misfits(position_columns, columns)]
+
+
+def _column_misfits(config: StageConfig, columns: Sequence[TableColumn], nulls: Collection[str]) -> Iterator[str]:
+    actual = {column.name: column for column in columns}
+    for target in config.targets:
+        column = actual.get(target.name)
+        if column is None:
+            yield f"the table has no column {target.name!r}, the rows hold {target.type}"
+        elif column.default_kind in ("MATERIALIZED", "ALIAS"):
+            yield f"column {target.name!r} is {column.default_kind}, it cannot be inserted"
+        elif not keeps_values(column.type, target.type):
+            yield f"column {target.name!r} is {column.type}, the rows hold {target.type}"
+        elif target.name in nulls and not keeps_null(column):
+            yield f"column {target.name!r} is {column.type} and has no DEFAULT for nulls, the rows hold some"
+
+
+def _position_misfits(names: Sequence[str], columns: Sequence[TableColumn]) -> Iterator[str]:
+    actual = {column.name: column.type for column in columns}
+    for name, kind in POSITION_COLUMN_TYPES:
+        if name in names and actual.get(name) != kind:
+            yield f"position column {name} is {actual[name]}, not {kind}" if name in actual else f"the table has no position column {name}"
+
+
+@lru_cache(maxsize=4096)
+def keeps_values(actual: str, made_for: ColumnType) -> bool:
+    """True when a column of the type `actual`, in the server's words, keeps every value of `made_for` but null as it is."""
+    try:
+        column = _bare(parse_type(actual))
+    except ValueError:
+        return False
+    return column == _bare(made_for) or _is_wider(column, _bare(made_for))
+
+
+def keeps_null(column: TableColumn) -> bool:
+    """True when a null stays null in the column, or becomes its DEFAULT."""
+    kind = parse_type(column.type)
+    return kind.nullable or (column.default_kind == "DEFAULT" and kind.name not in NO_DEFAULT_FOR_NULL)
+
+
+def _bare(kind: ColumnType) -> ColumnType:
+    """Without what changes no value: LowCardinality, at the top Nullable, and the zone in which instants are shown."""
+    return replace(_without_low_cardinality(kind), nullable=False)
+
+
+def _without_low_cardinality(kind: ColumnType) -> ColumnType:
+    arguments = tuple(_without_low_cardinality(one) if isinstance(one, ColumnType) else one for one in kind.arguments)
+    if kind.name in ("DateTime", "DateTime64"):
+        arguments = tuple(one for one in arguments if not isinstance(one, str))
+    return replace(kind, arguments=arguments, low_cardinality=False)
+
+
+def _is_wider(column: ColumnType, made_for: ColumnType) -> bool:
+    """Of different types. Measured, see tests/integration/test_column_types.py."""
+    names = (made_for.name, column.name)
+    if made_for.name in INTEGER_BITS and column.name in INTEGER_BITS:
+        bits, wanted = INTEGER_BITS[column.name], INTEGER_BITS[made_for.name]
+        is_signed, was_signed = not column.name.startswith("U"), not made_for.name.startswith("U")
+        return wanted < bits <= _WIDEST_ARROW_INTEGER and (is_signed or not was_signed)
+    if names in (("Float32", "Float64"), ("Date", "Date32")):
+        return True
+    if names == ("Decimal", "Decimal"):
+        return column.number(1) == made_for.number(1) and column.number(0) > made_for.number(0)
+    if names == ("DateTime64", "DateTime64"):
+        return made_for.number(0) < column.number(0) <= _FINEST_EXACT_INSTANT
+    return column.name.startswith("Enum") and names[0] == names[1] and {*made_for.members} <= {*column.members}
+
+
+def way_on(pipeline: str) -> str:
+    """What to do about rows that do not fit the table, or the file, any more."""
+    return (
+        f"Put the table and the file of pipeline {pipeline} back as they were, drain first with `tallyflow run FILE --until-caught-up`, "
+        "then change both; or stop the pipeline and give these rows up with `tallyflow plan abandon FILE --leg sink --waiting "
+        "--reason TEXT`: they become dead letters, which `tallyflow dlq reprocess` lets enter again under the new file"
+    )
+
+
+def check_arrow_types(config: StageConfig, rows: pa.Table) -> None:
+    """Raises HaltError when the columns of `rows` do not have the types that `config` writes."""
+    wrong = [
+        f"{target.name} is {rows.schema.field(target.name).type}, not {arrow_type(target.type)}"
+        for target in config.targets
+        if _form(rows.schema.field(target.name).type) != _form(arrow_type(target.type))
+    ]
+    if wrong:
+        raise HaltError(
+            f"inserting a chunk: its rows are not those that configuration {config.version} writes: {'; '.join(wrong)}; nothing was sent. "
+            "Only Tallyflow may write to its streams"
+        )
+
+
+def _form(kind: pa.DataType) -> object:
+    """What matters of an Arrow type: without the names of list items; text and bytes are one."""
+    if pa.types.is_dictionary(kind):
+        return _form(kind.value_type)
+    if pa.types.is_map(kind):
+        return "map", _form(kind.key_type), _form(kind.item_type)
+    if pa.types.is_list(kind):
+        return "list", _form(kind.value_type)
+    if pa.types.is_struct(kind):
+        return "struct", tuple((field.name, _form(field.type)) for field in kind.fields)
+    return "bytes" if pa.types.is_binary(kind) or pa.types.is_string(kind) else str(kind)

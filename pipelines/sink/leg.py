@@ -1,0 +1,391 @@
+"""The sink leg: out frames to ClickHouse, one insert per chunk, planned and confirmed on the ledger.
+
+A chunk that ClickHouse refuses for single rows is cut until these stand alone: they are dead letters, the others are inserted. Before a cut
+or a refusal is decided, the table is asked which rows it has (`settling`). Every such decision is on the ledger before the next insert
+(`sink.Pieces`), so a restart goes on with the very same pieces.
+
+Always in the driver: one chunk at a time is decided, sent and confirmed in order, the rows are Arrow already, and encoding and sending
+release the interpreter lock, so there is nothing for tasks to share out.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.nats.client import check_contiguous
+from pipelines.engine.leg import Leg, check_input
+from pipelines.errors import HaltError, InsertTooLargeError, InvariantError, RefusedError, RetryableError
+from pipelines.process.fingerprints import fingerprint
+from pipelines.process.rejection_limit import MEND, Cause, Sample, halt_for
+from pipelines.process.stage_config import StageConfig, config_of
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
+from pipelines.protocol.ledger import Entry
+from pipelines.protocol.naming import insert_token, inserts_of_chunk
+from pipelines.protocol.records import POSITION_COLUMNS, Message
+from pipelines.sink.abandoned import abandoned_rows, close_abandoned, closing
+from pipelines.sink.chunks import Chunk, Pieces, Rows, chunk_rows, chunks, insert_block
+from pipelines.sink.fit import check_arrow_types, misfits, way_on
+from pipelines.sink.refused_rows import Refused, place_of_row
+from pipelines.sink.settling import Sent, stored_rows
+
+MAX_REFUSED_ROWS = 1000
+"""Of one chunk, by one start, with or without the circuit breaker: each costs inserts, and a ledger entry that names all before it."""
+MAX_REFUSED_IN_PLAN = 20_000
+"""Of one chunk, by all starts: its plan names them all, and stays below 1 MiB."""
+UNTOLD_ATTEMPTS = 3
+"""After so many refusals for a cause that may as well be the table's, and so many inserts that took too long, a piece is cut."""
+MAX_UNTOLD_ROWS = 3
+"""So many rows may be refused for such a cause before another one was taken."""
+
+
+@dataclass
+class _Tries:
+    """Of one piece, under the plan of this sequence. `since`: when an insert whose outcome is unknown was last at work (monotonic)."""
+
+    plan: int
+    since: float | None
+    too_large: InsertTooLargeError | None = None
+    too_large_count: int = 0
+    untold: int = 0
+
+
+class SinkLeg(Leg):
+    """Offset is {"sequence": last out sequence}. A plan is one chunk."""
+
+    name = "sink"
+    _clickhouse: ClickHouse | None = None
+    _proposed: Chunk | None = None
+    _seen = Sample()
+    """Of chunks that are settled, as far as the circuit breaker has not judged them yet."""
+    _refused_here = Sample()
+    """Rows of the chunk in work that this start has found refused."""
+    _tries: "_Tries | None" = None
+    """What this start knows of the inserts of the piece in work."""
+    _untold_chunk = 0
+    """The end of the chunk that was refused so often for a cause that may as well be the table's: its pieces are not tried as often."""
+    _untold_rows = 0
+    """So many rows in a row, of this chunk and those before it, were refused for such a cause."""
+    _decided: tuple[int, Pieces] | None = None
+    """What followed from the last insert, and the sequence of the plan that it was made under."""
+
+    @property
+    def clickhouse(self) -> ClickHouse:
+        if self._clickhouse is None:
+            config = self.connections.config
+            self._clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
+        return self._clickhouse
+
+    @property
+    def _max_rejected_percent(self) -> int:
+        return 100 if self.connections.run.accepted_config else self.connections.config.on_error.max_rejected_percent
+
+    def close(self) -> None:
+        super().close()
+        if self._clickhouse is not None:
+            self._clickhouse.close()
+
+    def _start_offset(self) -> dict[str, int]:
+        check_input(self.connections.log, self._stream, self.chain.state.done)
+        return {"sequence": self.chain.state.to or 0}
+
+    def covers(self, end: dict[str, int]) -> bool:
+        return (self.chain.state.to or 0) >= end["sequence"]
+
+    @property
+    def _stream(self) -> str:
+        return self.connections.names.stream("out")
+
+    def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+        start = self.chain.state.to or 0
+        check_input(self.connections.log, self._stream, self.chain.state.done)
+        chunk = self._next_chunk(start, end["sequence"])
+        self._proposed = chunk
+        config = self._config_of(chunk)
+        if self.chain.state.done is None:
+            self._unless_overtaken(lambda: self._check_alone(0))
+        body = {"config": config.version, "table": config.full_table, "rows": chunk.rows, "digest": chunk.digest}
+        return start, chunk.last, body
+
+    def _config_of(self, chunk: Chunk) -> StageConfig:
+        """The configuration that the chunk's rows were made under: they have its columns, whatever the file says now.
+
+        Raises HaltError when the chunk is not of one configuration, or not for the table of this run's file.
+        """
+        versions = chunk.configs or {self.connections.run.stage_config}
+        where = f"sending out sequences {chunk.first}-{chunk.last}"
+        if len(versions) > 1 or "" in versions:
+            raise HaltError(
+                f"{where}: its frames do not name one configuration ({', '.join(sorted(versions))}): an older release wrote them, start "
+                "that one once with --until-caught-up; or somebody else did, and only Tallyflow may write to its streams"
+            )
+        (version,) = versions
+        config = config_of(self.connections, version)
+        if config.full_table != self._table:
+            raise HaltError(
+                f"{where}: these rows were made for table {config.full_table}, the file of this run says {self._table}; nothing was sent. "
+                f"{way_on(self.connections.names.pipeline)}"
+            )
+        return config
+
+    @property
+    def _table(self) -> str:
+        sink = self.connections.config.sink
+        return f"{sink.connection_params.database}.{sink.table}"
+
+    def _next_chunk(self, after: int, to: int) -> Chunk:
+        """The first chunk of what waits."""
+        chunk = next(chunks(self._frames(after, to)), None)
+        if chunk is None:
+            raise RetryableError(f"reading {self._stream}: sequence {after + 1} is not served yet")
+        check_contiguous(self._stream, [message.sequence for message in chunk.messages], after, chunk.last)
+        return chunk
+
+    def _planned_chunk(self, after: int, to: int) -> Chunk:
+        """A chunk that an earlier start has planned, whatever that release's limits were."""
+        messages = tuple(self._frames(after, to))
+        check_contiguous(self._stream, [message.sequence for message in messages], after, to)
+        return Chunk(messages)
+
+    def _frames(self, after: int, to: int) -> Iterator[Message]:
+        return self.connections.log.fetch(self._stream, self.connections.names.subjects("out"), after, to)
+
+    def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+        # An earlier attempt may have amended it.
+        plan = self.chain.state.plan or plan
+        start, to = plan.body["from"], plan.body["to"]
+        chunk = self._proposed
+        if chunk is None or chunk.first != start + 1 or chunk.last != to:
+            chunk = self._planned_chunk(start, to)
+        if chunk.digest != plan.body["digest"]:
+            raise InvariantError(
+                f"sending chunk {start + 1}-{to} of {self._stream} again: its rows are not those that were planned (digest {chunk.digest}, "
+                f"planned {plan.body['digest']}); nothing was sent. Compare the table with the stream before anything else is done"
+            )
+        abandoned = abandoned_rows(plan.body, chunk.rows)
+        if abandoned is not None:
+            return close_abandoned(self.connections, plan, chunk, abandoned)
+        self._check_plan(plan, chunk)
+        refused = self._settle(plan, chunk)
+        if self.chain.state.done is None and self.connections.config.sink.delivery == "exactly_once":
+            self._unless_overtaken(lambda: self._check_alone(chunk.rows - len(refused)))
+        outcome = closing(self.connections, plan, chunk, refused)
+        self._seen = self._with_chunk(chunk).rest
+        self._proposed, self._refused_here = None, Sample()
+        return outcome
+
+    def _check_alone(self, own: int) -> None:
+        """Raises HaltError when a table that was empty holds more than the `own` rows of a sink without a `done`: another pipeline's.
+
+        Both may have found it empty when they started. Each looks again behind its first insert, so one at least sees the other's rows.
+        """
+        sink = self.connections.config.sink
+        if sink.existing_rows == "keep":
+            return
+        now = config_of(self.connections, self.connections.run.stage_config)
+        count = self.clickhouse.count_rows(sink.connection_params.database, sink.table, "_tf_sequence" in now.position_columns)
+        if count > own:
+            raise HaltError(
+                f"inserting the first chunk into {self._table}: it was empty when pipeline {self.connections.names.pipeline} started, and "
+                f"holds {count - own:,} rows now that are not of it: another pipeline writes to it, too, and records of both would be "
+                f"there twice. {'Nothing was sent. ' if not own else ''}Stop both, empty the table, delete both (`tallyflow delete FILE "
+                "--keep-table`) and start each with a table of its own. If the rows shall stay, say `existing_rows: keep` in the sink; "
+                "audit, verify and the checks will call them extra"
+            )
+
+    def _check_plan(self, plan: Entry, chunk: Chunk) -> None:
+        """Raises HaltError for a plan of another configuration or table than its rows."""
+        config, said = self._config_of(chunk), (plan.body["config"], plan.body["table"])
+        if chunk.rows and said != (config.version, config.full_table):
+            raise HaltError(
+                f"sending out sequences {chunk.first}-{chunk.last}: their plan says configuration {said[0]} and table {said[1]}, the rows "
+                f"are of configuration {config.version} for {config.full_table}; nothing was sent. Only Tallyflow may write to its "
+                "streams; `tallyflow plan abandon` closes the plan"
+            )
+
+    def _settle(self, plan: Entry, chunk: Chunk) -> Refused:
+        """Inserts what ClickHouse takes of the chunk; the rows that it does not. Each decision stands on the ledger before its effect."""
+        config = config_of(self.connections, plan.body["config"])
+        pieces = Pieces.of(plan.body, chunk.rows)
+        if not pieces.ends:
+            return pieces.refused
+        rows = chunk_rows(chunk, self._insert_columns(config))
+        while pieces.ends:
+            if self._decided is None or self._decided[0] != plan.sequence:
+                self._decided = (plan.sequence, self._attempt(plan, chunk, rows, pieces))
+            # After an append of unknown outcome the same decision is appended again: another attempt at the insert might end otherwise.
+            before, pieces = pieces, self._decided[1]
+            if pieces.ends or pieces.refused != before.refused:
+                plan = self.chain.amend(**pieces.body())
+                reach("sink.after-amend")
+        return pieces.refused
+
+    def _attempt(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> Pieces:
+        """One insert of the next piece, and what follows from its outcome."""
+        if self._tries is None or self._tries.plan != plan.sequence:
+            # An earlier runner may have sent the piece.
+            self._tries = _Tries(plan.sequence, self.begun if plan.epoch != self.chain.state.epoch else None)
+        tries = self._tries
+        if tries.too_large is not None and tries.too_large_count >= UNTOLD_ATTEMPTS:
+            # Not sent again before it is settled, or an insert of it would always be on its way.
+            return self._after_too_large(plan, chunk, rows, pieces, tries.too_large)
+        try:
+            self._insert(plan, chunk, rows, pieces)
+        except RefusedError as refusal:
+            return self._after_refusal(plan, chunk, rows, pieces, refusal)
+        except InsertTooLargeError as error:
+            if len(pieces.to_send()) > 1:
+                tries.too_large, tries.too_large_count = error, tries.too_large_count + 1
+            raise
+        self._untold_rows = 0
+        return pieces.inserted()
+
+    def _after_refusal(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, refusal: RefusedError) -> Pieces:
+        assert self._tries is not None
+        if not refusal.is_known and self._untold_chunk != chunk.last:
+            self._tries.untold += 1
+            if self._tries.untold < UNTOLD_ATTEMPTS:
+                raise RetryableError(
+                    f"inserting a chunk: {refusal}; the same chunk is sent again with its token before it is cut"
+                ) from refusal
+            self._untold_chunk = chunk.last
+        if self.connections.config.sink.delivery == "exactly_once":
+            stored = self._stored(plan, chunk, rows, pieces, str(refusal), refusal.is_whole)
+            if len(stored):
+                self._check_no_view(plan, refusal)
+                return pieces.found(stored)
+        row = int(pieces.to_send()[0])
+        after = pieces.refuse(refusal.of_one_row, refusal.row)
+        if after.refused != pieces.refused:
+            self._check_refused(plan, chunk, row, refusal)
+            self._check_told(plan, chunk, pieces, refusal)
+        return after
+
+    def _after_too_large(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, error: InsertTooLargeError) -> Pieces:
+        """The piece is cut, unless its rows are in the table. Raises RetryableError where that cannot be told, or a view may lack them."""
+        assert self._tries is not None
+        if self.connections.config.sink.delivery == "at_least_once":
+            return pieces.cut()
+        try:
+            stored = self._stored(plan, chunk, rows, pieces, str(error), is_certain=False)
+        except HaltError as halt:
+            self._tries.too_large_count = 0
+            raise RetryableError(f"{halt}. Or raise `max_insert_time` in the sink") from error
+        if not len(stored):
+            return pieces.cut()
+        database, _, name = plan.body["table"].partition(".")
+        if self.clickhouse.views_on(database, name):
+            self._tries.too_large_count = 0
+            raise RetryableError(
+                f"{error}. It is not cut: rows of it are in the table, and a materialized view may lack them. "
+                "Raise `max_insert_time` in the sink, or detach the view"
+            ) from error
+        return pieces.found(stored)
+
+    def _stored(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, outcome: str, is_certain: bool) -> Rows:
+        """The rows of the next piece that are in the table, by their numbers in the chunk."""
+        assert self._tries is not None
+        sending = pieces.to_send()
+        sent = Sent(plan.body["table"], rows.take(sending), self._work(chunk), self._tries.since, outcome)
+        found: Rows = sending[stored_rows(self.clickhouse, sent, self.connections.config.sink.max_insert_time, is_certain)]
+        return found
+
+    def _work(self, chunk: Chunk) -> str:
+        return inserts_of_chunk(self.connections.names.pipeline, self.connections.run.stream_ids["out"], chunk.first, chunk.last)
+
+    def _check_no_view(self, plan: Entry, refusal: RefusedError) -> None:
+        """Raises HaltError when the table that holds rows of a refused piece feeds views: these have not seen them (measured, 26.9)."""
+        database, _, name = plan.body["table"].partition(".")
+        views = self.clickhouse.views_on(database, name)
+        if views:
+            raise HaltError(
+                f"inserting a chunk into {plan.body['table']}: {refusal}. Rows of the chunk are in the table, and its materialized views "
+                f"({', '.join(view.full_name for view in views)}) may lack them. Change what the table refuses and start again: the same "
+                "chunk is sent with its token, and the views get what they lack. Or detach the views, start, and fill them from the table"
+            ) from refusal
+
+    def _check_told(self, plan: Entry, chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
+        """Raises HaltError when row after row is refused for a cause that may be the table's, and none is taken."""
+        of_chunk = len(pieces.refused) if pieces.sent == len(pieces.refused) else 0
+        if not refusal.is_known and max(self._untold_rows, of_chunk) >= MAX_UNTOLD_ROWS:
+            raise HaltError(
+                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: the table refuses row after row and takes none, "
+                f"with: {refusal}. Compare the table with the mapping, mend the cause and start again; the chunk waits"
+            ) from refusal
+        self._untold_rows += not refusal.is_known
+        if len(pieces.refused) >= MAX_REFUSED_IN_PLAN:
+            raise HaltError(
+                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: {MAX_REFUSED_IN_PLAN} of its rows are refused, "
+                f"more than its plan can name, the last with: {refusal}. Mend the table or the mapping and start again; the chunk waits"
+            ) from refusal
+
+    def _check_refused(self, plan: Entry, chunk: Chunk, row: int, refusal: RefusedError) -> None:
+        """Raises HaltError when a refused row must not be decided to be a dead letter: it is sent again by the next start."""
+        name, reason = fingerprint("sink", "refused", "", refusal.of_one_row), f"sink: refused: {refusal.of_one_row}"
+        known = self._refused_here.causes.get(name)
+        cause = Cause(name, reason, known.example if known else place_of_row(chunk, row), 1)
+        if self.connections.config.on_error.rejected == "halt":
+            raise halt_for(reason, cause.example) from refusal
+        self._refused_here = self._refused_here.plus(0, [cause])
+        self._with_chunk(chunk).judge(self._max_rejected_percent, MEND)
+        if sum(each.records for each in self._refused_here.causes.values()) > MAX_REFUSED_ROWS:
+            raise HaltError(
+                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: more than {MAX_REFUSED_ROWS} of its rows are "
+                f"refused, the last with: {refusal}. These are no single bad records; mend the table or the mapping and start again: "
+                "rows refused so far stay dead letters, the rest of the chunk is inserted"
+            ) from refusal
+
+    def _with_chunk(self, chunk: Chunk) -> Sample:
+        return self._seen.plus(chunk.rows, self._refused_here.causes.values())
+
+    def _insert(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
+        """One attempt. ClickHouse cannot fence a late insert, so none starts when another runner may soon take over."""
+        # First: its answer may take long, and the lease is looked at behind it.
+        self._check_columns(config_of(self.connections, plan.body["config"]), rows)
+        if self.lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
+            raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
+        stream_id = self.connections.run.stream_ids["out"]
+        of_chunk = insert_token(self.connections.names.pipeline, stream_id, plan.body["table"], chunk.first, chunk.last, chunk.digest)
+        is_whole = len(sending := pieces.to_send()) == rows.num_rows
+        block = insert_block(rows if is_whole else rows.take(sending))
+        token = pieces.token(of_chunk, chunk.rows)
+        seconds = math.ceil(self.connections.config.sink.max_insert_time.total_seconds())
+        reach("sink.before-insert")
+        try:
+            self.clickhouse.insert(plan.body["table"], rows.column_names, block, token, seconds, self._work(chunk))
+        except (RetryableError, HaltError):
+            if self._tries is not None:
+                self._tries.since = time.monotonic()
+            raise
+        reach("sink.after-insert")
+
+    def _insert_columns(self, config: StageConfig) -> list[str]:
+        """Those of the mapping that the rows were made under, and the position columns of the table as this run has found it.
+
+        What the table has besides takes its DEFAULT.
+        """
+        now = config_of(self.connections, self.connections.run.stage_config)
+        return [*(target.name for target in config.targets), *now.position_columns]
+
+    def _check_columns(self, config: StageConfig, rows: pa.Table) -> None:
+        """Raises HaltError when the rows, made under `config`, do not fit the table as it is now; before every insert.
+
+        A table that is gone is ClickHouse's to refuse.
+        """
+        check_arrow_types(config, rows)
+        columns = self.clickhouse.columns(config.database, config.table)
+        nulls = [name for name in rows.column_names if rows.column(name).null_count]
+        position_columns = [name for name in rows.column_names if name in POSITION_COLUMNS]
+        faults = misfits(config, position_columns, columns, nulls) if columns else []
+        if faults:
+            raise HaltError(
+                f"inserting a chunk into {config.full_table}: the table was altered and does not take the rows any more that were made "
+                f"under configuration {config.version}: {'; '.join(faults)}. Nothing of the chunk was sent. "
+                f"{way_on(self.connections.names.pipeline)}"
+            )

@@ -1,0 +1,69 @@
+"""Dead letters of the sink: rows that ClickHouse refuses or somebody has given up, with the records that they were made of.
+
+A letter's subject is `dlq.sink.<bucket>` of the out frame that holds the row: rows of one bucket are in position order there, so letters
+are appended by the position rule like all others, and a replay appends nothing.
+"""
+
+from bisect import bisect_left
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.engine.connections import Connections
+from pipelines.process.arrivals import read_again
+from pipelines.process.dead_letter_rows import letters
+from pipelines.process.rejection_limit import place_of
+from pipelines.process.rejections import Rejections
+from pipelines.protocol.append import Appender, append_rows, last_position
+from pipelines.protocol.ledger import Entry
+from pipelines.protocol.naming import bucket_of_subject
+from pipelines.protocol.records import Message, Position, decode_frame, place_of_frame
+from pipelines.sink.chunks import Chunk
+
+Refused = tuple[tuple[int, str], ...]
+"""(row, reason), rows counted from 0 within the chunk, ascending."""
+_PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
+
+
+def append_refused(connections: Connections, plan: Entry, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> None:
+    """Appends the letters of a chunk's refused and given up rows. Raises RetryableError while a raw frame is not served."""
+    coded = sorted([*((row, "refused", reason) for row, reason in refused), *((row, "abandoned", reason) for row, reason in abandoned)])
+    rows_of: dict[int, list[pa.Table]] = {}
+    last_of: dict[int, Position] = {}
+    first = 0
+    for message in chunk.messages:
+        bucket = bucket_of_subject(message.subject)
+        last_of[bucket] = last_position(message)
+        begin, end = (bisect_left(coded, (row,)) for row in (first, first + message.rows))
+        here = [(row - first, code, reason) for row, code, reason in coded[begin:end]]
+        first += message.rows
+        if here:
+            rows_of.setdefault(bucket, []).append(_rejected_rows(message, here))
+    for bucket, found in rows_of.items():
+        rejected = pa.concat_tables(found)
+        names = connections.names
+        records = read_again(connections.log, names.stream("raw"), rejected)
+        source = connections.config.sources[0].source_id
+        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.body["config"], source, past_dedup=True)
+        stream, subject = names.stream("dlq"), names.dead_letters("sink", bucket)
+        append_rows(Appender(connections.log, stream, subject, last_position, last_of[bucket]), table)
+
+
+def place_of_row(chunk: Chunk, row: int) -> str:
+    """Where the record of a row of the chunk comes from, in words."""
+    for message in chunk.messages:
+        if row < message.rows:
+            return place_of(decode_frame(message.payload, place_of_frame(message)).slice(row, 1))
+        row -= message.rows
+    raise IndexError(row)
+
+
+def _rejected_rows(message: Message, coded: list[tuple[int, str, str]]) -> pa.Table:
+    """REJECTED_SCHEMA and `_tf_arrival` of the refused and given up rows of one out frame: (row, code, reason)."""
+    places, codes, reasons = zip(*coded, strict=True)
+    rows = decode_frame(message.payload, place_of_frame(message)).select(_PLACE).take(pa.array(places))
+    rejections = Rejections("sink", len(places))
+    by_code = {code: [row for row, found in enumerate(codes) if found == code] for code in ("refused", "abandoned")}
+    rejections.note_each(np.array(by_code["refused"], dtype=np.int64), "refused", None, [reasons[row] for row in by_code["refused"]])
+    rejections.note_each(np.array(by_code["abandoned"], dtype=np.int64), "abandoned", None, [reasons[row] for row in by_code["abandoned"]])
+    return rejections.split(rows, rows).rejected.append_column("_tf_arrival", rows.column("_tf_arrival"))

@@ -1,0 +1,103 @@
+"""What became of an insert that was refused, or not answered: the table is asked which of its rows it holds.
+
+A block is written partition by partition, and what a table computes while it writes a part (sorting key, skip index, projection, TTL) may
+raise behind parts that are stored already (measured, 26.9). An insert whose answer was lost may be stored, too, and be refused when it is
+sent again. So nothing is decided about a piece before its rows were looked up, and not while an earlier insert of it may be at work.
+"""
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.connectors.clickhouse.client import ClickHouse, Table
+from pipelines.errors import HaltError, RetryableError
+from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
+from pipelines.sink.chunks import Rows
+
+NEEDED_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_arrival")
+"""Of the position columns, those that tell a row from all others, also from those of a pipeline that was deleted and made again."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Rows of a piece that were sent, and what ClickHouse said of it.
+
+    `work` names the chunk's inserts; `since`: when one of unknown outcome was last at work (monotonic), None if none was.
+    """
+
+    table: str
+    rows: pa.Table
+    work: str
+    since: float | None
+    outcome: str
+
+
+def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, is_certain: bool) -> Rows:
+    """Which of the rows that were sent are in the table, by their places in `sent.rows`; none when it stored nothing.
+
+    `is_certain`: a refusal from before anything was written. Raises RetryableError while an earlier insert may be at work, and HaltError
+    where the table cannot tell.
+    """
+    database, _, name = sent.table.partition(".")
+    table = clickhouse.inspect(database, name)
+    if table is None:
+        raise HaltError(f"inserting a chunk into {sent.table}: the table is gone; create it and start again")
+    _wait_until_quiet(clickhouse, sent, table, max_insert_time)
+    why = _why_unknown(sent, table)
+    if not why:
+        return _found(clickhouse, sent, table)
+    if sent.since is None and (is_certain or not table.is_partitioned):
+        # One block that is one part, or was refused before any was written.
+        return np.zeros(0, np.int64)
+    raise HaltError(
+        f"inserting a chunk into {sent.table}: {sent.outcome}. An insert of it may have stored some of its rows; {why}, so nothing tells "
+        "which. Change what the table refuses (a constraint, an expression) and start again: "
+        "the same chunk is sent with its token, and nothing is doubled. A MergeTree table with the position columns (docs/concepts.md) "
+        "is asked instead"
+    )
+
+
+def _wait_until_quiet(clickhouse: ClickHouse, sent: Sent, table: Table, max_insert_time: timedelta) -> None:
+    """Raises RetryableError while an earlier insert of the piece may be at work, or on its way."""
+    at_work = clickhouse.inserts_at_work(sent.work)
+    if at_work:
+        raise RetryableError(
+            f"inserting a chunk into {sent.table}: waiting for an earlier insert of it that ClickHouse still works on "
+            f"(system.processes, log_comment '{sent.work}')"
+        )
+    # Where inserts at work can be seen, only one that has not arrived yet is waited for.
+    is_seen = at_work is not None and not table.is_replicated
+    seconds = INSERT_MAX_EXECUTION_SECONDS if is_seen else max_insert_time.total_seconds()
+    if sent.since is not None and time.monotonic() - sent.since < seconds:
+        raise RetryableError(f"inserting a chunk into {sent.table}: waiting until no earlier insert of it can be at work")
+
+
+def _why_unknown(sent: Sent, table: Table) -> str:
+    """Why the table cannot tell which rows it has stored; empty if it can."""
+    if any(name not in sent.rows.column_names for name in NEEDED_COLUMNS):
+        return f"the table does not have the columns {', '.join(NEEDED_COLUMNS)}"
+    if not table.keeps_rows:
+        return f"its engine {table.engine}, or its TTL, makes one row of several"
+    return ""
+
+
+def _found(clickhouse: ClickHouse, sent: Sent, table: Table) -> Rows:
+    rows = pa.table(
+        {
+            "sequence": sent.rows["_tf_sequence"].cast(pa.uint64()),
+            "ordinal": sent.rows["_tf_ordinal"].cast(pa.uint32()),
+            "emit": sent.rows["_tf_emit"].cast(pa.uint32()),
+            "arrival_us": sent.rows["_tf_arrival"].cast(pa.int64()),
+            "row": pa.array(range(sent.rows.num_rows), pa.int64()),
+        }
+    )
+    sequences, arrivals = pc.min_max(rows["sequence"]).as_py(), pc.min_max(rows["arrival_us"]).as_py()
+    stored = clickhouse.stored_positions(table, (sequences["min"], sequences["max"]), (arrivals["min"], arrivals["max"]))
+    keys = ["sequence", "ordinal", "emit", "arrival_us"]
+    found = rows.join(stored.select(keys).cast(rows.select(keys).schema), keys, join_type="left semi")
+    places: Rows = np.sort(found["row"].to_numpy())
+    return places

@@ -1,0 +1,168 @@
+"""Dates and instants: from text, from unix seconds or another unit since 1970, into the ranges and precisions of ClickHouse's types.
+
+Ranges (both ends included) are those of the ClickHouse manual, "Date", "Date32", "DateTime", "DateTime64"; a DateTime64 finer than
+microseconds ends where 64 bits of nanoseconds end. Outside of them ClickHouse stores another instant without an error (measured, 26.9).
+"""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.types.columns import ColumnType, arrow_type
+from pipelines.types.vectors import Mask, ask, mismatch, to_mask, without
+
+_MICROS = pa.timestamp("us", tz="UTC")
+_DAY = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)"
+_DATES = {"Date": (date(1970, 1, 1), date(2149, 6, 6)), "Date32": (date(1900, 1, 1), date(2299, 12, 31))}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECONDS = (_EPOCH, datetime(2106, 2, 7, 6, 28, 15, 999999, tzinfo=UTC))
+_TICKS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2299, 12, 31, 23, 59, 59, 999999, tzinfo=UTC))
+_NANOSECONDS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2262, 4, 11, 23, 47, 15, 999999, tzinfo=UTC))
+_PER_SECOND = 1_000_000
+_MICROSECOND = timedelta(microseconds=1)
+_MAX_SECONDS = 10**11
+"""More than any range has, and few enough for 64 bits of microseconds."""
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+"""Decimal places of an Arrow timestamp's unit."""
+
+
+def parse_dates(engine: duckdb.DuckDBPyConnection, texts: pa.Array, kind: str) -> tuple[pa.Array, Mask, Mask]:
+    """(date32 column, rows that are no `YYYY-MM-DD`, rows out of the range of `kind`: Date or Date32)."""
+    malformed = mismatch(texts, rf"^{_DAY}$")
+    days, impossible = _cast(engine, without(texts, malformed), pa.date32())
+    low, high = (pa.scalar(bound, pa.date32()) for bound in _DATES[kind])
+    beyond = to_mask(pc.or_(pc.less(days, low), pc.greater(days, high)))
+    return days, malformed | impossible, beyond
+
+
+def parse_instants(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask, Mask]:
+    """(timestamps of the target's unit, malformed rows, rows out of range).
+
+    Texts are `YYYY-MM-DD`, then `T` or a space, `hh:mm:ss`, up to nine digits after a point, and a zone (`Z`, `+hh`, `+hhmm`, `+hh:mm`) or
+    none, which means UTC. A leap second (`:60`) is malformed.
+    """
+    malformed = mismatch(texts, rf"^{_DAY}[T ]{_TIME}{_ZONE}?$")
+    zoned = _zoned(without(texts, malformed))
+    micros, impossible = _cast(engine, _shortened(zoned), _MICROS)
+    result, beyond = truncate_instants(micros, target)
+    if arrow_type(target).unit == "ns":
+        result = cut_instants(without(zoned, beyond | impossible).cast(arrow_type(target)), target)
+    return result, malformed | impossible, beyond
+
+
+def epoch_to_instants(numbers: pa.Array, target: ColumnType, unit: str) -> tuple[pa.Array, Mask]:
+    """(timestamps, rows out of range) of numbers of `unit` (s, ms, us or ns) since 1970; a float is taken to the nearest microsecond, and
+    must lie between whole seconds of the range.
+    """
+    low, high = ((bound - _EPOCH) // _MICROSECOND for bound in _bounds(target))
+    per_second = 10 ** _DIGITS[unit]
+    if pa.types.is_floating(numbers.type):
+        # A float32 holds no microseconds of today: its seconds are multiplied as float64.
+        floats: npt.NDArray[Any] = pc.fill_null(numbers.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
+        inside = (floats >= -(-low // _PER_SECOND) * per_second) & (floats <= high // _PER_SECOND * per_second)
+        kept = np.where(inside, floats, 0.0)
+        micros = kept * float(_PER_SECOND // per_second) if per_second <= _PER_SECOND else kept / float(per_second // _PER_SECOND)
+        ticks, wire = np.rint(micros).astype(np.int64), _MICROS
+    else:
+        whole: npt.NDArray[Any] = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
+        limits = np.iinfo(whole.dtype)
+        first, last = -(-low * per_second // _PER_SECOND), ((high + 1) * per_second - 1) // _PER_SECOND
+        inside = (whole >= max(first, limits.min)) & (whole <= min(last, limits.max))
+        kept = np.where(inside, whole, whole.dtype.type(0))
+        # Nanoseconds beyond 64 bits are instants of a column that is less fine.
+        is_finer = unit == "ns" and arrow_type(target).unit != "ns"
+        ticks, wire = (kept // 1000 if is_finer else kept).astype(np.int64), _MICROS if is_finer else pa.timestamp(unit, tz="UTC")
+    return cut_instants(pa.array(ticks, pa.int64(), mask=to_mask(pc.is_null(numbers))).cast(wire), target), ~inside
+
+
+def epoch_texts_to_instants(texts: pa.Array, target: ColumnType, unit: str) -> tuple[pa.Array, Mask, Mask]:
+    """(timestamps, malformed rows, rows out of range) of decimal texts of `unit` since 1970, exact to the nanosecond: `-?` digits, and, but
+    for ns, a point with so many digits that nanoseconds hold them.
+    """
+    digits = _DIGITS[unit]
+    places = 9 - digits
+    malformed = mismatch(texts, rf"^-?[0-9]+(?:\.[0-9]{{1,{places}}})?$" if places else r"^-?[0-9]+$")
+    # Larger numbers do not fit into 64 bits, and are no instant in any unit.
+    large = mismatch(texts, r"^-?0*(?:1[0-7][0-9]{18}|[0-9]{0,19})(?:\..*)?$") & ~malformed
+    plain = without(texts, malformed | large)
+    is_negative = to_mask(pc.starts_with(plain, "-"))
+    whole = _digits_of(pc.replace_substring_regex(plain, r"^-?([0-9]+).*$", r"\1"))
+    rest = _digits_of(pc.utf8_slice_codeunits(pc.replace_substring_regex(plain, r"^[^.]*\.?(.*)$", rf"\1{'0' * 9}"), 0, max(places, 1)))
+    if not places:
+        rest = np.zeros_like(whole)
+    inside = whole <= np.uint64(_MAX_SECONDS) * np.uint64(10**digits) if digits < 9 else np.ones(len(whole), dtype=bool)
+    whole = np.where(inside, whole, np.uint64(0))
+    micros, finer = (whole // 1000, whole % 1000) if digits == 9 else (whole * 10 ** (6 - digits) + rest // 1000, rest % 1000)
+    micros = micros.astype(np.int64)
+    result, beyond = truncate_instants(
+        pa.array(np.where(is_negative, -micros - (finer > 0), micros), pa.int64(), mask=to_mask(pc.is_null(plain))).cast(_MICROS), target
+    )
+    if arrow_type(target).unit == "ns":
+        nanos = np.where(beyond, 0, micros) * 1000 + np.where(beyond, 0, finer.astype(np.int64))
+        signed = pa.array(np.where(is_negative, -nanos, nanos), pa.int64(), mask=to_mask(pc.is_null(plain)))
+        result = cut_instants(signed.cast(pa.timestamp("ns", tz="UTC")), target)
+    return result, malformed, beyond | large | ~inside
+
+
+def _digits_of(texts: pa.Array) -> npt.NDArray[np.uint64]:
+    numbers: npt.NDArray[np.uint64] = pc.fill_null(texts, "0").cast(pa.uint64()).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def truncate_instants(micros: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask]:
+    """(timestamps of the target's unit, rows out of range) of microsecond timestamps; what is finer is cut towards the past."""
+    low, high = (pa.scalar(bound, _MICROS) for bound in _bounds(target))
+    beyond = to_mask(pc.or_(pc.less(micros, low), pc.greater(micros, high)))
+    return cut_instants(without(micros, beyond), target), beyond
+
+
+def cut_instants(instants: pa.Array, target: ColumnType) -> pa.Array:
+    """Timestamps of the target's unit; what is finer than its precision (a DateTime: seconds) is cut towards the past.
+
+    ClickHouse is sent no finer value than it stores: it would cut one before 1970 towards 1970 (measured, 26.9).
+    """
+    precision = target.number(0) if target.name == "DateTime64" else 0
+    step = 10 ** max(0, _DIGITS[instants.type.unit] - precision)
+    if step > 1:
+        ticks = pc.fill_null(instants.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) // step * step
+        instants = pa.array(ticks, pa.int64(), mask=to_mask(pc.is_null(instants)) if instants.null_count else None).cast(instants.type)
+    return instants.cast(arrow_type(target))
+
+
+def _bounds(target: ColumnType) -> tuple[datetime, datetime]:
+    if target.name == "DateTime":
+        return _SECONDS
+    return _NANOSECONDS if arrow_type(target).unit == "ns" else _TICKS
+
+
+def _zoned(texts: pa.Array) -> pa.Array:
+    has_zone = pc.match_substring_regex(texts, rf":[0-9.]+{_ZONE}$")
+    if pc.all(has_zone).as_py() is not False:
+        return texts
+    return pc.if_else(has_zone, texts, pc.binary_join_element_wise(texts, "Z", ""))
+
+
+def _shortened(texts: pa.Array) -> pa.Array:
+    """Without the digits beyond microseconds."""
+    if not pc.any(pc.match_substring_regex(texts, r"\.[0-9]{7}")).as_py():
+        return texts
+    return pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
+
+
+def _cast(engine: duckdb.DuckDBPyConnection, texts: pa.Array, wire: pa.DataType) -> tuple[pa.Array, Mask]:
+    """The texts, right but for days that no month has, and which rows have such a day."""
+    nowhere = np.zeros(len(texts), dtype=bool)
+    try:
+        return texts.cast(wire), nowhere
+    except pa.ArrowInvalid:
+        days = pc.utf8_slice_codeunits(texts, 0, 10)
+        (known,) = ask(engine, "SELECT v IS NULL OR try_cast(v AS DATE) IS NOT NULL FROM _tf_values", days)
+        impossible = ~to_mask(known)
+        return without(texts, impossible).cast(wire), impossible

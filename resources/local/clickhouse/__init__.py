@@ -1,0 +1,1 @@
+"""A local ClickHouse server around the engine of chdb."""

@@ -1,0 +1,106 @@
+"""The real ClickHouse engine (chdb) behind our own HTTP server, as one of the local servers.
+
+Its users are kept in `users.json` (mode 0600) and not on the command line, where `ps` would show their passwords.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+
+from pipelines.private import private_directory
+from resources.local.clickhouse.users import User, UsersError, parse_user, read_users
+from resources.local.errors import LocalServerError
+from resources.local.files import write_atomically
+from resources.local.ports import HOST
+from resources.local.server import NotReadyError, Place
+
+DEFAULT_NAME = "default"
+_RELEASE = 2
+"""Of the server's own code: one that runs since before a change of it is started anew."""
+
+
+class ClickHouse:
+    """How to run ClickHouse on a loopback port, with the users that `keep_users` kept, else `default` with the place's password."""
+
+    name = "clickhouse"
+
+    def settings(self, place: Place) -> str:
+        """The users are not part of it: the server reads their file again by itself."""
+        return f"{place.address} {_RELEASE}"
+
+    def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
+        if not users_file(place.directory).is_file():
+            _write_users(place.directory, [User(DEFAULT_NAME, place.password)])
+        command = [sys.executable, "-m", "resources.local.clickhouse.server", "--data", str(place.directory / "data")]
+        return [*command, "--host", HOST, "--port", str(place.port), "--users-file", str(users_file(place.directory))]
+
+    def probe(self, place: Place, timeout: timedelta) -> str:
+        user = read_first_user(place.directory, place.password)
+        asking = f"asking ClickHouse for its version at {place.address}"
+        try:
+            # Without the environment's proxies: this is loopback.
+            with httpx.Client(base_url=f"http://{place.address}", timeout=timeout.total_seconds(), trust_env=False) as client:
+                ping = client.get("/ping")
+                answer = client.post("/", content="SELECT version()", auth=(user.name, user.password))
+        except httpx.HTTPError as error:
+            raise NotReadyError(f"{asking}: {error or type(error).__name__}") from error
+        if ping.text.strip() != "Ok." or answer.status_code != 200:
+            raise NotReadyError(f"{asking}: /ping says {ping.text[:80]!r}, SELECT version() {answer.status_code} {answer.text[:200]!r}")
+        return answer.text.strip()
+
+    def logs(self, directory: Path) -> Sequence[Path]:
+        return [directory / "console.log"]
+
+
+def users_file(directory: Path) -> Path:
+    """Where the users are kept."""
+    return directory / "users.json"
+
+
+def keep_users(directory: Path, users: Sequence[str]) -> None:
+    """Keeps users given as `name:password[:rights]`, in place of those kept before; a running server follows at once.
+
+    Raises LocalServerError if one is malformed or has no password; nothing is kept then.
+    """
+    try:
+        parsed = [parse_user(user) for user in users]
+    except UsersError as error:
+        raise LocalServerError(f"reading the ClickHouse users: {error}") from error
+    _write_users(directory, parsed)
+
+
+def read_first_user(directory: Path, default_password: str) -> User:
+    """The user that the addresses carry: the first of those kept, else `default` with its password. Raises LocalServerError."""
+    path = users_file(directory)
+    if not path.is_file():
+        return User(DEFAULT_NAME, default_password)
+    try:
+        users = read_users(path)
+    except UsersError as error:
+        raise LocalServerError(f"{error}; or name them anew with `tallyflow up --user name:password`") from error
+    if not users:
+        raise LocalServerError(f"reading users file {path}: no user in it; name one with `tallyflow up --user name:password`")
+    return next(iter(users.values()))
+
+
+def close_default_user(directory: Path, password: str) -> None:
+    """Gives `default` this password where an earlier release has made it, as the only user, without one; else changes nothing."""
+    try:
+        kept = json.loads(users_file(directory).read_text())
+    except (FileNotFoundError, ValueError):
+        return
+    if kept == {DEFAULT_NAME: {"password": "", "rights": ["all"]}}:
+        _write_users(directory, [User(DEFAULT_NAME, password)])
+
+
+def _write_users(directory: Path, users: Sequence[User]) -> None:
+    private_directory(directory)
+    entries = {
+        user.name: {"password": user.password, "rights": ["all"] if user.is_unlimited else sorted(right.value for right in user.rights)}
+        for user in users
+    }
+    write_atomically(users_file(directory), json.dumps(entries, indent=2) + "\n")

@@ -1,0 +1,118 @@
+"""Ingest and process in one process without Spark: the real legs, stages and key store, over an in-memory log and a list as Kafka."""
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tenacity import stop_after_attempt, wait_none
+
+import pipelines.engine.leg
+from pipelines.config import OnError
+from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.kafka.client import Block
+from pipelines.engine.connections import Kept
+from pipelines.ingest.leg import IngestLeg
+from pipelines.key_store.storage import Place
+from pipelines.key_store.store import KeyedStore
+from pipelines.process import stage_config
+from pipelines.process.leg import ProcessLeg
+from pipelines.process.stage_config import RELEASE, StageConfig
+from pipelines.protocol.ledger import Chain
+from pipelines.protocol.naming import Names
+from pipelines.protocol.records import POSITION_COLUMNS
+from pipelines.protocol.run_lists import Lists, live_lists
+from pipelines.testing import ManualClock, MemoryLog, records
+
+NAMES = Names("p")
+LEDGER = NAMES.stream("ledger")
+
+
+class Topic:
+    """Kafka: one partition, one block per read."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes] = []
+
+    def facts(self) -> SimpleNamespace:
+        return SimpleNamespace(topic_id="T", partitions=(0,))
+
+    def read(self, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
+        for partition, (start, end) in ranges.items():
+            yield Block(partition, records(partition, self.values[start:end], first=start), end)
+
+
+class LegCase(Kept):
+    """One start of both legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, buckets: int, log: MemoryLog | None = None, epoch: int = 1) -> None:
+        super().__init__()
+        # A leg gives up at once instead of waiting: the test says when it goes on.
+        patch.setattr(pipelines.engine.leg, "wait_exponential_jitter", lambda **_: wait_none())
+        patch.setattr(pipelines.engine.leg, "stop_when_event_set", lambda _: stop_after_attempt(1))
+        self.log = log or MemoryLog(ManualClock())
+        self.clock = self.log.clock
+        self.topic = self.reader = Topic()
+        self.names, self.directory, self.epoch = NAMES, directory, epoch
+        self.engine = open_engine()
+        mapping = (("id", "id", "Int64", False), ("v", "v", "String", False))
+        fields = (("id", "int"), ("v", "string"))
+        self.stages = StageConfig(RELEASE, "s", "s", buckets, fields, mapping, "db", "t", POSITION_COLUMNS, ("id",), 3_600_000_000)
+        version = stage_config.store(self.log, NAMES, self.stages)
+        source = SimpleNamespace(source_id="s", topic="s", on_data_loss="halt")
+        nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))
+        self.config = SimpleNamespace(sources=[source], on_error=OnError(), resources=SimpleNamespace(nats=nats))
+        versions = {"stage_config": version, "accepted_config": version}
+        limits = {"driver_offsets": 10**9, "driver_frames": 10**9}
+        self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, **versions, **limits)
+        self.stores: dict[int, KeyedStore] = {}
+        self.lease = SimpleNamespace(lost=threading.Event())
+        self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, Path("run"), threading.Event())
+        self.process = ProcessLeg(self, self._chain("process"), self.lease, Path("run"), threading.Event())
+        self.ingest.anchor(lambda: {0: 0})
+
+    def _chain(self, leg: str) -> Chain:
+        chain = Chain(self.log, LEDGER, NAMES.chain(leg), self.epoch)
+        chain.open()
+        return chain
+
+    def dedup_store(self, bucket: int) -> KeyedStore:
+        if bucket not in self.stores:
+            self.stores[bucket] = KeyedStore(Place.local(self.directory / str(bucket)))
+        return self.stores[bucket]
+
+    def discard_reader(self) -> None:
+        """The next read starts anew anyway."""
+
+    def send(self, values: list[bytes]) -> None:
+        """Records of one batch, a quarter of a second after those before, through ingest."""
+        self.topic.values += values
+        self.clock.advance(timedelta(milliseconds=250))
+        self.ingest.advance(None, {"0": len(self.topic.values)})
+
+    def go_on(self) -> None:
+        """Process works on all that is on raw. Raises StoppedError when it would wait."""
+        state = self.log.state(NAMES.stream("raw"))
+        self.go_on_to(state.last_sequence if state else 0)
+
+    def go_on_to(self, sequence: int) -> None:
+        self.process.advance(None, {"sequence": sequence})
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.directory.rglob("*.arrow")}
+
+    def listed(self) -> set[str]:
+        return {run[0] for listing in self.lists().values() for run in listing}
+
+    def lists(self) -> Lists:
+        return live_lists(self.log, NAMES)[1]
+
+    def chain_bytes(self, leg: str) -> list[int]:
+        """Of a leg's entries, in order."""
+        return [len(message.payload) for message in self.log.messages(LEDGER) if message.subject == NAMES.chain(leg)]
+
+
+def event(number: int, size: int = 20) -> bytes:
+    return b'{"id": %d, "v": "%s"}' % (number, b"x" * size)

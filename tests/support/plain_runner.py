@@ -1,0 +1,118 @@
+"""`tallyflow run` without Spark: the real legs and planners on real servers, in the driver, with a loop where a streaming query would be.
+
+It starts in two seconds instead of fifteen, so that a kill can be tried at every step. What Spark adds (its checkpoint, tasks, workers)
+is killed in cases of its own. Started as a script, with the arguments of `tallyflow`; ranges must be small enough for the driver. With a
+session it is only the loop: tasks run on Spark's workers.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from pyspark.sql import SparkSession
+
+from pipelines.cli.app import app
+from pipelines.engine import ranges
+from pipelines.engine.leg import Leg, ReplanError, StoppedError
+from pipelines.engine.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges, offset_text
+from pipelines.errors import HaltError
+from pipelines.runner import retention, runner
+from pipelines.runner.runner import Runner
+
+# A stop waits until the planners have looked once more, an end until the runner has: seconds of a run that takes none.
+ranges.IDLE_SECONDS = 0.05
+runner.WATCH_SECONDS = 0.05
+# Whoever waits for a purge, or for room that one makes, waits as long as it takes to look.
+retention.LOOK_EVERY_SECONDS = 0.5
+
+
+class PlainSession:
+    """As much of a Spark session as the runner looks at."""
+
+    sparkContext = SimpleNamespace(_gateway=None)
+
+    def stop(self) -> None: ...
+
+
+class PlainQueries:
+    """In place of `pipelines.runner.queries.Queries`: one thread per leg."""
+
+    def __init__(
+        self, session: Any, run_path: Path, legs: Mapping[str, Leg], sources: Mapping[str, dict[str, str]], tell: Callable[[str], None]
+    ) -> None:
+        self._session, self._run_path, self._sources = session, str(run_path), sources
+        self._errors: list[Exception] = []
+        self._legs = legs
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        starts = {name: offset_text(leg.start_offset()) for name, leg in self._legs.items()}
+        for name, leg in self._legs.items():
+            options = {**self._sources[name], "run": self._run_path, "start": starts[name], "leg": name}
+            thread = threading.Thread(target=self._work, args=[leg, options], daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _work(self, leg: Leg, options: dict[str, str]) -> None:
+        reader = (KafkaRanges if leg.name == "ingest" else StreamRanges)(options).streamReader(RANGE_SCHEMA)
+        if leg.name == "ingest":
+            # Where few records come it waits before the next range; a stop need not.
+            reader._sleep = leg.stop.wait
+        start, batch = reader.initialOffset(), 0
+        offsets = Path(self._run_path).parent / f"checkpoint-{leg.name}" / "offsets"
+        offsets.mkdir(parents=True)
+        try:
+            while not leg.stop.is_set():
+                end = reader.latestOffset(start, reader.getDefaultReadLimit())
+                if end != start:
+                    # As Spark's offset log: version, metadata, one offset per source.
+                    (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
+                    try:
+                        leg.on_batch(SimpleNamespace(sparkSession=self._session), batch, offsets.parent)
+                    except ReplanError:
+                        leg.patiently(leg.chain.open)
+                        end = leg.patiently(leg.start_offset)
+                    start, batch = end, batch + 1
+        except StoppedError:
+            pass
+        except HaltError as error:
+            leg.failure = leg.failure or error
+            leg.status.state, leg.status.message = "halted", str(leg.failure)
+        except Exception as error:
+            self._errors.append(error)
+        finally:
+            reader.stop()
+
+    def look(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+
+    def stop(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+def make_plain(made: Runner, session: SparkSession | None = None) -> None:
+    """Lets a runner that has not started run without Spark, or with nothing of it but tasks on that session."""
+    made.shared_session = session or PlainSession()
+    made.queries_class = PlainQueries
+
+
+@contextmanager
+def plain_run() -> Iterator[None]:
+    """`tallyflow run` inside this process goes without Spark until the block ends, and its end is not the end of the process."""
+    session = patch.object(runner, "build_session", lambda *_: PlainSession())
+    with session, patch.object(runner, "Queries", PlainQueries), patch("pipelines.cli.app._leave", sys.exit):
+        yield
+
+
+if __name__ == "__main__":
+    runner.Queries = PlainQueries
+    runner.build_session = lambda *_: PlainSession()
+    app()

@@ -1,0 +1,277 @@
+"""The account at the end of a modelled history: every record once in the table or among the dead letters, and every count true."""
+
+from collections import Counter
+from itertools import accumulate
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from pipelines.process import stage_config
+from pipelines.process.arrivals import bucket_of
+from pipelines.process.leg import ProcessLeg
+from pipelines.process.watermarks import IDLE_RECORDS
+from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.naming import LEGS, REDRIVE
+from pipelines.protocol.records import RAW_SCHEMA, first_and_last
+from pipelines.protocol.redrive import DISCARD, rows_of
+from pipelines.protocol.run_lists import live_lists
+from pipelines.protocol.tally import tally
+from support.protocol_outside import BUCKETS, NAMES, ModelLog, Outside
+from support.protocol_stages import apply, kind, produced, stored_rows, time_us
+from support.watermark_oracle import marks
+
+if TYPE_CHECKING:
+    from support.protocol_world import World
+
+NARROWED = ("to", "rest", "standing")
+
+
+def entries(log: ModelLog, leg: str) -> list[Entry]:
+    return [Entry.decode(m) for m in log.everything(NAMES.stream("ledger")) if m.subject == NAMES.chain(leg)]
+
+
+def check_account(world: "World") -> None:
+    log = world.log
+    for leg in (*LEGS, REDRIVE):
+        check_chain(entries(log, leg))
+    anchor = next(entry for entry in entries(log, "ingest") if entry.kind == "plan")
+    begin = {p: anchor.body["to"].get(str(p), 0) for p in world.topic.held}
+    read, skipped = check_raw(world, begin)
+    accepted, refused, duplicates = expected_outcomes(world)
+    letters = {place(row): row for m in log.everything(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()}
+    assert len(letters) == sum(m.rows for m in log.everything(NAMES.stream("dlq"))), "a letter is there twice"
+    of_sink = {at for at, row in letters.items() if row["stage"] == "sink"}
+    abandoned = {at for at in of_sink if letters[at]["code"] == "abandoned"}
+    # A table that was mended has refused some of these rows only.
+    assert all(accepted[at][2].startswith(b"fine") for at in of_sink - abandoned)
+    assert world.table.is_worse or all(at in of_sink for at, row in accepted.items() if world.table.refuses(row[2]))
+    stored = [row for at, row in accepted.items() if at not in of_sink]
+    assert_only_listed_runs_are_left(world)
+    assert Counter(world.table.rows) == Counter(stored), "table"
+    for row in accepted:
+        refused |= {row: (*accepted[row][:2], produced(accepted[row][2]))} if row in of_sink else {}
+    assert {at: (row["_tf_partition"], row["_tf_offset"], row["value"]) for at, row in letters.items()} == refused, "dead letters"
+    for row in letters.values():
+        before = letters[tuple(map(int, row["origin"].split(".")))] if row["origin"] else {"attempts": 0, "past_dedup": False}
+        assert row["attempts"] == before["attempts"] + 1
+        assert row["past_dedup"] == (row["stage"] == "sink" or before["past_dedup"])
+    redriven, discarded = check_taken(world, letters)
+    waiting = [row[:2] for at, row in refused.items() if at not in redriven]
+    assert max(Counter([*waiting, *(row[:2] for row in stored)]).values(), default=1) == 1, "a record is in two places"
+    assert len(waiting) + len(stored) + duplicates == read
+    totals = {leg: [e for e in entries(log, leg) if e.kind == "done"] for leg in (*LEGS, REDRIVE)}
+    counts = {leg: Counter(done[-1].body["totals"]) if done else Counter() for leg, done in totals.items()}
+    assert counts["ingest"]["rows_out"] == read
+    assert counts["process"]["rows_in"] == read + len(redriven)
+    assert counts["ingest"]["offsets"] == sum(world.topic.end.values()) - sum(begin.values())
+    assert counts["ingest"]["offsets_skipped"] == skipped
+    assert counts["ingest"]["offsets_without_record"] == counts["ingest"]["offsets"] - read - skipped
+    assert counts["process"]["rows_out"] == counts["sink"]["rows_in"] == len(accepted)
+    assert (counts["sink"]["rows_out"], counts["sink"]["rows_rejected"]) == (len(stored), len(of_sink))
+    assert counts["sink"]["rejected.sink.abandoned"] == len(abandoned)
+    assert (counts["process"]["rows_rejected"], counts["process"]["duplicates"]) == (len(refused) - len(of_sink), duplicates)
+    assert (counts[REDRIVE]["redriven"], counts[REDRIVE]["discarded"]) == (len(redriven), len(discarded))
+    account = tally(log, NAMES)
+    assert account.residue == 0
+    assert [leg.waiting for leg in account.legs] == [0, 0, 0]
+    assert list(account.letters.outcomes.values()) == [len(redriven), len(discarded), len(letters) - len(redriven) - len(discarded)]
+
+
+def place(row: dict[str, object]) -> tuple[int, int]:
+    return row["_tf_sequence"], row["_tf_ordinal"]
+
+
+def check_taken(world: "World", letters: dict[tuple[int, int], dict]) -> tuple[set, set]:
+    """(positions of the letters that entered again, of those that were discarded): no letter twice, each as it was, or as it was edited."""
+    log, taken_rows = world.log, []
+    discarded = set()
+    for plan in (e for e in entries(log, REDRIVE) if e.kind == "plan"):
+        for sequence, ranges in plan.body["letters"]:
+            rows = rows_of(ranges).tolist()
+            taken_rows += [(sequence, row) for row in rows]
+            if plan.body["action"] == DISCARD:
+                (frame,) = [stored_rows(m.payload) for m in log.everything(NAMES.stream("dlq")) if m.sequence == sequence]
+                discarded |= {place(row) for row in frame.take(rows).to_pylist()}
+    assert len(taken_rows) == len(set(taken_rows)), "a letter was taken twice"
+    redriven = {}
+    for message in log.everything(NAMES.stream("raw")):
+        if ".redrive." in message.subject:
+            for row in stored_rows(message.payload).to_pylist():
+                origin = tuple(int(part) for part in row["origin"].split("."))
+                assert origin not in redriven
+                redriven[origin] = row
+                letter = letters[origin]
+                assert row["value"] in (letter["value"], b"mended")
+                assert message.headers["Tf-Partition"] == str(letter["_tf_partition"])
+                expected = (letter["_tf_partition"], letter["_tf_offset"], letter["attempts"], letter["first_time"], letter["past_dedup"])
+                assert (row["partition"], row["offset"], row["attempts"], row["first_time"], row["past_dedup"]) == expected
+    assert len(redriven) + len(discarded) == len(taken_rows)
+    assert discarded.isdisjoint(redriven)
+    return set(redriven), discarded
+
+
+def check_chain(chain: list[Entry]) -> None:
+    """Plans and dones alternate, each done closes its plan, each range begins where the one before ended, totals are sums.
+
+    A plan may be amended, for the same range or less of it, and a done said again with the clock reset.
+    """
+    to, plan, done, totals, epoch = None, None, None, Counter(), 0
+    for entry in chain:
+        assert entry.epoch >= epoch
+        epoch = entry.epoch
+        if entry.kind == "plan" and plan is not None:
+            check_narrowing(plan, entry)
+            decided = {"pieces": 0, "poison": 0, "abandoned": 0, **(dict.fromkeys(NARROWED, 0) if "standing" in entry.body else {})}
+            assert {**plan.body, **entry.body, **decided} == {**plan.body, **decided}
+            plan = entry
+        elif entry.kind == "plan":
+            start = entry.body["from"]
+            assert to is None or {**dict.fromkeys(start, 0), **to} == start if isinstance(start, dict) else (to or 0) == start
+            plan = entry
+        elif entry.kind == "done" and plan is None:
+            reset = {"clock_resets": 0}
+            assert done is not None and {**done.body, **reset} == {**entry.body, **reset}
+            done = entry
+        elif entry.kind == "done":
+            assert plan is not None
+            done = entry
+            assert (entry.body["from"], entry.body["to"]) == (plan.body["from"], plan.body["to"])
+            totals.update(entry.body["counts"])
+            assert {k: v for k, v in totals.items() if v} == {k: v for k, v in entry.body["totals"].items() if v}
+            to, plan = entry.body["to"], None
+    # A plan without a position in it may wait for the next batch: it has no effect.
+    assert plan is None or plan.body["from"] == plan.body["to"]
+
+
+def check_narrowing(before: Entry, after: Entry) -> None:
+    """A plan that is amended covers less only of partitions that it names, and says where it had ended."""
+    standing, rest = after.body.get("standing", []), after.body.get("rest", {})
+    for partition, end in after.body["to"].items() if standing else ():
+        was = before.body["to"][partition]
+        assert after.body["from"][partition] <= end <= was
+        assert end == was or (partition in standing and rest[partition] == was)
+
+
+def check_raw(world: "World", begin: dict[int, int]) -> tuple[int, int]:
+    """Frames cover each partition's offsets without gap or overlap, and hold its records but those that had expired.
+
+    Returns the records stored and the offsets skipped.
+    """
+    produced = {(p, o): v for p, held in world.topic.held.items() for o, v in held if o >= begin[p]}
+    stored: dict[tuple[int, int], bytes] = {}
+    reached, skipped = dict(begin), 0
+    for message in (m for m in world.log.everything(NAMES.stream("raw")) if ".redrive." not in m.subject):
+        partition = int(message.headers["Tf-Partition"])
+        first, last = int(message.headers["Tf-First"]), int(message.headers["Tf-Last"])
+        assert first == reached[partition]
+        reached[partition] = last + 1
+        frame = stored_rows(message.payload)
+        assert frame.schema == RAW_SCHEMA
+        offsets = frame["offset"].to_pylist()
+        assert all(first <= offset <= last for offset in offsets)
+        stored.update(zip([(partition, offset) for offset in offsets], frame["value"].to_pylist(), strict=True))
+        if "Tf-Skipped" in message.headers:
+            assert int(message.headers["Tf-Skipped"]) == last - first + 1
+            assert last < world.topic.first[partition]
+            skipped += last - first + 1
+            produced = {(p, o): v for (p, o), v in produced.items() if p != partition or not first <= o <= last}
+    assert reached == world.topic.end
+    assert stored == produced
+    return len(stored), skipped
+
+
+def assert_only_listed_runs_are_left(world: "World") -> None:
+    """After the look that every start takes, as everything is done: killed attempts, and runners that were overtaken, have left more."""
+    chain, lists = live_lists(world.log, NAMES)
+    outside = Outside(world, world.epoch, world.config.version)
+    held = Chain(world.log, NAMES.stream("ledger"), NAMES.chain("process"), world.epoch)
+    held.state = chain
+    ProcessLeg(outside, held, None, Path("run"), Event())._sweep()
+    listed = {(int(bucket), name) for bucket, listing in lists.items() for name, *_ in listing}
+    assert listed == {(bucket, name) for bucket, place in world.places.items() for name in place.names()}
+
+
+def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, tuple], int]:
+    """(rows by raw position, dead letters by raw position, duplicates), by the configuration of the plan that covers each raw frame; checks
+    the order of out frames.
+    """
+    log = world.log
+    plans = [e for e in entries(log, "process") if e.kind == "plan"]
+    accepted, refused, duplicates = {}, {}, 0
+    last_of: dict[bytes, int] = {}
+    arrivals = arrivals_us(world)
+    watermarks = watermarks_us(world)
+    for message in log.everything(NAMES.stream("raw")):
+        plan, *_ = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
+        config = stage_config.load(log, NAMES, plan.body["config"])
+        for ordinal, row in enumerate(stored_rows(message.payload).to_pylist()):
+            at, value, is_past = (message.sequence, ordinal), row["value"], bool(row.get("past_dedup"))
+            outcome = apply(value, config)
+            if outcome is None:
+                refused[at] = (row["partition"], row["offset"], value)
+                continue
+            time = arrivals[message.sequence] if world.lateness_us is None else time_us(value)
+            watermark = watermarks.get(at)
+            if not is_past and watermark is not None and time < watermark:
+                refused[at] = (row["partition"], row["offset"], value)
+                continue
+            before = last_of.get(kind(value))
+            is_over = before is not None and watermark is not None and before + world.window_us <= watermark
+            if not is_past and before is not None and not is_over and abs(time - before) < world.window_us:
+                duplicates += 1
+                continue
+            if not is_past:
+                last_of[kind(value)] = time
+            accepted[at] = (row["partition"], row["offset"], outcome)
+    raw = {m.sequence: m for m in log.everything(NAMES.stream("raw"))}
+    ends: dict[str, object] = {}
+    for message in log.everything(NAMES.stream("out")):
+        first, last = first_and_last(stored_rows(message.payload))
+        assert world.window_us or message.subject == NAMES.out(bucket_of(raw[first.sequence], BUCKETS))
+        assert message.subject not in ends or ends[message.subject] < first
+        ends[message.subject] = last
+    return accepted, refused, duplicates
+
+
+def arrivals_us(world: "World") -> dict[int, int]:
+    """The arrival of each raw frame: it never steps back, and behind a reset goes on at half the server's speed until that is there.
+
+    Checks that the ledger says the same, and the table of its rows.
+    """
+    done = [e for e in entries(world.log, "process") if e.kind == "done"]
+    resets = done[-1].body["clock_resets"] if done else []
+    arrivals, arrival = {}, 0
+    for message in world.log.everything(NAMES.stream("raw")):
+        server = int(message.time.timestamp() * 1_000_000)
+        since = [reset for reset in resets if reset[0] < message.sequence]
+        if since:
+            _, last, then, ahead = since[-1]
+            server = min(server, then) if message.sequence <= last else server
+            server = max(server, ahead + max(0, server - then) // 2)
+        arrivals[message.sequence] = arrival = max(arrival, server)
+    for entry in done:
+        expected = [arrivals[sequence] for sequence in range(entry.body["from"] + 1, entry.body["to"] + 1)]
+        assert list(accumulate(entry.body["arrivals"])) == expected, "arrivals"
+    assert all(arrivals[sequence] == arrival for sequence, _, _, arrival in world.table.positions), "arrivals"
+    return arrivals
+
+
+def watermarks_us(world: "World") -> dict[tuple[int, int], int | None]:
+    """Of each record that came to dedup, by raw position: what it must not be older than; nothing where windows go by arrivals."""
+    if world.lateness_us is None:
+        return {}
+    plans = [e for e in entries(world.log, "process") if e.kind == "plan"]
+    frames, places = [], []
+    for message in world.log.everything(NAMES.stream("raw")):
+        plan, *_ = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
+        config = stage_config.load(world.log, NAMES, plan.body["config"])
+        values = enumerate(stored_rows(message.payload)["value"].to_pylist())
+        timed = [(ordinal, time_us(value)) for ordinal, value in values if apply(value, config) is not None]
+        frames.append((None if ".redrive." in message.subject else int(message.headers["Tf-Partition"]), [time for _, time in timed]))
+        places.append([(message.sequence, ordinal) for ordinal, _ in timed])
+    found = marks(frames, world.window_us, IDLE_RECORDS)
+    return {
+        place: None if mark is None else mark - world.lateness_us
+        for row, of_frame in zip(places, found, strict=True)
+        for place, mark in zip(row, of_frame, strict=True)
+    }

@@ -1,0 +1,387 @@
+"""What the modelled world is made of: actors that stop before each call, an in-memory log, a list as Kafka, a set of tokens as ClickHouse.
+
+Part of the model of tests/unit/protocol/test_protocol_model.py; protocol_world.py puts it together.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pipelines.config import OnError
+from pipelines.connectors.clickhouse.client import Table as TableFacts
+from pipelines.connectors.clickhouse.client import TableColumn
+from pipelines.connectors.kafka.client import Block
+from pipelines.engine.connections import Kept
+from pipelines.errors import DataLossError, RefusedError, RetryableError
+from pipelines.key_store.storage import Header
+from pipelines.key_store.store import KeyedStore
+from pipelines.protocol.naming import Names
+from pipelines.protocol.records import Message
+from pipelines.testing import Fault, ManualClock, MemoryLog, records, stream_of
+
+if TYPE_CHECKING:
+    from support.protocol_world import Command, Runner, World
+
+NAMES = Names("model")
+BUCKETS = 3
+TOKEN_WINDOW = 200
+
+
+class Killed(BaseException):
+    """kill -9: no `except` of the code under test may see it."""
+
+
+class Actor:
+    """One thread of the modelled world, which runs only while it has calls left to spend."""
+
+    def __init__(self, world: "World", name: str, script: Callable[[], None], runner: "Runner | Command") -> None:
+        self.world, self.name, self.runner = world, name, runner
+        self.is_killed = self.is_idle = self.is_over = False
+        self.error: Exception | None = None
+        self.was_overtaken = False
+        self._calls = 0
+        self._script = script
+        self._turn = threading.Lock()
+        self._turn.acquire()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._turn.acquire()
+        try:
+            if not self.is_killed:
+                self._script()
+        except Killed:
+            pass
+        except Exception as error:
+            self.error, self.was_overtaken = error, self.runner.is_overtaken
+        self.is_over = True
+        self.world.turn.release()
+
+    def step(self, calls: int) -> None:
+        """Runs until `calls` calls are made, or until it is idle or over."""
+        self.is_idle = False
+        self._calls = calls
+        self.world.current = self
+        self._turn.release()
+        self.world.turn.acquire()
+
+    def call(self) -> None:
+        """Stands before every call to the outside."""
+        if self._calls == 0:
+            self._pause()
+        if self.is_killed:
+            raise Killed
+        self._calls -= 1
+
+    def spend_all(self) -> None:
+        self._calls = 0
+
+    def idle(self) -> None:
+        self.is_idle = True
+        self._pause()
+        if self.is_killed:
+            raise Killed
+
+    def _pause(self) -> None:
+        self.world.turn.release()
+        self._turn.acquire()
+        self.world.current = self
+
+    def kill(self) -> None:
+        if not self.is_over:
+            self.is_killed = True
+            self.step(0)
+
+
+class ModelLog(MemoryLog):
+    """Stops its caller before each call."""
+
+    def __init__(self, world: "World", clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.world = world
+        self.stored: dict[str, list[Message]] = {}
+
+    def _reach(self, doing: str) -> None:
+        self.world.call()
+        super()._reach(doing)
+
+    def _store(self, request: object) -> int:
+        sequence = super()._store(request)
+        stream = stream_of(request.subject)
+        self.stored.setdefault(stream, []).append(self._streams[stream][sequence])
+        return sequence
+
+    def everything(self, stream: str) -> list[Message]:
+        """What was ever stored, in order, purged or not."""
+        return self.stored.get(stream, [])
+
+    def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
+        try:
+            return super().publish(subject, payload, headers, expected)
+        except RetryableError as error:
+            if self.world.is_mended_at_failure:
+                self.world.table.mend()
+            if "is full" in str(error):
+                # Its writer waits a while, and others look again, or there would never be room.
+                self.world.current.spend_all()
+                for actor in self.world.current.runner.actors:
+                    actor.is_idle = False
+            raise
+
+
+class Table:
+    """ClickHouse: a table that forgets all but the last TOKEN_WINDOW insert tokens, and may refuse rows by their value.
+
+    With several partitions it writes a block partition by partition, and finds a row that it refuses only when it comes to its partition:
+    those before it are stored.
+    """
+
+    def __init__(self, world: "World", window: int = TOKEN_WINDOW) -> None:
+        self.world, self.window = world, window
+        self.rows: list[tuple[int, int, bytes]] = []
+        self.positions: list[tuple[int, ...]] = []
+        """(sequence, ordinal, emit, arrival in us) of each of `rows`."""
+        self.tokens: list[tuple[str, int]] = []
+        self.fault: Fault | None = None
+        self.refused: bytes | None = None
+        self.is_worse = False
+        """It refuses what it has taken."""
+        self.partitions = 1
+        self._in_flight: list[tuple[str, bytes]] = []
+
+    def refuses(self, value: bytes) -> bool:
+        return self.refused is not None and value.startswith(self.refused)
+
+    def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
+        """None that the sink could compare: nobody alters this table."""
+        self.world.call()
+        return ()
+
+    def inspect(self, database: str, name: str) -> TableFacts:
+        self.world.call()
+        return TableFacts(database, name, "MergeTree", "", (), self.window, is_partitioned=self.partitions > 1)
+
+    def views_on(self, database: str, name: str) -> list[object]:
+        self.world.call()
+        return []
+
+    def inserts_at_work(self, work: str) -> int:
+        """Whoever looks waits so long that they have arrived when it looks again."""
+        self.world.call()
+        found = len(self._in_flight)
+        self.deliver()
+        return found
+
+    def count_rows(self, database: str, name: str, with_positions: bool) -> int:
+        self.world.call()
+        return len(self.positions)
+
+    def stored_positions(self, table: TableFacts, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
+        self.world.call()
+        found = [p for p in self.positions if sequences[0] <= p[0] <= sequences[1] and arrivals_us[0] <= p[3] <= arrivals_us[1]]
+        columns = list(zip(*found, strict=True)) or [()] * 4
+        return pa.table({n: pa.array(c, pa.int64()) for n, c in zip(("sequence", "ordinal", "emit", "arrival_us"), columns, strict=True)})
+
+    def insert(self, table: str, columns: list[str], block: bytes, token: str, seconds: int, work: str) -> None:
+        self.world.call()
+        if (self.partitions > 1 or self.world.gives_up) and self.world.current is not None and self.world.current.runner.is_overtaken:
+            # What a runner sends whose lease was over long ago: nothing fences it, and docs/concepts.md says so.
+            raise RetryableError("inserting: the lease is over")
+        if self.world.is_mended_at_failure:
+            self.world.log.deliver()
+        fault, self.fault = self.fault, None
+        refused = None
+        if fault is Fault.DELAYED:
+            self._in_flight.append((token, block))
+        elif fault is not Fault.DROPPED:
+            refused = self._store(token, block)
+        if fault is not None:
+            raise RetryableError("inserting: no answer")
+        if refused is not None:
+            raise RefusedError("violates a constraint", self.world.rng.choice([refused, None]))
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._in_flight)
+
+    def mend(self) -> None:
+        """Rows are refused no more. Never while an insert of an earlier runner may be at work: a runner waits that long (legs/sink.py)."""
+        self.refused = None
+
+    def worsen(self) -> None:
+        """Rows that were taken are refused from now on."""
+        self.refused, self.is_worse = b"fine", True
+
+    def deliver(self) -> None:
+        arrived, self._in_flight = self._in_flight, []
+        for token, block in arrived:
+            self._store(token, block)
+
+    def _store(self, token: str, block: bytes) -> int | None:
+        """The place of the first row that is refused, in the block; None when all is stored, or known."""
+        rows, positions = self._rows(block)
+        by_partition: dict[int, list[int]] = {}
+        for place, (_, offset, _) in enumerate(rows):
+            by_partition.setdefault(offset % self.partitions, []).append(place)
+        for partition, places in by_partition.items():
+            # Before tokens are looked at, as in ClickHouse.
+            refused = [place for place in places if self.refuses(rows[place][2])]
+            if refused:
+                return refused[0]
+            if (token, partition) not in self.tokens[-self.window :]:
+                self.tokens.append((token, partition))
+                self.rows.extend(rows[place] for place in places)
+                self.positions.extend(positions[place] for place in places)
+        return None
+
+    @staticmethod
+    def _rows(block: bytes) -> tuple[list[tuple[int, int, bytes]], list[tuple[int, ...]]]:
+        with pa.ipc.open_stream(block, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
+            table = reader.read_all()
+        arrival = table.schema.get_field_index("_tf_arrival")
+        table = table.set_column(arrival, "_tf_arrival", table["_tf_arrival"].cast(pa.int64()))
+        # A row without the column takes its DEFAULT, which is nothing.
+        more = table["more"].to_pylist() if "more" in table.column_names else [b""] * table.num_rows
+        told, positions = (
+            list(zip(*(column.to_pylist() for column in table.select(names).columns), strict=True))
+            for names in (["_tf_partition", "_tf_offset", "value"], ["_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_arrival"])
+        )
+        rows = [(partition, offset, value + added) for (partition, offset, value), added in zip(told, more, strict=True)]
+        return rows, positions
+
+
+class Topic:
+    """Kafka: per partition the records by offset, with gaps; also the reader of ranges."""
+
+    def __init__(self, world: "World", starts: dict[int, int]) -> None:
+        self.world = world
+        self.first = dict(starts)
+        self.end = dict(starts)
+        self.held: dict[int, list[tuple[int, bytes]]] = {p: [] for p in starts}
+        self.silent: set[int] = set()
+        """Partitions without a leader."""
+
+    def produce(self, partition: int, value: bytes, gap: int) -> None:
+        self.held[partition].append((self.end[partition], value))
+        self.end[partition] += 1 + gap
+
+    def add_partition(self) -> None:
+        partition = len(self.held)
+        self.first[partition] = self.end[partition] = 0
+        self.held[partition] = []
+
+    def expire(self) -> None:
+        """Retention removes the older part of a partition."""
+        partition = self.world.rng.choice(list(self.held))
+        self.first[partition] = self.world.rng.randint(self.first[partition], self.end[partition])
+
+    def facts(self) -> SimpleNamespace:
+        self.world.call()
+        return SimpleNamespace(topic_id="T", partitions=tuple(self.held))
+
+    def starts(self, partitions: list[int] | None = None) -> dict[int, int]:
+        self.world.call()
+        return {p: self.first[p] for p in self._all_answer(partitions or self.held)}
+
+    def ends(self, partitions: list[int] | None = None) -> dict[int, int]:
+        self.world.call()
+        return {p: self.end[p] for p in self._all_answer(partitions or self.held)}
+
+    def known_ends(self, partitions: list[int], _: float) -> tuple[dict[int, int], dict[int, RetryableError]]:
+        self.world.call()
+        silent = {p: RetryableError("no leader") for p in partitions if p in self.silent}
+        if partitions and len(silent) == len(partitions):
+            raise RetryableError("no leader")
+        return {p: self.end[p] for p in partitions if p not in silent}, silent
+
+    def _all_answer(self, partitions: Iterable[int]) -> Iterable[int]:
+        if not self.silent.isdisjoint(partitions):
+            raise RetryableError("no leader")
+        return partitions
+
+    def _answered(self, partitions: Iterable[int]) -> list[int]:
+        """Those of them that have a leader. Raises when none has: a reader waits for the last of its ranges, and then no more."""
+        if answered := sorted(set(partitions) - self.silent):
+            return answered
+        raise RetryableError("no leader")
+
+    def read(self, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
+        left = {p: r for p, r in ranges.items() if r[0] < r[1]}
+        while left:
+            self.world.call()
+            partition = self.world.rng.choice(self._answered(left))
+            start, end = left[partition]
+            if start < self.first[partition]:
+                raise DataLossError(f"offset {start} of partition {partition} has expired")
+            stop = min(end, start + self.world.rng.randint(1, 12))
+            found = [(o, v) for o, v in self.held[partition] if start <= o < stop]
+            yield Block(partition, records(partition, [v for _, v in found], offsets=[o for o, _ in found]), stop)
+            if stop == end:
+                del left[partition]
+            else:
+                left[partition] = (stop, end)
+
+
+class Outside(Kept):
+    """What a leg's work sees as `legs.connections.Connections`."""
+
+    def __init__(self, world: "World", epoch: int, version: str) -> None:
+        super().__init__()
+        self.names, self.log, self.topic, self.reader, self.engine = NAMES, world.log, world.topic, world.topic, None
+        source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
+        stages = world.config
+        where = {"connection_params": SimpleNamespace(database=stages.database), "table": stages.table}
+        sink = SimpleNamespace(**where, delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
+        # The clock may step back by minutes in a long history; what is told of it has a test of its own.
+        resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
+        self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)
+        limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
+        self._world, self._stores = world, {}
+        versions = {"stage_config": version, "accepted_config": version}
+        self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
+
+    def dedup_store(self, bucket: int) -> KeyedStore:
+        if bucket not in self._stores:
+            self._stores[bucket] = KeyedStore(self._world.places.setdefault(bucket, MemoryPlace(self._world)))
+        return self._stores[bucket]
+
+    def discard_reader(self) -> None:
+        """The next read starts anew anyway."""
+
+    def discard_engine(self) -> None:
+        """There is none."""
+
+
+class MemoryPlace:
+    """A directory of the key store, which outlives every process; each access is a call at which its caller may die."""
+
+    path = "memory"
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._held: dict[str, tuple[pa.RecordBatch, Header]] = {}
+
+    def write(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
+        self._world.call()
+        assert name not in self._held
+        self._held[name] = (batch, header)
+
+    def read(self, name: str) -> tuple[pa.RecordBatch, Header]:
+        if name not in self._held:
+            raise FileNotFoundError(name)
+        return self._held[name]
+
+    def names(self) -> list[str]:
+        return sorted(self._held)
+
+    def size(self, name: str) -> int:
+        return int(name in self._held)
+
+    def delete(self, name: str) -> None:
+        self._world.call()
+        self._held.pop(name, None)

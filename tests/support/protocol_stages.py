@@ -1,0 +1,109 @@
+"""The stages of the protocol's model: they refuse one value and write its name behind the others; and its frames."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.process.dedup import KEY_COLUMNS
+from pipelines.process.stage_config import RELEASE, StageConfig
+from pipelines.process.watermarks import TIME_COLUMN
+from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
+from support.protocol_outside import BUCKETS
+
+MORE = b" and more"
+"""What a column holds that only some configurations map."""
+POISON, VENOM = b"poison", b"venom"
+"""Values over which the modelled parse, and the modelled transform, end with an exception, whatever stands beside them."""
+
+
+def configuration(refused: str, window_us: int, has_more: bool = False, lateness_us: int | None = None) -> StageConfig:
+    """Stages that refuse records with the value `refused`, write its name behind the others, and drop copies within a window, if any.
+
+    `has_more`: with a column more. `lateness_us`: the window is measured on the time that stands in the values, with this lateness.
+    """
+    mapping = (("v", "value", "String", False), *((("v", "more", "String", False),) if has_more else ()))
+    key = ("v",) if window_us else ()
+    made = StageConfig(RELEASE, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
+    return made if lateness_us is None else replace(made, dedup_time_field="t", dedup_lateness_us=lateness_us)
+
+
+def apply(value: bytes, config: StageConfig) -> bytes | None:
+    """What the modelled stages make of a value: None is refused."""
+    refused = config.fields[0][0].encode()
+    return (
+        None if kind(value) in (refused, POISON, VENOM) else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
+    )
+
+
+def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[str] = ()) -> StageOutput:
+    end_at(POISON, table)
+    refused = fields[0].name.encode()
+    for name in keep:
+        table = table.append_column(f"_tf_{name}", table[name])
+    fits = pa.array([kind(value) != refused for value in table["value"].to_pylist()], pa.bool_())
+    bad = table.filter(pc.invert(fits))
+    fixed = [pa.array([text] * bad.num_rows, pa.string()) for text in ("parse", "invalid_json", None, "refused")]
+    rejected = pa.table([bad["_tf_sequence"], bad["_tf_ordinal"], *fixed], schema=REJECTED_SCHEMA)
+    kept = table.filter(fits)
+    value = pc.binary_join_element_wise(kept["value"], pa.scalar(refused, pa.binary()), pa.scalar(b" not ", pa.binary()))
+    return StageOutput(kept.set_column(kept.schema.get_field_index("value"), "value", value), rejected)
+
+
+def end_at(value: bytes, table: pa.Table) -> None:
+    if value in {kind(each) for each in table["value"].to_pylist()}:
+        raise ZeroDivisionError(value)
+
+
+def model_keys(_: None, table: pa.Table, fields: list[str]) -> StageOutput:
+    """The key is the kind of the value that was produced, whatever the configuration made of it."""
+    hashes = [hashlib.md5(kind(value)).digest() for value in table["value"].to_pylist()]
+    for name, half in zip(KEY_COLUMNS, (slice(8), slice(8, 16)), strict=True):
+        table = table.append_column(name, pa.array([int.from_bytes(digest[half], "big") for digest in hashes], pa.uint64()))
+    return StageOutput(table, REJECTED_SCHEMA.empty_table())
+
+
+def model_times(_: None, table: pa.Table, *__: object) -> StageOutput:
+    times = pa.array([time_us(value) for value in table["value"].to_pylist()], pa.int64())
+    return StageOutput(table.append_column(TIME_COLUMN, times), REJECTED_SCHEMA.empty_table())
+
+
+def produced(value: bytes) -> bytes:
+    return value.split(b" not ")[0]
+
+
+def kind(value: bytes) -> bytes:
+    """The value that was produced without its time, if it has one."""
+    return produced(value).split(b"@")[0]
+
+
+def time_us(value: bytes) -> int:
+    """The event's own time; 0 of a value without one."""
+    return int(produced(value).partition(b"@")[2] or 0) * 1_000_000
+
+
+def model_map(_: None, table: pa.Table, targets: list[object], keep: Sequence[str] = ()) -> StageOutput:
+    end_at(VENOM, table)
+    emit = pa.nulls(table.num_rows, EMIT_FIELD.type).fill_null(0)
+    columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
+    columns += [table[name] for name in keep]
+    more = {target.name: pa.array([MORE] * table.num_rows, pa.binary()) for target in targets if target.name == "more"}
+    names = ["value", *more, *POSITION_COLUMNS, *keep]
+    return StageOutput(pa.table([table["value"], *more.values(), *columns], names=names), REJECTED_SCHEMA.empty_table())
+
+
+def uncompressed(table: pa.Table) -> bytes:
+    """A frame without lz4, which Arrow runs on a thread pool: most of the time of a history of small frames."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+@lru_cache(maxsize=500)
+def stored_rows(payload: bytes) -> pa.Table:
+    return decode_frame(payload)

@@ -1,0 +1,434 @@
+"""One history of the protocol's model: the real legs, chains and writers as runners and commands over the outside of protocol_outside.py.
+
+A seed decides, call by call, who goes on; tests/unit/protocol/test_protocol_model.py says what happens to them.
+"""
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from tenacity import wait_none
+
+import pipelines.dead_letters.export_file
+import pipelines.dead_letters.redrive
+import pipelines.engine.leg
+import pipelines.ingest.leg
+import pipelines.ingest.writer
+import pipelines.process.arrivals
+import pipelines.process.frames
+import pipelines.process.leg
+import pipelines.protocol.append
+import pipelines.protocol.redrive
+import pipelines.sink.leg
+import pipelines.sink.settling
+from pipelines.dead_letters.export_file import Edited, edited_frames
+from pipelines.dead_letters.redrive import Redrive, taken
+from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_states
+from pipelines.engine.leg import ReplanError, StoppedError
+from pipelines.engine.ranges import admit
+from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError, StateDamagedError, UndecidedError
+from pipelines.ingest.leg import IngestLeg
+from pipelines.process import stage_config
+from pipelines.process.leg import ProcessLeg
+from pipelines.protocol.ledger import Chain
+from pipelines.protocol.naming import LEGS, REDRIVE
+from pipelines.protocol.purge import Purge, fold_redrive, purge_letters, redrive_entries_that_may_go
+from pipelines.protocol.records import Position
+from pipelines.protocol.redrive import ENTER, OPEN
+from pipelines.sink.chunks import chunks
+from pipelines.sink.leg import SinkLeg
+from pipelines.testing import ManualClock
+from support.protocol_account import check_account
+from support.protocol_outside import NAMES, Actor, MemoryPlace, ModelLog, Outside, Table, Topic
+from support.protocol_stages import POISON, VENOM, configuration, model_keys, model_map, model_parse, model_times, uncompressed
+
+MAX_ATTEMPTS = 4
+EXPIRE = "expire"
+LATER = datetime(9999, 1, 1, tzinfo=UTC)
+MAX_CALLS = 20_000
+SESSION = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+
+
+class Runner:
+    """One start of `tallyflow run`: opens its chains, anchors, then runs its legs side by side; all die together."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        world.epoch += 1
+        self.epoch, self.config = world.epoch, world.config
+        self.stop = threading.Event()
+        self.lease = SimpleNamespace(lost=threading.Event(), remaining_seconds=10.0)
+        self.actors = [Actor(world, "start", self._start, self)]
+
+    def _start(self) -> None:
+        log = self.world.log
+        version = stage_config.store(log, NAMES, self.config)
+        outside = Outside(self.world, self.epoch, version)
+        legs = {}
+        for name, kind in zip(LEGS, (IngestLeg, ProcessLeg, SinkLeg), strict=True):
+            chain = Chain(log, NAMES.stream("ledger"), NAMES.chain(name), self.epoch)
+            chain.open()
+            legs[name] = kind(outside, chain, self.lease, Path("run"), self.stop)
+        legs["sink"]._clickhouse = self.world.table
+        legs["ingest"].anchor(self.world.topic.ends if self.world.begins_at_latest else self.world.topic.starts)
+        for name, leg in legs.items():
+            self.actors.append(Actor(self.world, name, partial(self._run, leg, leg.start_offset()), self))
+            if self.world.max_age is not None:
+                purge = Purge(log, NAMES, name, self.world.max_age)
+                self.actors.append(Actor(self.world, f"purge of {name}", partial(self._purge, purge), self))
+
+    def _purge(self, purge: Purge) -> None:
+        """As the runner's own thread does, beside the legs."""
+        while not self.stop.is_set():
+            with suppress(RetryableError):
+                self.world.rng.choice([purge.by_age, purge.for_room])()
+                purge.for_room()
+            self.world.current.idle()
+
+    def _run(self, leg: object, start: dict[str, int]) -> None:
+        """Spark's part: batch after batch, each as far as it likes; now and then from an old checkpoint, which must not matter."""
+        world = self.world
+        if world.rng.random() < 0.1:
+            start = dict.fromkeys(start, 0)
+        while not self.stop.is_set():
+            end = admit(start, self._available(leg.name, start), world.rng.choice([1, 3, 10, 1000]))
+            if end == start:
+                world.current.idle()
+            else:
+                start = self._advanced(leg, end)
+
+    def _advanced(self, leg: object, end: dict[str, int]) -> dict[str, int]:
+        """Where the next batch begins: behind this one, or, in a new query, where the chain stands."""
+        try:
+            leg.advance(SESSION, end)
+        except ReplanError:
+            leg.patiently(leg.chain.open)
+            return leg.patiently(leg.start_offset)
+        return end
+
+    def _available(self, leg: str, start: dict[str, int]) -> dict[str, int]:
+        if leg == "ingest":
+            topic = self.world.topic
+            return {str(p): start.get(str(p), 0) if p in topic.silent else end for p, end in topic.end.items()}
+        state = self.world.log.state(NAMES.stream("raw" if leg == "process" else "out"))
+        return {"sequence": max(start["sequence"], state.last_sequence if state else 0)}
+
+    def kill(self) -> None:
+        for actor in self.actors:
+            actor.kill()
+
+    @property
+    def is_over(self) -> bool:
+        return all(actor.is_over for actor in self.actors)
+
+    @property
+    def is_overtaken(self) -> bool:
+        return self.epoch < self.world.epoch
+
+
+class Command:
+    """One `tallyflow dlq reprocess`, `discard` or `import`: takes each waiting letter with probability `share`.
+
+    EXPIRE is what the retention of letters does: it discards, lets frames go whose letters were all taken, and plans that no letter needs.
+    """
+
+    def __init__(self, world: "World", action: str, share: float) -> None:
+        self.world, self._action, self._share = world, action, share
+        world.command_epoch += 1
+        self.epoch = world.command_epoch
+        self.actors = [Actor(world, action, self._work, self)]
+
+    def _work(self) -> None:
+        log = self.world.log
+        chain = Chain(log, NAMES.stream("ledger"), NAMES.chain(REDRIVE), self.epoch)
+        chain.open()
+        redrive = Redrive(log, NAMES, "orders", chain)
+        if self._action == EXPIRE:
+            fold_redrive(log, NAMES, redrive_entries_that_may_go(log, NAMES, timedelta(0)))
+        chosen = list(self._chosen())
+        if self._action == "import":
+            changes = {Position(row["_tf_sequence"], row["_tf_ordinal"]): {"value": b"mended"} for _, t in chosen for row in t.to_pylist()}
+            for places, payload in edited_frames(Edited("file", changes), chosen):
+                redrive.enter_edited(places, payload)
+            return
+        wanted = ((sequence, letters["row"].to_numpy()) for sequence, letters in chosen)
+        redrive.enter(wanted) if self._action == ENTER else redrive.discard(wanted, "a test")
+        if self._action == EXPIRE:
+            purge_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER))
+
+    def _chosen(self) -> Iterator[tuple[int, pa.Table]]:
+        log, rng = self.world.log, self.world.rng
+        for sequence, letters in with_states(read_frames(log, NAMES), taken(log, NAMES), MAX_ATTEMPTS):
+            picked = letters.filter([state == OPEN and rng.random() < self._share for state in letters["state"].to_pylist()])
+            if picked.num_rows:
+                yield sequence, picked
+
+    def kill(self) -> None:
+        for actor in self.actors:
+            actor.kill()
+
+    @property
+    def is_over(self) -> bool:
+        return all(actor.is_over for actor in self.actors)
+
+    @property
+    def is_overtaken(self) -> bool:
+        return self.epoch < self.world.command_epoch
+
+
+class Inline:
+    """A ThreadPoolExecutor whose work is done when it is submitted."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> "Inline":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, work: Callable[..., None], *args: object) -> "Future[None]":
+        future: Future[None] = Future()
+        try:
+            future.set_result(work(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class World:
+    """One history. Everything random comes from `rng`, and only one actor runs at a time, so a seed is a story."""
+
+    def __init__(self, seed: int, patch: pytest.MonkeyPatch) -> None:
+        self.rng = random.Random(seed)
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self.current: Actor | None = None
+        self.calls = 0
+        self.epoch = self.command_epoch = 0
+        self.window_us = self.rng.choice([0, 0, 2_000_000, 10**12])
+        self.lateness_us: int | None = None
+        """Where values hold the event's own time, and windows are measured on it."""
+        self.gives_up = False
+        """Rows of the sink may be given up."""
+        self.config = configuration("bad", self.window_us)
+        self.places: dict[int, MemoryPlace] = {}
+        self.clock = ManualClock()
+        self.log = ModelLog(self, self.clock)
+        self.table = Table(self)
+        self.table.refused = self.rng.choice([None, b"fine", b"fine"])
+        self.table.partitions = self.rng.choice([1, 3])
+        self.driver_offsets = self.rng.choice([0, 1000])
+        self.driver_frames = self.rng.choice([0, 2, 1000])
+        self.topic = Topic(self, {0: 0, 1: self.rng.choice([0, 7])})
+        self.max_age = self.rng.choice([None, timedelta(0), timedelta(0), timedelta(seconds=2), timedelta(seconds=20)])
+        if self.max_age is not None and self.rng.random() < 0.3:
+            self.log.max_bytes = {NAMES.stream(role): self.rng.choice([30_000, 60_000, 200_000]) for role in ("raw", "out")}
+        self.begins_at_latest, self.expires = self.rng.random() < 0.2, self.rng.random() < 0.2
+        self.poison = self.rng.choice([(), (), (POISON,), (POISON, VENOM)])
+        self.runners: list[Runner] = []
+        self.commands: list[Command] = []
+        self.attempts: list[Actor] = []
+        self.strike: tuple[int, str] | None = None
+        self.leaders = random.Random(f"the leaders of {seed}")
+        """Of its own, so that who else is met by chance does not depend on it."""
+        self.loses_leaders = self.leaders.random() < 0.4
+        self.leader_goes_at = 0
+        self.is_mended_at_failure = False
+        self.is_frozen = False
+        self._patch(patch)
+
+    def _patch(self, patch: pytest.MonkeyPatch) -> None:
+        """Small limits, so that a short history has many frames, plans and chunks; and the outside of the legs."""
+        for module in (
+            pipelines.protocol.append,
+            pipelines.ingest.writer,
+            pipelines.dead_letters.redrive,
+            pipelines.dead_letters.export_file,
+        ):
+            patch.setattr(module, "cut_frames", self._cut)
+        for module in (pipelines.ingest.leg, pipelines.process.frames):
+            patch.setattr(module, "ThreadPoolExecutor", Inline)
+        for module in (pipelines.ingest.leg, pipelines.process.leg):
+            patch.setattr(module, "run_in_tasks", self._run_in_tasks)
+        for module in (pipelines.ingest.writer, pipelines.ingest.leg):
+            patch.setattr(module, "encode_frame", uncompressed)
+        patch.setattr(pipelines.protocol.redrive, "MAX_PLAN_LETTERS", self.rng.choice([2, 1000]))
+        patch.setattr(pipelines.ingest.leg, "FLUSH_BYTES", self.rng.choice([1, 200, 10_000]))
+        patch.setattr(pipelines.process.leg, "MAX_FRAMES_PER_BATCH", self.rng.choice([2, 5, 100]))
+        patch.setattr(pipelines.process.arrivals, "FRAMES_PER_STEP", self.rng.choice([1, 2, 12]))
+        patch.setattr(pipelines.process.frames, "parse", model_parse)
+        patch.setattr(pipelines.process.frames, "map_columns", model_map)
+        patch.setattr(pipelines.process.frames, "with_keys", model_keys)
+        patch.setattr(pipelines.process.frames, "with_times", model_times)
+        patch.setattr(pipelines.process.frames, "encode_frame", uncompressed)
+        patch.setattr(pipelines.process.frames, "open_engine", lambda: SimpleNamespace(close=lambda: None))
+        patch.setattr(pipelines.process.leg, "run_with_exchange", self._run_with_exchange)
+        # An insert of the model lasts no time, unless it is delivered late, and then it is refused like the first one.
+        patch.setattr(pipelines.sink.settling, "INSERT_MAX_EXECUTION_SECONDS", 0)
+        patch.setattr(pipelines.sink.leg, "chunks", lambda messages: chunks(messages, max_rows=self.rng.choice([2, 6, 1000])))
+        patch.setattr(pipelines.engine.leg, "wait_exponential_jitter", lambda **_: wait_none())
+
+    def _cut(self, table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
+        start = 0
+        while start < table.num_rows:
+            part = table.slice(start, self.rng.randint(1, 6))
+            yield part, uncompressed(part)
+            start += part.num_rows
+
+    def _run_in_tasks(self, session: object, run_path: str, work: Callable[..., dict], items: list[dict]) -> list[dict]:
+        """Each item once, and now and then a second attempt beside it, which may outlive its plan and its runner."""
+        runner = self.current.runner
+        reports = []
+        for item in items:
+            text = json.dumps(item)
+            outside = Outside(self, runner.epoch, "")
+            if self.rng.random() < 0.3:
+                self.attempts.append(Actor(self, "second attempt", lambda o=outside, t=text: work(o, json.loads(t)), runner))
+            reports.append(json.loads(json.dumps(work(outside, json.loads(text)))))
+        return reports
+
+    def _run_with_exchange(
+        self, session: object, run_path: str, first: Callable, items: list[dict], second: Callable, shared: dict, buckets: int
+    ) -> list[dict]:
+        """First tasks may be tried twice, the parcels of the second attempt count; a bucket's task as any other task."""
+        runner = self.current.runner
+        parcels: list[tuple[int, str, bytes]] = []
+        for item in items:
+            for _ in range(self.rng.choice([1, 1, 2])):
+                sent = list(first(Outside(self, runner.epoch, ""), json.loads(json.dumps(item))))
+            parcels += sent
+        self.rng.shuffle(parcels)
+        reports = []
+        for bucket in sorted({bucket for bucket, _, _ in parcels}):
+            here = [(kind, payload) for to, kind, payload in parcels if to == bucket]
+
+            def work(outside: Outside, item: dict, bucket: int = bucket, here: list[tuple[str, bytes]] = here) -> dict:
+                return second(outside, item, bucket, here)
+
+            reports += self._run_in_tasks(session, run_path, work, [shared])
+        return reports
+
+    def call(self) -> None:
+        self.calls += 1
+        if self.calls > MAX_CALLS:
+            raise AssertionError("the history does not come to an end")
+        if self.calls == self.leader_goes_at:
+            self.topic.silent.add(1)
+        if self.strike is not None and self.calls == self.strike[0]:
+            self._strike_now(self.strike[1])
+        if self.current is not None:
+            self.current.call()
+
+    def _strike_now(self, kind: str) -> None:
+        """Kills or pauses who is at work, in the middle of whatever it does."""
+        if kind == "kill":
+            for actor in self.current.runner.actors:
+                actor.is_killed = True
+        else:
+            self.is_frozen = True
+            self.current.spend_all()
+
+    def move_leaders(self) -> None:
+        """Now and then a partition loses its leader, or has one again."""
+        if self.loses_leaders and self.leaders.random() < 0.1:
+            self.topic.silent ^= {self.leaders.choice(sorted(self.topic.held))}
+
+    def start(self) -> Runner:
+        self.runners.append(Runner(self))
+        return self.runners[-1]
+
+    def command(self, action: str, share: float = 1.0) -> Command:
+        self.commands.append(Command(self, action, share))
+        return self.commands[-1]
+
+    def everybody(self) -> list[Actor]:
+        return [*(a for r in (*self.runners, *self.commands) for a in r.actors), *self.attempts]
+
+    def actors(self) -> list[Actor]:
+        return [a for a in self.everybody() if not a.is_over]
+
+    def produce(self, count: int) -> None:
+        for _ in range(count):
+            value = self.rng.choice([b"bad", b"odd", b"good", b"fine", *self.poison])
+            if self.lateness_us is not None:
+                value += b"@%d" % (sum(map(len, self.topic.held.values())) // 3 + self.rng.randint(0, 6))
+            self.topic.produce(self.rng.choice(list(self.topic.held)), value, self.rng.choice([0, 0, 0, 1, 5]))
+
+    def finish(self, actors: list[Actor]) -> None:
+        """Runs these actors until each is over or idle."""
+        while waiting := [a for a in actors if not a.is_over and not a.is_idle]:
+            for actor in waiting:
+                if not self.is_frozen:
+                    actor.step(1000)
+            if self.is_frozen:
+                return
+
+    def drain(self, runner: Runner) -> None:
+        """Runs one runner until all its legs are idle, one after another, with nothing left for the next."""
+        while True:
+            before = self.log.publishes
+            for actor in runner.actors:
+                actor.is_idle = False
+            self.finish(list(runner.actors))
+            if runner.is_over or self.is_frozen or (self.log.publishes == before and len(runner.actors) > 1):
+                return
+
+    def settle(self) -> None:
+        """The end of every history: a clean runner drains; whatever was paused or in flight comes to life; the account is checked twice."""
+        self.log.come_back()
+        self.table.fault, self.is_frozen, self.leader_goes_at = None, False, 0
+        self.topic.silent.clear()
+        clean = self.start()
+        self.drain(clean)
+        # Whatever a command has left open is finished by the next one, which takes what it likes; where raw is full, once there is room.
+        while isinstance(self._finish_letters(clean).error, RetryableError):
+            pass
+        self.check(clean)
+        self.current = None
+        self.log.deliver()
+        self.table.deliver()
+        for runner in self.runners:
+            if runner is not clean:
+                runner.stop.set()
+        self.finish_zombies(clean)
+        self.drain(clean)
+        self.check(clean)
+        for actor in self.actors():
+            actor.kill()
+
+    def _finish_letters(self, clean: Runner) -> Actor:
+        (command,) = self.command(ENTER, self.rng.choice([0, 0.5, 1])).actors
+        self.finish([command])
+        self.drain(clean)
+        return command
+
+    def finish_zombies(self, clean: Runner) -> None:
+        while zombies := [a for a in self.actors() if a.runner is not clean or a in self.attempts]:
+            self.rng.choice(zombies).step(self.rng.randint(1, 9))
+
+    def check(self, clean: Runner) -> None:
+        """Nobody may end in surprise, and nobody may think that it was overtaken when it was not."""
+        self.current = None
+        for actor in self.everybody():
+            if actor.error is not None and not isinstance(actor.error, self._may_end_with(actor, clean)):
+                raise AssertionError(f"{actor.name} of runner {actor.runner.epoch}: {actor.error!r}") from actor.error
+        check_account(self)
+
+    def _may_end_with(self, actor: Actor, clean: Runner) -> tuple[type[Exception], ...]:
+        """Fenced by a newer one; a start or a command by an outage; what was told to stop while it waited; a second attempt by all that."""
+        if actor in self.attempts:
+            # Long after its plan it may miss a run that was merged into another since, or frames that were purged.
+            return FencedError, RetryableError, StateDamagedError, DataLossError, InvariantError, UndecidedError
+        fenced = (FencedError,) if actor.was_overtaken else ()
+        if isinstance(actor.runner, Command):
+            return *fenced, RetryableError
+        return fenced if actor.runner is clean else (*fenced, StoppedError, *((RetryableError,) if actor.name == "start" else ()))

@@ -1,0 +1,35 @@
+"""docs/pipeline-file.md is what the models say."""
+
+import re
+from pathlib import Path
+
+from pipelines.config import json_schema, notes, parse, unsupported
+from pipelines.config.docs import EXAMPLE, TARGET, render
+
+PAGE = Path(__file__).parents[3] / TARGET
+
+
+def test_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render(), "run `python -m pipelines.config.docs`"
+
+
+def test_example_of_the_page_loads_and_can_run() -> None:
+    config = parse(EXAMPLE, name="docs", environment={})
+    assert (unsupported(config), notes(config)) == ([], [])
+    assert EXAMPLE in render()
+
+
+def test_every_field_has_a_row_with_a_meaning() -> None:
+    schema = json_schema()
+    rows = re.findall(r"^\| `([^`]+)`(?: \+)? \| [^|]+ \| [^|]* \| [^|]+ \|$", render(), re.MULTILINE)
+    fields = [name for model in (schema, *schema["$defs"].values()) for name in model["properties"]]
+    assert sorted(rows) == sorted(fields)
+
+
+def test_links_lead_to_headings() -> None:
+    page = render()
+    anchors = {
+        "".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+        for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    }
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= anchors

@@ -1,0 +1,122 @@
+"""What a job is called, from what its runners say; and what is kept of their words."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.control.control import Desired, by_halt, forget_halts, note_halt, note_stop, read_desired, read_halts, write_desired
+from pipelines.control.job_state import judge
+from pipelines.control.processes import host_mark, start_mark
+from resources.runner_log import KEPT_LOGS, bound_log, last_words, new_log
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+TEN_MINUTES = timedelta(minutes=10)
+
+
+def leg(rows_in: int = 0, rows_out: int = 0, state: str = "running", message: str = "", idle: timedelta = timedelta()) -> dict[str, Any]:
+    last = {"at": (NOW - idle).isoformat()}
+    return {"state": state, "message": message, "totals": {"rows_in": rows_in, "rows_out": rows_out}, "last_batch": last}
+
+
+def snapshot(lag: int = 0, ready: bool = True, healthy: bool = True, **legs: dict[str, Any]) -> dict[str, Any]:
+    return {"ready": ready, "healthy": healthy, "legs": legs, "lag": {"0": lag}, "uptime_seconds": 36_000.0}
+
+
+OLD = timedelta(minutes=11)
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        (snapshot(ingest=leg(), process=leg(), sink=leg()), "running"),
+        (snapshot(ingest=leg(idle=OLD), process=leg(idle=OLD), sink=leg(idle=OLD)), "running"),
+        (snapshot(lag=1, ingest=leg(idle=OLD)), "stuck"),
+        (snapshot(lag=1, ingest=leg()), "running"),
+        (snapshot(ingest=leg(rows_out=5), process=leg(rows_in=4, idle=OLD)), "stuck"),
+        (snapshot(sink=leg(rows_in=4, idle=OLD)), "running"),
+        (snapshot(ready=False, ingest=leg(state="starting")), "starting"),
+        (snapshot(ingest=leg(state="waiting", message="Kafka is away"), sink=leg()), "waiting"),
+        (snapshot(healthy=False, ingest=leg(state="waiting"), sink=leg(state="halted", message="no table")), "halted"),
+        (snapshot(healthy=False, ingest=leg()), "halted"),
+    ],
+)
+def test_a_job_is_called_by_its_worst_leg(said: dict[str, Any], state: str) -> None:
+    assert judge(said, NOW, TEN_MINUTES)[0] == state
+
+
+def test_a_sink_that_lets_its_batch_fill_is_not_stuck() -> None:
+    said = snapshot(process=leg(rows_out=5), sink=leg(rows_in=4, idle=OLD))
+    assert judge(said, NOW, TEN_MINUTES, timedelta(minutes=5))[0] == "running"
+    assert judge(said, NOW, TEN_MINUTES, timedelta(seconds=5))[0] == "stuck"
+
+
+def test_the_message_names_the_leg() -> None:
+    assert judge(snapshot(sink=leg(state="halted", message="no table")), NOW, TEN_MINUTES) == ("halted", "sink: no table")
+
+
+def test_a_stopped_leg_is_not_wanted_any_more_and_the_others_are(tmp_path: Path) -> None:
+    write_desired(tmp_path, Desired("running"))
+    note_stop(tmp_path, ["sink"])
+    assert read_desired(tmp_path) == Desired("running", ("ingest", "process"))
+    note_stop(tmp_path, ["ingest", "process"])
+    assert read_desired(tmp_path) == Desired("stopped")
+
+
+def test_a_halt_is_kept_for_its_leg_until_the_next_start_of_that_leg(tmp_path: Path) -> None:
+    note_halt(tmp_path, "sink", "the table is missing", "digest")
+    note_halt(tmp_path, "ingest", "the topic is missing", "digest")
+    found = read_halts(tmp_path)
+    assert {leg: (halt.message, halt.file, halt.mark) for leg, halt in found.items()} == {
+        "ingest": ("the topic is missing", "digest", start_mark(os.getpid())),
+        "sink": ("the table is missing", "digest", start_mark(os.getpid())),
+    }
+    assert [*by_halt(found).values()] == ["ingest", "sink"]
+    forget_halts(tmp_path, ["process", "sink"])
+    assert [*read_halts(tmp_path)] == ["ingest"]
+
+
+def test_a_halt_from_before_the_host_was_started_again_is_not_believed(tmp_path: Path) -> None:
+    note_halt(tmp_path, "sink", "the table is missing", "digest")
+    (path,) = tmp_path.glob("halted-*.json")
+    path.write_text(path.read_text().replace(host_mark(), "another-boot/22"))
+    assert read_halts(tmp_path) == {}
+
+
+def test_half_a_halt_is_none(tmp_path: Path) -> None:
+    (tmp_path / "halted-sink.json").write_text('{"message": "the table')
+    assert read_halts(tmp_path) == {}
+
+
+def test_half_a_file_after_a_loss_of_power_is_no_wish(tmp_path: Path) -> None:
+    (tmp_path / "desired.json").write_text('{"state": "run')
+    assert read_desired(tmp_path) is None
+
+
+def test_the_last_words_are_the_last_message_with_its_faults(tmp_path: Path) -> None:
+    log = tmp_path / "runner.log"
+    assert last_words(log) == ""
+    log.write_text("note: a\nwaiting: b\npipeline.yaml: 2 faults\n  - sink: x\n  - sources: y\n\n")
+    assert last_words(log) == "pipeline.yaml: 2 faults\n  - sink: x\n  - sources: y"
+    log.write_text("waiting: b\nthe topic does not exist; create it\n")
+    assert last_words(log) == "the topic does not exist; create it"
+    log.write_text('waiting: b\nWARNING: Using incubator modules: jdk.incubator.vector\nSetting default log level to "WARN".\n')
+    assert last_words(log) == "waiting: b"
+
+
+def test_a_log_that_is_too_large_keeps_its_end_and_the_writer_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "runner.log"
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"x\n" * 100_000 + b"last\n")
+        bound_log(log, 100_000)
+        writer.write(b"after\n")
+    assert log.stat().st_size < 20_000
+    assert log.read_text().endswith("x\nlast\nafter\n")
+
+
+def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:
+    for _ in range(8):
+        new_log(tmp_path).touch()
+    assert len([*tmp_path.glob("logs/*.log")]) == KEPT_LOGS

@@ -1,0 +1,133 @@
+"""How many copies were dropped in favour of a dead letter, against a dictionary."""
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.connectors.duckdb import open_engine
+from pipelines.dead_letters.dropped_copies import CopiesByLetter, DroppedCopies, _accepted
+from pipelines.dead_letters.triage import Selection, groups
+from pipelines.maintenance.replay import Judged
+from pipelines.process.dead_letter_rows import LETTER_SCHEMA
+from pipelines.process.stage_config import StageConfig
+from pipelines.process.watermarks import NEVER
+from pipelines.proof.audit.account import encoded
+from pipelines.testing import FIRST_INSTANT
+
+WINDOW_US = 10
+Record = tuple[int, int, bool]
+"""(key, time, whether it becomes a dead letter behind dedup, if dedup accepts it), a frame each."""
+
+
+def counted(records: list[Record], accepted: list[int], watermarks: list[int], portion: int = 3) -> dict[int, int]:
+    """Copies by the number of the accepted record, from 1."""
+    letters = [number for number in accepted if records[number - 1][2]]
+    keys = [records[number - 1][0] for number in letters]
+    accepted_rows = {
+        "letter": pa.array(encoded(np.array(letters, dtype=np.int64), np.zeros(len(letters), dtype=np.int64)), pa.uint64()),
+        "hi": pa.array([0] * len(letters), pa.uint64()),
+        "lo": pa.array(keys, pa.uint64()),
+        "at_us": pa.array([records[number - 1][1] for number in letters], pa.int64()),
+    }
+    with open_engine() as engine:
+        copies = CopiesByLetter(engine, pa.table(accepted_rows), WINDOW_US)
+        for start in range(0, len(records), portion):
+            part = records[start : start + portion]
+            rows = {
+                "_tf_sequence": pa.array(range(start + 1, start + len(part) + 1), pa.uint64()),
+                "_tf_ordinal": pa.array([0] * len(part), pa.uint32()),
+                "_tf_key_hi": pa.array([0] * len(part), pa.uint64()),
+                "_tf_key_lo": pa.array([key for key, _, _ in part], pa.uint64()),
+            }
+            times = np.array([time for _, time, _ in part], dtype=np.int64)
+            marks = np.array(watermarks[start : start + len(part)], dtype=np.int64)
+            copies.add(Judged(pa.table(rows), times, marks, len(part)))
+        return {code >> 20: number for code, number in copies.counts().items()}
+
+
+def judged_one_by_one(records: list[Record], watermarks: list[int]) -> tuple[list[int], dict[int, int]]:
+    """(numbers of the records that dedup accepts, copies of those that became dead letters), by the rule's own words."""
+    last: dict[int, int] = {}
+    accepted, copies = [], dict[int, int]()
+    for number, (key, time, _) in enumerate(records, 1):
+        before = last.get(key)
+        at = records[before - 1][1] if before else 0
+        if before and abs(time - at) < WINDOW_US and at + WINDOW_US > watermarks[number - 1]:
+            copies[before] = copies.get(before, 0) + 1
+        else:
+            last[key] = number
+            accepted.append(number)
+    return accepted, {number: count for number, count in copies.items() if records[number - 1][2]}
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=25))
+def test_the_copies_of_a_letter_end_where_dedup_lets_its_key_through_again(records: list[Record]) -> None:
+    in_order = [(key, time, is_letter) for (key, _, is_letter), time in zip(records, sorted(time for _, time, _ in records), strict=True)]
+    never = [int(NEVER)] * len(records)
+    accepted, copies = judged_one_by_one(in_order, never)
+    assert counted(in_order, accepted, never) == copies
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=25), st.integers(0, 20))
+def test_by_the_time_of_the_event_the_watermark_ends_them_as_well(records: list[Record], lateness: int) -> None:
+    marks = [max((time for _, time, _ in records[:at]), default=-1000) - lateness for at in range(len(records))]
+    on_time = [(record, mark) for record, mark in zip(records, marks, strict=True) if record[1] >= mark]
+    kept, watermarks = [record for record, _ in on_time], [mark for _, mark in on_time]
+    accepted, copies = judged_one_by_one(kept, watermarks)
+    assert counted(kept, accepted, watermarks) == copies
+
+
+CONFIG = StageConfig(
+    1, "events", "t", 8, (("id", "int"),), (("id", "id", "Int64", False),), "d", "t", ("_tf_sequence", "_tf_ordinal"), ("id",), WINDOW_US
+)
+
+
+def letter(sequence: int, value: bytes, past_dedup: bool = True, origin: str | None = None) -> dict[str, Any]:
+    arrival = FIRST_INSTANT + timedelta(seconds=sequence)
+    place = {
+        "_tf_sequence": sequence,
+        "_tf_ordinal": 2,
+        "_tf_topic": "t",
+        "_tf_partition": 0,
+        "_tf_offset": sequence,
+        "_tf_arrival": arrival,
+    }
+    told = {"stage": "sink", "code": "refused", "message": "words", "config_version": "v", "attempts": 1, "timestamp": arrival}
+    times = {"first_time": arrival, "last_time": arrival}
+    return {**place, **told, **times, "value": value, "past_dedup": past_dedup, "origin": origin}
+
+
+def frame(*letters: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(list(letters), schema=LETTER_SCHEMA)
+
+
+def code(sequence: int) -> int:
+    return sequence << 20 | 2
+
+
+def test_a_record_that_entered_again_stands_for_the_letter_that_dedup_had_accepted() -> None:
+    frames = [
+        frame(letter(3, b'{"id": 7}'), letter(4, b"{", past_dedup=False)),
+        frame(letter(8, b'{"id": 9}', origin="3.2"), letter(9, b'{"id": 8}', origin="4.2")),
+        frame(letter(12, b'{"id": 1}', origin="8.2")),
+    ]
+    with open_engine() as engine:
+        roots, accepted = _accepted(engine, CONFIG, frames, Selection(since=FIRST_INSTANT + timedelta(seconds=5)))
+    assert roots == {code(8): code(3), code(9): code(9), code(12): code(3)}
+    assert accepted.column("letter").to_pylist() == [code(3), code(9)]
+    assert accepted.column("at_us").to_pylist() == [int((FIRST_INSTANT + timedelta(seconds=at)).timestamp() * 1e6) for at in (3, 9)]
+
+
+def test_letters_tell_their_copies_and_groups_the_sum() -> None:
+    known = DroppedCopies(np.array([code(3), code(8)], dtype=np.uint64), np.array([5, 2]), np.array([True, False]), FIRST_INSTANT)
+    letters = known.of(frame(letter(3, b"a"), letter(8, b"b"), letter(9, b"c"), letter(10, b"{", past_dedup=False)))
+    assert letters.column("copies_dropped").to_pylist() == [5, 2, None, 0]
+    assert letters.column("copies_counted_from").to_pylist() == [FIRST_INSTANT, None, None, None]
+    (group,) = groups([letters.slice(1), letters.slice(0, 1)], Selection())
+    assert (group.letters, group.copies_dropped, group.copies_counted_from) == (4, 7, FIRST_INSTANT)

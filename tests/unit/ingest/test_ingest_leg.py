@@ -1,0 +1,72 @@
+"""Ingest against what Kafka and the replicas of NATS may tell: ends that have gone back, ends that are served late."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import Uuid
+
+from pipelines.connectors.kafka.client import TopicFacts
+from pipelines.errors import DataLossError, RetryableError
+from pipelines.ingest.leg import IngestLeg, _stored_frames, check_ends
+from pipelines.protocol.append import Tail
+from pipelines.protocol.naming import Names
+from pipelines.protocol.records import Message
+from pipelines.testing import MemoryLog
+
+NAMES = Names("orders")
+SUBJECT = NAMES.raw("events", 0)
+
+
+def test_an_end_before_what_was_confirmed_is_a_loss_that_is_named() -> None:
+    check_ends("orders", {"0": 10, "1": 7}, {0: 10, 1: 90})
+    check_ends("orders", {"0": 10, "1": 7}, {0: 10})
+    with pytest.raises(
+        DataLossError, match=r"topic orders: it ends before what was read: partition 1 at 6, and 7 was confirmed\. Kafka lost"
+    ):
+        check_ends("orders", {"0": 10, "1": 7}, {0: 10, 1: 6})
+
+
+def leg(confirmed: dict[str, int], ends: dict[int, int]) -> Any:
+    """As much of the leg as looks at ends."""
+    source = SimpleNamespace(topic="orders")
+    topic = SimpleNamespace(known_ends=lambda partitions, _: ({p: ends[p] for p in partitions if p in ends}, {}))
+    found = IngestLeg.__new__(IngestLeg)
+    found.connections = SimpleNamespace(config=SimpleNamespace(sources=[source]), topic=topic)  # type: ignore[assignment]
+    found.chain = SimpleNamespace(state=SimpleNamespace(to=confirmed, plan=None))  # type: ignore[assignment]
+    found.patiently = lambda attempt: attempt()  # type: ignore[method-assign]
+    return found
+
+
+def test_an_end_that_goes_back_while_it_runs_halts_unless_kafka_has_it_again() -> None:
+    with pytest.raises(DataLossError, match="it ends before what was read"):
+        leg({"0": 10}, {0: 8}).advance(None, {"0": 8})
+    leg({"0": 10}, {0: 10}).advance(None, {"0": 8})
+    leg({"0": 10}, {0: 8}).advance(None, {"0": 10})
+    # Of a partition without a leader nothing is known; what it ends at is looked at when it has one.
+    leg({"0": 10, "1": 10}, {0: 10}).advance(None, {"0": 10, "1": 8})
+
+
+class _LaggingLog(MemoryLog):
+    def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
+        return iter(list(super().fetch(stream, subject, after, to))[:-1])
+
+
+def test_frames_that_a_replica_does_not_serve_yet_are_waited_for() -> None:
+    """Without the last one they would seem to end before the range does, which is a halt."""
+    for log in (MemoryLog(), _LaggingLog()):
+        for first in (0, 5):
+            headers = {"Tf-First": str(first), "Tf-Last": str(first + 4), "Tf-Rows": "5"}
+            log.publish(SUBJECT, b"", headers, len(log.messages(NAMES.stream("raw"))))
+        connections: Any = SimpleNamespace(log=log, names=NAMES)
+        if isinstance(log, _LaggingLog):
+            with pytest.raises(RetryableError, match="not served yet"):
+                _stored_frames(connections, SUBJECT, 0, 10, Tail(0, -1))
+        else:
+            assert [frame.last for frame in _stored_frames(connections, SUBJECT, 0, 10, Tail(0, -1))[0]] == [4, 9]
+
+
+def test_a_broker_without_topic_ids_is_told_at_the_start() -> None:
+    assert "never make a topic again under its name" in TopicFacts(str(Uuid(0, 0)), (0,)).note
+    assert TopicFacts(str(Uuid(7, 1)), (0,)).note == ""

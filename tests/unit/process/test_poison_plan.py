@@ -1,0 +1,146 @@
+"""Records that a stage ends on: what the stages make of a batch with some, and how a plan decides about them."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tenacity import wait_none
+
+from pipelines.connectors.duckdb import open_engine
+from pipelines.engine import leg
+from pipelines.engine.execute import _attempt, _revive
+from pipelines.errors import HaltError, UndecidedError
+from pipelines.process import frames
+from pipelines.process import leg as process
+from pipelines.process.arrivals import Arrived
+from pipelines.process.isolation import INTERNAL_ERROR
+from pipelines.process.leg import ProcessLeg
+from pipelines.process.stage_config import StageConfig
+from pipelines.protocol.ledger import Chain, read_chain
+from pipelines.protocol.naming import Names
+from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_TOPIC, POSITION_COLUMNS, Message, StageOutput, encode_frame
+from pipelines.testing import MemoryLog, records
+
+NAMES = Names("p")
+FIELDS, MAPPING = (("id", "int64"),), (("id", "id", "Int64", False),)
+POISON = [5, 1, 0, "parse", "parse ends with KeyError on this record alone"]
+
+
+def configuration(key: tuple[str, ...] = ()) -> StageConfig:
+    return StageConfig(1, "orders", "orders", 2, FIELDS, MAPPING, "db", "t", POSITION_COLUMNS, key, 10**12 if key else 0)
+
+
+def frame(sequence: int, *ids: int) -> Arrived:
+    payload = encode_frame(records(0, [b'{"id": %d}' % number for number in ids]))
+    headers = {HEADER_TOPIC: "orders", HEADER_PARTITION: "0"}
+    return Arrived(Message("tf.p.raw.orders.0", sequence, datetime(2026, 1, 1, tzinfo=UTC), payload, headers), 0)
+
+
+@pytest.mark.parametrize("stage", ["parse", "map_columns", "with_keys"])
+def test_a_batch_goes_on_without_the_records_that_a_stage_ends_on(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    real: Callable[..., StageOutput] = getattr(frames, stage)
+
+    def ends(engine: Any, table: pa.Table, *more: Any) -> StageOutput:
+        if 13 in table.column("_tf_ordinal").to_pylist():
+            raise ZeroDivisionError("a value of the row")
+        return real(engine, table, *more)
+
+    monkeypatch.setattr(frames, stage, ends)
+    counts = frames.new_counts()
+    with open_engine() as engine:
+        rows, letters = frames.stages(engine, configuration(("id",)), "v1", [frame(5, *range(40)), frame(6, 90, 91)], counts)
+    assert rows.column("id").to_pylist() == [*range(13), *range(14, 40), 90, 91]
+    (letter,) = letters.to_pylist()
+    assert (letter["_tf_sequence"], letter["_tf_ordinal"], letter["value"], letter["code"]) == (5, 13, b'{"id": 13}', INTERNAL_ERROR)
+    assert letter["stage"] == {"map_columns": "transform", "with_keys": "dedup"}.get(stage, stage)
+    assert "ZeroDivisionError" in letter["message"] and "value of the row" not in letter["message"]
+    assert (counts["rows_in"], counts["rows_rejected"]) == (42, 1)
+    assert frames.undecided(letters, []) == [[5, 13, 0, letter["stage"], letter["message"]]]
+    assert frames.undecided(letters, [[5, 13, "parse", "words"]]) == []
+
+
+def test_a_decided_record_is_a_letter_though_no_stage_ends_on_it_any_more() -> None:
+    with open_engine() as engine:
+        rows, letters = frames.stages(engine, configuration(), "v1", [frame(5, 1, 2)], frames.new_counts(), [[5, 0, "parse", "words"]])
+    assert rows.column("id").to_pylist() == [2]
+    assert [(letter["value"], letter["code"], letter["message"]) for letter in letters.to_pylist()] == [
+        (b'{"id": 1}', INTERNAL_ERROR, "words")
+    ]
+
+
+def test_what_a_task_finds_reaches_the_driver_whole() -> None:
+    def work(*_: object) -> dict[str, Any]:
+        raise UndecidedError("one record", [POISON])
+
+    revived = _revive(json.loads(_attempt(lambda: SimpleNamespace(), work, "{}")))
+    assert isinstance(revived, UndecidedError)
+    assert (str(revived), revived.places) == ("one record", [POISON])
+
+
+def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:
+    """A leg whose open plan covers raw frames 4 to 6, and which has found POISON in it."""
+    chain = Chain(log, NAMES.stream("ledger"), NAMES.chain("process"), 1)
+    chain.open()
+    chain.plan(3, 6, config="v1")
+    connections = SimpleNamespace(names=NAMES, log=log, keep=lambda _, make: configuration(key))
+    made = ProcessLeg(connections, chain, SimpleNamespace(lost=Event()), Path("run"), Event())
+    made._undecided = [POISON]
+    return made
+
+
+def decide(made: ProcessLeg) -> Any:
+    assert made.chain.state.plan is not None
+    return made._decide(made.chain.state.plan)
+
+
+@pytest.mark.parametrize("last", [None, "4.9.0", "5.0.0"])
+def test_a_record_that_nothing_was_written_beyond_is_decided_in_the_plan(last: str | None) -> None:
+    log = MemoryLog()
+    if last:
+        log.publish(NAMES.out(0), b"", {HEADER_LAST: last}, 0)
+    decide(leg_with_plan(log))
+    plan = read_chain(log, NAMES.stream("ledger"), NAMES.chain("process")).plan
+    assert plan is not None
+    assert (plan.body["from"], plan.body["to"], plan.body["poison"]) == (3, 6, [[5, 1, "parse", POISON[4]]])
+
+
+@pytest.mark.parametrize("subject", [NAMES.out(0), NAMES.dead_letters("process", 0)])
+@pytest.mark.parametrize(("last", "key"), [("5.1.0", ()), ("6.0.0", ()), ("4.0.0", ("id",))])
+def test_a_record_that_an_earlier_attempt_has_passed_is_never_decided(subject: str, last: str, key: tuple[str, ...]) -> None:
+    """With dedup whatever was written of the plan was written after all its records had been through the stages."""
+    log = MemoryLog()
+    log.publish(subject, b"", {HEADER_LAST: last}, 0)
+    made = leg_with_plan(log, key)
+    with pytest.raises(HaltError, match=r"\(raw position 5\.1\), and an earlier attempt has passed it"):
+        decide(made)
+    assert made.chain.state.plan is not None and "poison" not in made.chain.state.plan.body
+
+
+def test_the_same_decision_is_appended_again_where_its_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leg, "wait_exponential_jitter", lambda **_: wait_none())
+    log = MemoryLog()
+    made, attempts = leg_with_plan(log), []
+
+    def execute(_: object, plan: Any) -> tuple[dict[str, int], dict[str, Any]]:
+        attempts.append(plan.body["poison"])
+        return {}, {}
+
+    monkeypatch.setattr(made, "_execute", execute)
+    log.go_away(1)
+    assert made.chain.state.plan is not None
+    plan = made.chain.state.plan
+    made.patiently(lambda: made.execute(None, plan))
+    assert attempts == [[[5, 1, "parse", POISON[4]]]]
+    assert made._undecided == []
+
+
+def test_more_poison_than_a_plan_has_room_for_halts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_POISON", 0)
+    with pytest.raises(HaltError, match="the stages end on more than 0 records"):
+        decide(leg_with_plan(MemoryLog()))

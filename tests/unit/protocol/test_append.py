@@ -1,0 +1,223 @@
+"""The position rule: what an appender writes, and what it finds already there."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+import pipelines.protocol.append
+from pipelines.errors import FencedError, InvariantError, RetryableError
+from pipelines.protocol.append import Appender, Tail, Written, append_rows, last_position
+from pipelines.protocol.records import Message, Position, decode_frame, encode_frame
+from pipelines.testing import Fault, MemoryLog
+
+STREAM = "tf-p-out"
+SUBJECT = "tf.p.out.0"
+FAR = Position(1000, 0, 0)
+
+
+def rows(*positions: tuple[int, int]) -> pa.Table:
+    sequence, ordinal = zip(*positions, strict=True) if positions else ((), ())
+    columns = {"_tf_sequence": pa.array(sequence, pa.uint64()), "_tf_ordinal": pa.array(ordinal, pa.uint32())}
+    return pa.table({**columns, "_tf_emit": pa.array([0] * len(sequence), pa.uint32())})
+
+
+TABLE = rows((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1))
+POSITIONS = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+
+
+def appender(log: MemoryLog, tail: Tail[Position] | None = None, limit: Position = FAR) -> Appender[Position]:
+    return Appender(log, STREAM, SUBJECT, last_position, limit, tail)
+
+
+def stored(log: MemoryLog) -> list[list[tuple[int, int]]]:
+    frames = [decode_frame(message.payload) for message in log.messages(STREAM)]
+    return [list(zip(f["_tf_sequence"].to_pylist(), f["_tf_ordinal"].to_pylist(), strict=True)) for f in frames]
+
+
+def flat(log: MemoryLog) -> list[tuple[int, int]]:
+    return [row for frame in stored(log) for row in frame]
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the next frames; the last one repeats."""
+    sizes = [2]
+
+    def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
+        start = 0
+        while start < table.num_rows:
+            part = table.slice(start, sizes.pop(0) if len(sizes) > 1 else sizes[0])
+            yield part, encode_frame(part)
+            start += part.num_rows
+
+    monkeypatch.setattr(pipelines.protocol.append, "cut_frames", cut_frames)
+    return sizes
+
+
+def test_a_frame_says_which_positions_it_covers() -> None:
+    log = MemoryLog()
+    (frame,) = append_rows(appender(log), TABLE)
+    (message,) = log.messages(STREAM)
+    assert message.headers == {"Tf-First": "1.0.0", "Tf-Last": "3.1.0", "Tf-Rows": "6", "Tf-Bytes": str(TABLE.nbytes)}
+    assert frame == Written(Position(1, 0), Position(3, 1), 6, 1, len(message.payload))
+    assert last_position(message) == Position(3, 1, 0)
+    assert message.rows == 6
+
+
+def test_extra_headers_go_with_the_frame() -> None:
+    log = MemoryLog()
+    appender(log).append(b"x", Position(1, 0), Position(1, 0), 1, {"Tf-Run": "7"})
+    assert log.messages(STREAM)[0].headers["Tf-Run"] == "7"
+
+
+def test_frames_follow_each_other_without_reading_the_tail_again(cut: list[int]) -> None:
+    log = MemoryLog()
+    writer = appender(log, Tail(0, None))
+    log.last = None
+    append_rows(writer, TABLE)
+    assert stored(log) == [[(1, 0), (1, 1)], [(2, 0), (2, 1)], [(3, 0), (3, 1)]]
+    assert writer.known_tail == Tail(3, Position(3, 1))
+
+
+def test_an_empty_table_writes_and_reads_nothing() -> None:
+    log = MemoryLog()
+    log.go_away()
+    writer = appender(log)
+    assert append_rows(writer, rows()) == []
+    assert writer.known_tail is None
+
+
+def test_a_replay_writes_nothing() -> None:
+    log = MemoryLog()
+    append_rows(appender(log), TABLE)
+    assert append_rows(appender(log), TABLE) == []
+    assert flat(log) == POSITIONS
+
+
+@pytest.mark.parametrize("rows_before", range(7))
+def test_what_lies_beyond_the_tail_is_written_wherever_an_earlier_attempt_ended(rows_before: int) -> None:
+    log = MemoryLog()
+    append_rows(appender(log), TABLE.slice(0, rows_before))
+    append_rows(appender(log), TABLE)
+    assert flat(log) == POSITIONS
+
+
+@pytest.mark.parametrize("rows_before", range(1, 7))
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_a_stale_tail_is_read_again(cut: list[int], rows_before: int, size: int) -> None:
+    """Another attempt, cut elsewhere, came after this one looked."""
+    log = MemoryLog()
+    late = appender(log)
+    assert late.tail == Tail(0, None)
+    append_rows(appender(log), TABLE.slice(0, rows_before))
+    cut[:] = [size]
+    append_rows(late, TABLE)
+    assert flat(log) == POSITIONS
+
+
+def test_two_attempts_that_alternate_write_each_row_once(cut: list[int]) -> None:
+    log = MemoryLog()
+    one, other = appender(log), appender(log)
+    assert one.tail == other.tail == Tail(0, None)
+    publish, turns = log.publish, [other, one, other]
+
+    def interleaved(*args: object) -> int:
+        if turns:
+            append_rows(turns.pop(), TABLE.slice(0, 2 * (3 - len(turns)) - 1))
+        return publish(*args)
+
+    log.publish = interleaved
+    append_rows(one, TABLE)
+    log.publish = publish
+    append_rows(other, TABLE)
+    assert flat(log) == POSITIONS
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_lost_acknowledgement_is_found_on_the_subject(cut: list[int], nth: int) -> None:
+    log = MemoryLog()
+    log.fail_publish(Fault.LOST_ACKNOWLEDGEMENT, nth)
+    append_rows(appender(log), TABLE)
+    assert stored(log) == [[(1, 0), (1, 1)], [(2, 0), (2, 1)], [(3, 0), (3, 1)]]
+
+
+@pytest.mark.parametrize("fault", [Fault.DROPPED, Fault.DELAYED])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_frame_that_is_not_there_is_retryable_and_may_be_repeated(cut: list[int], nth: int, fault: Fault) -> None:
+    log = MemoryLog()
+    writer = appender(log)
+    log.fail_publish(fault, nth)
+    with pytest.raises(RetryableError):
+        append_rows(writer, TABLE)
+    assert len(stored(log)) == nth - 1
+    cut[:] = [3]
+    log.deliver()
+    append_rows(writer, TABLE)
+    log.deliver()
+    assert flat(log) == POSITIONS
+
+
+def test_a_frame_delayed_beyond_the_repetition_loses(cut: list[int]) -> None:
+    log = MemoryLog()
+    writer = appender(log)
+    log.fail_publish(Fault.DELAYED)
+    with pytest.raises(RetryableError):
+        append_rows(writer, TABLE)
+    append_rows(writer, TABLE)
+    assert log.deliver() == 0
+    assert flat(log) == POSITIONS
+
+
+def test_a_tail_beyond_the_limit_is_a_newer_runner(cut: list[int]) -> None:
+    log = MemoryLog()
+    old = appender(log, limit=Position(3, 9))
+    assert old.tail == Tail(0, None)
+    append_rows(appender(log), rows(*POSITIONS, (4, 0)))
+    with pytest.raises(FencedError, match="beyond"):
+        append_rows(old, TABLE)
+    assert flat(log) == [*POSITIONS, (4, 0)]
+
+
+def test_a_tail_exactly_at_the_limit_is_another_attempt_at_the_same_range(cut: list[int]) -> None:
+    log = MemoryLog()
+    late = appender(log, limit=Position(3, 1))
+    assert late.tail == Tail(0, None)
+    append_rows(appender(log), TABLE)
+    assert append_rows(late, TABLE) == []
+
+
+def test_a_message_that_goes_back_is_foreign() -> None:
+    log = MemoryLog()
+    writer = appender(log)
+    append_rows(writer, TABLE)
+    log.publish(SUBJECT, b"?", {"Tf-Last": "1.0.0"}, 1)
+    with pytest.raises(InvariantError, match="foreign message stands at 2"):
+        append_rows(writer, rows((4, 0)))
+
+
+def test_append_says_none_when_the_subject_already_reaches_the_frame() -> None:
+    log = MemoryLog()
+    append_rows(appender(log), TABLE)
+    assert appender(log).append(b"x", Position(2, 0), Position(4, 0), 1) is None
+    assert appender(log).append(b"x", Position(3, 1), Position(4, 0), 1) is None
+    assert appender(log).append(b"x", Position(3, 2), Position(4, 0), 1) is not None
+
+
+def test_the_tail_is_that_of_the_own_subject() -> None:
+    log = MemoryLog()
+    append_rows(Appender(log, STREAM, "tf.p.out.1", last_position, FAR), TABLE)
+    assert appender(log).tail == Tail(0, None)
+    log.clock.advance(timedelta(seconds=1))
+    append_rows(appender(log), TABLE)
+    assert appender(log).tail == Tail(2, Position(3, 1))
+
+
+def test_a_server_that_refuses_its_own_last_sequence_breaks_the_protocol() -> None:
+    log = MemoryLog()
+    append_rows(appender(log), TABLE)
+    stale = Message(SUBJECT, 0, log.clock.now, b"", {"Tf-Last": "0.0.0"})
+    log.last = lambda stream, subject: stale
+    with pytest.raises(InvariantError, match="refused at its own last sequence"):
+        appender(log).append(b"x", Position(4, 0), Position(4, 0), 1)

@@ -1,0 +1,352 @@
+"""A model of the protocol: the real legs, chains and writers over an in-memory log, a list as Kafka and a set of tokens as ClickHouse.
+
+Everything outside is a fake that stops before each of its calls, so a seed decides, call by call, who goes on: a leg, a second attempt of
+a task, a runner that was taken for dead. A runner can be killed before every call, an acknowledgement lost, a request delayed; records
+are produced, the configuration is edited, the server's clock steps back. Then a clean runner drains, the paused ones wake up, and the
+account must be right: every record exactly once in the table or among the dead letters, and every count in the ledger true.
+
+`TALLYFLOW_MODEL_HISTORIES` (default 300) says how many random ones are played, the same on every machine; `TALLYFLOW_MODEL_SEED` plays one.
+The actors are in tests/support/protocol_outside.py, their world in protocol_world.py, the account at the end in protocol_account.py.
+"""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.protocol_outside import NAMES, ModelLog, Topic
+from support.protocol_stages import POISON, VENOM, configuration
+from support.protocol_world import EXPIRE, Runner, World
+
+import pipelines.protocol.redrive
+from pipelines.errors import DataLossError, HaltError, RefusedError
+from pipelines.process.stage_config import StageConfig, config_of
+from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.naming import REDRIVE, Names
+from pipelines.protocol.purge import Purge
+from pipelines.protocol.redrive import DISCARD, ENTER
+from pipelines.sink.chunks import chunks
+from pipelines.sink.leg import SinkLeg
+from pipelines.testing import Fault
+
+PURGE_LIMITS = Purge._limits
+
+
+def chaos(world: World, steps: int) -> None:
+    """A seed's history: legs go on in turns of a few calls, and now and then something happens."""
+    rng, log = world.rng, world.log
+    world.produce(rng.randint(1, 15))
+    paused: set[Runner] = set()
+    for _ in range(steps):
+        world.move_leaders()
+        live = [r for r in world.runners if not r.is_over]
+        event = rng.random()
+        if not [r for r in live if r not in paused] or event < 0.02:
+            paused.update(r for r in live if rng.random() < 0.5)
+            world.start()
+        elif event < 0.05:
+            rng.choice(live).kill()
+        elif event < 0.08:
+            paused.symmetric_difference_update([rng.choice(live)])
+        elif event < 0.12:
+            log.fail_publish(rng.choice(list(Fault)), rng.randint(1, 6))
+        elif event < 0.14:
+            world.table.fault = rng.choice(list(Fault))
+        elif event < 0.16:
+            world.current = None
+            log.deliver()
+            world.table.deliver()
+        elif event < 0.22 and len(world.topic.held) and sum(map(len, world.topic.held.values())) < 60:
+            world.produce(rng.randint(1, 8))
+        elif event < 0.23:
+            world.config = configuration(rng.choice(["bad", "odd"]), world.window_us, rng.random() < 0.5)
+        elif event < 0.25:
+            world.clock.advance(timedelta(seconds=rng.choice([-5, 1, 10])))
+        elif event < 0.26 and len(world.topic.held) < 4:
+            world.topic.add_partition()
+        elif event < 0.28 and world.expires:
+            world.topic.expire()
+        elif event < 0.3 and len(live) == 1 and not world.table.is_awaited:
+            world.table.mend()
+        elif event < 0.32:
+            world.table.worsen()
+        elif event < 0.4 and log.messages(NAMES.stream("dlq")):
+            world.command(rng.choice([ENTER, ENTER, DISCARD, "import", EXPIRE, EXPIRE]), rng.choice([0.3, 1]))
+        elif event < 0.43 and world.commands:
+            rng.choice([world.commands[-1].kill, partial(paused.symmetric_difference_update, world.commands[-1:])])()
+        else:
+            awake = [a for a in world.actors() if a.runner not in paused or a in world.attempts]
+            if awake:
+                rng.choice(awake).step(rng.choice([1, 1, 2, 5, 15]))
+
+
+def play(seed: int) -> World:
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(seed, patch)
+        try:
+            chaos(world, world.rng.choice([10, 30, 100]))
+            world.settle()
+        finally:
+            for actor in world.actors():
+                actor.kill()
+        return world
+
+
+def test_every_record_is_accounted_for_in_random_histories() -> None:
+    if seed := os.environ.get("TALLYFLOW_MODEL_SEED"):
+        play(int(seed))
+        return
+    for seed in range(int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "300"))):
+        try:
+            play(seed)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed} (TALLYFLOW_MODEL_SEED={seed}): {error}") from error
+
+
+def short_history(
+    prepare: Callable[[World], None],
+    window_us: int = 0,
+    is_mended: bool = False,
+    max_age: timedelta | None = None,
+    command: str = "",
+) -> tuple[int, int]:
+    """One runner over two partitions, its legs one after the other, with what `prepare` arranged; then the end of every history.
+
+    `is_mended`: before that the table is mended, which has refused some of the rows. `command`: that takes all letters when the runner has
+    drained, and what `prepare` arranges is for the command.
+    Returns how many calls the first runner, or the command, made, and how many of them published.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(4, patch)
+        world.window_us, world.config = window_us, configuration("bad", window_us)
+        world.max_age, world.log.max_bytes = max_age, {}
+        world.topic = Topic(world, {0: 0, 1: 7})
+        world.begins_at_latest = world.expires = False
+        world.table.refused = b"fine"
+        for number, value in enumerate([b"good", b"bad", b"fine", POISON, b"odd", b"good", VENOM, b"fine", b"fine"]):
+            world.topic.produce(number % 2, value, gap=number % 3)
+        try:
+            first = world.start()
+            if command:
+                world.drain(first)
+            before = world.calls, world.log.publishes
+            prepare(world)
+            world.finish(world.command(command).actors) if command else world.drain(first)
+            made = world.calls - before[0], world.log.publishes - before[1]
+            if is_mended:
+                world.table.mend()
+            world.produce(2)
+            world.settle()
+        finally:
+            for actor in world.actors():
+                actor.kill()
+        return made
+
+
+def arrange(call: int, kind: str, world: World) -> None:
+    world.strike = (world.calls + call, kind)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", ["kill", "pause"])
+@pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
+def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str, window_us: int) -> None:
+    calls, _ = short_history(lambda world: None, window_us)
+    assert calls > 60
+    for call in range(1, calls + 1):
+        try:
+            short_history(partial(arrange, call, kind), window_us)
+        except BaseException as error:
+            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", ["kill", "pause"])
+@pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
+@pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
+def test_a_command_that_takes_letters_may_be_killed_or_paused_before_every_single_call(kind: str, command: str, window_us: int) -> None:
+    calls, publishes = short_history(lambda world: None, window_us, command=command)
+    assert calls > publishes > 2
+    for call in range(1, calls + 1):
+        try:
+            short_history(partial(arrange, call, kind), window_us, command=command)
+        except BaseException as error:
+            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
+def test_every_single_publish_of_a_command_that_takes_letters_may_fail(fault: Fault, command: str) -> None:
+    _, publishes = short_history(lambda world: None, command=command)
+    for number in range(1, publishes + 1):
+        try:
+            short_history(lambda world, n=number: world.log.fail_publish(fault, n), command=command)
+        except BaseException as error:
+            raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+
+
+@pytest.mark.crash
+def test_a_runner_that_purges_may_be_killed_before_every_single_call() -> None:
+    calls, _ = short_history(lambda world: None, max_age=timedelta(0))
+    for call in range(1, calls + 1):
+        try:
+            short_history(partial(arrange, call, "kill"), max_age=timedelta(0))
+        except BaseException as error:
+            raise AssertionError(f"kill before call {call} of {calls}: {error}") from error
+
+
+@pytest.mark.crash
+def test_a_table_may_be_mended_after_a_kill_before_every_single_call() -> None:
+    calls, _ = short_history(lambda world: None, is_mended=True)
+    for call in range(1, calls + 1):
+        try:
+            short_history(partial(arrange, call, "kill"), is_mended=True)
+        except BaseException as error:
+            raise AssertionError(f"kill before call {call} of {calls}: {error}") from error
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_table_may_be_mended_while_any_publish_fails_and_a_late_one_arrives_with_the_next_insert(fault: Fault) -> None:
+    _, publishes = short_history(lambda world: None)
+    for number in range(1, publishes + 1):
+
+        def fail(world: World, number: int = number) -> None:
+            world.is_mended_at_failure = True
+            world.log.fail_publish(fault, number)
+
+        try:
+            short_history(fail)
+        except BaseException as error:
+            raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("fault", list(Fault))
+def test_every_single_publish_may_fail(fault: Fault) -> None:
+    _, publishes = short_history(lambda world: None)
+    assert publishes > 20
+    for number in range(1, publishes + 1):
+        try:
+            short_history(lambda world, n=number: world.log.fail_publish(fault, n))
+        except BaseException as error:
+            raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+
+
+def cuts_without_asking(*_: object) -> npt.NDArray[np.int64]:
+    return np.zeros(0, np.int64)
+
+
+def test_a_sink_that_cuts_without_asking_the_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused may have stored partitions, and what was stored may be refused when it is sent again."""
+    monkeypatch.setattr("pipelines.sink.leg.stored_rows", cuts_without_asking)
+    with pytest.raises(AssertionError, match="table"):
+        for seed in range(300):
+            play(seed)
+
+
+def test_a_table_that_refuses_every_row_for_a_cause_of_its_own_halts_the_sink_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(4, monkeypatch)
+    world.config, world.max_age, world.log.max_bytes = configuration("bad", 0), None, {}
+    world.topic, world.begins_at_latest, world.expires = Topic(world, {0: 0}), False, False
+    monkeypatch.setattr("pipelines.sink.leg.chunks", chunks)
+
+    def refuse(*_: object) -> None:
+        world.call()
+        raise RefusedError("no reason that is known", None, is_known=False)
+
+    monkeypatch.setattr(world.table, "insert", refuse)
+    for _ in range(12):
+        world.topic.produce(0, b"good", 0)
+    runner = world.start()
+    world.drain(runner)
+    (halt,) = [actor.error for actor in runner.actors if actor.error is not None]
+    assert isinstance(halt, HaltError)
+    assert "the table refuses row after row and takes none, with: no reason that is known" in str(halt)
+    plan = read_chain(world.log, NAMES.stream("ledger"), NAMES.chain("sink")).plan
+    assert plan is not None
+    assert [row for row, _ in plan.body["pieces"]["refused"]] == [0, 1, 2]
+    for actor in world.actors():
+        actor.kill()
+
+
+def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age: timedelta) -> int:
+    done = read_chain(log, names.stream("ledger"), names.chain(REDRIVE)).done
+    return done.sequence if done else 0
+
+
+def test_a_folding_that_forgets_letters_which_are_still_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol_world.redrive_entries_that_may_go", forgets_plans_of_letters_that_are_there)
+    with pytest.raises(AssertionError, match="a letter was taken twice"):
+        for seed in range(300):
+            play(seed)
+
+
+def names_the_configuration_of_the_day(self: SinkLeg, chunk: object) -> StageConfig:
+    return config_of(self.connections, self.connections.run.stage_config)
+
+
+def test_a_sink_that_plans_what_waits_under_the_configuration_of_the_day_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SinkLeg, "_config_of", names_the_configuration_of_the_day)
+    with pytest.raises(AssertionError, match=r"table|their columns are not those"):
+        for seed in range(300):
+            play(seed)
+
+
+def takes_the_last_message(self: Purge, stream: str, subject: str, below: int) -> None:
+    last = self._log.last(stream, subject)
+    if last is not None:
+        self._log.purge(stream, subject, min(below, last.sequence) + 1)
+
+
+def takes_what_the_sink_has_not_read(self: Purge, role: str, below: int) -> None:
+    if role == "out":
+        for subject in self._log.subjects(NAMES.stream(role), NAMES.subjects(role)):
+            self._purge_subject(NAMES.stream(role), subject, 10**9)
+
+
+def takes_records_of_rows_that_are_not_confirmed(self: Purge, to: int) -> tuple[int, int]:
+    return to, to
+
+
+def fill_raw(world: World) -> None:
+    """More letters than raw has room for, all named by one plan: who finishes it must enter all of them, whatever a seed takes later."""
+    for _ in range(30):
+        world.topic.produce(0, b"bad", 0)
+    world.drain(world.runners[0])
+    # The world has patched it, and takes that back.
+    pipelines.protocol.redrive.MAX_PLAN_LETTERS = 1000
+    world.log.max_bytes = {NAMES.stream("raw"): 12_000}
+
+
+def keeps_letters_that_entered_again_behind_ingest(self: Purge, to: int) -> tuple[int, int]:
+    limit, anywhere = PURGE_LIMITS(self, to)
+    return limit, min(limit, anywhere)
+
+
+def test_letters_that_entered_again_and_fill_raw_make_room_for_the_others_and_for_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_history(fill_raw, max_age=timedelta(days=1), command=ENTER)
+    monkeypatch.setattr(Purge, "_limits", keeps_letters_that_entered_again_behind_ingest)
+    with pytest.raises(AssertionError, match="does not come to an end"):
+        short_history(fill_raw, max_age=timedelta(days=1), command=ENTER)
+
+
+@pytest.mark.parametrize(
+    ("step", "mistake"),
+    [
+        ("_purge_subject", takes_the_last_message),
+        ("_purge_frames", takes_what_the_sink_has_not_read),
+        ("_limits", takes_records_of_rows_that_are_not_confirmed),
+    ],
+)
+def test_a_purge_that_goes_too_far_is_found(step: str, mistake: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Purge, step, mistake)
+    # A leg that waits for what is gone never ends; no sound history of these has taken half as many.
+    monkeypatch.setattr("protocol_world.MAX_CALLS", 6000)
+    with pytest.raises((AssertionError, DataLossError)):
+        for seed in range(300):
+            play(seed)

@@ -1,0 +1,331 @@
+"""The model of the protocol with operators in it: rows of the sink are given up, the clock is reset, windows go by the events' own times.
+
+As tests/unit/protocol/test_protocol_model.py, whose histories these are; the operators are in tests/support/protocol_operators.py.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.protocol_account import entries
+from support.protocol_operators import ABANDON, RESET, Operator, let_operators_in, operated_chaos, use_event_times
+from support.protocol_outside import NAMES, Topic
+from support.protocol_stages import POISON, configuration, stored_rows
+from support.protocol_world import World
+
+from pipelines.errors import FencedError, RefusedError
+from pipelines.process.leg import ProcessLeg
+from pipelines.protocol.ledger import Chain, ChainState, Entry, read_chain
+from pipelines.testing import Fault
+
+EXECUTE = ProcessLeg._execute
+HISTORIES = int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "300")) // 10
+
+
+def play(seed: int, event_times: bool = False) -> World:
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(seed, patch)
+        let_operators_in(world, patch)
+        if event_times:
+            use_event_times(world, world.rng.choice([2_000_000, 8_000_000]), world.rng.choice([0, 1_000_000]))
+        try:
+            operated_chaos(world, world.rng.choice([30, 100]))
+            world.settle()
+        finally:
+            for actor in world.actors():
+                actor.kill()
+        return world
+
+
+@pytest.mark.parametrize("event_times", [False, True], ids=["by arrival", "by event time"])
+def test_every_record_is_accounted_for_in_random_histories_with_operators(event_times: bool) -> None:
+    for seed in range(HISTORIES):
+        try:
+            play(seed, event_times)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def new_world(patch: pytest.MonkeyPatch, window_us: int = 0) -> World:
+    """Seven records in two partitions, of which the table refuses one."""
+    world = World(4, patch)
+    let_operators_in(world, patch)
+    world.window_us, world.config, world.lateness_us = window_us, configuration("bad", window_us), None
+    world.max_age, world.log.max_bytes = None, {}
+    world.topic = Topic(world, {0: 0, 1: 7})
+    world.begins_at_latest = world.expires = False
+    world.table.refused, world.table.partitions = b"fine", 1
+    for number, value in enumerate([b"good", b"bad", b"odd", POISON, b"good", b"odd", b"good", b"fine"]):
+        world.topic.produce(number % 2, value, gap=number % 3)
+    return world
+
+
+def arrange(call: int, kind: str, world: World) -> None:
+    world.strike = (world.calls + call, kind)
+
+
+def ended(world: World, operator: Operator) -> Operator:
+    world.commands.append(operator)
+    world.finish(operator.actors)
+    return operator
+
+
+# -- rows that are given up -------------------------------------------------------------------------------------------------
+
+
+def die_at_first_insert(world: World, stored: str) -> None:
+    """The runner is killed there; the table has stored nothing, all, or one of its partitions by then."""
+    insert = world.table.insert
+
+    def dying(*block: Any) -> None:
+        world.table.insert = insert
+        if stored != "nothing":
+            with suppress(RefusedError):
+                insert(*block)
+        for actor in world.current.runner.actors:
+            actor.is_killed = True
+        world.call()
+
+    world.table.insert = dying
+    if stored == "all":
+        world.table.refused = None
+    if stored == "one partition":
+        world.table.partitions = 3
+
+
+def abandon_history(prepare: Callable[[World], None], stored: str = "nothing", with_waiting: bool = False) -> tuple[int, int]:
+    """A runner dies at its first insert, what it had begun is given up, with what `prepare` arranged, and the history ends as all.
+
+    Returns how many calls the command made, and how many of them published.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        world = new_world(patch)
+        die_at_first_insert(world, stored)
+        first = world.start()
+        world.drain(first)
+        world.current = None
+        assert read_chain(world.log, NAMES.stream("ledger"), NAMES.chain("sink")).plan is not None, [a.error for a in first.actors]
+        before = world.calls, world.log.publishes
+        prepare(world)
+        try:
+            ended(world, Operator(world, ABANDON, with_waiting))
+            made = world.calls - before[0], world.log.publishes - before[1]
+            world.produce(2)
+            world.settle()
+        finally:
+            for actor in world.actors():
+                actor.kill()
+        return made
+
+
+STORED = pytest.mark.parametrize("stored", ["nothing", "all", "one partition"])
+
+
+@STORED
+@pytest.mark.parametrize("with_waiting", [False, True], ids=["the plan", "what waits as well"])
+def test_rows_that_are_given_up_are_letters_unless_the_table_has_them(stored: str, with_waiting: bool) -> None:
+    assert abandon_history(lambda world: None, stored, with_waiting)[1] > 2
+
+
+@pytest.mark.crash
+@STORED
+@pytest.mark.parametrize("kind", ["kill", "pause"])
+def test_giving_rows_up_may_end_before_every_single_call(kind: str, stored: str) -> None:
+    calls, _ = abandon_history(lambda world: None, stored, with_waiting=True)
+    for call in range(1, calls + 1):
+        try:
+            abandon_history(partial(arrange, call, kind), stored, with_waiting=True)
+        except BaseException as error:
+            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_every_single_publish_of_giving_rows_up_may_fail(fault: Fault) -> None:
+    _, publishes = abandon_history(lambda world: None)
+    for number in range(1, publishes + 1):
+        try:
+            abandon_history(lambda world, n=number: world.log.fail_publish(fault, n))
+        except BaseException as error:
+            raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+
+
+def found_in(event_times: bool = False) -> None:
+    for seed in range(300):
+        play(seed, event_times)
+
+
+def finds_nothing(*_: object) -> npt.NDArray[np.int64]:
+    return np.zeros(0, np.int64)
+
+
+def test_giving_rows_up_without_asking_the_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.maintenance.plans.stored_rows", lambda *_, **__: finds_nothing())
+    with pytest.raises(AssertionError, match="table"):
+        abandon_history(lambda world: None, "all")
+
+
+def test_giving_rows_up_beside_a_runner_without_its_lease_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Operator, "takes_lease", False)
+    with pytest.raises(AssertionError, match=r"FencedError|table"):
+        found_in()
+
+
+def test_a_sink_that_sends_what_was_given_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command died between its decision and the letters."""
+    monkeypatch.setattr("pipelines.sink.leg.abandoned_rows", lambda *_: None)
+    with pytest.raises(AssertionError):
+        found_in()
+
+
+# -- the clock --------------------------------------------------------------------------------------------------------------
+
+
+def reset_history(prepare: Callable[[World], None], killed_at: int = 0) -> tuple[int, int, int]:
+    """A server that was 20 s ahead steps back, records wait, the clock is reset, with what `prepare` arranged; then others come.
+
+    `killed_at`: the runner before it is killed at that call, counted from when the clock stepped. Returns how many calls that runner made
+    since then, how many the command, and how many resets there are.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        world = new_world(patch, window_us=2_000_000)
+        first = world.start()
+        world.drain(first)
+        world.clock.advance(timedelta(seconds=20))
+        world.produce(3)
+        world.drain(first)
+        world.clock.advance(timedelta(seconds=-20))
+        world.produce(3)
+        begun = world.calls
+        arrange(killed_at, "kill", world) if killed_at else None
+        world.drain(first)
+        of_runner = world.calls - begun
+        first.kill()
+        begun = world.calls
+        prepare(world)
+        try:
+            ended(world, Operator(world, RESET))
+            of_command = world.calls - begun
+            for _ in range(3):
+                world.clock.advance(timedelta(seconds=8))
+                world.produce(3)
+                world.drain(world.start())
+            world.settle()
+            resets = len(entries(world.log, "process")[-1].body["clock_resets"])
+        finally:
+            for actor in world.actors():
+                actor.kill()
+        return of_runner, of_command, resets
+
+
+def test_records_are_judged_by_arrivals_that_go_on_behind_a_reset_and_never_back() -> None:
+    of_runner, of_command, resets = reset_history(lambda world: None)
+    assert of_runner > 20
+    assert of_command > 3
+    assert resets == 1
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", ["kill", "pause"])
+def test_resetting_the_clock_may_end_before_every_single_call(kind: str) -> None:
+    _, calls, _ = reset_history(lambda world: None)
+    for call in range(1, calls + 1):
+        try:
+            reset_history(partial(arrange, call, kind))
+        except BaseException as error:
+            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+
+
+@pytest.mark.crash
+def test_the_clock_may_be_reset_behind_a_runner_that_was_killed_before_every_single_call() -> None:
+    calls, *_ = reset_history(lambda world: None)
+    for call in range(1, calls + 1):
+        try:
+            reset_history(lambda world: None, killed_at=call)
+        except BaseException as error:
+            raise AssertionError(f"kill before call {call} of {calls}: {error}") from error
+
+
+class SeesNoPlan(Chain):
+    """For a reset that does not wait until what an older runner has begun, by its own arrivals, is finished."""
+
+    def open(self) -> ChainState:
+        return replace(super().open(), plan=None)
+
+
+def test_a_reset_that_lets_the_arrivals_of_an_older_runner_through_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.maintenance.reset_clock.Chain", SeesNoPlan)
+    with pytest.raises((AssertionError, FencedError)):
+        found_in()
+
+
+def test_a_process_leg_that_forgets_resets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.process.leg.clock_resets", lambda done: [])
+    with pytest.raises(AssertionError, match="arrivals"):
+        found_in()
+
+
+# -- the events' own times --------------------------------------------------------------------------------------------------
+
+
+def timed_history(prepare: Callable[[World], None]) -> tuple[int, set[str]]:
+    """Records of two partitions in three rounds, each with a runner of its own and some that are late.
+
+    Returns how many calls the runners made, and the codes of the dead letters.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        world = new_world(patch)
+        world.topic = Topic(world, {0: 0, 1: 7})
+        use_event_times(world, 4_000_000, 1_000_000)
+        begun = world.calls
+        prepare(world)
+        try:
+            for first in (0, 6, 12):
+                for number, ahead in enumerate([1, 0, 5, -4, 6, 2, -7, 3]):
+                    value = (b"good", b"odd", b"bad", b"good")[number % 4]
+                    world.topic.produce(number % 2, value + b"@%d" % max(0, first + ahead), gap=0)
+                world.drain(world.start())
+            made = world.calls - begun
+            world.settle()
+            letters = [row for message in world.log.everything(NAMES.stream("dlq")) for row in stored_rows(message.payload).to_pylist()]
+        finally:
+            for actor in world.actors():
+                actor.kill()
+        return made, {letter["code"] for letter in letters}
+
+
+def test_watermarks_go_on_where_the_runner_before_has_left_them() -> None:
+    made, codes = timed_history(lambda world: None)
+    assert made > 60
+    assert "late" in codes
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", ["kill", "pause"])
+def test_a_runner_that_judges_by_event_times_may_end_before_every_single_call(kind: str) -> None:
+    calls, _ = timed_history(lambda world: None)
+    for call in range(1, calls + 1):
+        try:
+            timed_history(partial(arrange, call, kind))
+        except BaseException as error:
+            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+
+
+def begins_its_watermarks_anew(self: ProcessLeg, session: object, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+    """A leg that keeps watermarks to itself, and not in its `done`."""
+    done = self.chain.state.done
+    if done is not None and done.epoch != self.chain.state.epoch:
+        self.chain.state = replace(self.chain.state, done=replace(done, body={**done.body, "watermarks": None}))
+    return EXECUTE(self, session, plan)
+
+
+def test_watermarks_that_a_restart_forgets_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessLeg, "_execute", begins_its_watermarks_anew)
+    with pytest.raises(AssertionError, match=r"table|dead letters"):
+        timed_history(lambda world: None)

@@ -1,0 +1,189 @@
+"""The protocol's model where a partition loses its leader in an open plan of ingest: the others go on, and its own records come once.
+
+The leader goes before every single call of ingest, a publish is late, the runner is killed or paused; then it has a leader again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from support.protocol_outside import NAMES, Topic
+from support.protocol_stages import configuration
+from support.protocol_world import Runner, World
+
+import pipelines.ingest.leg
+import pipelines.ingest.narrowing
+from pipelines.ingest.leg import IngestLeg
+from pipelines.ingest.narrowing import Body, Offsets
+from pipelines.protocol.ledger import ChainState, read_chain
+from pipelines.protocol.tally import tally
+from pipelines.testing import Fault
+
+SILENT = 1
+CALLS = 60
+"""Of ingest, until it has nothing left; a few more or less by the seed."""
+IN_DRIVER, IN_TASKS = 1000, 0
+NARROWING = pipelines.ingest.narrowing.narrowing
+
+
+@contextmanager
+def world_of_two_partitions(seed: int, driver_offsets: int) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(seed, patch)
+        world.window_us, world.config = 0, configuration("bad", 0)
+        world.max_age, world.log.max_bytes = None, {}
+        world.begins_at_latest = world.expires = False
+        world.table.refused, world.driver_offsets = None, driver_offsets
+        world.topic = Topic(world, {0: 0, SILENT: 7})
+        # Frames are written as soon as there is something to write.
+        patch.setattr(pipelines.ingest.leg, "FLUSH_BYTES", 1)
+        for number in range(24):
+            world.topic.produce(number % 2, b"good", gap=number % 3)
+        try:
+            yield world
+        finally:
+            for actor in world.actors():
+                actor.kill()
+
+
+def chain_of_ingest(world: World) -> ChainState:
+    world.current = None
+    return read_chain(world.log, NAMES.stream("ledger"), NAMES.chain("ingest"))
+
+
+def check_while_silent(world: World, runner: Runner) -> None:
+    """The other partition is through, nothing of the open plan is left, and every leg's account is even meanwhile."""
+    for actor in runner.actors:
+        assert actor.error is None, f"{actor.name}: {actor.error!r}"
+    ingest, account = chain_of_ingest(world), tally(world.log, NAMES)
+    assert ingest.plan is None, "the plan is still open"
+    assert ingest.to["0"] == world.topic.end[0]
+    assert [leg.waiting for leg in account.legs] == [0, 0, 0], f"read more than was counted, or less: {account}"
+    assert account.residue == 0
+
+
+def history(
+    seed: int, leader_goes_at: int, prepare: Callable[[World], None], driver_offsets: int = IN_DRIVER, is_paused: bool = False
+) -> None:
+    """One runner, whose partition loses its leader at a call, and that is met by what `prepare` arranges; it is killed, or paused until the
+    end. Another one goes on beside the silent partition; then the leader comes back, and what was late.
+    """
+    with world_of_two_partitions(seed, driver_offsets) as world:
+        first = started(world)
+        world.leader_goes_at = world.calls + leader_goes_at
+        prepare(world)
+        world.drain(first)
+        if not is_paused:
+            first.kill()
+        world.is_frozen, world.strike, world.leader_goes_at = False, None, 0
+        world.topic.silent.add(SILENT)
+        world.topic.produce(0, b"good", 0)
+        second = started(world)
+        world.drain(second)
+        check_while_silent(world, second)
+        world.log.deliver()
+        world.topic.silent.clear()
+        world.topic.produce(SILENT, b"good", 0)
+        world.drain(second)
+        world.settle()
+
+
+def started(world: World) -> Runner:
+    """A runner that has begun its legs: where a pipeline begins it asks every partition, and waits for all of them."""
+    runner = world.start()
+    world.finish(runner.actors[:1])
+    return runner
+
+
+def nothing(_: World) -> None: ...
+
+
+def strike(call: int, kind: str, world: World) -> None:
+    world.strike = (world.calls + call, kind)
+
+
+def late(publish: int, world: World) -> None:
+    world.log.fail_publish(Fault.DELAYED, publish)
+
+
+IN_DRIVER_OR_TASKS = pytest.mark.parametrize("driver_offsets", [IN_DRIVER, IN_TASKS], ids=["in the driver", "in tasks"])
+
+
+@IN_DRIVER_OR_TASKS
+def test_a_partition_may_lose_its_leader_before_every_single_call_of_ingest(driver_offsets: int) -> None:
+    for call in range(1, CALLS + 1):
+        told(f"no leader from call {call}", lambda c=call: history(c, c, nothing, driver_offsets))
+
+
+def test_a_publish_may_be_late_until_the_leader_is_back() -> None:
+    for publish in range(2, 14):
+        for call in range(3 * publish - 4, 3 * publish + 4):
+            told(f"late publish {publish}, no leader from call {call}", lambda p=publish, c=call: history(c, c, partial(late, p)))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", ["kill", "pause"])
+@IN_DRIVER_OR_TASKS
+def test_a_runner_without_a_leader_may_be_killed_or_paused_before_every_single_call(kind: str, driver_offsets: int) -> None:
+    for call in range(1, CALLS + 1, 3):
+        # What is decided, and what follows from it, comes behind it.
+        for struck in range(call, call + 12):
+            told(
+                f"no leader from call {call}, {kind} before call {struck}",
+                lambda c=call, s=struck: history(c, c, partial(strike, s, kind), driver_offsets, is_paused=kind == "pause"),
+            )
+
+
+def told(story: str, play: Callable[[], None]) -> None:
+    try:
+        play()
+    except BaseException as error:
+        raise AssertionError(f"{story}: {error}") from error
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------------------
+
+
+def gives_up_what_was_written(plan: Body, reached: Mapping[str, int]) -> dict[str, Any]:
+    return NARROWING(plan, dict.fromkeys(reached, 0))
+
+
+def claims_what_was_not_written(plan: Body, reached: Mapping[str, int]) -> dict[str, Any]:
+    return NARROWING(plan, {p: offset + 1 for p, offset in reached.items()})
+
+
+def plans_less_than_was_left(done: Body, start: Offsets, end: Offsets) -> Offsets:
+    return {}
+
+
+BEFORE_EVERY_CALL = partial(test_a_partition_may_lose_its_leader_before_every_single_call_of_ingest, IN_DRIVER)
+
+
+@pytest.mark.parametrize(
+    ("step", "mistake", "found_by", "told"),
+    [
+        ("narrowing", gives_up_what_was_written, BEFORE_EVERY_CALL, "read more than was counted"),
+        ("narrowing", claims_what_was_not_written, BEFORE_EVERY_CALL, "frames end before offset"),
+        (
+            "rest_to_plan",
+            plans_less_than_was_left,
+            test_a_publish_may_be_late_until_the_leader_is_back,
+            "has already written beyond|the range ends before",
+        ),
+    ],
+)
+def test_a_narrowing_that_is_wrong_is_found(
+    step: str, mistake: Callable[..., object], found_by: Callable[[], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines.ingest.leg, step, mistake)
+    with pytest.raises(AssertionError, match=told):
+        found_by()
+
+
+def test_a_plan_that_is_not_narrowed_holds_up_the_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IngestLeg, "_narrow", lambda *_: None)
+    monkeypatch.setattr("protocol_world.MAX_CALLS", 6000)
+    with pytest.raises(AssertionError, match="does not come to an end"):
+        test_a_partition_may_lose_its_leader_before_every_single_call_of_ingest(IN_DRIVER)

@@ -1,0 +1,117 @@
+"""Which runs are live: pages of the ledger, what a `done` says of them, and what becomes of them when an answer is lost."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from pipelines.errors import DataLossError, RetryableError
+from pipelines.protocol.ledger import Chain
+from pipelines.protocol.naming import Names
+from pipelines.protocol.purge import Purge
+from pipelines.protocol.run_lists import MOST_CHANGES, Lists, RunLists, live_lists
+from pipelines.testing import MAX_PAYLOAD_BYTES, Fault, MemoryLog
+
+NAMES = Names("p")
+LEDGER, STREAM = NAMES.stream("ledger"), NAMES.stream("runs")
+
+
+def run(number: int, rows: int = 7) -> list[object]:
+    return [f"{number}-{number + 1}.{number + 1}.{number:012x}.arrow", rows, 1_795_369_644_123_456 + number, f"{number:032x}"]
+
+
+def pages(log: MemoryLog) -> list[bytes]:
+    return [message.payload for message in log.messages(STREAM)]
+
+
+def written(log: MemoryLog, *each: Lists) -> dict[str, object]:
+    """The body of a last `done` after these lists, one batch after the other."""
+    lists, body = RunLists(log, NAMES), {}
+    for one in each:
+        body = {"runs": lists.write(body, one)}
+    return body
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"0": [run(1), run(2), run(3)], "7": [run(4)]},
+        {"0": [run(2)], "7": [run(4)]},
+        {"0": [run(9), run(2), run(3)], "7": []},
+        {"0": [run(1), run(9)]},
+        {"0": [run(2), run(1)], "7": [run(4)]},
+        {"0": [run(1, rows=8), run(2)], "3": [run(5)], "7": [run(4)]},
+        {},
+    ],
+    ids=["added", "dropped", "replaced by a compaction", "merged, a bucket gone", "in another order", "another run of the name", "none"],
+)
+def test_what_was_written_is_read_by_another_process(after: Lists) -> None:
+    log = MemoryLog()
+    body = written(log, {"0": [run(1), run(2)], "7": [run(4)]}, after)
+    assert RunLists(log, NAMES).of(body) == {bucket: listing for bucket, listing in after.items() if listing}
+
+
+def test_a_batch_without_a_change_writes_nothing() -> None:
+    log = MemoryLog()
+    lists = RunLists(log, NAMES)
+    body = {"runs": lists.write({}, {"0": [run(1)], "1": []})}
+    assert lists.write(body, {"0": [run(1)]}) == body["runs"]
+    assert len(pages(log)) == 1
+
+
+def test_a_reference_is_as_long_for_a_thousand_buckets_as_for_one_and_no_page_is_too_large() -> None:
+    log = MemoryLog()
+    many = {str(bucket): [run(1000 * bucket + number) for number in range(40)] for bucket in range(1024)}
+    body = written(log, many)
+    assert len(json.dumps(body)) < 120
+    assert len(pages(log)) > 10
+    assert max(map(len, pages(log))) < MAX_PAYLOAD_BYTES // 2
+    assert RunLists(log, NAMES).of(body) == many
+
+
+def test_lists_are_written_anew_from_time_to_time_and_older_pages_may_go() -> None:
+    log = MemoryLog()
+    chain = Chain(log, LEDGER, NAMES.chain("process"), 1)
+    chain.open()
+    lists, listing = RunLists(log, NAMES), []
+    for number in range(5 * MOST_CHANGES):
+        listing = [*listing[-20:], run(number)]
+        chain.plan(number, number + 1)
+        chain.done({}, runs=lists.write(chain.state.done.body if chain.state.done else {}, {"3": listing}))
+        Purge(log, NAMES, "process", max_age=timedelta(0))._purge_run_lists()
+    assert len(pages(log)) <= MOST_CHANGES + 1
+    assert sum(map(len, pages(log))) < 20_000
+    assert live_lists(log, NAMES)[1] == {"3": listing}
+
+
+def test_a_page_that_is_gone_or_another_one_is_a_loss_with_its_remedy() -> None:
+    log = MemoryLog()
+    body = written(log, {"0": [run(1)]}, {"0": [run(1), run(2)]})
+    with pytest.raises(DataLossError, match=r"another one.*rebuild-state"):
+        RunLists(log, NAMES).of({"runs": {**body["runs"], "digest": "0"}})
+    log.purge(STREAM, NAMES.run_lists(), body["runs"]["last"])
+    with pytest.raises(DataLossError, match=r"is gone.*rebuild-state"):
+        RunLists(log, NAMES).of(body)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_page_of_unknown_outcome_is_written_again(fault: Fault) -> None:
+    log = MemoryLog()
+    lists = RunLists(log, NAMES)
+    body = {"runs": lists.write({}, {"0": [run(1)]})}
+    log.fail_publish(fault)
+    with pytest.raises(RetryableError):
+        lists.write(body, {"0": [run(1), run(2)]})
+    log.deliver()
+    after = {"runs": lists.write(body, {"0": [run(1), run(2)]})}
+    assert RunLists(log, NAMES).of(after) == lists.of(after) == {"0": [run(1), run(2)]}
+    assert RunLists(log, NAMES).of(body) == {"0": [run(1)]}
+
+
+def test_pages_of_a_runner_that_was_overtaken_do_not_count() -> None:
+    log = MemoryLog()
+    own, other = RunLists(log, NAMES), RunLists(log, NAMES)
+    body = {"runs": own.write({}, {"0": [run(1)]})}
+    other.write(body, {"0": [run(1), run(8)]})
+    after = {"runs": own.write(body, {"0": [run(1), run(2)]})}
+    assert RunLists(log, NAMES).of(after) == {"0": [run(1), run(2)]}

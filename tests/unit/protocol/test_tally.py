@@ -1,0 +1,120 @@
+"""The account of what was done since an instant, from the chains alone."""
+
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.errors import HaltError
+from pipelines.protocol.ledger import Chain
+from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.tally import tally
+from pipelines.testing import FIRST_INSTANT, ManualClock, MemoryLog
+
+NAMES = Names("orders")
+STREAM = NAMES.stream("ledger")
+Steps = list[tuple[str, int, int]]
+
+
+def advance(log: MemoryLog, chain: Chain, leg: str, rows: int, bad: int) -> None:
+    """One range of a leg: so many rows in, `bad` of them rejected (ingest: offsets without a record)."""
+    chain.plan(chain.state.to or 0, (chain.state.to or 0) + 1)
+    log.clock.advance(timedelta(seconds=1))
+    if leg == "ingest":
+        chain.done({"offsets": rows, "rows_in": rows - bad, "rows_out": rows - bad, "offsets_without_record": bad})
+    else:
+        chain.done({"rows_in": rows, "rows_out": rows - bad, "rows_rejected": bad})
+    log.clock.advance(timedelta(seconds=1))
+
+
+def opened(log: MemoryLog) -> dict[str, Chain]:
+    chains = {leg: Chain(log, STREAM, NAMES.chain(leg), 1) for leg in LEGS}
+    for chain in chains.values():
+        chain.open()
+    return chains
+
+
+def through(log: MemoryLog, chains: dict[str, Chain], rows: int, bad: int) -> None:
+    """A range through all legs."""
+    left = rows
+    for leg, chain in chains.items():
+        advance(log, chain, leg, left, bad)
+        left -= bad
+
+
+def seconds(count: float) -> datetime:
+    return FIRST_INSTANT + timedelta(seconds=count)
+
+
+def test_what_was_done_before_the_instant_is_left_out() -> None:
+    log = MemoryLog(ManualClock())
+    chains = opened(log)
+    through(log, chains, 10, 1)
+    instant = log.clock.now
+    through(log, chains, 7, 2)
+    found = tally(log, NAMES, instant)
+    assert [leg.rows_in for leg in found.legs] == [7, 5, 3]
+    assert found.legs[1].outcomes == {"written to out": 3, "duplicates dropped": 0, "dead letters": 2}
+    assert (found.residue, found.since) == (0, instant)
+
+
+def test_an_instant_before_the_first_entry_means_everything_and_one_behind_the_last_nothing() -> None:
+    log = MemoryLog(ManualClock())
+    through(log, opened(log), 10, 1)
+    whole, none = tally(log, NAMES, seconds(-1)), tally(log, NAMES, log.clock.now)
+    assert whole.legs == tally(log, NAMES).legs
+    assert [leg.rows_in for leg in none.legs] == [0, 0, 0]
+    assert none.residue == 0
+
+
+def test_the_last_folded_done_is_enough_and_without_it_the_instant_is_refused() -> None:
+    log = MemoryLog(ManualClock())
+    chains = opened(log)
+    through(log, chains, 10, 1)
+    done = {leg: chain.state.done.sequence for leg, chain in chains.items() if chain.state.done}
+    instant = log.clock.now
+    through(log, chains, 7, 2)
+    for leg, sequence in done.items():
+        log.purge(STREAM, NAMES.chain(leg), sequence)
+    assert [leg.rows_in for leg in tally(log, NAMES, instant).legs] == [7, 5, 3]
+    for leg, sequence in done.items():
+        log.purge(STREAM, NAMES.chain(leg), sequence + 1)
+    with pytest.raises(HaltError, match="are folded into totals; ask for a later instant"):
+        tally(log, NAMES, instant)
+
+
+def test_a_restated_done_is_no_range() -> None:
+    log = MemoryLog(ManualClock())
+    chains = opened(log)
+    through(log, chains, 10, 0)
+    instant = log.clock.now
+    chains["process"].restate(runs={})
+    assert [leg.rows_in for leg in tally(log, NAMES, instant).legs] == [0, 0, 0]
+
+
+def test_rows_that_are_read_before_their_done_counts_them_are_no_residue() -> None:
+    log = MemoryLog(ManualClock())
+    chains = opened(log)
+    chains["ingest"].plan({}, {"0": 5})
+    advance(log, chains["process"], "process", 5, 0)
+    assert (tally(log, NAMES).legs[1].waiting, tally(log, NAMES).residue) == (-5, 0)
+    chains["ingest"].done({"offsets": 4, "rows_in": 4, "rows_out": 4})
+    assert tally(log, NAMES).residue == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(LEGS), st.integers(0, 9), st.integers(0, 3)), max_size=12), st.floats(-1, 30))
+def test_the_account_since_is_the_sum_of_the_ranges_done_since(steps: Steps, moment: float) -> None:
+    log = MemoryLog(ManualClock())
+    chains = opened(log)
+    expected = dict.fromkeys(LEGS, 0)
+    for leg, rows, bad in steps:
+        done_at = log.clock.now + timedelta(seconds=1)
+        advance(log, chains[leg], leg, rows, min(bad, rows))
+        expected[leg] += rows if done_at >= seconds(moment) else 0
+    found = tally(log, NAMES, seconds(moment))
+    assert {leg.leg: leg.rows_in for leg in found.legs} == expected
+    assert [leg.residue for leg in found.legs] == [0, 0, 0]
+    for before, leg in zip(found.legs, found.legs[1:], strict=False):
+        written = sum(count for name, count in before.outcomes.items() if name.startswith("written"))
+        assert leg.waiting_before + written == leg.rows_in + leg.waiting

@@ -1,0 +1,189 @@
+"""Errors of our own host, which are no damage: what is said of them, and what limits of a process do."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import pipelines.runner.queries
+from pipelines.engine.leg import LegStatus
+from pipelines.errors import HaltError, RetryableError, StateDamagedError
+from pipelines.host import is_of_host, raise_file_limit
+from pipelines.key_store.segments import Entries, Run, RunFacts, write_run
+from pipelines.key_store.storage import Place
+from pipelines.key_store.store import KeyedStore
+from pipelines.runner.queries import FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, RESTARTS_WITHOUT_PROGRESS, Queries
+
+MANY_RUNS = """
+import resource, sys
+from pathlib import Path
+from pipelines.host import raise_file_limit
+from pipelines.key_store.storage import Place
+from pipelines.key_store.segments import Run, RunFacts
+
+soft, hard, needed, directory, name, rows, newest, digest = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), int(hard)))
+if int(needed):
+    raise_file_limit(int(needed))
+facts = RunFacts(name, int(rows), int(newest), digest)
+held = [Run.open(Place.local(Path(directory)), facts) for _ in range(18 * 64)]
+print(len(held))
+"""
+
+
+def entries(count: int) -> Entries:
+    hashes = np.arange(1, count + 1, dtype=np.uint64)
+    return Entries(hashes, hashes, hashes.astype(np.int64), hashes, hashes.astype(np.uint32))
+
+
+def opened(place: Place, facts: RunFacts, soft: int, hard: int, needed: int) -> subprocess.CompletedProcess[str]:
+    """18 runs of each of 64 buckets in a process with these limits of files."""
+    limits = [str(number) for number in (soft, hard, needed)]
+    run = [place.path, *(str(part) for part in facts)]
+    return subprocess.run([sys.executable, "-c", MANY_RUNS, *limits, *run], capture_output=True, text=True, check=False)
+
+
+def test_the_soft_limit_of_files_does_not_bind(tmp_path: Path) -> None:
+    place = Place.local(tmp_path)
+    facts = write_run(place, "run", entries(10))
+    assert opened(place, facts, soft=1024, hard=4096, needed=2000).stdout == "1152\n"
+    without = opened(place, facts, soft=1024, hard=4096, needed=0).stderr
+    assert "RetryableError: reaching the key store at" in without
+    assert "this process may open no more files: raise its limit (LimitNOFILE= of the service" in without
+    assert "rebuild" not in without
+
+
+def test_a_hard_limit_that_is_too_low_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
+    place = Place.local(tmp_path)
+    facts = write_run(place, "run", entries(10))
+    found = opened(place, facts, soft=256, hard=1024, needed=1792)
+    assert "HaltError: starting on this host: a process may open 1024 files here, this pipeline needs 1792" in found.stderr
+    assert found.stdout == ""
+
+
+def test_a_limit_is_never_lowered() -> None:
+    assert raise_file_limit(10) == raise_file_limit(10) >= 256
+
+
+@pytest.mark.parametrize(
+    ("number", "expected", "said"),
+    [
+        (errno.EMFILE, RetryableError, "LimitNOFILE"),
+        (errno.ENFILE, RetryableError, "fs.file-max"),
+        (errno.ENOMEM, RetryableError, "no memory left"),
+        (errno.EIO, RetryableError, "kernel log"),
+        (errno.ENOSPC, RetryableError, "make room"),
+        (errno.EACCES, HaltError, "the rights to it"),
+        (errno.EROFS, HaltError, "read-only"),
+    ],
+)
+def test_an_error_of_this_host_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[Exception], said: str
+) -> None:
+    place = Place.local(tmp_path)
+    facts = write_run(place, "run", entries(10))
+
+    def refused(*_: object, **__: object) -> object:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(expected, match=said) as caught:
+        KeyedStore(place).open([facts])
+    assert not isinstance(caught.value, StateDamagedError)
+    assert "rebuild" not in str(caught.value)
+
+
+def test_a_run_that_is_missing_or_cut_is_damage(tmp_path: Path) -> None:
+    place = Place.local(tmp_path)
+    facts = write_run(place, "run", entries(10))
+    for content in (b"", b"ARROW1"):
+        (tmp_path / "run").write_bytes(content)
+        with pytest.raises(StateDamagedError, match="rebuild-state"):
+            Run.open(place, facts)
+    (tmp_path / "run").unlink()
+    with pytest.raises(StateDamagedError, match="rebuild-state"):
+        Run.open(place, facts)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EACCES, "Permission denied"), True),
+        (OSError("Error writing bytes to file. Detail: No space left on device"), True),
+        (pa.ArrowMemoryError("malloc of size 64 failed"), True),
+        (duckdb.IOException("Could not write file"), True),
+        (RetryableError("ClickHouse is away"), True),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), False),
+        (OSError(errno.EINVAL, "Invalid argument"), False),
+        (OSError("not an Arrow file"), False),
+        (ValueError("No space left on device"), False),
+        (pa.ArrowInvalid("no such column"), False),
+    ],
+    ids=str,
+)
+def test_errors_of_this_host_are_told_from_bugs_of_a_stage(error: Exception, expected: bool) -> None:
+    assert is_of_host(error) is expected
+
+
+# -- below Spark ------------------------------------------------------------------------------------------------------------------
+
+
+class Started(Queries):
+    """Queries whose every start ends at once with what Spark says of the host."""
+
+    error = "org.apache.spark.SparkException: java.io.IOException: No space left on device"
+
+    def _start(self, leg: object) -> None:
+        self.starts = [*getattr(self, "starts", []), pipelines.runner.queries.time.monotonic()]
+        self._running[leg.name] = SimpleNamespace(isActive=False, exception=lambda: self.error, status={"message": ""})
+
+
+def leg_of(told: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Started, SimpleNamespace, SimpleNamespace]:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(pipelines.runner.queries, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    chain = SimpleNamespace(open=lambda: None)
+    leg = SimpleNamespace(name="process", status=LegStatus(), failure=None, chain=chain, patiently=lambda attempt: attempt())
+    return Started(None, Path("run/run.json"), {"process": leg}, {}, told.append), leg, clock
+
+
+def test_a_full_disk_below_spark_is_waited_for_ever_longer_and_never_a_halt(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    queries, leg, clock = leg_of(told, monkeypatch)
+    queries._start(leg)
+    for _ in range(400):
+        queries.look()
+        clock.now += 0.25
+    waits = [after - before for before, after in zip(queries.starts, queries.starts[1:], strict=False)]
+    assert len(waits) > RESTARTS_WITHOUT_PROGRESS
+    assert FIRST_WAIT_SECONDS <= waits[0] < 1
+    assert MOST_WAIT_SECONDS <= waits[-1] <= MOST_WAIT_SECONDS + 0.5
+    assert leg.failure is None
+    assert (leg.status.state, "make room" in leg.status.message) == ("waiting", True)
+
+
+def test_after_a_batch_the_waits_for_the_host_begin_anew_and_other_ends_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, leg, clock = leg_of([], monkeypatch)
+    queries._start(leg)
+    for _ in range(100):
+        queries.look()
+        clock.now += 0.25
+    leg.status.batches += 1
+    begun = len(queries.starts)
+    for _ in range(70):
+        queries.look()
+        clock.now += 0.25
+    assert min(after - before for before, after in zip(queries.starts[begun:], queries.starts[begun + 1 :], strict=False)) < 2
+    queries.error = "java.lang.IllegalStateException: something else"
+    for _ in range(200):
+        queries.look()
+        clock.now += 0.25
+    assert "ended 6 times without progress" in str(leg.failure)

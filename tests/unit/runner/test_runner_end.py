@@ -1,0 +1,31 @@
+"""How a runner ends: every step is made, whatever another one meets."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipelines.config import parse
+from pipelines.config.docs import EXAMPLE
+from pipelines.errors import RetryableError
+from pipelines.runner.runner import Runner, RunOptions
+
+
+@pytest.mark.parametrize("failing", ["stop", "close", "release"])
+def test_a_step_of_the_end_that_fails_is_told_and_keeps_no_other_from_being_made(failing: str, tmp_path: Path) -> None:
+    made: list[str] = []
+    told: list[str] = []
+
+    def step(name: str) -> None:
+        made.append(name)
+        if name == failing:
+            raise RetryableError("NATS did not answer")
+
+    runner = Runner(parse(EXAMPLE, name="example", environment={}), EXAMPLE, tmp_path, RunOptions(), lambda *pipeline: None, told.append)
+    runner.legs = {"ingest": SimpleNamespace(failure=None, status=SimpleNamespace(state="running"), close=lambda: step("close"))}
+    runner.leases = {"ingest": SimpleNamespace(release=lambda: step("release"))}
+    runner.log = SimpleNamespace(close=lambda: step("log"))
+    runner._shut_down(None, SimpleNamespace(stop=lambda: step("stop")))
+    assert made == ["stop", "close", "release", "log"]
+    assert told == ["while ending: RetryableError: NATS did not answer"]
+    assert runner.stop_requested.is_set()

@@ -1,0 +1,93 @@
+"""What became of an insert: the table is asked, once no earlier one can be at work, and says so where it cannot tell."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+import pipelines.sink.settling
+from pipelines.connectors.clickhouse.client import Table
+from pipelines.errors import HaltError, RetryableError
+from pipelines.sink.settling import Sent, stored_rows
+
+TABLE = Table("db", "t", "MergeTree", "", (), 10_000, is_partitioned=True)
+WITHIN = timedelta(seconds=60)
+
+
+class Asked:
+    """A ClickHouse of which only the questions matter."""
+
+    def __init__(self, table: Table, stored: list[int], at_work: int | None = 0) -> None:
+        self.table, self.stored, self.at_work = table, stored, at_work
+
+    def inspect(self, database: str, name: str) -> Table:
+        assert (database, name) == ("db", "t")
+        return self.table
+
+    def inserts_at_work(self, work: str) -> int | None:
+        return self.at_work
+
+    def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
+        return positions(self.stored).rename_columns(["sequence", "ordinal", "emit", "arrival_us"])
+
+
+def positions(sequences: list[int]) -> pa.Table:
+    count = len(sequences)
+    return pa.table(
+        {
+            "_tf_sequence": pa.array(sequences, pa.uint64()),
+            "_tf_ordinal": pa.array([1] * count, pa.uint32()),
+            "_tf_emit": pa.array([0] * count, pa.uint32()),
+            "_tf_arrival": pa.array([sequence * 10 for sequence in sequences], pa.int64()),
+        }
+    )
+
+
+def ask(clickhouse: Asked, rows: pa.Table, since: float | None = None, is_certain: bool = False) -> list[int]:
+    return stored_rows(clickhouse, Sent("db.t", rows, "work", since, "refused"), WITHIN, is_certain).tolist()  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines.sink.settling.time, "monotonic", lambda: 1000.0)
+
+
+@pytest.mark.parametrize(("stored", "expected"), [([], []), ([5, 7, 99], [0, 2]), ([7, 6, 5], [0, 1, 2])])
+def test_the_table_says_which_rows_it_has(stored: list[int], expected: list[int]) -> None:
+    assert ask(Asked(TABLE, stored), positions([5, 6, 7])) == expected
+
+
+def test_an_insert_at_work_is_waited_for() -> None:
+    with pytest.raises(RetryableError, match="still works on"):
+        ask(Asked(TABLE, [], at_work=1), positions([5]))
+
+
+@pytest.mark.parametrize(
+    ("table", "at_work", "seconds"),
+    [(TABLE, 0, 6), (TABLE, None, 60), (replace(TABLE, engine="ReplicatedMergeTree"), 0, 60)],
+    ids=["seen", "may not be seen", "may be at work on another replica"],
+)
+def test_what_was_sent_earlier_is_waited_for_as_long_as_it_may_take(table: Table, at_work: int | None, seconds: int) -> None:
+    asked = Asked(table, [5], at_work)
+    with pytest.raises(RetryableError, match="waiting until no earlier insert"):
+        ask(asked, positions([5]), since=1000.0 - seconds + 1)
+    assert ask(asked, positions([5]), since=1000.0 - seconds) == [0]
+
+
+WITHOUT = positions([5]).drop_columns(["_tf_arrival"])
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [(TABLE, WITHOUT), (replace(TABLE, keeps_rows=False), positions([5]))],
+    ids=["no positions", "makes one row of several"],
+)
+def test_a_table_that_cannot_tell_is_trusted_only_where_nothing_can_be_stored(table: Table, rows: pa.Table) -> None:
+    one_part = replace(table, is_partitioned=False)
+    assert ask(Asked(one_part, []), rows) == []
+    assert ask(Asked(table, []), rows, is_certain=True) == []
+    with pytest.raises(HaltError, match="may have stored some of its rows"):
+        ask(Asked(table, []), rows)
+    with pytest.raises(HaltError, match="may have stored some of its rows"):
+        ask(Asked(one_part, []), rows, since=0.0, is_certain=True)
