@@ -1,7 +1,7 @@
 """Dead letters for people: letters of one cause as one group, with what to do about it, and single letters by their position.
 
-In: letters as the dlq stream holds them (`dead_letter_rows.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. Nothing here changes
-anything.
+In: letters as the dlq stream holds them (`dead_letter_rows.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. Nothing here
+changes anything.
 """
 
 from collections.abc import Callable, Iterable, Iterator
