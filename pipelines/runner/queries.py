@@ -57,14 +57,17 @@ class Queries:
             queries = [starting.submit(self._start, leg) for leg in self._legs.values()]
             warming.result()
             for query in queries:
-                query.result()
+                with suppress(StoppedError):
+                    query.result()
 
     def _start(self, leg: Leg) -> None:
+        """Start the leg's query where its chain stands; waits for a system that is away. Raises StoppedError when the runner stops."""
+        start = offset_text(leg.patiently(leg.start_offset))
         # A fresh one each time: one that was cut off may be damaged, and says nothing that the ledger does not.
         shutil.rmtree(self._checkpoint(leg), ignore_errors=True)
         self._starts[leg.name] += 1
         checkpoint = self._checkpoint(leg)
-        options = {**self._sources[leg.name], "run": str(self._run_path), "start": offset_text(leg.start_offset()), "leg": leg.name}
+        options = {**self._sources[leg.name], "run": str(self._run_path), "start": start, "leg": leg.name}
         source = "tallyflow_kafka" if leg.name == "ingest" else "tallyflow_stream"
         frame = self._session.readStream.format(source).options(**options).load()
         self._running[leg.name] = (
@@ -123,7 +126,7 @@ class Queries:
         try:
             with suppress(StoppedError):
                 leg.patiently(leg.chain.open)
-                leg.patiently(lambda: self._start(leg))
+                self._start(leg)
         except Exception as error:
             to_do = remedy_in_words(str(error))
             if not to_do:

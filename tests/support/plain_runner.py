@@ -52,7 +52,7 @@ class PlainQueries:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        starts = {name: offset_text(leg.start_offset()) for name, leg in self._legs.items()}
+        starts = {name: offset_text(leg.patiently(leg.start_offset)) for name, leg in self._legs.items()}
         for name, leg in self._legs.items():
             options = {**self._sources[name], "run": self._run_path, "start": starts[name], "leg": name}
             thread = threading.Thread(target=self._work, args=[leg, options], daemon=True)
