@@ -77,12 +77,12 @@ def test_a_look_up_of_stored_rows_that_fails_is_repeated_before_anything_is_deci
         clickhouse.mute(LOOK_UP)
     else:
         clickhouse.cut(6, LOOK_UP, after_bytes=0 if fault == "cut before the answer" else 400)
-    waits(runner, "sink", "reading which rows of a chunk are in")
+    waits(runner, "sink", "reading which rows are in")
     assert runner.legs["sink"].status.totals.get("rows_in", 0) < 300
     if fault == "late":
         clickhouse.pass_on()
     else:
-        wait_until(lambda: clickhouse.cuts == before + 6, "every cut")
+        wait_until(lambda: clickhouse.cuts >= before + 6, "every cut")
     wait_until(lambda: runner.legs["sink"].status.totals.get("rows_in") == 300, "a settled chunk")
     stop(case, runner)
     rows, unique = positions(case)
@@ -167,7 +167,7 @@ def test_rows_are_put_back_once_although_clickhouse_is_cut(proxied: Proxied, mon
         clickhouse.half_close(2, b"INSERT", after_bytes=20_000)
     else:
         # The driver sends a request again once by itself.
-        clickhouse.cut(4, b"INSERT" if fault == "insert" else b"_tf_sequence, _tf_ordinal\nFROM")
+        clickhouse.cut(4, b"INSERT" if fault == "insert" else b"_tf_ordinal AS ordinal\nFROM")
 
     def is_repaired() -> bool:
         try:

@@ -280,7 +280,7 @@ def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age
 
 
 def test_a_folding_that_forgets_letters_which_are_still_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol_world.redrive_entries_that_may_go", forgets_plans_of_letters_that_are_there)
+    monkeypatch.setattr("support.protocol_world.redrive_entries_that_may_go", forgets_plans_of_letters_that_are_there)
     with pytest.raises(AssertionError, match="a letter was taken twice"):
         for seed in range(300):
             play(seed)
@@ -346,7 +346,7 @@ def test_letters_that_entered_again_and_fill_raw_make_room_for_the_others_and_fo
 def test_a_purge_that_goes_too_far_is_found(step: str, mistake: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Purge, step, mistake)
     # A leg that waits for what is gone never ends; no sound history of these has taken half as many.
-    monkeypatch.setattr("protocol_world.MAX_CALLS", 6000)
+    monkeypatch.setattr("support.protocol_world.MAX_CALLS", 6000)
     with pytest.raises((AssertionError, DataLossError)):
         for seed in range(300):
             play(seed)

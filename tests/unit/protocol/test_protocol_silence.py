@@ -184,6 +184,6 @@ def test_a_narrowing_that_is_wrong_is_found(
 
 def test_a_plan_that_is_not_narrowed_holds_up_the_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IngestLeg, "_narrow", lambda *_: None)
-    monkeypatch.setattr("protocol_world.MAX_CALLS", 6000)
+    monkeypatch.setattr("support.protocol_world.MAX_CALLS", 6000)
     with pytest.raises(AssertionError, match="does not come to an end"):
         test_a_partition_may_lose_its_leader_before_every_single_call_of_ingest(IN_DRIVER)
