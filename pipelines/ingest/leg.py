@@ -339,7 +339,7 @@ class IngestLeg(Leg):
         return max(1, int(self._raw_limit / 8 / mean_bytes))
 
     def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
-        """Does the plan; where a partition has no leader meanwhile and others have, what is left without it (legs/narrowing.py)."""
+        """Does the plan; where a partition has no leader meanwhile and others have, what is left without it (narrowing.py)."""
         # An earlier attempt may have amended it.
         plan = self.chain.state.plan or plan
         try:

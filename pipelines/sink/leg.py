@@ -2,7 +2,7 @@
 
 A chunk that ClickHouse refuses for single rows is cut until these stand alone: they are dead letters, the others are inserted. Before a cut
 or a refusal is decided, the table is asked which rows it has (`settling`). Every such decision is on the ledger before the next insert
-(`sink.Pieces`), so a restart goes on with the very same pieces.
+(`chunks.Pieces`), so a restart goes on with the very same pieces.
 
 Always in the driver: one chunk at a time is decided, sent and confirmed in order, the rows are Arrow already, and encoding and sending
 release the interpreter lock, so there is nothing for tasks to share out.

@@ -4,6 +4,7 @@ The rows are counted by a client that goes to the servers themselves.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pipelines.proof import put_back as repair
 from pipelines.proof.put_back import PutBack, put_back
 from pipelines.proof.verification.run import Request
 from pipelines.protocol.failpoints import VARIABLE
+from pipelines.runner.runner import Runner
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
@@ -31,6 +33,37 @@ LOOK_UP = b"fromUnixTimestamp64Micro"
 
 def refuse_sevens(case: PipelineCase) -> None:
     case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT seven CHECK id % 100 != 7")
+
+
+def stored_without_an_answer(proxied: Proxied, lose_answers: Callable[[], None]) -> Runner:
+    """A runner whose 300 rows are stored while their answers are lost; the table refuses three of them when they are sent again."""
+    case, nats, clickhouse = proxied
+
+    def impatient(document: dict[str, Any]) -> None:
+        through(case, nats, clickhouse)(document)
+        document["sink"]["max_insert_time"] = "1s"
+
+    case.write_file(impatient)
+    case.create_topic()
+    case.warm_run()
+    case.send_events(300)
+    lose_answers()
+    runner = case.warm_runner()
+    case.in_background(runner)
+    case.wait_count(1)
+    waits(runner, "sink", "did not answer")
+    refuse_sevens(case)
+    return runner
+
+
+def check_settled(case: PipelineCase, runner: Runner) -> None:
+    """Each of the 300 records is a row or a letter, once."""
+    wait_until(lambda: runner.legs["sink"].status.totals.get("rows_in") == 300, "a settled chunk")
+    stop(case, runner)
+    rows, unique = positions(case)
+    assert rows == unique
+    assert rows + len(case.letters()) == 300
+    case.check()
 
 
 def test_an_answer_that_is_cut_anywhere_is_never_taken_for_an_empty_one(proxied: Proxied) -> None:
@@ -55,22 +88,8 @@ def test_a_look_up_of_stored_rows_that_fails_is_repeated_before_anything_is_deci
 ) -> None:
     """300 rows are stored, their answers lost, and the table refuses three of them when they are sent again."""
     monkeypatch.setattr(clickhouse_connector, "RESPONSE_TIMEOUT_SECONDS", 1)
-    case, nats, clickhouse = proxied
-
-    def impatient(document: dict[str, Any]) -> None:
-        through(case, nats, clickhouse)(document)
-        document["sink"]["max_insert_time"] = "1s"
-
-    case.write_file(impatient)
-    case.create_topic()
-    case.warm_run()
-    case.send_events(300)
-    clickhouse.cut(1_000_000, b"INSERT")
-    runner = case.warm_runner()
-    case.in_background(runner)
-    case.wait_count(1)
-    waits(runner, "sink", "did not answer")
-    refuse_sevens(case)
+    case, _, clickhouse = proxied
+    runner = stored_without_an_answer(proxied, lambda: clickhouse.cut(1_000_000, b"INSERT"))
     before = clickhouse.cuts
     if fault == "late":
         clickhouse.cut(0, b"")
@@ -83,41 +102,17 @@ def test_a_look_up_of_stored_rows_that_fails_is_repeated_before_anything_is_deci
         clickhouse.pass_on()
     else:
         wait_until(lambda: clickhouse.cuts >= before + 6, "every cut")
-    wait_until(lambda: runner.legs["sink"].status.totals.get("rows_in") == 300, "a settled chunk")
-    stop(case, runner)
-    rows, unique = positions(case)
-    assert rows == unique
-    assert rows + len(case.letters()) == 300
-    case.check()
+    check_settled(case, runner)
 
 
 def test_an_insert_whose_answer_comes_after_the_client_gave_up_is_settled_and_not_doubled(
     proxied: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clickhouse_connector, "RESPONSE_TIMEOUT_SECONDS", 1)
-    case, nats, clickhouse = proxied
-
-    def impatient(document: dict[str, Any]) -> None:
-        through(case, nats, clickhouse)(document)
-        document["sink"]["max_insert_time"] = "1s"
-
-    case.write_file(impatient)
-    case.create_topic()
-    case.warm_run()
-    case.send_events(300)
-    clickhouse.mute(b"INSERT")
-    runner = case.warm_runner()
-    case.in_background(runner)
-    case.wait_count(1)
-    waits(runner, "sink", "did not answer")
-    refuse_sevens(case)
+    case, _, clickhouse = proxied
+    runner = stored_without_an_answer(proxied, lambda: clickhouse.mute(b"INSERT"))
     clickhouse.pass_on()
-    wait_until(lambda: runner.legs["sink"].status.totals.get("rows_in") == 300, "a settled chunk")
-    stop(case, runner)
-    rows, unique = positions(case)
-    assert rows == unique
-    assert rows + len(case.letters()) == 300
-    case.check()
+    check_settled(case, runner)
 
 
 @pytest.mark.parametrize("of", ["ledger.sink", "dlq.sink", "ledger.lease.sink"])

@@ -42,7 +42,8 @@ AHEAD_BYTES = 16 * 1024 * 1024
 CONSUME_MESSAGES = 5_000
 FETCH_BYTES = 4 * 1024 * 1024
 """Of one answer of a broker, all partitions together: librdkafka unpacks the whole of it, and lz4 packs up to 255:1. With 4 MiB for each of
-three partitions 2.4 GB of records were unpacked at once. With 1 MiB in all a backlog took 22 % more CPU per event: ranges were short.
+three partitions 2.4 GB of records were unpacked at once. With 1 MiB in all a backlog took 22 % more CPU per event, with 2 MiB
+40 % (another day): ranges were short.
 """
 CONSUME_BYTES = 16 * 1024 * 1024
 """What is taken at once, by the size of the records that were taken before."""
