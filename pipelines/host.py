@@ -1,6 +1,7 @@
-"""The host that we run on: what its own errors mean, none of which is damage, and how many files a process may have open."""
+"""The host that we run on: what its own errors mean, how many files a process may have open, how often it looks for cyclic garbage."""
 
 import errno
+import gc
 import resource
 
 import duckdb
@@ -31,6 +32,8 @@ _WORDS = {
 
 RESERVED_FILES = 256
 """Besides the key store: connections of three legs, Spark's sockets and pipes, libraries, the status port's clients."""
+COLLECT_AFTER_OBJECTS = 50_000
+"""Ten polls of Kafka."""
 _MOST_FILES = 1024 * 1024
 """Linux's default `fs.nr_open`: no process may have more."""
 
@@ -77,3 +80,14 @@ def raise_file_limit(needed: int) -> int:
             "(LimitNOFILE= of the service, `ulimit -Hn`), or take fewer buckets (`tallyflow rebucket` once it has run)"
         )
     return limit
+
+
+def collect_rarely() -> None:
+    """Let Python's cyclic collector look at new objects only, and rarely: call it once, when the process is ready for its first batch.
+
+    A poll of Kafka makes a thousand objects a millisecond, none of them in a cycle; by default each 700 of them are looked at again, and
+    now and then everything that was imported.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER_OBJECTS, 20, 100)

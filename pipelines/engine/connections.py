@@ -15,6 +15,7 @@ from pipelines.connectors.kafka.client import KafkaTopic, RangeReader
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.run_spec import RunSpec, load_run, read_run
 from pipelines.errors import HaltError
+from pipelines.host import collect_rarely
 from pipelines.key_store.storage import Place
 from pipelines.key_store.store import KeyedStore
 from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_place
@@ -119,6 +120,7 @@ def worker_connections(run_path: str) -> Connections:
     """A worker's connections for one run; a worker process outlives its tasks."""
     connections = Connections(load_run(run_path), keep_partitions=False)
     connections.prove()
+    collect_rarely()
     return connections
 
 

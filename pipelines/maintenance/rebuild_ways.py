@@ -29,7 +29,7 @@ from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN
 from pipelines.process.frames import COUNTS, ROWS, fetched, frame_times, new_counts, stages, times_of, times_to_all
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
-from pipelines.protocol.records import decode_frame, encode_frame
+from pipelines.protocol.records import decode_parcel, encode_frame
 
 FRAMES_PER_PORTION = 120
 """Of what is judged here; a frame has some thousand records of usual size."""
@@ -136,7 +136,7 @@ def add_keys(connections: Connections, item: Item, bucket: int, parcels: list[tu
         if kind == COUNTS:
             counts.update(json.loads(payload))
     report: Report = {"counts": counts, "watermarks": times.last.encoded() if times is not None else None}
-    rows = [decode_frame(payload, most_bytes=None) for kind, payload in parcels if kind == ROWS]
+    rows = [decode_parcel(payload) for kind, payload in parcels if kind == ROWS]
     if rows:
         report |= _add(connections, item, bucket, pa.concat_tables(rows, promote_options="default"), times)
     return report

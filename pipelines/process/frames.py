@@ -32,7 +32,7 @@ from pipelines.process.stage_config import StageConfig, config_of
 from pipelines.process.watermarks import NOTHING, TIME_COLUMN, FrameTimes, Watermarks, with_newest_before
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import is_redriven
-from pipelines.protocol.records import StageOutput, decode_frame, encode_frame
+from pipelines.protocol.records import StageOutput, decode_parcel, encode_frame
 
 BUCKET_THREADS = 8
 ROWS, LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
@@ -98,7 +98,7 @@ def after_exchange(connections: Connections, item: Item, bucket: int, parcels: l
     for kind, payload in parcels:
         if kind == COUNTS:
             counts.update(json.loads(payload))
-    rows, rejected = ([decode_frame(payload, most_bytes=None) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, LETTERS))
+    rows, rejected = ([decode_parcel(payload) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, LETTERS))
     counts.update(buckets.append_bucket(bucket, together(rows) if rows else None, together(rejected) if rejected else None, frames))
     reach("process.after-publish")
     return _report(buckets, counts, frames)

@@ -183,14 +183,20 @@ def encode_frame(table: pa.Table) -> bytes:
     return payload
 
 
-def decode_frame(payload: bytes, what: str = "a frame", most_bytes: int | None = MAX_DECODED_BYTES) -> pa.Table:
+def decode_parcel(payload: bytes) -> pa.Table:
+    """Return the inverse of `encode_frame` for bytes that a task of this run has encoded and no server has held: they are not checked."""
+    with pa.ipc.open_stream(payload) as reader:
+        return reader.read_all()
+
+
+def decode_frame(payload: bytes, what: str = "a frame") -> pa.Table:
     """Inverse of `encode_frame`. Nothing in the bytes is believed: whoever may publish on the streams can write them.
 
-    Raises HaltError that names `what` for bytes that are no frame: they do not decode, would take more than `most_bytes` uncompressed, or
-    point outside their own buffers. `validate(full=True)` takes 5 % of a raw frame's decoding and 33 % of an out frame's.
+    Raises HaltError that names `what` for bytes that are no frame: they do not decode, would take more than MAX_DECODED_BYTES uncompressed,
+    or point outside their own buffers. `validate(full=True)` takes 5 % of a raw frame's decoding and 33 % of an out frame's.
     """
     with _frames_of_ours_only(what):
-        _check_declared(payload, most_bytes)
+        _check_declared(payload)
         with pa.ipc.open_stream(payload) as reader:
             table = reader.read_all()
         table.validate(full=True)
@@ -200,7 +206,7 @@ def decode_frame(payload: bytes, what: str = "a frame", most_bytes: int | None =
 def decode_columns(payload: bytes, names: Sequence[str], what: str = "a frame") -> pa.Table:
     """`decode_frame` of these columns only; the others are not uncompressed. Raises KeyError for a column that is not there."""
     with _frames_of_ours_only(what):
-        _check_declared(payload, MAX_DECODED_BYTES)
+        _check_declared(payload)
         with pa.ipc.open_stream(payload) as reader:
             places = [reader.schema.names.index(name) if name in reader.schema.names else -1 for name in names]
     if -1 in places:
@@ -227,10 +233,10 @@ def check_columns(table: pa.Table, schema: pa.Schema, optional: pa.Schema, what:
         raise _foreign(what, f"its columns are not those of a frame: {names}")
 
 
-def _check_declared(payload: bytes, most_bytes: int | None) -> None:
+def _check_declared(payload: bytes) -> None:
     declared = declared_bytes(payload)
-    if most_bytes is not None and declared > most_bytes:
-        raise pa.ArrowInvalid(f"it would take {declared} bytes uncompressed, a frame at most {most_bytes}")
+    if declared > MAX_DECODED_BYTES:
+        raise pa.ArrowInvalid(f"it would take {declared} bytes uncompressed, a frame at most {MAX_DECODED_BYTES}")
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from pipelines.engine.ranges import offset_text
 from pipelines.engine.run_spec import RunSpec, resolved_digest
 from pipelines.engine.session import build_session, is_jvm_alive
 from pipelines.errors import ConfigurationError, FencedError, HaltError, ProcessLostError, RetryableError, TallyflowError
-from pipelines.host import RESERVED_FILES, raise_file_limit, remedy
+from pipelines.host import RESERVED_FILES, collect_rarely, raise_file_limit, remedy
 from pipelines.ingest.leg import DRIVER_OFFSETS, IngestLeg
 from pipelines.key_store.store import RUNS_PER_BUCKET
 from pipelines.private import private_directory
@@ -170,6 +170,8 @@ class Runner:
                 queries = self.queries_class(session, run_path, self.legs, self._sources(), self._tell)
                 queries.start()
                 self._keep_retention()
+                if self.shared_session is None:
+                    collect_rarely()
                 self.is_ready = True
                 self._watch(session, queries)
         except (Py4JError, OSError) as error:

@@ -1,9 +1,10 @@
 """Messages of the Kafka client as RAW_SCHEMA: what it cannot give whole stands there all the same, for parse to reject."""
 
 import hashlib
-from itertools import chain
+from operator import itemgetter
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
@@ -85,19 +86,27 @@ def _records(messages: list[Message], headers: list[_Headers | Exception], parti
     count = len(messages)
     value = pa.array(list(map(Message.value, messages)), pa.binary())
     key = pa.array(list(map(Message.key, messages)), pa.binary())
-    told = np.fromiter(chain.from_iterable(map(Message.timestamp, messages)), dtype=np.int64, count=2 * count)
-    kinds, millis = told[0::2], told[1::2]
-    has_none = (kinds == TIMESTAMP_NOT_AVAILABLE) | (millis == _NO_TIMESTAMP_MS)
+    millis = np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), dtype=np.int64, count=count)
+    has_none = _without_time(messages, millis)
     columns = [
         key,
         value,
         pa.array(list(map(_encoded, headers)), HEADERS_TYPE) if any(headers) else pa.nulls(count, HEADERS_TYPE),
         pa.repeat(pa.scalar(partition, pa.int32()), count),
         pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
-        pa.array(np.clip(millis, *TIMESTAMPS_MS) * 1000, mask=has_none if has_none.any() else None).cast(INSTANT),
+        pa.array(np.clip(millis, *TIMESTAMPS_MS) * 1000, mask=has_none).cast(INSTANT),
         pa.nulls(count, OVERSIZE_TYPE),
     ]
     return shorten_oversize(pa.table(columns, schema=RAW_SCHEMA))
+
+
+def _without_time(messages: list[Message], millis: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+    """Return which messages have no time; None where all have one. The client gives 0 or -1 beside TIMESTAMP_NOT_AVAILABLE."""
+    if not len(millis) or millis.min() > 0:
+        return None
+    kinds = np.fromiter(map(itemgetter(0), map(Message.timestamp, messages)), dtype=np.int64, count=len(messages))
+    without: npt.NDArray[np.bool_] = (kinds == TIMESTAMP_NOT_AVAILABLE) | (millis == _NO_TIMESTAMP_MS)
+    return without
 
 
 def _encoded(headers: _Headers | Exception) -> list[tuple[bytes, bytes | None]] | None:

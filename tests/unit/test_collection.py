@@ -1,0 +1,23 @@
+"""What a process that works on records leaves to Python's cyclic collector."""
+
+import subprocess
+import sys
+
+_PROGRAM = """
+import gc
+from pipelines.host import COLLECT_AFTER_OBJECTS, collect_rarely
+
+collect_rarely()
+before = gc.get_stats()[0]["collections"]
+polled = [[number] for number in range(COLLECT_AFTER_OBJECTS - 1_000)]
+assert gc.get_stats()[0]["collections"] == before, "what a poll makes was looked at"
+assert gc.get_freeze_count() > 10_000, "what was imported is looked at again"
+first = []
+first.append(first)
+polled += [[number] for number in range(2_000)]
+assert gc.get_stats()[0]["collections"] == before + 1, "cycles are never found"
+"""
+
+
+def test_ten_polls_are_made_before_the_collector_looks_at_any_and_imports_are_left_out() -> None:
+    subprocess.run([sys.executable, "-c", _PROGRAM], check=True)
