@@ -11,6 +11,7 @@ import typer
 
 from pipelines import errors
 from pipelines.cli.app import app
+from pipelines.config import parse, unsupported
 from pipelines.dead_letters.triage import REMEDIES
 from pipelines.errors import HaltError
 from pipelines.process.isolation import INTERNAL_ERROR
@@ -90,9 +91,10 @@ def test_docs_that_the_code_names_exist() -> None:
     """Messages, docstrings, units and pages of Dagster send readers to a page, or to a section of it."""
     named = re.compile(r"docs/([a-z-]+\.md)(?:#([a-z0-9-]+))?")
     places = ("pipelines", "dagster_project", "resources", "bench", "deployment", "examples", "sql", "tests/support")
-    files = [path for place in places for path in (ROOT / place).rglob("*") if path.suffix in {"", ".py", ".service", ".conf", ".yaml", ".sql"} and path.is_file()]
+    kinds = {"", ".py", ".service", ".conf", ".yaml", ".sql"}
+    files = [path for place in places for path in (ROOT / place).rglob("*") if path.suffix in kinds and path.is_file()]
     found = {match for path in files for match in named.findall(path.read_text(encoding="utf-8"))}
-    assert found
+    assert ("halts.md", "") in found
     for name, anchor in found:
         page = ROOT / "docs" / name
         assert page.exists(), name
@@ -102,6 +104,12 @@ def test_docs_that_the_code_names_exist() -> None:
 def test_readme_has_exactly_three_set_up_commands() -> None:
     blocks = re.findall(r"```\n(.*?)```", section(text("README.md"), "Set up"), re.DOTALL)
     assert [block.split("\n") for block in blocks] == [["make demo", "make test", "make dagster", ""]]
+
+
+def test_the_pipeline_file_of_the_readme_can_run() -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", text("README.md"), re.DOTALL)
+    config = parse(example, name="README", environment={"CLICKHOUSE_PASSWORD": "secret"})
+    assert unsupported(config) == []
 
 
 def documented_commands(page: str) -> Iterator[tuple[str, set[str]]]:
@@ -196,7 +204,8 @@ def test_metrics_table_names_the_metrics() -> None:
 
 
 def test_every_failpoint_says_what_the_next_start_does() -> None:
-    rows = re.findall(r"^\| `([a-z.-]+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", section(text("docs/crash-recovery.md"), "Kill points"), re.MULTILINE)
+    points = section(text("docs/crash-recovery.md"), "Kill points")
+    rows = re.findall(r"^\| `([a-z.-]+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", points, re.MULTILINE)
     assert sorted(rows) == sorted(NAMES)
 
 
