@@ -60,8 +60,8 @@ larger one, with dedup.
 
 ## Values
 
-- **Unknown fields are faults**, with the nearest known name: a typo that is ignored loses data. So is a key that is given twice. A field
-  that is `null` counts as absent.
+- **Unknown fields are faults**, with the nearest known name, because an ignored typo loses data. A key that is given twice is a fault as
+  well. A field that is `null` counts as absent.
 - **Durations** are numbers with units, added up: `500ms`, `60s`, `1h30m`, `7d`. Units: `ns us ms s m h d`.
 - **Sizes** are bytes, or a number with a unit: `kB MB GB TB` are powers of 1000, `KiB MiB GiB TiB` and `Ki Mi Gi Ti` of 1024.
 - **Numbers and flags may be text**: `port: "9000"`, `secure: "true"`. So `${NAME}` works everywhere.
@@ -98,8 +98,8 @@ GlassFlow's files are read as they are, with these exceptions.
 - Accepted, ignored and noted: `schema_registry` and `schema_version` (`schema_fields` describe the JSON), and all of `resources` but
   `nats.stream.max_age` and `max_bytes`, which may also be written `maxAge` and `maxBytes`.
 - Tallyflow speaks HTTP to ClickHouse. It uses `http_port`, or `port` without it, which is then not a native port.
-- Checked here, and run when a release can: transforms and joins. What this release cannot run is refused at the start ("not supported
-  yet"), never ignored.
+- Transforms and joins: their shape is checked here. What this release cannot run is refused at the start ("not supported yet"), never
+  ignored.
 - Allowed beyond GlassFlow: `Nullable`, `Decimal`, `Date`, `JSON` and the other ClickHouse types, an empty password, a key of several
   fields, several filters and stateless transforms, both with a join, mutual TLS, OAUTHBEARER, and every field marked `+`.
 """

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -85,6 +86,15 @@ def test_pages_are_short_enough_to_read(path: Path) -> None:
     assert path.name in GENERATED or len(page.splitlines()) <= LONGEST_PAGE
     lines = [line for line in prose(page).splitlines() if not line.startswith("|")]
     assert [line for line in lines if len(line) > LONGEST_LINE] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=identity)
+def test_code_that_a_page_names_exists(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page):
+        assert (ROOT / name).exists() or (ROOT / "pipelines" / name).exists(), name
+    for name in re.findall(r"`((?:pipelines|dagster_project)\.[A-Za-z_.]+)[`(]", page):
+        resolve_name(name)
 
 
 def test_docs_that_the_code_names_exist() -> None:
