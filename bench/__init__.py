@@ -1,1 +1,1 @@
-"""Measurements of the whole product on real servers: `make bench`. Figures are written with their conditions in docs/tuning.md."""
+"""Measurements of the whole product on real servers: `make bench`. Figures are written with their conditions in docs/benchmarks.md."""

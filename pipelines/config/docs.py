@@ -42,10 +42,12 @@ sink:
 _INTRODUCTION = """\
 # The pipeline file
 
-One file describes one pipeline, in YAML or JSON. The vocabulary is GlassFlow's pipeline format v3; fields marked `+` are Tallyflow's
-own and optional. This page is made from the code (`python -m pipelines.config.docs`): names, defaults and bounds are those of the program.
+One file describes one pipeline, in YAML or JSON. The vocabulary is GlassFlow's pipeline format v3. Fields marked `+` are Tallyflow's own,
+and optional.
 
-`tallyflow validate FILE` names every fault at once, each with its path. `tallyflow schema` prints the JSON Schema for editors.
+`tallyflow validate FILE` lists every fault at once, each with its path. `tallyflow schema` prints the JSON Schema for editors.
+
+This page is generated (`python -m pipelines.config.docs`): names, defaults and bounds are those of the program.
 
 ## A small example
 
@@ -53,17 +55,20 @@ own and optional. This page is made from the code (`python -m pipelines.config.d
 """
 
 _NOTES = """\
+It reads three fields of each order, and makes the table at the first start. [examples/orders](../examples/orders/pipeline.yaml) is a
+larger one, with dedup.
+
 ## Values
 
-- **Unknown fields are faults**, with the nearest known name: a typo that is ignored loses data. A field that is `null` counts as absent.
-  A key that is given twice is a fault.
+- **Unknown fields are faults**, with the nearest known name, because an ignored typo loses data. A key that is given twice is a fault as
+  well. A field that is `null` counts as absent.
 - **Durations** are numbers with units, added up: `500ms`, `60s`, `1h30m`, `7d`. Units: `ns us ms s m h d`.
 - **Sizes** are bytes, or a number with a unit: `kB MB GB TB` are powers of 1000, `KiB MiB GiB TiB` and `Ki Mi Gi Ti` of 1024.
 - **Numbers and flags may be text**: `port: "9000"`, `secure: "true"`. So `${NAME}` works everywhere.
 
 ## Environment variables
 
-Inside any text value (not in field names):
+Inside any text value, but not in field names:
 
 | Write | Get |
 |---|---|
@@ -71,34 +76,32 @@ Inside any text value (not in field names):
 | `${NAME:-default}` | the variable, or `default` (which may be empty) if it is not set or empty |
 | `$${` | the characters `${` |
 
-References are replaced after the file was parsed, once, and only as the text of that one value: what a variable holds cannot add fields,
-and is not read for references again.
+References are replaced once, after the file is parsed, and only as the text of that one value. What a variable holds cannot add fields,
+and is not searched for further references.
 
 ## Secrets
 
-Wherever a text is expected, `{file: PATH}` stands for the text of that file, without its last line end:
+Wherever a text is expected, `{file: PATH}` stands for the content of that file, without its last line end:
 
 ```yaml
 password: {file: /run/secrets/clickhouse}
 ```
 
-A relative path starts at the working directory. Secrets never appear in messages, logs or the config's own text. One that is
+A relative path starts at the working directory. Secrets never appear in messages, logs or the config's own text. A secret that is
 written into the file itself works, is masked, and `validate` notes it.
 
 ## Differences from GlassFlow
 
 GlassFlow's files are read as they are, with these exceptions.
 
-- Not supported, a fault: `otlp.*` sources, `format` other than `json`, `schema`, other versions.
-- `schema_registry` and `schema_version` are accepted, ignored and noted: `schema_fields` describe the JSON.
-- `maxAge` and `maxBytes` may be written for `max_age` and `max_bytes` of `resources.nats.stream`.
-- Field names that GlassFlow does not know and ignores are faults here.
-- Tallyflow speaks HTTP to ClickHouse: `http_port` is the port used; without it `port` is, which is then no native port.
-- `resources`: only `nats.stream.max_age` and `max_bytes` are used. The rest is accepted, ignored and noted.
-- More is allowed: `Nullable`, `Decimal`, `Date`, `JSON` and the other ClickHouse types, an empty password, a key of several fields, several
-  filters and stateless transforms, filters and stateless transforms with a join, mutual TLS, OAUTHBEARER, and every field marked `+`.
-- Transforms and joins: their shape is checked here, their expressions when the pipeline starts. What a release cannot run yet is refused at
-  the start ("not supported yet"), never ignored.
+- Not supported, a fault: `otlp.*` sources, `format` other than `json`, `schema`, other versions, and field names that GlassFlow ignores.
+- Accepted, ignored and noted: `schema_registry` and `schema_version` (`schema_fields` describe the JSON), and all of `resources` but
+  `nats.stream.max_age` and `max_bytes`, which may also be written `maxAge` and `maxBytes`.
+- Tallyflow speaks HTTP to ClickHouse. It uses `http_port`, or `port` without it, which is then not a native port.
+- Transforms and joins: their shape is checked here. What this release cannot run is refused at the start ("not supported yet"), never
+  ignored.
+- Allowed beyond GlassFlow: `Nullable`, `Decimal`, `Date`, `JSON` and the other ClickHouse types, an empty password, a key of several
+  fields, several filters and stateless transforms, both with a join, mutual TLS, OAUTHBEARER, and every field marked `+`.
 """
 
 _TITLES = {
@@ -151,14 +154,15 @@ def render() -> str:
     if models.keys() != _TITLES.keys():
         raise KeyError(f"models without a heading or headings without a model: {sorted(models.keys() ^ _TITLES.keys())}")
     sections = [_section("The root", schema), *(_section(f"`{title}`", models[name]) for name, title in _TITLES.items())]
-    return "\n".join([_INTRODUCTION + EXAMPLE + "```\n", _NOTES, "# Reference\n", *sections])
+    contents = " ·\n".join(f"[{title}](#{_anchor(title)})" for title in ("The root", *_TITLES.values()))
+    return "\n".join([_INTRODUCTION + EXAMPLE + "```\n", _NOTES, "## Reference\n", contents + "\n", *sections])
 
 
 def _section(title: str, model: dict[str, Any]) -> str:
     required = set(model.get("required", ()))
     rows = [_row(name, field, name in required) for name, field in model["properties"].items()]
     table = ["| Field | Type | Default | Meaning |", "|---|---|---|---|", *rows]
-    return "\n".join([f"## {title}", "", " ".join(model["description"].split()), "", *table, ""])
+    return "\n".join([f"### {title}", "", " ".join(model["description"].split()), "", *table, ""])
 
 
 def _row(name: str, field: dict[str, Any], required: bool) -> str:
@@ -206,8 +210,12 @@ def _scalar(field: dict[str, Any]) -> str:
 
 def _link(reference: str) -> str:
     title = _TITLES[reference.rpartition("/")[2]]
-    anchor = "".join(character for character in title.lower().replace(" ", "-") if character.isalnum() or character in "-_")
-    return f"[{title}](#{anchor})"
+    return f"[{title}](#{_anchor(title)})"
+
+
+def _anchor(title: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return "".join(character for character in title.lower().replace(" ", "-") if character.isalnum() or character in "-_")
 
 
 def main() -> None:

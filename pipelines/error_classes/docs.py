@@ -11,23 +11,28 @@ TARGET = Path("docs/errors.md")
 _INTRODUCTION = """\
 # Errors
 
-Made from `pipelines/error_classes`; do not edit. What ClickHouse, NATS and Kafka may answer, and what Tallyflow makes of it.
+What ClickHouse, NATS and Kafka may answer, and what Tallyflow does then. For messages of Tallyflow itself see [halts.md](halts.md).
 
-- **`retryable`**: the same thing is tried again, with pauses of up to 15 s, for days if need be. The leg's state is `waiting`, with the
-  error. Nothing is dropped.
-- **`record`**: single rows are refused. They are found by cutting the block and become dead letters; the others are inserted.
-  Before each cut the table is asked which rows it has stored all the same.
-- **`halt`**: the leg stops before anything is lost or doubled. The message ends with what to do next. Nothing becomes a dead letter for it.
+This page is generated from `pipelines/error_classes`; do not edit it.
 
-What is not listed is a halt, but for an insert into ClickHouse: there a code that is not listed, and those with `*` behind their class, do
-not tell whether a row or the table is the cause. After three refusals the chunk is cut as for a `record`; three such rows of a chunk, and
-none taken, are a halt. Waited for all the same: an answer without a code and with the HTTP status 408, 429 or 5xx, NATS's status 503,
-and codes that librdkafka calls retriable. What ClickHouse refuses while it pushes an insert to a materialized view is a halt, unless it is
-`retryable`: the table may hold the rows already.
+- **`retryable`**: the same thing is retried, with pauses of up to 15 s, for days if need be. The leg is `waiting`, with the error. Nothing
+  is dropped.
+- **`record`**: ClickHouse refuses single rows. They are isolated and become dead letters; the others are inserted. Before each cut the
+  table is asked which rows it has stored.
+- **`halt`**: the leg stops before anything is lost or doubled. The message ends with what to do next. Nothing becomes a dead letter.
 
-## Another class
+## Errors that are not listed
 
-`on_error` in the pipeline file puts an error into another class, by its name or by its code in quotes:
+- They halt, except for an insert into ClickHouse. There, an unlisted code does not tell whether a row or the table is the cause, and
+  neither do codes with `*` behind their class. After three refusals the chunk is cut as for a `record`; three such rows of a chunk,
+  and none taken, are a halt.
+- They are retried if the answer has no code and the HTTP status is 408, 429 or 5xx, for NATS's status 503, and for codes that
+  librdkafka calls retriable.
+- What ClickHouse refuses in a materialized view is a halt, unless it is `retryable`: the table may hold the rows already.
+
+## Changing the class of an error
+
+`on_error` in the pipeline file puts an error into another class, by its name, or by its code in quotes:
 
 ```yaml
 on_error:
@@ -36,8 +41,8 @@ on_error:
 ```
 
 `retryable` and `halt` are always safe: the next attempt, or the next start, does the same thing again, and ClickHouse knows its token.
-`record` is possible where the last column says so. An error that may come whatever the rows hold could lose them; one that
-has nothing to do with what a row holds would send every row to the dead letters. An error that the protocol answers itself keeps its class.
+`record` is possible only where the last column says so. For an error that has nothing to do with what a row holds it would send every
+row to the dead letters. The class of an error that the protocol answers itself is fixed.
 """
 
 _TITLES: dict[System, str] = {"clickhouse": "ClickHouse", "nats": "NATS", "kafka": "Kafka", "tallyflow": "Tallyflow's own"}

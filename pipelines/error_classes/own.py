@@ -23,7 +23,7 @@ ROWS: tuple[ErrorRow, ...] = (
     *rows(
         "tallyflow",
         "halt",
-        "see What each halt means in operations.md",
+        "look the message up in docs/halts.md",
         (None, "HaltError", "going on could lose or double an event, or can never succeed"),
         (None, "FencedError", "another runner holds the pipeline"),
         (None, "ProcessLostError", "Spark's JVM has ended, killed or out of memory; the next start goes on where it stood"),

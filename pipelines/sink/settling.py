@@ -56,7 +56,7 @@ def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, 
     raise HaltError(
         f"inserting a chunk into {sent.table}: {sent.outcome}. An insert of it may have stored some of its rows; {why}, so nothing tells "
         "which. Change what the table refuses (a constraint, an expression) and start again: "
-        "the same chunk is sent with its token, and nothing is doubled. A MergeTree table with the position columns (docs/concepts.md) "
+        "the same chunk is sent with its token, and nothing is doubled. A MergeTree table with the position columns (docs/clickhouse.md) "
         "is asked instead"
     )
 

@@ -19,8 +19,8 @@ from pipelines.protocol.records import Message
 from pipelines.runner.status import snapshot
 from pipelines.sink.ledger_copier import LedgerCopier
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
-SECTION = OPERATIONS.read_text(encoding="utf-8").split("\n## The ledger as a table\n")[1].split("\n## ")[0]
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
+SECTION = MONITORING.read_text(encoding="utf-8").split("\n## The ledger as a table\n")[1].split("\n## ")[0]
 
 pytestmark = pytest.mark.integration
 

@@ -190,7 +190,7 @@ class Table:
     def insert(self, table: str, columns: list[str], block: bytes, token: str, seconds: int, work: str) -> None:
         self.world.call()
         if (self.partitions > 1 or self.world.gives_up) and self.world.current is not None and self.world.current.runner.is_overtaken:
-            # What a runner sends whose lease was over long ago: nothing fences it, and docs/concepts.md says so.
+            # What a runner sends whose lease was over long ago: nothing fences it, and docs/protocol-sink.md says so.
             raise RetryableError("inserting: the lease is over")
         if self.world.is_mended_at_failure:
             self.world.log.deliver()

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import typer
 
 from pipelines import errors
 from pipelines.cli.app import app
+from pipelines.config import parse, unsupported
 from pipelines.dead_letters.triage import REMEDIES
 from pipelines.errors import HaltError
 from pipelines.process.isolation import INTERNAL_ERROR
@@ -18,6 +20,9 @@ from pipelines.protocol.failpoints import NAMES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+GENERATED = {"errors.md", "pipeline-file.md"}
+LONGEST_PAGE = 250
+LONGEST_LINE = 200
 _TOP: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 COMMANDS = {
     " ".join(path): command
@@ -29,6 +34,10 @@ HALT_CLASSES = {name for name, kind in vars(errors).items() if isinstance(kind, 
 GENERIC_LETTERS = 12
 
 
+def identity(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
 def text(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
@@ -38,26 +47,79 @@ def section(page: str, heading: str) -> str:
     return re.split(r"^## ", page.split(f"\n## {heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
+def prose(page: str) -> str:
+    """The page without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", page, flags=re.MULTILINE | re.DOTALL)
+
+
 def anchors(page: str) -> set[str]:
     """The anchors that GitHub gives the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {"".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_") for heading in headings}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def local_links(path: Path) -> Iterator[tuple[Path, str]]:
+    """(file, anchor or nothing) of each link of a page that stays in the repository."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path.read_text(encoding="utf-8"))):
+        if not target.startswith("https://"):
+            name, _, anchor = target.partition("#")
+            yield (path.parent / name).resolve() if name else path, anchor
+
+
+@pytest.mark.parametrize("path", PAGES, ids=identity)
 def test_links_resolve(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
-        if target.startswith("https://"):
-            continue
-        name, _, anchor = target.partition("#")
-        page = path.parent / name if name else path
-        assert page.exists(), target
-        assert not anchor or anchor in anchors(page.read_text(encoding="utf-8")), target
+    for target, anchor in local_links(path):
+        assert target.exists(), target
+        assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), f"{target}#{anchor}"
+
+
+def test_every_page_is_listed_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = {target for target, _ in local_links(index)}
+    assert {path for path in PAGES if path.parent == index.parent} - {index} <= listed
+    assert index in {target for target, _ in local_links(ROOT / "README.md")}
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.parent.name == "docs"], ids=identity)
+def test_pages_are_short_enough_to_read(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    assert path.name in GENERATED or len(page.splitlines()) <= LONGEST_PAGE
+    lines = [line for line in prose(page).splitlines() if not line.startswith("|")]
+    assert [line for line in lines if len(line) > LONGEST_LINE] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=identity)
+def test_code_that_a_page_names_exists(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page):
+        assert (ROOT / name).exists() or (ROOT / "pipelines" / name).exists(), name
+    for name in re.findall(r"`((?:pipelines|dagster_project)\.[A-Za-z_.]+)[`(]", page):
+        resolve_name(name)
+
+
+def test_docs_that_the_code_names_exist() -> None:
+    """Messages, docstrings, units and pages of Dagster send readers to a page, or to a section of it."""
+    named = re.compile(r"docs/([a-z-]+\.md)(?:#([a-z0-9-]+))?")
+    places = ("pipelines", "dagster_project", "resources", "bench", "deployment", "examples", "sql", "tests/support")
+    kinds = {"", ".py", ".service", ".conf", ".yaml", ".sql"}
+    files = [path for place in places for path in (ROOT / place).rglob("*") if path.suffix in kinds and path.is_file()]
+    found = {match for path in files for match in named.findall(path.read_text(encoding="utf-8"))}
+    assert ("halts.md", "") in found
+    for name, anchor in found:
+        page = ROOT / "docs" / name
+        assert page.exists(), name
+        assert not anchor or anchor in anchors(page.read_text(encoding="utf-8")), f"{name}#{anchor}"
 
 
 def test_readme_has_exactly_three_set_up_commands() -> None:
     blocks = re.findall(r"```\n(.*?)```", section(text("README.md"), "Set up"), re.DOTALL)
     assert [block.split("\n") for block in blocks] == [["make demo", "make test", "make dagster", ""]]
+
+
+def test_the_pipeline_file_of_the_readme_can_run() -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", text("README.md"), re.DOTALL)
+    config = parse(example, name="README", environment={"CLICKHOUSE_PASSWORD": "secret"})
+    assert unsupported(config) == []
 
 
 def documented_commands(page: str) -> Iterator[tuple[str, set[str]]]:
@@ -68,15 +130,15 @@ def documented_commands(page: str) -> Iterator[tuple[str, set[str]]]:
             yield name, set(re.findall(r"--[a-z-]+", rest))
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=identity)
 def test_documented_commands_and_options_exist(path: Path) -> None:
     for name, options in documented_commands(path.read_text(encoding="utf-8")):
         assert name in COMMANDS
         assert options <= {option for parameter in COMMANDS[name].params for option in parameter.opts}, name
 
 
-def test_every_command_is_in_the_readme() -> None:
-    assert set(COMMANDS) == {name for name, _ in documented_commands(text("README.md"))}
+def test_every_command_is_listed() -> None:
+    assert set(COMMANDS) == {name for name, _ in documented_commands(text("docs/commands.md"))}
 
 
 def test_documented_make_targets_exist() -> None:
@@ -95,7 +157,7 @@ def rejection_codes() -> set[str]:
 
 
 def test_every_rejection_has_its_remedy_in_the_code_and_in_the_documents() -> None:
-    table = section(text("docs/concepts.md"), "Dead letters")
+    table = section(text("docs/dead-letter-reference.md"), "Codes")
     rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
     assert rejection_codes() | {INTERNAL_ERROR} == set(REMEDIES)
     assert dict(rows) == REMEDIES
@@ -103,7 +165,7 @@ def test_every_rejection_has_its_remedy_in_the_code_and_in_the_documents() -> No
 
 def documented_halts() -> list[str]:
     """The quoted parts of messages: what stands in backticks before the colon of each list item."""
-    items = re.findall(r"^- ((?:(?!\n- ).)*?`): ", section(text("docs/operations.md"), "What each halt means"), re.MULTILINE | re.DOTALL)
+    items = re.findall(r"^- ((?:(?!\n- ).)*?`): ", text("docs/halts.md"), re.MULTILINE | re.DOTALL)
     return [part for item in items for part in re.findall(r"`([^`]+)`", item) if len(part) > 5]
 
 
@@ -137,23 +199,24 @@ def test_every_halt_message_is_documented() -> None:
     known = documented_halts()
     telling = {message for message in halt_messages() if sum(map(str.isalpha, message)) >= GENERIC_LETTERS}
     missing = [message for message in telling if not any(part in message for part in known)]
-    assert missing == [], "say in docs/operations.md what these mean and what to do"
+    assert missing == [], "say in docs/halts.md what these mean and what to do"
 
 
 def test_every_halt_class_has_a_section() -> None:
-    headings = re.findall(r"^### .*\(`(\w+)`\)$", section(text("docs/operations.md"), "What each halt means"), re.MULTILINE)
+    headings = re.findall(r"^## .*\(`(\w+)`\)$", text("docs/halts.md"), re.MULTILINE)
     assert set(headings) == HALT_CLASSES
 
 
 def test_metrics_table_names_the_metrics() -> None:
     made = re.findall(r'(Counter|Gauge)MetricFamily\("(tallyflow_\w+)"', text("pipelines/runner/status.py"))
     names = {f"{name}_total" if kind == "Counter" else name for kind, name in made}
-    assert set(re.findall(r"^\| `(tallyflow_\w+)` ", text("docs/operations.md"), re.MULTILINE)) == names
+    assert set(re.findall(r"^\| `(tallyflow_\w+)` ", text("docs/monitoring.md"), re.MULTILINE)) == names
 
 
-@pytest.mark.parametrize(("page", "heading"), [("docs/operations.md", "Drills"), ("docs/concepts.md", "What happens at a kill")])
-def test_failpoints_are_named(page: str, heading: str) -> None:
-    assert set(re.findall(r"`\[?([a-z]+\.[a-z]+-[a-z-]+)\]?`", section(text(page), heading))) == set(NAMES)
+def test_every_failpoint_says_what_the_next_start_does() -> None:
+    points = section(text("docs/crash-recovery.md"), "Kill points")
+    rows = re.findall(r"^\| `([a-z.-]+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", points, re.MULTILINE)
+    assert sorted(rows) == sorted(NAMES)
 
 
 def test_tests_named_in_the_failure_matrix_exist() -> None:

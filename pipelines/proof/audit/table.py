@@ -31,7 +31,7 @@ class TableRows:
         if not self._rows.compared:
             raise HaltError(
                 f"auditing table {config.full_table}: it has no position columns, and no column of the mapping that can be compared; "
-                "give the table the position columns (docs/concepts.md)"
+                "give the table the position columns (docs/clickhouse.md)"
             )
         self.count = 0
         for batch in self._batches():

@@ -388,7 +388,7 @@ class Verifier:
         if self._request.since or self._request.until or not history.is_whole:
             raise HaltError(
                 f"verifying table {self._table}: it has no position columns, so only all of its rows can be compared, and only while no "
-                "raw frame is purged; give the table the position columns (docs/concepts.md)"
+                "raw frame is purged; give the table the position columns (docs/clickhouse.md)"
             )
         for column in columns:
             if column.has_default:

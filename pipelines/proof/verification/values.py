@@ -1,6 +1,6 @@
 """What value a column must have for a JSON value, as SQL for DuckDB; and the same column of ClickHouse, brought into the same form.
 
-Independent of the stages: it says what docs/concepts.md and docs/pipeline-file.md say, over DuckDB's own `json_type` and
+Independent of the stages: it says what docs/clickhouse.md and docs/pipeline-file.md say, over DuckDB's own `json_type` and
 `json_extract_string`. Each column has a **plain form**, in which both sides are compared: numbers and booleans as they are; texts, enums,
 addresses, UUIDs and what has no DuckDB type as bytes; dates as days, instants as ticks of the column's precision since 1970; maps as
 pairs in the order of their keys.
