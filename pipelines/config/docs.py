@@ -1,4 +1,4 @@
-"""docs/pipeline-file.md, rendered from the models of the pipeline file. `python -m pipelines.config.docs` writes it."""
+"""Renders docs/pipeline-file.md from the models of the pipeline file. `python -m pipelines.config.docs` writes it."""
 
 import json
 import sys
@@ -42,10 +42,10 @@ sink:
 _INTRODUCTION = """\
 # The pipeline file
 
-One file describes one pipeline, in YAML or JSON. The vocabulary is GlassFlow's pipeline format v3; fields marked `+` are Tallyflow's
-own and optional. This page is made from the code (`python -m pipelines.config.docs`): names, defaults and bounds are those of the program.
+One file describes one pipeline, in YAML or JSON. The format is GlassFlow's pipeline format v3; fields marked `+` are Tallyflow's own and
+optional. This page is generated from the code (`python -m pipelines.config.docs`).
 
-`tallyflow validate FILE` names every fault at once, each with its path. `tallyflow schema` prints the JSON Schema for editors.
+`tallyflow validate FILE` lists every fault at once, each with its path. `tallyflow schema` prints the JSON Schema for editors.
 
 ## A small example
 
@@ -55,50 +55,50 @@ own and optional. This page is made from the code (`python -m pipelines.config.d
 _NOTES = """\
 ## Values
 
-- **Unknown fields are faults**, with the nearest known name: a typo that is ignored loses data. A field that is `null` counts as absent.
-  A key that is given twice is a fault.
-- **Durations** are numbers with units, added up: `500ms`, `60s`, `1h30m`, `7d`. Units: `ns us ms s m h d`.
+- **Unknown fields are faults**, reported with the nearest known name: an ignored typo could lose data. A `null` field counts as absent.
+  A repeated key is a fault.
+- **Durations** are one or more numbers with a unit: `500ms`, `60s`, `1h30m`, `7d`. Units: `ns us ms s m h d`.
 - **Sizes** are bytes, or a number with a unit: `kB MB GB TB` are powers of 1000, `KiB MiB GiB TiB` and `Ki Mi Gi Ti` of 1024.
-- **Numbers and flags may be text**: `port: "9000"`, `secure: "true"`. So `${NAME}` works everywhere.
+- **Numbers and flags may be text**: `port: "9000"`, `secure: "true"`, so `${NAME}` works everywhere.
 
 ## Environment variables
 
 Inside any text value (not in field names):
 
-| Write | Get |
+| Write | Result |
 |---|---|
-| `${NAME}` | the variable; a fault at this path if it is not set |
-| `${NAME:-default}` | the variable, or `default` (which may be empty) if it is not set or empty |
+| `${NAME}` | the variable; a fault at this path if the variable is not set |
+| `${NAME:-default}` | the variable, or `default` (which may be empty) if the variable is not set or empty |
 | `$${` | the characters `${` |
 
-References are replaced after the file was parsed, once, and only as the text of that one value: what a variable holds cannot add fields,
-and is not read for references again.
+References are replaced once, after the file is parsed, and only within that one value: a variable cannot add fields, and its text is not
+searched for references.
 
 ## Secrets
 
-Wherever a text is expected, `{file: PATH}` stands for the text of that file, without its last line end:
+Wherever text is expected, `{file: PATH}` is replaced by the text of that file, without its last line end:
 
 ```yaml
 password: {file: /run/secrets/clickhouse}
 ```
 
-A relative path starts at the working directory. Secrets never appear in messages, logs or the config's own text. One that is
-written into the file itself works, is masked, and `validate` notes it.
+A relative path starts at the working directory. Secrets never appear in messages, logs or the config's own text. A secret written into
+the file itself is accepted and masked, and `validate` notes it.
 
 ## Differences from GlassFlow
 
-GlassFlow's files are read as they are, with these exceptions.
+GlassFlow's files are read unchanged, with these exceptions.
 
-- Not supported, a fault: `otlp.*` sources, `format` other than `json`, `schema`, other versions.
+- Not supported, and a fault: `otlp.*` sources, `format` other than `json`, `schema`, other versions.
 - `schema_registry` and `schema_version` are accepted, ignored and noted: `schema_fields` describe the JSON.
-- `maxAge` and `maxBytes` may be written for `max_age` and `max_bytes` of `resources.nats.stream`.
-- Field names that GlassFlow does not know and ignores are faults here.
-- Tallyflow speaks HTTP to ClickHouse: `http_port` is the port used; without it `port` is, which is then no native port.
+- `maxAge` and `maxBytes` are accepted for `max_age` and `max_bytes` of `resources.nats.stream`.
+- Unknown field names, which GlassFlow ignores, are faults.
+- Tallyflow connects to ClickHouse over HTTP, on `http_port` if it is given, else on `port`, which must then be an HTTP port.
 - `resources`: only `nats.stream.max_age` and `max_bytes` are used. The rest is accepted, ignored and noted.
-- More is allowed: `Nullable`, `Decimal`, `Date`, `JSON` and the other ClickHouse types, an empty password, a key of several fields, several
-  filters and stateless transforms, filters and stateless transforms with a join, mutual TLS, OAUTHBEARER, and every field marked `+`.
-- Transforms and joins: their shape is checked here, their expressions when the pipeline starts. What a release cannot run yet is refused at
-  the start ("not supported yet"), never ignored.
+- More is allowed: `Nullable`, `Decimal`, `Date`, `JSON` and the other ClickHouse types, an empty password, keys of several fields, several
+  filters and stateless transforms (with a join too), mutual TLS, OAUTHBEARER, and every field marked `+`.
+- Transforms and joins: `validate` checks their shape; the start checks their expressions. A start refuses what this release cannot run
+  ("not supported yet"); nothing is ignored.
 """
 
 _TITLES = {
@@ -145,7 +145,7 @@ _TITLES = {
 
 
 def render() -> str:
-    """The whole page as Markdown."""
+    """Render the whole page as Markdown."""
     schema = model_schema()
     models = schema["$defs"]
     if models.keys() != _TITLES.keys():
@@ -175,7 +175,7 @@ def _default(field: dict[str, Any]) -> str:
 
 
 def _type(field: dict[str, Any]) -> str:
-    """The type of a field in a few words, from its JSON Schema."""
+    """Describe the type of a field in a few words, from its JSON Schema."""
     if "x-type" in field:
         return str(field["x-type"])
     if "$ref" in field:
