@@ -391,5 +391,5 @@ def test_nothing_else_of_the_shape_may_change(case: PipelineCase) -> None:
     case.create_topic()
     batches(case, 1)
     case.write_file(in_buckets(4, keyed_by("name")))
-    with pytest.raises(HaltError, match="may not change while the pipeline lives; put them back"):
+    with pytest.raises(HaltError, match="may not change while the pipeline lives; restore them"):
         rebucket(key_state(case))
