@@ -1,4 +1,4 @@
-"""Pipelines in a dg project of your own: a `defs.yaml` that names the directory of pipeline files is enough.
+"""Pipelines in your own dg project: a `defs.yaml` that names the directory of pipeline files is enough.
 
 type: dagster_project.components.TallyflowPipelines
 attributes:
@@ -27,33 +27,36 @@ Translation = Annotated[
 class TallyflowPipelines(dg.Component, dg.Model, dg.Resolvable, TallyflowTranslator):
     """Assets, checks, jobs, schedules and sensors of the pipeline files in a directory.
 
-    Two of them live side by side when each has a `key_prefix` of its own. A subclass may override `get_asset_spec`.
+    Two components can coexist if each has its own `key_prefix`. A subclass may override `get_asset_spec`.
     """
 
-    path: str = Field(default=".", description="Directory of pipeline files (YAML or JSON), from that of the defs.yaml on.")
+    path: str = Field(default=".", description="Directory of pipeline files (YAML or JSON), relative to the defs.yaml.")
     key_prefix: str | Sequence[str] = Field(
-        default=(), description="In front of asset keys, and of the names of jobs, schedules and sensors. Letters, digits and _."
+        default=(), description="Prefix of asset keys and of the names of jobs, schedules and sensors. Letters, digits and _."
     )
     resources: bool = Field(
         default=True,
-        description="Bring the resources streaming_jobs, tallyflow_alerts and tallyflow_spark; false: the project has them.",
+        description="Provide the resources streaming_jobs, tallyflow_alerts and tallyflow_spark; false if the project defines them.",
     )
     schedules: Literal["environment", "running", "stopped"] = Field(
         default="environment",
-        description="Whether schedules and sensors run at once; environment: where TALLYFLOW_SCHEDULES says `running`.",
+        description="Whether schedules and sensors start enabled; environment: if TALLYFLOW_SCHEDULES is `running`.",
     )
     prune_event_log: bool = Field(
-        default=False, description="Bring the job that deletes old runs and events of the whole Dagster instance; in one component only."
+        default=False, description="Provide the job that deletes old runs and events of the whole Dagster instance; in one component only."
     )
     translation: Translation | None = Field(
-        default=None, description="What is shown otherwise, of each asset. Knows `spec`, `pipeline` (its id) and `name` (of the asset)."
+        default=None, description="Changes to each asset spec. Has `spec`, `pipeline` (its id) and `name` (of the asset)."
     )
 
     def get_asset_spec(self, spec: dg.AssetSpec, shown: Shown) -> dg.AssetSpec:
         return self.translation(spec, shown) if self.translation else spec
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Starts nothing. A faulty file is listed with its faults and takes nothing else down."""
+        """Build the definitions without starting anything.
+
+        A faulty file is listed with its faults; the other files work.
+        """
         directory = (Path(context.path) / self.path).resolve()
         prefix = (self.key_prefix,) if isinstance(self.key_prefix, str) else tuple(self.key_prefix)
         found = read_pipeline_files(directory, skip=frozenset({"defs.yaml", "defs.yml"}), key_prefix=prefix)

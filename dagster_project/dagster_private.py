@@ -1,10 +1,10 @@
-"""All that we use of Dagster beside its public names, in one place.
+"""All private parts of Dagster that we use, in one place.
 
-`tests/unit/dagster_project/test_dagster_private.py` says what must hold of it.
+`tests/unit/dagster_project/test_dagster_private.py` tests what we rely on.
 
-pyproject.toml pins Dagster below the next minor release. What each is for:
-the tables of the event log (pruning, which Dagster has none of), the tags of data versions (reports of seams, without a run),
-the newest results of checks (alerts, which the open source has none of), the clock that tests of schedules move.
+pyproject.toml pins Dagster below the next minor release. Uses: the tables of the event log (Dagster has no pruning), the tags of data
+versions (reports of assets without a run), the newest results of checks (open-source Dagster has no alerts on checks), and the clock that
+tests of schedules move.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,28 +48,30 @@ __all__ = [
 ]
 
 ASSET_CHECK_FAILED = "DagsterAssetCheckFailedError"
-"""The error of a step whose blocking check has failed: the check says why."""
+"""The error of a step whose blocking check has failed; the check has the reason."""
 _AT_ONCE = 50
 
 
 @dataclass(frozen=True)
 class Looked:
-    """Which results of a check were looked at: up to the id `to`, and those of `also`, which overtook one that is being made."""
+    """Which results of a check were read: up to the id `to`, and `also`, which are newer than a result that is still pending."""
 
     to: int = 0
     also: tuple[int, ...] = ()
 
 
 Result = tuple[str | None, dg.AssetCheckEvaluation]
-"""A partition, None where there are none, and what was found."""
+"""A partition (None for an unpartitioned asset) and the evaluation."""
 
 
 def results_since(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], looked: Mapping[str, Looked]
 ) -> Iterator[tuple[dg.AssetCheckKey, Looked, list[Result]]]:
-    """Of each check with anything new: what was looked at with this, and the results in order; of one that was never seen the newest.
+    """Yield each check with new results: what has been read now, and the results in order.
 
-    `looked` by `key.to_user_string()`. One query where nothing is new. At most the 50 newest of one check: others count as looked at.
+    For a check that was never seen, only the newest result.
+
+    `looked` by `key.to_user_string()`. One query if nothing is new. At most the 50 newest results of a check; older ones count as read.
     """
     storage = instance.event_log_storage
     for key, newest in storage.get_latest_asset_check_execution_by_key(keys).items():
@@ -86,5 +88,5 @@ def results_since(
 
 
 def _evaluation(record: AssetCheckExecutionRecord) -> dg.AssetCheckEvaluation | None:
-    """None of one that is being made, or was never ended."""
+    """Return the evaluation of a record; None if it is pending or was never finished."""
     return record.evaluation if isinstance(record.evaluation, dg.AssetCheckEvaluation) else None

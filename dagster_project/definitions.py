@@ -1,4 +1,4 @@
-"""What Dagster loads: one `Definitions`, made from the pipeline files as they are when the code location is loaded."""
+"""The definitions that Dagster loads: one `Definitions`, built from the pipeline files when the code location is loaded."""
 
 import logging
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ from resources.streaming_jobs import StreamingJobs
 
 _LOG = logging.getLogger(__name__)
 
-# Empty fields stand for the environment variables of their names, as in pipeline files: no secret lies in the definitions.
-# Sealed once: components that bring them side by side must bring the same ones.
+# Empty fields mean the environment variables of their names, as in pipeline files: the definitions hold no secret.
+# Sealed once: several components must provide the same objects.
 RESOURCES: Mapping[str, Any] = sealed_resources(
     {
         "tallyflow_spark": SparkResource(),
@@ -40,12 +40,14 @@ RESOURCES: Mapping[str, Any] = sealed_resources(
 def build_definitions(
     files: PipelineFiles, resources: Mapping[str, Any] = RESOURCES, *, with_resources: bool = True, prunes: bool = True
 ) -> dg.Definitions:
-    """Everything of every sound file; of a faulty one its faults, in the catalog and in the log. Starts nothing and connects to nothing.
+    """Build the definitions of every sound file, and list the faults of faulty files.
 
-    `with_resources`: else the project has resources of these keys itself. `prunes`: with the job that prunes Dagster's own event log.
+    Starts nothing and connects to nothing.
+
+    `with_resources`: include the resources; else the project defines them. `prunes`: include the job that prunes Dagster's own event log.
     """
     for one in files.faulty:
-        _LOG.warning("pipeline file that is not used: %s", one.message)
+        _LOG.warning("ignoring a faulty pipeline file: %s", one.message)
     return dg.Definitions.merge(
         dg.Definitions(resources=sealed_resources(resources) if with_resources else None, assets=faulty_specs(files)),
         pipeline_assets.build(files),
@@ -64,5 +66,8 @@ def build_definitions(
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """What the code location shows. Read when Dagster loads it, not when a component imports this module."""
+    """Build what the code location shows.
+
+    Runs when Dagster loads the code location, not when a component imports this module.
+    """
     return build_definitions(read_pipeline_files(pipelines_directory()))

@@ -1,6 +1,6 @@
-"""The numbers that Dagster plots: few, with names that stay, each from the ledger or the stream itself. Knows no Dagster.
+"""The numbers that Dagster plots: few, with stable names, each from the ledger or the stream itself. Imports no Dagster.
 
-At most 12 per asset. What changes per batch belongs to the status port and its metrics, not into Dagster's event log.
+At most 12 per asset. Numbers that change per batch belong to the status port and its metrics, not to Dagster's event log.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import Tally, tally
 
 ROW_COUNT = "dagster/row_count"
-"""Dagster shows this one on an asset's page."""
+"""Dagster shows this number on an asset's page."""
 _STREAMS = {RAW: "raw", OUT: "out", DEAD_LETTERS: "dlq"}
 PLOTTED: Mapping[str, tuple[str, ...]] = {
     RAW: ("rows", "waiting_rows", "stream_bytes", "lag_offsets"),
@@ -24,15 +24,15 @@ PLOTTED: Mapping[str, tuple[str, ...]] = {
     TABLE: (ROW_COUNT, "waiting_rows", "lag_offsets", "residue"),
     DEAD_LETTERS: ("dead_letters", "still_there", "entered_again", "discarded", "dead_letters_percent", "stream_bytes"),
 }
-"""Keys by seam. They never change their meaning: a plot would mix two."""
+"""Keys by asset. A key never changes its meaning: a plot would mix two."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """A pipeline at one moment. `stream_bytes` by seam; `keys` and `runs` of the dedup store, 0 without one.
+    """A pipeline at one moment. `stream_bytes` by asset; `keys` and `runs` of the key store, 0 without dedup.
 
-    `confirmed_to`: the last sequence of out that ClickHouse has confirmed. `lag`: offsets in Kafka that ingest has not confirmed, None
-    where nobody tells. `stream_id` is that of the raw stream: another one once the pipeline was deleted and made anew.
+    `confirmed_to`: the last sequence of out that ClickHouse has confirmed. `lag`: offsets in Kafka that ingest has not confirmed, None if
+    unknown. `stream_id`: the id of the raw stream; it changes if the pipeline is deleted and created again.
     """
 
     tally: Tally
@@ -45,7 +45,10 @@ class Account:
 
 
 def read_account(config: PipelineConfig, lag: int | None) -> Account:
-    """From NATS alone: a dozen small reads. Raises HaltError for a pipeline that was never started, RetryableError while NATS is away."""
+    """Read the account from NATS in a dozen small reads.
+
+    Raises HaltError for a pipeline that was never started, RetryableError while NATS is away.
+    """
     names = Names(config.pipeline_id)
     log = JetStream(config.nats).connect()
     try:
@@ -63,7 +66,7 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
 
 
 def numbers(account: Account, seam: str) -> dict[str, int | float]:
-    """The numbers of one seam: keys of `PLOTTED`, without those that are not known now."""
+    """Return the numbers of one asset: keys of `PLOTTED`, without those that are unknown now."""
     ingest, process, sink = account.tally.legs
     letters = account.tally.letters
     found: dict[str, dict[str, int | float]] = {
@@ -92,10 +95,10 @@ def numbers(account: Account, seam: str) -> dict[str, int | float]:
 
 
 def without_row_count(found: Mapping[str, int | float]) -> dict[str, int | float]:
-    """The numbers of a seam, for a materialization.
+    """Return the numbers of an asset without the row count, for a materialization.
 
-    The page of an asset shows the row count of its newest materialization, however old, before that of any observation.
-    So observations have it.
+    The page of an asset prefers the row count of its newest materialization, however old, to that of any observation, so only observations
+    carry it.
     """
     return {name: number for name, number in found.items() if name != ROW_COUNT}
 
@@ -109,5 +112,5 @@ def _percent(part: int, whole: int) -> float:
 
 
 def nothing_waits(account: Account) -> bool:
-    """True if every record that Kafka is known to hold is confirmed or a dead letter."""
+    """Return True if every record that Kafka is known to hold is confirmed or a dead letter."""
     return account.lag == 0 and all(leg.waiting == 0 for leg in account.tally.legs)

@@ -1,6 +1,6 @@
 """The directory of pipeline files that Dagster shows: TALLYFLOW_PIPELINES, default `examples/` of the checkout.
 
-A faulty file never takes the code location down: it is listed with its faults, and the sound ones work.
+A faulty file never takes the code location down: it is listed with its faults, and the sound files work.
 """
 
 import logging
@@ -23,7 +23,7 @@ _DEFAULT = Path(__file__).resolve().parents[1] / "examples"
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One sound file. `key` is the pipeline id as Dagster takes it in asset keys, groups and op names: `-` becomes `_`."""
+    """One sound file. `key` is the pipeline id in the form of asset keys, groups and op names: `-` becomes `_`."""
 
     path: Path
     config: PipelineConfig
@@ -43,13 +43,13 @@ class Pipeline:
         return "_".join((*self.key_prefix, self.key))
 
     def directory(self) -> Path:
-        """The pipeline's directory on this host, below TALLYFLOW_HOME."""
+        """Return the pipeline's directory on this host, below TALLYFLOW_HOME."""
         return self.names.directory(default_home())
 
 
 @dataclass(frozen=True)
 class FaultyFile:
-    """A file that cannot be used; `message` lists every fault with its path, and holds no value of the file."""
+    """A file that cannot be used. `message` lists every fault with its path, and holds no value of the file."""
 
     path: Path
     message: str
@@ -57,27 +57,27 @@ class FaultyFile:
 
 @dataclass(frozen=True)
 class PipelineFiles:
-    """What a directory holds, each part sorted by path."""
+    """The pipeline files of a directory, each part sorted by path."""
 
     directory: Path
     pipelines: tuple[Pipeline, ...]
     faulty: tuple[FaultyFile, ...]
     key_prefix: tuple[str, ...] = ()
-    """In front of asset keys, and of the names of jobs, schedules and sensors: what tells two directories in one project apart."""
+    """Prefix of asset keys and of the names of jobs, schedules and sensors; it distinguishes two directories in one project."""
     skip: frozenset[str] = frozenset()
-    """Names of files that are something else."""
+    """Names of files that are not pipeline files."""
     is_scheduled: bool | None = None
-    """Whether schedules and sensors run as soon as they are there; None: as the environment says."""
+    """Whether schedules and sensors start enabled; None: as the environment says."""
 
     def name(self, plain: str) -> str:
-        """Of a job, a schedule or a sensor that is there once for all pipelines of the directory."""
+        """Return the name of a job, a schedule or a sensor that exists once for all pipelines of the directory."""
         return "_".join((*self.key_prefix, plain))
 
     def asset_key(self, *path: str) -> list[str]:
         return [*self.key_prefix, *path]
 
     def get(self, key: str) -> Pipeline:
-        """The pipeline of that `key`. Raises KeyError."""
+        """Return the pipeline with this `key`. Raise KeyError."""
         return {pipeline.key: pipeline for pipeline in self.pipelines}[key]
 
 
@@ -91,11 +91,11 @@ def read_pipeline_files(
     skip: frozenset[str] = frozenset(),
     key_prefix: tuple[str, ...] = (),
 ) -> PipelineFiles:
-    """Reads every YAML and JSON file below `directory` that is not hidden; of those with one key the first by path is used.
+    """Read every YAML and JSON file below `directory` that is not hidden; of files with one key, use the first by path.
 
-    `skip`: names of files that are something else. What lies below TALLYFLOW_HOME is state and no pipeline file.
+    `skip`: names of files that are not pipeline files. Files below TALLYFLOW_HOME are state, and skipped too.
 
-    Connects to nothing. A directory that is not there is a faulty file of that name.
+    Connects to nothing. A missing directory is a faulty file of that name.
     """
     if not directory.is_dir():
         return PipelineFiles(
@@ -114,9 +114,9 @@ def read_pipeline_files(
         except TallyflowError as error:
             faulty.append(FaultyFile(path, str(error)))
         except Exception as error:
-            # Whatever a file does to a reader of it: the others are to be shown. Its words may hold a value of the file.
+            # Whatever a file does to its reader, the others must be shown. The message may hold a value of the file.
             _LOG.warning("reading %s", path, exc_info=True)
-            faulty.append(FaultyFile(path, f"{path}: cannot be read ({type(error).__name__}); the log of the code location has it"))
+            faulty.append(FaultyFile(path, f"{path}: cannot be read ({type(error).__name__}); see the log of the code location"))
         else:
             found[pipeline.key] = pipeline
     return PipelineFiles(directory, tuple(found.values()), tuple(faulty), key_prefix, skip)
@@ -131,4 +131,6 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _same_key(pipeline: Pipeline, first: Pipeline) -> Fault:
-    return Fault("pipeline_id", f"{pipeline.config.pipeline_id} is that of {first.path}, or differs by - and _ only; this file is not used")
+    return Fault(
+        "pipeline_id", f"{pipeline.config.pipeline_id} is already used by {first.path} (- and _ count as the same); this file is ignored"
+    )

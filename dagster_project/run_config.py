@@ -1,8 +1,8 @@
-"""What a launch may say: the values of fields, and nothing else.
+"""Launch configuration: a launch may set the values of fields, and nothing else.
 
 Dagster lets the configuration of a run name environment variables of the code server (`{env: NAME}`) in place of most values, and set every
-field of every resource: the addresses that passwords are sent to, files that Spark executes. Whoever may launch runs, or read their errors,
-would have these. So ops take plain values, pipelines are chosen from a list, and resources are sealed.
+field of every resource: the addresses that passwords are sent to, files that Spark executes. Anyone who may launch runs, or read their
+errors, could read these. So ops take plain values, pipelines are chosen from a list, and resources are sealed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,15 @@ from dagster_project.pipeline_files import PipelineFiles
 
 C = TypeVar("C", bound=dg.Config)
 _PLAIN: tuple[tuple[Any, Any], ...] = ((dg.StringSource, dg.String), (dg.IntSource, dg.Int), (dg.BoolSource, dg.Bool))
-"""Types that take `{env: NAME}` as well, and those that do not."""
+"""Types that also take `{env: NAME}`, and the types that do not."""
 
 
 def schema_of(config_class: type[dg.Config], files: PipelineFiles | None = None) -> dict[str, dg.Field]:
-    """The fields of the class for `config_schema`, each with its plain type; `pipeline` is one of the ids in `files`."""
+    """Build `config_schema` from the class, each field with its plain type; `pipeline` is one of the ids in `files`."""
     fields = {name: _plain_field(one) for name, one in config_class.to_fields_dict().items()}
     if files is not None and files.pipelines and "pipeline" in fields:
         ids = [pipeline.config.pipeline_id for pipeline in files.pipelines]
-        # Dagster takes two lists of one name for the same.
+        # Dagster treats two lists of one name as the same.
         name = f"pipeline_id_{sha256(' '.join(ids).encode()).hexdigest()[:8]}"
         chosen = dg.Enum(name, [dg.EnumValue(one) for one in ids])
         fields["pipeline"] = dg.Field(chosen, description=fields["pipeline"].description)
@@ -31,13 +31,13 @@ def schema_of(config_class: type[dg.Config], files: PipelineFiles | None = None)
 
 
 def read_config(context: dg.OpExecutionContext | dg.AssetExecutionContext, config_class: type[C]) -> C:
-    """What the run says for an op that was made with `schema_of` the class."""
+    """Read the run configuration of an op whose schema is `schema_of` the class."""
     own = context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
     return config_class(**own.op_config)
 
 
 def sealed(resource: Any) -> dg.ResourceDefinition:
-    """The resource as it was given, without a field that a launch could set; `dg.EnvVar` in it is read when a run begins."""
+    """Return the resource without fields that a launch could set; `dg.EnvVar` in it is read when a run begins."""
     if not isinstance(resource, dg.ConfigurableResource):
         return resource if isinstance(resource, dg.ResourceDefinition) else dg.ResourceDefinition.hardcoded_resource(resource)
 

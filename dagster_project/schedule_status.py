@@ -1,7 +1,7 @@
-"""Schedules and sensors: whether they run as soon as they are there, and for what.
+"""Schedules and sensors: whether they start enabled, and which pipelines they skip.
 
-In `tallyflow dagster` they do, in a deployment when somebody says so.
-A file that nobody has started yet is no reason for a failed run every hour: its schedules pass over it.
+They start enabled in `tallyflow dagster`, and in a deployment only on request. Schedules skip a pipeline that was never started, so that it
+does not fail a run every hour.
 """
 
 import os
@@ -28,14 +28,14 @@ def sensor_status(files: PipelineFiles) -> dg.DefaultSensorStatus:
 
 
 def _is_running(files: PipelineFiles) -> bool:
-    """As the component says, or the environment where it says nothing."""
+    """Return the setting of the component, or of the environment if the component has none."""
     return files.is_scheduled if files.is_scheduled is not None else os.environ.get(VARIABLE) == "running"
 
 
 def schedule_of(
     pipeline: Pipeline, job: UnresolvedAssetJobDefinition, often: str, cron: str, status: dg.DefaultScheduleStatus
 ) -> dg.ScheduleDefinition:
-    """The schedule `<job>_<often>`, UTC, with the description of its job; it launches nothing for a pipeline that was never started."""
+    """Build the schedule `<job>_<often>`, UTC, with the description of its job; it skips a pipeline that was never started."""
 
     @dg.schedule(
         job=job,
@@ -52,7 +52,7 @@ def schedule_of(
         except NeverStartedError as error:
             return dg.SkipReason(str(error))
         except TallyflowError:
-            # The run meets it as well: it tries again what passes, and fails with the words.
+            # The run meets it as well: it retries, or fails with the message.
             pass
         return dg.RunRequest()
 

@@ -1,4 +1,4 @@
-"""How a project of yours shows the assets of a pipeline: what a subclass, or `translation` of the component, makes of each spec."""
+"""Customization of the assets in your own project, by a subclass or by `translation` of the component."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from dagster_project.pipeline_files import Pipeline, PipelineFiles
 
 @dataclass(frozen=True)
 class Shown:
-    """What a spec is of: the pipeline, and which of its assets, a name of `seam_names`."""
+    """The subject of a spec: the pipeline, and which of its assets (a name of `stream_names`)."""
 
     pipeline: Pipeline
     name: str
@@ -21,12 +21,15 @@ class TallyflowTranslator:
     """Override `get_asset_spec` to change group, owners, tags, kinds, description, metadata or automation."""
 
     def get_asset_spec(self, spec: dg.AssetSpec, shown: Shown) -> dg.AssetSpec:
-        """The spec as it is to be shown. Its key and what it is made of must stay: runs report by them; `key_prefix` changes keys."""
+        """Return the spec to show.
+
+        The key and the dependencies must stay: runs report by them. Use `key_prefix` to change keys.
+        """
         return spec
 
 
 def translated(defs: dg.Definitions, files: PipelineFiles, translator: TallyflowTranslator) -> dg.Definitions:
-    """The definitions with the translator's specs. Raises ValueError for one with another key."""
+    """Return the definitions with the translator's specs. Raise ValueError for a spec with another key."""
     shown = {asset_key(pipeline, name): Shown(pipeline, name) for pipeline in files.pipelines for name in seam_names.ALL}
 
     def translate(spec: dg.AssetSpec) -> dg.AssetSpec:

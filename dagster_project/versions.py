@@ -1,8 +1,8 @@
-"""What "Unsynced" means on the pages of a pipeline: something is to be done, and not that records have come since.
+"""Versions of the assets, so that "Unsynced" on Dagster's pages means work to do, not new records.
 
-Dagster compares versions. The seams of a pipeline are read without end, so the **data version** of each is the id of its raw stream:
-another one once the pipeline was deleted and made anew. The **code version** is that of the configuration: `version_of` the file as it was
-loaded, against the one that the runner was started with. So a file that was changed shows as a new code version until a restart.
+Dagster compares versions. The assets of a pipeline are streams without end, so the **data version** of each is the id of its raw stream,
+which changes if the pipeline is deleted and created again. The **code version** is the version of the configuration: Dagster compares the
+file as loaded with the version that the runner was started with, so a changed file shows as a new code version until a restart.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,14 +27,17 @@ Tags = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Version:
-    """Of a running pipeline: the id of its raw stream, and the version of the configuration that its runner was started with."""
+    """Version of a running pipeline: the id of its raw stream, and the config version that its runner was started with."""
 
     stream_id: str
     config: str
 
 
 def tags_of_seams(pipeline: Pipeline, version: Version, topics: Mapping[dg.AssetKey, str]) -> dict[str, dict[str, str]]:
-    """By seam, what a materialization must carry. `topics`: data versions of `topic_versions`."""
+    """Return by asset the tags that a materialization must carry.
+
+    `topics`: data versions of `topic_versions`.
+    """
     own = {CODE_VERSION_TAG: version.config, DATA_VERSION_TAG: version.stream_id, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
     found = {}
     for seam in seams(pipeline):
@@ -48,7 +51,7 @@ def tags_of_seams(pipeline: Pipeline, version: Version, topics: Mapping[dg.Asset
 
 
 def topic_versions(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline]) -> dict[dg.AssetKey, str]:
-    """The data versions that others have reported of the topics; Dagster's own default where nobody has."""
+    """Return the data versions that others have reported for the topics; Dagster's own default if there is none."""
     found = {}
     for key in {topic_key(pipeline, source) for pipeline in pipelines for source in pipeline.config.sources}:
         record = instance.get_latest_data_version_record(key)
@@ -58,12 +61,15 @@ def topic_versions(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline]) 
 
 
 def known_tags(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline]) -> dict[dg.AssetKey, Tags]:
-    """What the newest materialization of each seam carries, in one query; nothing of those that have none."""
+    """Return the tags of the newest materialization of each asset, in one query; assets without one are absent."""
     keys = [asset_key(pipeline, seam.name) for pipeline in pipelines for seam in seams(pipeline)]
     entries = [record.asset_entry for record in instance.get_asset_records(keys)]
     return {one.asset_key: one.last_materialization.tags or {} for one in entries if one.last_materialization}
 
 
 def is_known(wanted: Tags, known: Tags) -> bool:
-    """True if a materialization with the tags `known` says the same. Pointers to events are of no account: no seam is partitioned."""
+    """Return True if a materialization with the tags `known` reports the same version.
+
+    Event pointers do not count: no asset is partitioned.
+    """
     return all(known.get(name) == value for name, value in wanted.items() if value != NULL_EVENT_POINTER)

@@ -1,7 +1,7 @@
-"""HTTP on a loopback port, which every user of the host can reach, and every web page that one of them looks at.
+"""HTTP on a loopback port, which every user of the host can reach, and every web page that one of them opens.
 
-`local_only` refuses what a page sends or what came by another name than the host's own (DNS rebinding). `BoundedConnection` keeps those
-who connect and say nothing from taking the descriptors of the process.
+`local_only` refuses requests of web pages, and requests under another host name (DNS rebinding). `BoundedConnection` keeps silent
+connections from using up the descriptors of the process.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 def local_only(application: ASGIApp) -> ASGIApp:
-    """The application, for requests that `refusal` has nothing against."""
+    """Wrap the application so that it receives only requests without a `refusal`."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         reason = refusal(Headers(scope=scope)) if scope["type"] == "http" else ""
@@ -27,9 +27,9 @@ def local_only(application: ASGIApp) -> ASGIApp:
 
 
 def refusal(headers: Headers) -> str:
-    """Why a request must not be answered: it names another host, or a browser says that another origin's page sends it; empty if it may.
+    """Return why a request must be refused, empty if it may be answered: it names another host, or another origin's page sends it.
 
-    No port is compared: a tunnel or a proxy has another one.
+    Ports are not compared: a tunnel or a proxy has another one.
     """
     host = headers.get("host", "")
     if not _is_loopback(host):
@@ -54,9 +54,9 @@ def _is_loopback(host: str) -> bool:
 
 
 class BoundedConnection(H11Protocol):
-    """One connection: refused beyond `most_connections`, closed when its request's head is not there `head_seconds` after it began.
+    """One connection: refused beyond `most_connections`, closed if its request head takes longer than `head_seconds`.
 
-    uvicorn 0.54 bounds neither: `limit_concurrency` counts what has sent a whole request.
+    uvicorn 0.54 bounds neither: `limit_concurrency` counts only connections that have sent a whole request.
     """
 
     most_connections = 32

@@ -1,14 +1,14 @@
-"""Directories that only their owner may enter: what a pipeline and its servers keep holds records and passwords."""
+"""Directories that only their owner may enter: a pipeline and its servers store records and passwords there."""
 
 import os
 from pathlib import Path
 
 OWNER_ONLY = 0o077
-"""As umask: what a process makes, others can neither read nor enter."""
+"""The umask: other users can neither read nor enter what the process creates."""
 
 
 def private_directory(path: Path) -> None:
-    """Makes the directory, private as are those that must be made above it; one of ours that is there already is closed to all others."""
+    """Create the directory and its missing parents, private; make an existing one of ours private too."""
     for directory in reversed([path, *path.parents]):
         if not directory.exists():
             directory.mkdir(mode=0o700, exist_ok=True)

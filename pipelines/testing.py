@@ -1,7 +1,7 @@
-"""Fakes and builders for tests of the protocol, ours and those of a stage's author: no server, no JVM, no time that moves by itself.
+"""Fakes and builders for tests of the protocol and of stages: no server, no JVM, no time that moves by itself.
 
-`MemoryLog` is JetStream as the protocol sees it (`ledger.Log`, and what the legs read with), with faults on demand. `ManualClock` moves
-only when told. `records` builds raw tables from literals.
+`MemoryLog` is JetStream as the protocol and the legs use it (`ledger.Log`), with faults on demand. `ManualClock` moves only on request.
+`records` builds raw tables from literals.
 """
 
 import threading
@@ -19,21 +19,21 @@ from pipelines.protocol.records import RAW_SCHEMA, Message
 
 FIRST_INSTANT = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_PAYLOAD_BYTES = 1024 * 1024
-"""NATS's default `max_payload`, of headers and content together."""
+"""NATS's default `max_payload`, for headers and content together."""
 
 
 class ManualClock:
-    """A clock that a test moves. `seconds` and `sleep` stand in for `time.monotonic` and `time.sleep`; sleeping moves it."""
+    """A clock that a test moves. `seconds` and `sleep` replace `time.monotonic` and `time.sleep`; sleeping moves the clock."""
 
     def __init__(self, now: datetime = FIRST_INSTANT) -> None:
         self.now = now
 
     def advance(self, step: timedelta) -> None:
-        """Moves by `step`; a negative one is a server whose clock was set back."""
+        """Move the clock by `step`; a negative step is a server whose clock was set back."""
         self.now += step
 
     def __call__(self, stream: str) -> datetime:
-        """The time at the leader of a stream, as `JetStream.clock` tells it."""
+        """Return the time at the leader of a stream, as `JetStream.clock` does."""
         return self.now
 
     def seconds(self) -> float:
@@ -44,10 +44,10 @@ class ManualClock:
 
 
 class Fault(Enum):
-    """What becomes of a publish; the writer sees RetryableError each time.
+    """The outcome of a publish; the writer sees RetryableError each time.
 
-    LOST_ACKNOWLEDGEMENT: stored. DROPPED: never stored. DELAYED: not stored now, but when the test calls `deliver` (a request that was
-    still in flight when its writer gave up on it).
+    LOST_ACKNOWLEDGEMENT: stored. DROPPED: never stored. DELAYED: stored when the test calls `deliver` (a request that was still in flight
+    when its writer timed out).
     """
 
     LOST_ACKNOWLEDGEMENT = "lost acknowledgement"
@@ -64,7 +64,7 @@ class _Request:
 
 
 def stream_of(subject: str) -> str:
-    """The stream that holds a subject of `naming.Names`: `tf.<pipeline>.<role>...` is in `tf-<pipeline>-<role>`."""
+    """Return the stream of a subject of `naming.Names`: `tf.<pipeline>.<role>...` is in `tf-<pipeline>-<role>`."""
     _, pipeline, role, *_ = subject.split(".")
     return f"tf-{pipeline}-{role}"
 
@@ -74,17 +74,17 @@ def _matches(subject: str, pattern: str) -> bool:
 
 
 class MemoryLog:
-    """All streams of one server, in memory; safe to use from several threads. Raises what `connectors.jetstream.JetStream` raises.
+    """All streams of one server, in memory; thread-safe. Raises the errors of `connectors.nats.client.JetStream`.
 
-    Faults are armed by a test: `fail_publish` for one of the next publishes, `go_away` for every call until `come_back`.
+    A test arms faults: `fail_publish` for one of the next publishes, `go_away` for every call until `come_back`.
     """
 
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock()
         self.publishes = 0
-        """Publish calls that reached the server, refused ones included."""
+        """Publish calls that reached the server, including refused ones."""
         self.max_bytes: dict[str, int] = {}
-        """Limit of a stream by its name; a full one refuses writers."""
+        """Limit of a stream by its name; a full stream refuses writers."""
         self._streams: dict[str, dict[int, Message]] = {}
         self._ends: dict[str, int] = {}
         self._last: dict[str, Message] = {}
@@ -94,20 +94,20 @@ class MemoryLog:
         self._lock = threading.RLock()
 
     def fail_publish(self, fault: Fault, nth: int = 1) -> None:
-        """Arms a fault for the `nth` publish from now (1: the next one)."""
+        """Arm a fault for the `nth` publish from now (1: the next one)."""
         self._faults[self.publishes + nth] = fault
 
     def go_away(self, calls: int = -1) -> None:
-        """The next `calls` calls of any kind raise RetryableError; without a number all of them until `come_back`."""
+        """Raise RetryableError for the next `calls` calls of any kind; without a number for all calls until `come_back`."""
         self._away = calls
 
     def come_back(self) -> None:
-        """Answers every call again: armed faults are gone, delayed publishes stay in flight."""
+        """Answer every call again: armed faults are cleared, delayed publishes stay in flight."""
         self._away = 0
         self._faults.clear()
 
     def deliver(self) -> int:
-        """Lets the delayed publishes arrive, in order; returns how many of them won their compare-and-set."""
+        """Store the delayed publishes in order; return how many of them won their compare-and-set."""
         arrived, self._in_flight = self._in_flight, []
         won = 0
         for request in arrived:
@@ -115,12 +115,12 @@ class MemoryLog:
                 self._store(request)
                 won += 1
             except (ConflictError, RetryableError):
-                # Nobody waits for the answer any more.
+                # Nobody waits for this answer.
                 continue
         return won
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
-        """Appends one message iff `expected` is the subject's last sequence (0: none); returns its sequence. Else ConflictError."""
+        """Append one message iff `expected` is the subject's last sequence (0: none); return its sequence. Else raise ConflictError."""
         self._reach(f"publishing to {subject}")
         with self._lock:
             self.publishes += 1
@@ -156,7 +156,7 @@ class MemoryLog:
         return sum(len(message.payload) for message in self._streams.get(stream, {}).values())
 
     def last(self, stream: str, subject: str) -> Message | None:
-        """The last message of a subject (wildcards allowed); None when it holds none."""
+        """Return the last message of a subject (wildcards allowed); None if it holds none."""
         self._reach(f"reading {subject} of stream {stream}")
         with self._lock:
             if not subject.endswith(".>"):
@@ -165,17 +165,17 @@ class MemoryLog:
             return max(found, key=lambda message: message.sequence, default=None)
 
     def get(self, stream: str, sequence: int) -> Message | None:
-        """The message at `sequence`; None when it was purged or never written."""
+        """Return the message at `sequence`; None if it was purged or never written."""
         self._reach(f"reading {sequence} of stream {stream}")
         with self._lock:
             return self._streams.get(stream, {}).get(sequence)
 
     def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None:
-        """The first message of `subject` whose time is `instant` or later."""
+        """Return the first message of `subject` whose time is `instant` or later."""
         return next((m for m in self.fetch(stream, subject, 0, self._ends.get(stream, 0)) if m.time >= instant), None)
 
     def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
-        """Messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order."""
+        """Return the messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order."""
         self._reach(f"reading {stream} from {after + 1} to {to}")
         with self._lock:
             held = self._streams.get(stream, {})
@@ -183,13 +183,13 @@ class MemoryLog:
         return iter([message for message in found if _matches(message.subject, subject)])
 
     def scan(self, stream: str, after: int, to: int) -> list[Message]:
-        """Every message with `after` < sequence <= `to`, without payloads. Raises DataLossError when one is missing."""
+        """List every message with `after` < sequence <= `to`, without payloads. Raise DataLossError if one is missing."""
         found = [replace(message, payload=b"") for message in self.fetch(stream, ">", after, to)]
         check_contiguous(stream, [message.sequence for message in found], after, to)
         return found
 
     def state(self, stream: str) -> StreamState | None:
-        """The stream's state; None before its first message (streams need no creation here)."""
+        """Return the stream's state; None before its first message (streams need no creation here)."""
         self._reach(f"reading the state of stream {stream}")
         with self._lock:
             if stream not in self._ends:
@@ -199,14 +199,14 @@ class MemoryLog:
             return StreamState(first, self._ends[stream], len(held), self._bytes(stream), limit, {})
 
     def subjects(self, stream: str, subject: str) -> dict[str, int]:
-        """Subjects of the stream that match `subject` and hold messages, with their counts."""
+        """Return the subjects of the stream that match `subject` and hold messages, with their counts."""
         counts: dict[str, int] = {}
         for message in self.fetch(stream, subject, 0, self._ends.get(stream, 0)):
             counts[message.subject] = counts.get(message.subject, 0) + 1
         return counts
 
     def purge(self, stream: str, subject: str, below: int) -> None:
-        """Removes the messages of `subject` with sequence < `below`; a subject without messages has no last one any more."""
+        """Remove the messages of `subject` with sequence < `below`; a subject without messages has no last message."""
         self._reach(f"purging {subject} below {below}")
         with self._lock:
             held = self._streams.get(stream, {})
@@ -216,7 +216,7 @@ class MemoryLog:
                     del self._last[message.subject]
 
     def messages(self, stream: str) -> list[Message]:
-        """Everything the stream holds, in order, faults or not: for assertions."""
+        """Return everything that the stream holds, in order, even while faults are armed: for assertions."""
         return [message for _, message in sorted(self._streams.get(stream, {}).items())]
 
     def _reach(self, doing: str) -> None:
@@ -235,7 +235,7 @@ def records(
     headers: Sequence[Sequence[tuple[bytes, bytes | None]] | None] | None = None,
     timestamp: datetime = FIRST_INSTANT,
 ) -> pa.Table:
-    """A raw table (RAW_SCHEMA): one row per value, at `offsets` or at `first`, `first` + 1, ... of `partition`."""
+    """Build a raw table (RAW_SCHEMA): one row per value, at `offsets` or at `first`, `first` + 1, ... of `partition`."""
     count = len(values)
     columns = {
         "key": list(keys) if keys is not None else [None] * count,

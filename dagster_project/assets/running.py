@@ -1,7 +1,7 @@
-"""The assets of each pipeline. Materializing any of them starts the pipeline's job, or adopts the one that runs, and reports numbers.
+"""The assets of each pipeline. Materializing any of them starts or adopts the pipeline's job, and reports numbers.
 
-The run is short: the stream is a process of its own and goes on when the run has ended. With `until_caught_up` the run lasts until what
-Kafka holds is in ClickHouse, and nothing runs afterwards: for backfills, tests and small deployments.
+The run is short: the stream is a separate process and continues after the run has ended. With `until_caught_up` the run lasts until every
+record now in Kafka is in ClickHouse, and nothing runs afterwards: for backfills, tests and small deployments.
 """
 
 from collections.abc import Iterator
@@ -33,18 +33,22 @@ class Mode(Enum):
 
 
 class RunPipeline(dg.Config):
-    """How a pipeline is run."""
+    """Options of a pipeline's run."""
 
     mode: Mode = Field(
         default=Mode.CONTINUOUS,
-        description="continuous: until it is stopped. until_caught_up: until what Kafka holds now is in ClickHouse; the run lasts so long.",
+        description="continuous: run until stopped. until_caught_up: run until every record now in Kafka is in ClickHouse.",
     )
-    restart: bool = Field(default=False, description="Stop the runner that is there, so that a changed file counts. Else it is adopted.")
-    accept: bool = Field(default=False, description="Let rejected records become dead letters, however many, for this start.")
+    restart: bool = Field(
+        default=False, description="Restart a running runner, so that a changed file takes effect. Else the runner is adopted."
+    )
+    accept: bool = Field(
+        default=False, description="Disable the rejection limit for this start: rejected records become dead letters, however many."
+    )
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
-    """The topics as external assets, and one multi-asset per pipeline."""
+    """Build the topics as external assets, and one multi-asset per pipeline."""
     return dg.Definitions(assets=[*topic_specs(files), *map(_assets, files.pipelines)])
 
 
@@ -53,7 +57,7 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         specs=specs(pipeline),
         name=f"{pipeline.label}_pipeline",
         can_subset=True,
-        description=f"Runs pipeline {pipeline.config.pipeline_id}. Whatever is selected, the whole job is started.",
+        description=f"Runs pipeline {pipeline.config.pipeline_id}. Any selection starts the whole job.",
         config_schema=schema_of(RunPipeline),
         pool=f"tallyflow_{pipeline.label}",
     )
@@ -67,7 +71,7 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             account = read_account(config_now, started.state.lag)
             directory = streaming_jobs.directory(started.pipeline)
         about_job = _about_job(started, directory)
-        # Of an adopted runner it may be an older one than that of the file.
+        # An adopted runner may have an older version than the file.
         version = Version(account.stream_id, file_version(find_runners(directory)) or version_of(config_now))
         tags = tags_of_seams(pipeline, version, topic_versions(context.instance, [pipeline]))
         for seam in seams(pipeline):
@@ -79,7 +83,7 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 yield dg.MaterializeResult(
                     asset_key=key,
                     metadata={**without_row_count(found), **told},
-                    # Those of the seams before it as well, which this run may have started without materializing them.
+                    # Includes the assets upstream, which this run may have started without materializing them.
                     tags=tags[seam.name],
                 )
 
@@ -88,7 +92,7 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
 
 def _run(pipeline: Pipeline, config: RunPipeline, jobs: StreamingJobs) -> Started:
     if config.mode is Mode.UNTIL_CAUGHT_UP:
-        # A runner without end would keep the leases of this one.
+        # A continuous runner would hold the leases that this run needs.
         jobs.stop(pipeline.path)
         return jobs.start(pipeline.path, accept=config.accept, until_caught_up=True)
     start = jobs.restart if config.restart else jobs.start
@@ -96,7 +100,7 @@ def _run(pipeline: Pipeline, config: RunPipeline, jobs: StreamingJobs) -> Starte
 
 
 def _about_job(started: Started, directory: Path) -> dict[str, Any]:
-    """What is worth knowing of the job beside its numbers, on the table's page: where it tells more of itself."""
+    """Return facts on the job for the table's page, beside its numbers: state, version, logs and status pages."""
     told: dict[str, Any] = {
         "state": started.state.state,
         "config version": started.state.config_version or "unknown",

@@ -1,4 +1,4 @@
-"""Work beside the stream, as assets with schedules: compaction of the key store, dead letters that enter again, verification by the hour.
+"""Work beside the stream, as assets with schedules: compaction of the key store, redrive of dead letters.
 
 Each may run beside the live pipeline, may be killed at any time, and may be repeated.
 """
@@ -28,14 +28,14 @@ def build(files: PipelineFiles) -> dg.Definitions:
             parts.append(dg.Definitions(assets=[asset], jobs=[_job(pipeline, "compact", asset)]))
         asset = _reprocessed(pipeline)
         job = _job(pipeline, "reprocess", asset, {"everything": True})
-        # Off, and never by itself: letters that enter again unmended come back as letters.
+        # Disabled by default: dead letters that are redriven before the cause is fixed are rejected again.
         schedule = schedule_of(pipeline, job, "daily", "40 4 * * *", dg.DefaultScheduleStatus.STOPPED)
         parts.append(dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule]))
     return dg.Definitions.merge(*parts)
 
 
 def _job(pipeline: Pipeline, verb: str, asset: dg.AssetsDefinition, config: dict[str, Any] | None = None) -> UnresolvedAssetJobDefinition:
-    """The job `<verb>_<pipeline>` that makes the asset."""
+    """Define the job `<verb>_<pipeline>` that materializes the asset."""
     return dg.define_asset_job(
         f"{verb}_{pipeline.label}",
         selection=dg.AssetSelection.assets(asset),
@@ -46,7 +46,9 @@ def _job(pipeline: Pipeline, verb: str, asset: dg.AssetsDefinition, config: dict
 
 
 def _compaction(pipeline: Pipeline) -> dg.AssetsDefinition:
-    text = "One run per bucket, expired keys dropped. Proof: every live key is looked up in the new runs. May run beside the pipeline."
+    text = (
+        "One segment per bucket, without expired keys. Verified: every live key is found in the new segments. May run beside the pipeline."
+    )
 
     @dg.multi_asset(
         specs=[spec_behind(pipeline, COMPACTION, DEDUP, text, automation=due(COMPACTED_AT))],
@@ -66,7 +68,7 @@ def _compaction(pipeline: Pipeline) -> dg.AssetsDefinition:
 
 
 def _reprocessed(pipeline: Pipeline) -> dg.AssetsDefinition:
-    text = "Lets dead letters enter the pipeline again, each at most once. Mend the cause first; the configuration says which."
+    text = "Redrives dead letters, each at most once. Fix the cause first; choose the dead letters in the configuration."
 
     @dg.multi_asset(
         specs=[spec_behind(pipeline, REPROCESSED, DEAD_LETTERS, text)],

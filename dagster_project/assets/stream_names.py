@@ -1,4 +1,4 @@
-"""The names of a pipeline's assets, last part of their keys, in the order of the data."""
+"""The names of a pipeline's assets, the last part of their keys, in the order of the data."""
 
 RAW = "raw_stream"
 DEDUP = "dedup_store"

@@ -1,8 +1,8 @@
-"""What Dagster shows of a pipeline: one asset per seam, from the pipeline file alone. Nothing is connected to.
+"""The assets that Dagster shows of a pipeline, from the pipeline file alone. Connects to nothing.
 
     kafka/<topic>  ->  raw_stream  ->  dedup_store  ->  out_stream  ->  clickhouse_table
                                                      ->  dead_letters
-A stage that comes later is one more seam in `seams`: its name, what it is made of, and what holds it.
+A new stage is one more entry in `seams`: its name, its inputs, and its storage.
 """
 
 import re
@@ -22,9 +22,9 @@ from pipelines.config.checks import FreshnessCheck
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 
 REPORTED_EVERY = timedelta(minutes=5)
-"""An out stream is reported as fresh so often while nothing waits; Dagster's freshness policies look at materializations only."""
+"""Interval of the reports that out is fresh while nothing waits; Dagster's freshness policies look at materializations only."""
 PIPELINE_TAG = "tallyflow/pipeline"
-"""Of the runs of a sensor or of an asset job: the id of the pipeline."""
+"""Tag of the runs of a sensor or of an asset job: the id of the pipeline."""
 _TAG = re.compile(r"[^A-Za-z0-9_.-]")
 _TAG_LENGTH = 63
 
@@ -43,9 +43,9 @@ def has_dedup(pipeline: Pipeline) -> bool:
 
 @dataclass(frozen=True)
 class Seam:
-    """One asset of a pipeline. `inputs` are topics' keys or names of other seams.
+    """One asset of a pipeline. `inputs` are topics' keys or names of other assets.
 
-    Freshness is the out stream's, not the table's: what is reported as materialized has no checks evaluated until they are made again.
+    Freshness belongs to out, not to the table: a materialization resets the table's checks until they run again.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Seam:
 
 
 def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
-    """In the order of the data."""
+    """Return the assets of a pipeline in the order of the data."""
     config, names = pipeline.config, pipeline.names
     nats = config.nats.servers[0]
 
@@ -68,7 +68,7 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
         Seam(
             RAW,
             frozenset({"nats", "spark"}),
-            "Every record of the topic, once, as it came: frames on a JetStream stream.",
+            "Every record of the topic, once, unchanged: frames on a JetStream stream.",
             tuple(topic_key(pipeline, source) for source in config.sources),
             stream("raw"),
         )
@@ -88,7 +88,7 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
         Seam(
             DEAD_LETTERS,
             frozenset({"nats"}),
-            "Records that a stage or ClickHouse refused, whole, each with its reason.",
+            "Records that a stage or ClickHouse rejected, in full, each with its reason.",
             (RAW, OUT),
             stream("dlq"),
         ),
@@ -99,7 +99,7 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
 def _dedup_seam(pipeline: Pipeline) -> Seam:
     config = next(transform.config for transform in pipeline.config.transforms if transform.type == "dedup")
     told = {"key": ", ".join(config.key), "window": str(config.time_window), "measured on": config.time_field or "arrival"}
-    return Seam(DEDUP, frozenset({"spark", "file"}), "The keys that were accepted within the window, in immutable files.", (RAW,), told)
+    return Seam(DEDUP, frozenset({"spark", "file"}), "The keys accepted within the window, in immutable files.", (RAW,), told)
 
 
 def _table_seam(pipeline: Pipeline) -> Seam:
@@ -136,7 +136,7 @@ def _lineage(pipeline: Pipeline) -> TableColumnLineage:
 
 
 def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:
-    """The assets of one pipeline, without its topics."""
+    """Build the asset specs of one pipeline, without its topics."""
     reference = {"dagster/code_references": file_reference(pipeline)}
     return [
         dg.AssetSpec(
@@ -155,7 +155,7 @@ def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:
 
 
 def op_name(pipeline: Pipeline, name: str) -> str:
-    """Of what makes one asset beside the stream; Dagster wants them unique."""
+    """Name the op that makes one asset beside the stream; Dagster requires unique names."""
     return f"{pipeline.label}_{name}"
 
 
@@ -167,7 +167,10 @@ def spec_behind(
     partitions: dg.PartitionsDefinition[Any] | None = None,
     automation: dg.AutomationCondition[Any] | None = None,
 ) -> dg.AssetSpec:
-    """An asset beside the stream, made from one of its seams. It has the kinds of that seam."""
+    """Build the spec of an asset beside the stream, made from one of the pipeline's assets.
+
+    It has the kinds of that asset.
+    """
     kinds = next(seam.kinds for seam in seams(pipeline) if seam.name == after)
     return dg.AssetSpec(
         asset_key(pipeline, name),
@@ -182,13 +185,13 @@ def spec_behind(
 
 
 def about(pipeline: Pipeline) -> dict[str, Any]:
-    """Group, owners and tags of everything that belongs to a pipeline."""
+    """Return group, owners and tags of everything that belongs to a pipeline."""
     metadata = pipeline.config.metadata
     return {"group_name": pipeline.key, "owners": list(metadata.owners), "tags": _tags(metadata.tags)}
 
 
 def _tags(words: Iterable[str]) -> dict[str, str]:
-    """Dagster's tags: `tier:gold` is the key `tier` with the value `gold`, any other word is a key; a key has one value."""
+    """Convert tags to Dagster's: `tier:gold` is the key `tier` with the value `gold`; another tag is a key; a key has one value."""
     tags: dict[str, str] = {}
     for word in words:
         name, _, value = (_TAG.sub("_", part)[:_TAG_LENGTH] for part in word.partition(":"))
@@ -207,7 +210,7 @@ def file_reference(pipeline: Pipeline) -> dg.CodeReferencesMetadataValue:
 
 
 def topic_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
-    """One external asset per topic, however many pipelines read it; its columns are the fields that any of them reads."""
+    """Build one external asset per topic, however many pipelines read it; its columns are the fields that any of them reads."""
     sources: dict[dg.AssetKey, list[KafkaSource]] = {}
     for pipeline in files.pipelines:
         for source in pipeline.config.sources:
@@ -216,11 +219,11 @@ def topic_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
 
 
 def faulty_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
-    """A faulty file has no assets of its own: an external one in the group `faulty_files` stands for it, with its faults."""
+    """Build an external asset per faulty file, in the group `faulty_files`, with the file's faults."""
     return [
         dg.AssetSpec(
             files.asset_key("faulty_files", *(one.path.relative_to(files.directory).parts or [one.path.name])),
-            description=f"Not used. Correct it, then reload the code location.\n```\n{one.message}\n```",
+            description=f"Ignored. Correct the file, then reload the code location.\n```\n{one.message}\n```",
             group_name="faulty_files",
         )
         for one in files.faulty
@@ -233,7 +236,7 @@ def _topic_spec(key: dg.AssetKey, sources: Iterable[KafkaSource]) -> dg.AssetSpe
     brokers = ",".join(found[0].connection_params.brokers)
     return dg.AssetSpec(
         key,
-        description=f"Kafka topic {found[0].topic}. Others write it; Tallyflow reads it.",
+        description=f"Kafka topic {found[0].topic}. Written by others, read by Tallyflow.",
         kinds={"kafka"},
         group_name="kafka",
         metadata={

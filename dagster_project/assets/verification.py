@@ -1,6 +1,6 @@
-"""Verification by the hour of arrival: the records again, through DuckDB, compared with ClickHouse; one partition per hour with records.
+"""Verification by hour of arrival: the rows recomputed in DuckDB and compared with ClickHouse; a partition per hour with records.
 
-The verdict is a check of the asset itself, and of the table as long as the hour lies in the period that the table's check looks at.
+The verdict is a check of the asset itself, and counts for the table's check while the hour is within that check's period.
 """
 
 import warnings
@@ -35,7 +35,7 @@ from resources.streaming_jobs import StreamingJobs
 CHECK = "match"
 MINUTE_OF_HOUR = 10
 CATCH_UP = 3 * HOUR
-"""How far back the schedule looks for hours that it has missed, as NATS or Dagster was away."""
+"""How far back the schedule looks for hours that it missed while NATS or Dagster was away."""
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
@@ -57,7 +57,7 @@ def _part(files: PipelineFiles, pipeline: Pipeline) -> dg.Definitions:
         cron_schedule=f"{MINUTE_OF_HOUR} * * * *",
         execution_timezone="UTC",
         default_status=schedule_status(files),
-        description="Verifies the hour that has ended, if records arrived in it, and those before that it has missed.",
+        description="Verifies the last hour if records arrived in it, and earlier hours that were missed.",
     )
     def hourly(context: dg.ScheduleEvaluationContext, streaming_jobs: StreamingJobs) -> list[dg.RunRequest] | dg.SkipReason:
         now = context.scheduled_execution_time.astimezone(UTC)
@@ -65,16 +65,16 @@ def _part(files: PipelineFiles, pipeline: Pipeline) -> dg.Definitions:
             found = hours_to_list(context.instance, pipeline, streaming_jobs.config(pipeline.path), now)
         context.instance.add_dynamic_partitions(partitions_name(pipeline), found)
         due = hours_without_verdict(context.instance, pipeline, begin_of_hour(now) - CATCH_UP)
-        # With a key each is asked for once: an hour that failed is for people to look at.
-        return [dg.RunRequest(run_key=hour, partition_key=hour) for hour in due] or dg.SkipReason("no hour with records waits")
+        # The run key requests each hour once: an hour that failed needs a person.
+        return [dg.RunRequest(run_key=hour, partition_key=hour) for hour in due] or dg.SkipReason("no hour to verify")
 
     return dg.Definitions(assets=[asset], jobs=[job], schedules=[hourly])
 
 
 def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
-    text = "The records that arrived in one hour, computed again in DuckDB and compared with the table: counts, checksums, then rows."
+    text = "The records that arrived in one hour, recomputed in DuckDB and compared with the table: counts, checksums, then rows."
     spec = spec_behind(pipeline, VERIFICATION, TABLE, text, partitions(pipeline))
-    text = "ClickHouse holds what the records of the hour call for."
+    text = "ClickHouse holds exactly the rows that the records of the hour produce."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
         check = dg.AssetCheckSpec(CHECK, asset=spec.key, description=text, partitions_def=partitions(pipeline))
@@ -83,14 +83,14 @@ def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
     def verification(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
         note_pipeline(context, pipeline)
         if not context.has_partition_key:
-            raise dg.Failure("say which hour: choose a partition", allow_retries=False)
+            raise dg.Failure("no hour given: choose a partition", allow_retries=False)
         hour = hour_of(context.partition_key)
         with errors_as_failures():
             config = streaming_jobs.config(pipeline.path)
             request = Request(streaming_jobs.directory(config.pipeline_id), hour, hour + HOUR)
             with closing(JetStream(config.nats).connect()) as log:
                 found = verify(config, log, request)
-        # What is not proven yet is no difference: a warning.
+        # Rows that are not proven yet are not a difference: a warning.
         severity = dg.AssetCheckSeverity.ERROR if found.findings else dg.AssetCheckSeverity.WARN
         result = dg.AssetCheckResult(
             passed=found.is_match,
@@ -105,7 +105,7 @@ def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
 
 
 def said(found: Verification) -> str:
-    """In a sentence: what differs, or that nothing does."""
+    """Summarize a verification in a sentence."""
     if found.verdict == "not proven" and any(gap.what == OPEN for gap in found.not_proven):
         return "this hour has not ended yet by the clock of NATS; verify it again"
     if found.verdict == "not proven" and not found.is_whole:
@@ -118,7 +118,9 @@ def said(found: Verification) -> str:
 
 
 def told(found: Verification) -> dict[str, Any]:
-    """The numbers that are plotted, what was not proved, and what the table's check reads: `is_match`, `is_proven` and `said`.
+    """Return the metadata of a verification: the plotted numbers, what was not proved, and the fields that the table's check reads.
+
+    The table's check reads `is_match`, `is_proven` and `said`.
 
     `is_match`: nothing that was compared differs; `is_proven`: every row of the hour is explained.
     """
@@ -129,13 +131,13 @@ def told(found: Verification) -> dict[str, Any]:
         "is_proven": not found.not_proven,
         "said": said(found),
         "not proved": "; ".join(one.what for one in found.not_proven) or "nothing",
-        # A list, whose lines are wrapped: the page cuts off what is wider than it.
+        # A list, whose lines are wrapped: the page cuts off wider text.
         "report": dg.MetadataValue.md("\n".join(f"- {line}" for line in found.lines())),
     }
 
 
 def examples_of(found: Verification) -> dict[str, Any]:
-    """The first faults as a table; nothing where there are none."""
+    """Return the first faults as a table; empty if there are none."""
     rows = [
         {"place": one.place, "kind": one.kind, "column": one.column or "", **example} for one in found.findings for example in one.examples
     ]

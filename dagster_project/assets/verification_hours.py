@@ -1,7 +1,7 @@
-"""The hours that verification is partitioned by: those that have ended and in which records arrived, as far as the raw stream reaches back.
+"""The partitions of verification: the hours that have ended and in which records arrived, as far as raw reaches back.
 
-Dagster keeps them as dynamic partitions: a pipeline that is new, or stood still, shows no hour of which there is nothing to verify, and a
-reload of the code location changes none. The sensor `list_hours_to_verify` and the schedules add them; they go with old events.
+Dagster keeps them as dynamic partitions: a pipeline shows only hours with records, and a reload of the code location changes none. The
+sensor `list_hours_to_verify` and the schedules add hours; `prune_event_log` removes old ones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ from resources.streaming_jobs import StreamingJobs
 HOUR = timedelta(hours=1)
 EVERY = timedelta(minutes=5)
 _KEY = "%Y-%m-%d-%H:%M"
-"""As Dagster writes the keys of hourly partitions."""
+"""The format of Dagster's keys of hourly partitions."""
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -44,13 +44,13 @@ def key_of(hour: datetime) -> str:
 
 
 def hour_of(key: str) -> datetime:
-    """The beginning of the hour of a partition. Raises Failure for one that somebody has added under another name."""
+    """Return the start of the hour of a partition. Raise Failure for a key that is not an hour."""
     try:
         found = datetime.strptime(key, _KEY).replace(tzinfo=UTC)
     except ValueError:
         found = None
     if found is None or found.minute:
-        raise dg.Failure(f"partition {key!r} is no hour such as 2026-01-31-12:00 (UTC)", allow_retries=False)
+        raise dg.Failure(f"partition {key!r} is not an hour such as 2026-01-31-12:00 (UTC)", allow_retries=False)
     return found
 
 
@@ -59,9 +59,11 @@ def begin_of_hour(instant: datetime) -> datetime:
 
 
 def hours_with_records(log: TimedLog, names: Names, now: datetime) -> Iterator[datetime]:
-    """The hours that have ended and in which frames arrived, ascending; of what was purged only whole hours behind it. A read per hour.
+    """Yield the ended hours in which frames arrived, ascending; hours that are partly purged are left out.
 
-    None of a pipeline that was never started. Raises RetryableError while NATS is away.
+    One read per hour.
+
+    Yields nothing for a pipeline that was never started. Raises RetryableError while NATS is away.
     """
     stream = names.stream("raw")
     if log.state(stream) is None:
@@ -77,31 +79,31 @@ def hours_with_records(log: TimedLog, names: Names, now: datetime) -> Iterator[d
 
 
 def hours_to_list(instance: dg.DagsterInstance, pipeline: Pipeline, config: PipelineConfig, now: datetime) -> list[str]:
-    """The partitions that are not there yet, ascending: hours with records, and those with a verdict of an older release."""
+    """List the missing partitions, ascending: hours with records, and hours with a verdict of an older release."""
     return hours_not_listed(instance, pipeline, hours_seen(config, now))
 
 
 def hours_seen(config: PipelineConfig, now: datetime) -> set[str]:
-    """Keys of the hours with records. Raises RetryableError while NATS is away."""
+    """Return the keys of the hours with records. Raise RetryableError while NATS is away."""
     with closing(JetStream(config.nats)) as log:
         return {key_of(hour) for hour in hours_with_records(log.connect(), Names(config.pipeline_id), now)}
 
 
 def hours_not_listed(instance: dg.DagsterInstance, pipeline: Pipeline, seen: set[str]) -> list[str]:
-    """Of these, and of those with a verdict of an older release, the ones that are no partitions yet, ascending."""
+    """List the missing partitions among these hours and the hours with a verdict of an older release, ascending."""
     found = seen | instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
     return sorted(found - {*instance.get_dynamic_partitions(partitions_name(pipeline))})
 
 
 def hours_without_verdict(instance: dg.DagsterInstance, pipeline: Pipeline, since: datetime) -> list[str]:
-    """The partitions from the instant on that were not verified yet, ascending."""
+    """List the partitions from the instant on that are not verified yet, ascending."""
     verified = instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
     known = instance.get_dynamic_partitions(partitions_name(pipeline))
     return sorted(key for key in known if key >= key_of(since) and key not in verified)
 
 
 def forget_hours(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline], before: datetime, now: datetime) -> int:
-    """Removes the hours that ended before the instant, are behind the pipeline's retention and have no verdict any more; how many."""
+    """Delete the hours before the instant that are older than the pipeline's retention and have no verdict; return how many."""
     count = 0
     for pipeline in pipelines:
         name = partitions_name(pipeline)
@@ -122,7 +124,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         name=files.name("list_hours_to_verify"),
         minimum_interval_seconds=int(EVERY.total_seconds()),
         default_status=sensor_status(files),
-        description="Adds the hours that have ended, and in which records arrived, to the partitions of verification.",
+        description="Adds ended hours in which records arrived to the partitions of verification.",
     )
     def list_hours(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs) -> dg.SensorResult:
         requests, told = [], []

@@ -1,6 +1,6 @@
-"""Jobs for the launchpad that read what a pipeline has stored: compact and rebuild its keys, verify its table. Each may use Spark tasks.
+"""Jobs for the launchpad that read a pipeline's stored data: compact and rebuild keys, verify the table. Spark is optional.
 
-Each takes the pipeline's id and does one thing; each may be repeated, and be killed at any time.
+Each job takes the pipeline's id and does one thing; it may be repeated, and killed at any time.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from dagster_project.jobs.repairs import WithSpark, check_same_pipeline, compact
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.run_config import read_config
 from pipelines.connectors.nats.client import JetStream
+from pipelines.counts import count_of
 from pipelines.engine.run_spec import RunSpec
 from pipelines.maintenance.rebuild import rebuild
 from pipelines.proof.put_back import put_back
@@ -29,32 +30,32 @@ Work = Callable[[StreamingJobs, SparkResource, Pipeline, Any, Tell], dict[str, A
 
 
 class OfKeys(OfPipeline, WithSpark):
-    """Whose keys are meant."""
+    """The pipeline whose keys are processed."""
 
 
 class Verify(OfPipeline, WithSpark):
-    """Which records are verified: those that arrived in a range, as far as it can be proved."""
+    """The records to verify: those that arrived in a range, as far as proof is possible."""
 
     since: str | None = Field(default=None, description="Records that arrived at this instant (ISO 8601) or later. Empty: all.")
     until: str | None = Field(default=None, description="Records that arrived before this instant. Empty: all that the sink has confirmed.")
     with_kafka: bool = Field(default=False, description="Compare the bytes of the raw records with Kafka's as well.")
-    examples: int = Field(default=10, ge=0, le=1000, description="How many faults of each kind are named.")
+    examples: int = Field(default=10, ge=0, le=1000, description="How many faults of each kind to list.")
 
 
 class PutBackMissing(OfPipeline):
-    """Which records are looked at: those that arrived in a range, as far as the sink has confirmed them."""
+    """The records to look at: those that arrived in a range, as far as the sink has confirmed them."""
 
     since: str | None = Field(default=None, description="Records that arrived at this instant (ISO 8601) or later. Empty: all.")
     until: str | None = Field(default=None, description="Records that arrived before this instant. Empty: all that the sink has confirmed.")
-    feed_views: bool = Field(default=False, description="Also where materialized views get the rows once more.")
+    feed_views: bool = Field(default=False, description="Insert even if materialized views receive the rows again.")
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
     work: list[tuple[str, type[dg.Config], Work, str]] = [
-        ("compact_keys", OfKeys, _compact, "Merge the runs of the dedup store and drop expired keys."),
-        ("rebuild_state", OfKeys, _rebuild_state, "Rebuild the keys of a stopped pipeline from the raw stream."),
-        ("verify_pipeline", Verify, _verify, "Compute the table's rows again from the raw records, and compare."),
-        ("put_back_missing", PutBackMissing, _put_back, "Insert confirmed rows that the table has lost, computed again from raw."),
+        ("compact_keys", OfKeys, _compact, "Merge the segments of the key store and drop expired keys."),
+        ("rebuild_state", OfKeys, _rebuild_state, "Rebuild the key store of a stopped pipeline from the raw stream."),
+        ("verify_pipeline", Verify, _verify, "Recompute the table's rows from the raw records, and compare."),
+        ("put_back_missing", PutBackMissing, _put_back, "Insert confirmed rows that the table has lost, recomputed from raw."),
     ]
     return dg.Definitions(jobs=[_job(files, *one) for one in work])
 
@@ -83,7 +84,7 @@ def _rebuild_state(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeli
 
 
 def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config: PutBackMissing, tell: Tell) -> dict[str, Any]:
-    """Raises Failure with the findings when something differs behind it; what is not proven yet, such as rows that wait, is told."""
+    """Insert missing rows. Raise Failure with the findings if something still differs; unproven rows are only reported."""
     resolved = jobs.config(pipeline.path)
     since, until = instant("since", config.since), instant("until", config.until)
     with closing(JetStream(resolved.nats).connect()) as log:
@@ -91,13 +92,13 @@ def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config:
         found = put_back(resolved, log, request, config.feed_views, tell)
     metadata = {"missing": found.missing, "put back": found.rows, **told(found.after)}
     if found.after.findings:
-        words = f"{found.rows:,} rows were put back; behind that: {said(found.after)}"
+        words = f"{count_of(found.rows, 'row')} put back; verified afterwards: {said(found.after)}"
         raise dg.Failure(words, metadata={**metadata, **examples_of(found.after)}, allow_retries=False)
     return metadata
 
 
 def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: Verify, tell: Tell) -> dict[str, Any]:
-    """Raises Failure with the findings when something differs."""
+    """Verify the table. Raise Failure with the findings if something differs."""
     resolved = jobs.config(pipeline.path)
     since, until = instant("since", config.since), instant("until", config.until)
     request = Request(jobs.directory(resolved.pipeline_id), since, until, config.examples, config.with_kafka)

@@ -1,6 +1,6 @@
-"""Jobs for the launchpad: start, stop, drain and restart a pipeline; reprocess and discard its dead letters. Batch work: `batch_jobs`.
+"""Jobs for the launchpad: start, stop, drain and restart a pipeline; redrive and discard its dead letters.
 
-Each takes the pipeline's id and does one thing; each may be repeated, and be killed at any time.
+Each job takes the pipeline's id and does one thing; it may be repeated, and killed at any time. Batch work: `jobs.batch`.
 """
 
 from collections.abc import Callable
@@ -29,50 +29,54 @@ from resources.streaming_jobs import Started, StreamingJobs, Tell
 
 _NOTHING_CHANGED = "nothing was changed"
 _MADE_BY = {"compact_keys": COMPACTION, "reprocess_dead_letters": REPROCESSED}
-"""The assets that a job makes as well, whose pages would know nothing of it."""
+"""The assets that a job also makes; their pages would not know otherwise."""
 IF_WANTED_TAG = "tallyflow/if_wanted"
-"""Of the runs that sensors launch to start a pipeline: not if it is meant to be stopped by the time the run begins."""
-_LEFT_ALONE: dict[str, Any] = {"state": "meant to be stopped, left alone"}
+"""Tag of the runs that sensors launch to start a pipeline: skip it if its desired state is `stopped` when the run begins."""
+_LEFT_ALONE: dict[str, Any] = {"state": "skipped: its desired state is stopped"}
 Work = Callable[[StreamingJobs, Pipeline, Any, Tell], dict[str, Any]]
 
 
 class OfPipeline(dg.Config):
-    """Which pipeline is meant."""
+    """The pipeline."""
 
-    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
+    pipeline: str = Field(description="Id of the pipeline, as in its file.")
 
 
 class Start(OfPipeline):
-    """Starts what does not run; a runner that runs already is adopted."""
+    """Starts the legs that do not run; a running runner is adopted."""
 
-    accept: bool = Field(default=False, description="Let rejected records become dead letters, however many, for this start.")
-    legs: list[str] = Field(default=[*LEGS], description="Which legs: ingest, process, sink.")
+    accept: bool = Field(
+        default=False, description="Disable the rejection limit for this start: rejected records become dead letters, however many."
+    )
+    legs: list[str] = Field(default=[*LEGS], description="The legs to start: ingest, process, sink.")
 
 
 class Stop(OfPipeline):
-    """Batches in work are finished. From then on the pipeline stays stopped."""
+    """Stops the pipeline after the batches in progress; it stays stopped."""
 
     kill_after_seconds: float | None = Field(
-        default=None, ge=0, description="Kill a runner that has not ended by then. Empty: fail instead."
+        default=None, ge=0, description="Kill a runner that has not stopped by then. Empty: fail instead."
     )
 
 
 class Restart(OfPipeline):
-    """Stops the pipeline and starts it as it was meant to run."""
+    """Stops the pipeline and starts it again with its desired legs."""
 
     accept: bool = Field(default=False, description="As for start_pipeline.")
     kill_after_seconds: float | None = Field(default=60.0, ge=0, description="As for stop_pipeline.")
 
 
 class Chosen(Letters):
-    """Which dead letters of which pipeline: those that fit everything that is given."""
+    """The dead letters that match every given field."""
 
-    pipeline: str = Field(description="Id of the pipeline, as its file says it.")
-    key: str | None = Field(default=None, description="Those with this Kafka key.")
-    positions: list[str] = Field(default_factory=list, description="Those at these raw positions, such as 17.3, parked or not.")
+    pipeline: str = Field(description="Id of the pipeline, as in its file.")
+    key: str | None = Field(default=None, description="Only dead letters with this Kafka key.")
+    positions: list[str] = Field(
+        default_factory=list, description="Only the dead letters at these raw positions, such as 17.3, parked or not."
+    )
 
     def selection(self) -> Selection:
-        """Raises Failure as `Letters` does, and for a text that is no position."""
+        """Return the selection. Raise Failure as `Letters` does, and for text that is not a position."""
         named = self.key is not None or bool(self.positions)
         chosen = (self.model_copy(update={"everything": True}) if named and not self.everything else self)._narrowed()
         key = self.key.encode() if self.key is not None else None
@@ -83,29 +87,29 @@ class Chosen(Letters):
 
 
 class Reprocess(Chosen):
-    """The letters enter the pipeline again, each once, whether it runs or not."""
+    """Redrives the dead letters, each once, whether the pipeline is running or not."""
 
-    dry_run: bool = Field(default=False, description="Show what would become of them, change nothing.")
+    dry_run: bool = Field(default=False, description="Show the outcome of a redrive; change nothing.")
     not_rejected_by: str | None = Field(
-        default=None, description="Leave out those that this version of the configuration has rejected: nothing has changed for them."
+        default=None, description="Skip dead letters that this config version has rejected: it would reject them again."
     )
 
 
 class Discard(Chosen):
-    """The letters are given up for good, and counted as discarded."""
+    """Discards the dead letters permanently, and counts them."""
 
-    reason: str = Field(description="Why, for the ledger.")
+    reason: str = Field(description="Why; recorded in the ledger.")
 
 
 def control_jobs(files: PipelineFiles) -> dict[str, dg.JobDefinition]:
-    """The jobs by name; each tells at its launch which pipelines there are."""
+    """Build the jobs by name; each lists its pipelines at launch."""
     work: list[tuple[str, type[dg.Config], Work, str]] = [
-        ("start_pipeline", Start, _start, "Start a pipeline, or what of it does not run."),
+        ("start_pipeline", Start, _start, "Start a pipeline, or those of its legs that do not run."),
         ("stop_pipeline", Stop, _stop, "Stop a pipeline; it stays stopped."),
-        ("drain_pipeline", OfPipeline, _drain, "Stop a pipeline when all that Kafka holds now is in ClickHouse."),
+        ("drain_pipeline", OfPipeline, _drain, "Stop a pipeline once every record now in Kafka is in ClickHouse."),
         ("restart_pipeline", Restart, _restart, "Stop a pipeline and start it again."),
-        ("reprocess_dead_letters", Reprocess, _reprocess, "Let dead letters enter the pipeline again."),
-        ("discard_dead_letters", Discard, _discard, "Give dead letters up for good."),
+        ("reprocess_dead_letters", Reprocess, _reprocess, "Redrive dead letters."),
+        ("discard_dead_letters", Discard, _discard, "Discard dead letters permanently."),
     ]
     return {one[0]: _job(files, *one) for one in work}
 
@@ -127,7 +131,7 @@ def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: W
 
 
 def done(context: dg.OpExecutionContext, name: str, pipeline: Pipeline, work: Callable[[Pipeline], dict[str, Any]]) -> dg.Output[None]:
-    """What the job's op gives back when `work` has done its one thing, and told of it."""
+    """Run `work`, log and record its outcome, and return the output of the job's op."""
     note_pipeline(context, pipeline)
     with errors_as_failures():
         metadata = work(pipeline)
@@ -145,7 +149,7 @@ def _is_long(value: Any) -> bool:
 def job_of(
     files: PipelineFiles, name: str, config_class: type[dg.Config], run: Callable[..., dg.Output[None]], description: str
 ) -> dg.JobDefinition:
-    """A job of one op; what it has done is the metadata of its output."""
+    """Build a job of one op; the metadata of its output is the outcome."""
     name = files.name(name)
     made = dg.op(name=f"{name}_op", description=description, config_schema=schema_of(config_class, files), retry_policy=RETRY)(run)
 
@@ -157,30 +161,30 @@ def job_of(
 
 
 def known(files: PipelineFiles, pipeline_id: str) -> Pipeline:
-    """Raises Failure with the ids that there are."""
+    """Return the pipeline with this id. Raise Failure with the known ids."""
     for pipeline in files.pipelines:
         if pipeline_id in (pipeline.config.pipeline_id, pipeline.key):
             return pipeline
     ids = ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none"
     told = f"; faulty files: {', '.join(one.path.name for one in files.faulty)}" if files.faulty else ""
-    raise dg.Failure(f"no such pipeline in {files.directory}: there are {ids}{told}", allow_retries=False)
+    raise dg.Failure(f"unknown pipeline in {files.directory}; known: {ids}{told}", allow_retries=False)
 
 
 def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline) -> bool:
-    """Somebody has stopped it while this run was in the queue."""
+    """Return True if the pipeline's desired state became `stopped` while this run was in the queue."""
     return jobs.look(pipeline.path, pipeline.config).desired == "stopped"
 
 
 def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start, tell: Tell) -> dict[str, Any]:
     unknown = [leg for leg in config.legs if leg not in LEGS]
     if unknown or not config.legs:
-        raise dg.Failure(f"legs: say one or more of {', '.join(LEGS)}", allow_retries=False)
+        raise dg.Failure(f"legs: give one or more of {', '.join(LEGS)}", allow_retries=False)
     legs = tuple(leg for leg in LEGS if leg in config.legs)
     return _told(jobs.start(pipeline.path, accept=config.accept, legs=legs, tell=tell))
 
 
 def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop, _: Tell) -> dict[str, Any]:
-    # By its id: a pipeline whose file is faulty now is stopped all the same.
+    # By id: a pipeline whose file is faulty now can still be stopped.
     return {"stopped a runner": jobs.stop_pipeline(pipeline.config.pipeline_id, kill_after=_limit(config.kill_after_seconds))}
 
 
@@ -213,7 +217,7 @@ def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> di
 def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard, _: Tell) -> dict[str, Any]:
     chosen = config.selection()
     if not config.reason.strip():
-        raise dg.Failure("reason: say why, it is kept in the ledger", allow_retries=False)
+        raise dg.Failure("reason: required; it is recorded in the ledger", allow_retries=False)
     with reprocessing(jobs, pipeline) as work:
         return _taken("discarded", work.discard(chosen, config.reason))
 

@@ -1,9 +1,9 @@
-"""Retention of Dagster's own event log, which Dagster keeps for ever: a job that takes a bounded amount of what is old, every night.
+"""Retention of Dagster's own event log, which Dagster keeps forever: a nightly job that deletes a bounded amount.
 
-Goes: finished runs with their events, and events without a run (observations, materializations and check results that sensors report).
-And hours of verification that are older than these and the pipeline's retention.
-Stays, however old: for every asset its newest materialization and observation, for every check its newest result, with the runs of those.
-Works for SQLite and PostgreSQL. Safe to kill and to repeat.
+Deleted: finished runs with their events, events without a run (observations, materializations and check results that sensors report), and
+hours of verification that are older than these and the pipeline's retention.
+Kept, however old: the newest materialization and observation of every asset, the newest result of every check, and the runs of these.
+Works with SQLite and PostgreSQL. Safe to kill and to repeat.
 """
 
 from collections.abc import Iterable
@@ -26,6 +26,7 @@ from dagster_project.dagster_private import (
 from dagster_project.pipeline_files import PipelineFiles
 from dagster_project.run_config import read_config, schema_of
 from dagster_project.schedule_status import schedule_status
+from pipelines.counts import count_of
 
 JOB = "prune_event_log"
 NO_RUN = ""
@@ -35,20 +36,20 @@ _CHECKS = AssetCheckExecutionsTable.c
 _WITHOUT_RUN = ("ASSET_OBSERVATION", "ASSET_MATERIALIZATION", "ASSET_CHECK_EVALUATION", "FRESHNESS_STATE_CHANGE")
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _LOOKED_AT = 5
-"""Runs looked at for each that may go: those that hold a newest event stay, and are met again by the next tick."""
+"""Runs read per run to delete: runs that hold a newest event are kept, and read again by the next tick."""
 
 
 class Retention(dg.Config):
-    """How much stays, and how much one run takes away."""
+    """How much is kept, and how much one run deletes at most."""
 
-    keep_days: int = Field(default=14, ge=1, description="Runs and events are kept for so many days.")
-    max_runs: int = Field(default=200, ge=1, description="Runs that are deleted at most; the next tick goes on.")
-    max_events: int = Field(default=20_000, ge=1, description="Events without a run that are deleted at most.")
+    keep_days: int = Field(default=14, ge=1, description="Days that runs and events are kept.")
+    max_runs: int = Field(default=200, ge=1, description="Most runs to delete at once; the next tick continues.")
+    max_events: int = Field(default=20_000, ge=1, description="Most events without a run to delete at once.")
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """How many runs, events without a run, and results of checks without a run were deleted."""
+    """Numbers of deleted runs, events without a run, and check results without a run."""
 
     runs: int
     events: int
@@ -56,10 +57,10 @@ class Pruned:
 
 
 def prune(instance: dg.DagsterInstance, before: datetime, max_runs: int, max_events: int) -> Pruned:
-    """Deletes what ended, or was reported, before the instant (exclusive; aware). Raises Failure for a storage that is no SQL database."""
+    """Delete what ended, or was reported, before the instant (exclusive; aware). Raise Failure for a storage that is not SQL."""
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
-        raise dg.Failure(f"pruning the event log: {type(storage).__name__} is no SQL storage; prune it with its own means")
+        raise dg.Failure(f"pruning the event log: {type(storage).__name__} is not an SQL storage; prune it with its own tools")
     with storage.index_connection() as connection:
         kept_events, kept_checks = _newest_events(connection), _newest_checks(connection)
         kept_runs = _runs_of(connection, kept_events)
@@ -84,7 +85,7 @@ def _prune_runs(instance: dg.DagsterInstance, before: datetime, limit: int, kept
 
 
 def _newest_events(connection: Connection) -> set[int]:
-    """Of each asset and kind of event."""
+    """Return the newest event of each asset and kind of event."""
     wanted = _EVENTS.dagster_event_type.in_(("ASSET_OBSERVATION", "ASSET_MATERIALIZATION"))
     newest = sa.select(sa.func.max(_EVENTS.id)).where(wanted).group_by(_EVENTS.asset_key, _EVENTS.dagster_event_type)
     return {row[0] for row in connection.execute(newest)}
@@ -126,13 +127,16 @@ def _old_without_run(before: datetime) -> Any:
 
 
 def _ids(connection: Connection, column: Any, where: Any, kept: set[int], limit: int) -> list[int]:
-    """The first ids, without those that stay. There are few of these: one per asset and kind of event, or per check."""
+    """List the first ids, without the kept ones.
+
+    These are few: one per asset and kind of event, or per check.
+    """
     found = connection.execute(sa.select(column).where(where).order_by(column).limit(limit + len(kept)))
     return [row[0] for row in found if row[0] not in kept][:limit]
 
 
 def _naive(instant: datetime) -> datetime:
-    """As Dagster stores it: UTC without a zone."""
+    """Return the instant as Dagster stores it: UTC without a zone."""
     return instant.astimezone(UTC).replace(tzinfo=None)
 
 
@@ -145,11 +149,11 @@ def build(files: PipelineFiles) -> dg.Definitions:
         found = prune(context.instance, before, config.max_runs, config.max_events)
         hours = forget_hours(context.instance, files.pipelines, before, now)
         context.log.info(
-            f"deleted what is older than {before:%Y-%m-%d %H:%M} UTC: {found.runs:,} runs, {found.events:,} events and "
-            f"{found.check_results:,} results of checks that sensors had reported, {hours:,} hours of verification"
+            f"deleted before {before:%Y-%m-%d %H:%M} UTC: {count_of(found.runs, 'run')}, {count_of(found.events, 'event')} and "
+            f"{count_of(found.check_results, 'check result')} reported by sensors, {count_of(hours, 'hour')} of verification"
         )
 
-    @dg.job(name=JOB, description="Deletes old runs and events of Dagster itself; the newest event of every asset stays.")
+    @dg.job(name=JOB, description="Deletes old runs and events of Dagster itself; keeps the newest event of every asset.")
     def prune_event_log() -> None:
         prune_op()
 

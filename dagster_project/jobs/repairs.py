@@ -1,4 +1,4 @@
-"""What jobs and assets share: which pipeline and dead letters are meant, the work on a pipeline's letters and keys, and Spark tasks."""
+"""Shared parts of jobs and assets: the chosen pipeline and dead letters, work on dead letters and keys, and Spark tasks."""
 
 import os
 from contextlib import AbstractContextManager, closing
@@ -21,24 +21,24 @@ from resources.streaming_jobs import StreamingJobs
 
 
 class Letters(dg.Config):
-    """Which dead letters enter again: those that fit everything that is given. Parked ones stay."""
+    """The dead letters to redrive: those that match every given field. Parked ones are skipped."""
 
-    everything: bool = Field(default=False, description="All of them, when nothing below narrows the selection.")
-    group: str | None = Field(default=None, description="Those of one cause, as `tallyflow dlq groups` names it.")
-    stage: str | None = Field(default=None, description="Those of one stage, such as parse, transform or sink.")
+    everything: bool = Field(default=False, description="All dead letters, if no other field narrows the selection.")
+    group: str | None = Field(default=None, description="Only one group, by its fingerprint in `tallyflow dlq groups`.")
+    stage: str | None = Field(default=None, description="Only one stage, such as parse, transform or sink.")
     since: str | None = Field(default=None, description="Rejected at or after this instant (ISO 8601).")
     until: str | None = Field(default=None, description="Rejected before this instant (ISO 8601).")
 
     def selection(self) -> Selection:
-        """Raises Failure when nothing says which letters are meant, or an instant cannot be read."""
+        """Return the selection. Raise Failure if no field chooses dead letters, or an instant cannot be read."""
         given = [value for value in (self.group, self.stage, self.since, self.until) if value is not None]
         if not given and not self.everything:
-            raise dg.Failure("say which dead letters: group, stage, since, until, or everything: true", allow_retries=False)
+            raise dg.Failure("choose the dead letters: group, stage, since, until, or everything: true", allow_retries=False)
         return Selection(self.stage, self.group, instant("since", self.since), instant("until", self.until))
 
 
 def instant(name: str, text: str | None) -> datetime | None:
-    """Of a field of a launchpad, ISO 8601 with its zone. Raises Failure for another text."""
+    """Parse an instant of the launchpad, ISO 8601 with its zone. Raise Failure for other text."""
     if text is None:
         return None
     try:
@@ -51,55 +51,55 @@ def instant(name: str, text: str | None) -> datetime | None:
 
 
 class WithSpark(dg.Config):
-    """Where the work is done."""
+    """Where the work runs."""
 
     with_spark: bool = Field(
         default=False,
-        description="Side by side, as tasks of the Spark resource: for work that takes much longer than a JVM's start.",
+        description="Run in parallel, as tasks of the Spark resource: for work that takes much longer than starting a JVM.",
     )
 
 
 def spark_tasks(jobs: StreamingJobs, run: RunSpec, pyspark: SparkResource) -> Tasks:
-    """What a resource says of servers goes with the tasks where it is not what the environment says, which workers have by themselves."""
+    """Return the Spark tasks; they receive the servers' addresses that differ from the environment, which workers have already."""
     variables = {name: value for name, value in jobs.environment().items() if os.environ.get(name) != value}
     return Tasks(pyspark.spark_session, run, variables)
 
 
 def note_pipeline(context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext, pipeline: Pipeline) -> None:
-    """Tags the run with the pipeline, however it was launched, so that the list of runs can be narrowed to it."""
+    """Tag the run with the pipeline, however it was launched, so that the list of runs can be filtered."""
     context.instance.add_run_tags(context.run.run_id, {PIPELINE_TAG: pipeline.config.pipeline_id})
 
 
 def check_same_pipeline(jobs: StreamingJobs, pipeline: Pipeline) -> None:
-    """A file that was given another id since it was loaded is another pipeline, which nobody has asked for."""
+    """Raise Failure if the file was given another pipeline_id since it was loaded: that is a pipeline that nobody launched."""
     now = jobs.config(pipeline.path).pipeline_id
     if now != pipeline.config.pipeline_id:
         raise dg.Failure(
-            f"pipeline {pipeline.config.pipeline_id}: {pipeline.path} says pipeline_id {now} now; reload the code location, or put it back",
+            f"pipeline {pipeline.config.pipeline_id}: {pipeline.path} has pipeline_id {now} now; reload the code location, or restore it",
             allow_retries=False,
         )
 
 
 def reprocessing(jobs: StreamingJobs, pipeline: Pipeline) -> AbstractContextManager[Reprocessing]:
-    """The pipeline's dead letters, to let them enter again or to give them up; closed at the end of the block."""
+    """Open the pipeline's dead letters, to redrive or discard them; closed at the end of the block."""
     config = jobs.config(pipeline.path)
     return closing(Reprocessing(config, jobs.directory(config.pipeline_id)))
 
 
 def key_state(jobs: StreamingJobs, pipeline: Pipeline, needs_dedup: bool = True) -> AbstractContextManager[KeyState]:
-    """The pipeline's key store; closed at the end of the block."""
+    """Open the pipeline's key store; closed at the end of the block."""
     return closing(KeyState(jobs.config(pipeline.path), pipeline.path.read_text(), jobs.home_directory(), needs_dedup))
 
 
 def compacted(jobs: StreamingJobs, pipeline: Pipeline, pyspark: SparkResource | None) -> dict[str, Any]:
-    """Compacts the pipeline's key store, as Spark tasks where a resource is given; the numbers."""
+    """Compact the pipeline's key store, as Spark tasks if a resource is given; return the numbers."""
     with key_state(jobs, pipeline) as keys:
         share = spark_tasks(jobs, keys.connections.run, pyspark).run if pyspark else None
         return compaction_numbers(compact(keys, share=share))
 
 
 def compaction_numbers(buckets: list[Compacted]) -> dict[str, Any]:
-    """Sums over the buckets; the oldest key before and after; per bucket as a table."""
+    """Sum the numbers over the buckets, with the oldest key before and after, and a table per bucket."""
 
     def total(side: str, name: str) -> int:
         return sum(getattr(getattr(one, side), name) for one in buckets)

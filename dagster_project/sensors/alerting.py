@@ -1,6 +1,6 @@
-"""Whom nobody looks at: sensors that call people for failed runs and for checks that have failed, once for each cause.
+"""Alerts for what nobody watches: sensors that send an alert for failed runs and failed checks, once per cause.
 
-A cause is what the words say, with numbers as long as they are: another check, another reason, or ten times as many is another cause.
+A cause is the message with each digit replaced by 0: another check, another reason, or ten times as many is another cause.
 """
 
 import json
@@ -28,24 +28,27 @@ _ALL_PIPELINES = "all"
 
 
 def build(files: PipelineFiles, jobs: Iterable[str]) -> dg.Definitions:
-    """`jobs`: names of those that are there once, such as `prune_event_log`."""
+    """Build the alert sensors.
+
+    `jobs`: names of the jobs that exist once, such as `prune_event_log`.
+    """
     status, once_only = sensor_status(files), frozenset(jobs)
 
     @dg.run_failure_sensor(
         name=files.name("alert_failed_runs"),
         default_status=status,
-        description="Calls people when a run that starts, checks, repairs or tidies up a pipeline has failed; once for each cause.",
+        description="Sends an alert when a run that starts, checks, repairs or prunes has failed; once per cause.",
     )
     def failed_runs(context: dg.RunFailureSensorContext, tallyflow_alerts: AlertsResource) -> dg.SkipReason | None:
         run = context.dagster_run
         pipeline = pipeline_of(files, run, once_only)
         if pipeline is None:
-            return dg.SkipReason(f"run {run.run_id} is of no pipeline")
+            return dg.SkipReason(f"run {run.run_id} belongs to no pipeline")
         words = words_of(context.instance, run)
         if words is None:
-            return dg.SkipReason("a blocking check has failed, which alert_failed_checks tells")
+            return dg.SkipReason("a blocking check has failed; alert_failed_checks sends the alert")
         if cause_of(words) == _cause_before(context.instance, files, run, pipeline, once_only):
-            return dg.SkipReason(f"{run.job_name} failed as it did before; people were told")
+            return dg.SkipReason(f"{run.job_name} failed for the same cause as before; alert already sent")
         tallyflow_alerts.send(Alert(pipeline, f"{run.job_name} failed: {words}", f"see run {run.run_id} in Dagster"))
         return None
 
@@ -53,7 +56,7 @@ def build(files: PipelineFiles, jobs: Iterable[str]) -> dg.Definitions:
         name=files.name("alert_failed_checks"),
         minimum_interval_seconds=60,
         default_status=status,
-        description="Calls people when a check of a table, or of an hour, has failed with severity error; once for each cause.",
+        description="Sends an alert when a check of a table or of an hour has failed with severity error; once per cause.",
     )
     def failed_checks(context: dg.SensorEvaluationContext, tallyflow_alerts: AlertsResource) -> dg.SensorResult:
         memory = decisions.recalled(ChecksMemory, decisions.read_cursor(context.cursor)) or ChecksMemory()
@@ -63,34 +66,40 @@ def build(files: PipelineFiles, jobs: Iterable[str]) -> dg.Definitions:
             if failed:
                 tallyflow_alerts.send(Alert(pipeline.config.pipeline_id, "; ".join(failed), _REMEDY))
                 told.append(f"{pipeline.config.pipeline_id}: {'; '.join(failed)}")
-        skip = dg.SkipReason("; ".join(told) or "no check has failed anew")
+        skip = dg.SkipReason("; ".join(told) or "no check has newly failed")
         return dg.SensorResult(skip_reason=skip, cursor=json.dumps(asdict(memory)))
 
     return dg.Definitions(sensors=[failed_runs, failed_checks])
 
 
 _REMEDY = (
-    "the page of the check in Dagster names examples; rows that are missing: launch put_back_missing; a verified hour: verify it again"
+    "see the examples on the check's page in Dagster; if rows are missing, launch put_back_missing; if an hour differs, verify it again"
 )
 
 
 @dataclass(frozen=True)
 class ChecksMemory:
-    """By check which results were looked at, and, by check and partition, the cause that people were called for."""
+    """By check the results that were read, and, by check and partition, the cause of the last alert."""
 
     looked: Mapping[str, Looked] = field(default_factory=dict)
     told: Mapping[str, str] = field(default_factory=dict)
 
 
 def watched(pipeline: Pipeline) -> list[dg.AssetCheckKey]:
-    """The table's checks, and that of an hour. Hours that differ are told by the latter; the table's check adds them up."""
+    """List the checks of the table and of an hour.
+
+    The hour's check alerts about a difference; the table's `verification` check only sums up.
+    """
     names = [name for name in enabled(pipeline.config.checks) if name != "verification"]
     table, verification = asset_key(pipeline, TABLE), asset_key(pipeline, VERIFICATION)
     return [*(dg.AssetCheckKey(table, name) for name in names), dg.AssetCheckKey(verification, MATCH)]
 
 
 def newly_failed(instance: dg.DagsterInstance, keys: list[dg.AssetCheckKey], memory: ChecksMemory) -> tuple[list[str], ChecksMemory]:
-    """What people are to be called for, and what to remember. A check that passes again is forgotten; a warning changes nothing."""
+    """Return the failures to alert about, and the new memory.
+
+    A check that passes again is forgotten; a warning changes nothing.
+    """
     looked, told = dict(memory.looked), dict(memory.told)
     failed: list[str] = []
     for key, seen, results in results_since(instance, keys, memory.looked):
@@ -109,12 +118,12 @@ def newly_failed(instance: dg.DagsterInstance, keys: list[dg.AssetCheckKey], mem
 
 
 def cause_of(words: str) -> str:
-    """The words without what changes from one time to the next: of a number stays how long it is."""
+    """Return the message without the parts that vary: of a number only its length stays."""
     return _NUMBER.sub(lambda found: "0" * sum(one.isdigit() for one in found.group()), words)[:500]
 
 
 def words_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
-    """Why a run has failed, in the words of its first failed step; None where only blocking checks have failed."""
+    """Return the message of the run's first failed step; None if only blocking checks have failed."""
     events = instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
     failures = [one.event_log_entry.dagster_event.step_failure_data for one in events if one.event_log_entry.dagster_event]
     others = [one for one in failures if one.error is None or one.error.cls_name != ASSET_CHECK_FAILED]
@@ -130,13 +139,13 @@ def words_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
         return str(said[-1]) if said and said[-1] else "the run has ended"
     error = errors[0]
     while error.cause is not None:
-        # Behind "exceeded max retries" stands why.
+        # The cause follows "exceeded max retries".
         error = error.cause
     return str(error.message).strip().removeprefix("dagster._core.definitions.events.Failure: ")
 
 
 def pipeline_of(files: PipelineFiles, run: dg.DagsterRun, once_only: Iterable[str] = ()) -> str | None:
-    """The id of the pipeline that a run is of, by its tag, its configuration or its assets; None for a run that is none of ours."""
+    """Return the id of the pipeline of a run, by its tag, configuration or assets; None for a run that is not ours."""
     ids = {pipeline.config.pipeline_id for pipeline in files.pipelines}
     for found in (run.tags.get(PIPELINE_TAG), *pipelines_of(run)):
         if found in ids:
@@ -150,7 +159,7 @@ def pipeline_of(files: PipelineFiles, run: dg.DagsterRun, once_only: Iterable[st
 
 
 def pipelines_of(run: dg.DagsterRun) -> list[str]:
-    """The ids in the configuration of a run of ours."""
+    """List the pipeline ids in the configuration of a run."""
     ops: Any = run.run_config.get("ops", {})
     return [str(one["config"]["pipeline"]) for one in ops.values() if "pipeline" in one.get("config", {})]
 
@@ -158,7 +167,7 @@ def pipelines_of(run: dg.DagsterRun) -> list[str]:
 def _cause_before(
     instance: dg.DagsterInstance, files: PipelineFiles, run: dg.DagsterRun, pipeline: str, once_only: Iterable[str]
 ) -> str | None:
-    """The cause of the run of the same job and pipeline that ended last before this one; None where that was well, or there was none."""
+    """Return the cause of the last earlier run of the same job and pipeline; None if that succeeded, or there was none."""
     record = instance.get_run_record_by_id(run.run_id)
     ended = dg.RunsFilter(job_name=run.job_name, statuses=_ENDED, created_before=record.create_timestamp if record else None)
     for one in instance.get_run_records(ended, limit=_RUNS_LOOKED_AT):
@@ -170,5 +179,5 @@ def _cause_before(
 
 
 def _same_work(one: dg.DagsterRun, other: dg.DagsterRun) -> bool:
-    """Of runs that the page has launched, which are all of one job: the same assets."""
+    """Return True for the same assets: runs launched from the page are all of one job."""
     return one.asset_selection == other.asset_selection

@@ -1,8 +1,8 @@
-"""What is made by itself once it is due: Dagster's declarative automation, of the publication with its checks and of the compaction.
+"""Dagster's declarative automation of the publication with its checks, and of the compaction.
 
-A condition says when; the sensor of the directory looks, and asks for what is due at one moment in one run. So the checks of a table are
-made in the run of its publication, and a failed blocking one holds it back. Nothing is due before the pipeline was started; what became
-due then, or while a run of it was at work, is made afterwards.
+A condition decides when an asset is due; the sensor of the directory requests what is due at one moment in one run. So the checks of a
+table run in the run of its publication, and a failed blocking check blocks it. Nothing is due before the pipeline was started; what becomes
+due before that, or during a run, is made afterwards.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ COMPACTED_AT = "20 3 * * *"
 
 
 def due(cron: str) -> dg.AutomationCondition[Any]:
-    """At these times (UTC), as soon as all that it is made of is there and no run makes it."""
+    """Return the condition that is met at these times (UTC), once all inputs exist and no run is making the asset."""
     tick: dg.AutomationCondition[Any] = dg.AutomationCondition.cron_tick_passed(cron, "UTC")
     tick = tick.since_last_handled()
     return tick & ~dg.AutomationCondition.any_deps_missing() & ~dg.AutomationCondition.in_progress()
@@ -35,6 +35,6 @@ def build(files: PipelineFiles) -> dg.Definitions:
         files.name("automate_pipelines"),
         target=dg.AssetSelection.assets(*made) | dg.AssetSelection.checks_for_assets(*checked),
         default_status=sensor_status(files),
-        description="Asks for what is due: the checks and the publication of each table every hour, the compaction of its keys every day.",
+        description="Launches what is due: the checks and the publication of each table every hour, the compaction of its keys every day.",
     )
     return dg.Definitions(sensors=[sensor])

@@ -1,4 +1,4 @@
-"""Sensors that keep the pipelines running and call people: thin, around `decisions`. None starts a JVM or waits for a system for long.
+"""Sensors that keep the pipelines running and send alerts: thin, around `decisions`. None starts a JVM or blocks for long.
 
 The memory of a sensor is its cursor: JSON by pipeline key.
 """
@@ -25,6 +25,7 @@ from pipelines.config import PipelineConfig, run_digest
 from pipelines.connectors.nats.client import JetStream
 from pipelines.control.control import find_runners, stage_config_version
 from pipelines.control.job_state import JobState
+from pipelines.counts import count_of
 from pipelines.errors import TallyflowError
 from pipelines.protocol.naming import Names
 from pipelines.protocol.tally import tally
@@ -34,7 +35,10 @@ from resources.streaming_jobs import StreamingJobs
 T = TypeVar("T")
 KILL_AFTER_SECONDS = 30.0
 LONGEST_CONTROL = timedelta(minutes=30)
-"""A start with all its retries, and some minutes in the queue. A drain may take longer; it does not want the pipeline to run."""
+"""Covers a start with all its retries, and some minutes in the queue.
+
+A drain may take longer; its pipeline's desired state is `stopped`.
+"""
 _UNFINISHED = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -47,7 +51,7 @@ _CONTROLS = ("start_pipeline", "stop_pipeline", "drain_pipeline", "restart_pipel
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
-    """The control jobs, and the sensors that launch them."""
+    """Build the control jobs, and the sensors that launch them."""
     status = sensor_status(files)
     control = control_jobs(files)
     jobs = [control[name] for name in ("start_pipeline", "restart_pipeline", "reprocess_dead_letters")]
@@ -56,9 +60,9 @@ def build(files: PipelineFiles) -> dg.Definitions:
         name=files.name("keep_pipelines_running"),
         jobs=jobs[:2],
         minimum_interval_seconds=30,
-        # Touches only what somebody has started and nobody has stopped.
+        # Acts only on pipelines whose desired state is `running`.
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Starts again what died, replaces what does not answer or is stuck; calls people for what has halted.",
+        description="Restarts a runner that died, replaces one that does not answer or is stuck, and sends an alert for a halt.",
     )
     def keep_running(
         context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
@@ -68,7 +72,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         for pipeline, state in tick.look(lambda pipeline: _state(pipeline, streaming_jobs)):
             streaming_jobs.bound_logs(pipeline.config.pipeline_id)
             if pipeline.config.pipeline_id in busy:
-                tick.keep(pipeline, "a run is at work on it")
+                tick.keep(pipeline, "a run is working on it")
                 continue
             decision, trouble = decisions.health(state, tick.memory(pipeline, Trouble), tick.now, pipeline.config.alerts)
             requests = [_restart(pipeline, state, decision, trouble)] if decision.action in ("start", "restart") and trouble else []
@@ -79,7 +83,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         name=files.name("watch_lag"),
         minimum_interval_seconds=60,
         default_status=status,
-        description="Calls people when a pipeline falls behind its topic.",
+        description="Sends an alert when a pipeline falls behind its topic.",
     )
     def watch_lag(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource) -> dg.SensorResult:
         tick = _Tick(context, files, tallyflow_alerts)
@@ -93,7 +97,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         job=jobs[2],
         minimum_interval_seconds=60,
         default_status=status,
-        description="Lets dead letters enter again, once, when the pipeline runs with another configuration; calls people for the others.",
+        description="Redrives dead letters once when the pipeline runs with a new configuration; sends an alert for the others.",
     )
     def watch_letters(
         context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
@@ -111,7 +115,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         job=jobs[1],
         minimum_interval_seconds=60,
         default_status=status,
-        description="Calls people for new, changed and faulty files; restarts a changed pipeline where `restart_on_change` is set.",
+        description="Sends an alert for new, changed and faulty files; restarts a changed pipeline if `restart_on_change` is set.",
     )
     def watch_files(
         context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
@@ -124,20 +128,20 @@ def build(files: PipelineFiles) -> dg.Definitions:
             pipeline = by_path.get(path)
             name = pipeline.config.pipeline_id if pipeline else path
             if pipeline and change == "changed" and _is_restarted(pipeline, streaming_jobs):
-                # A file may be given an earlier content again.
+                # A file may return to earlier content.
                 key = f"changed:{pipeline.key}:{seen[path].digest}:{pipeline.path.stat().st_mtime_ns}"
                 requests.append(_request("restart_pipeline", pipeline, {}, key, _IF_WANTED))
             faults = f": {seen[path].faults}" if change == "faulty" else ""
             tallyflow_alerts.send(Alert(name, f"pipeline file {path} is {change}{faults}", _FILE_REMEDIES[change]))
         told = "; ".join(f"{path} is {change}" for path, change in changes.items())
-        skip = None if requests else dg.SkipReason(told or f"{len(seen)} files, as before")
+        skip = None if requests else dg.SkipReason(told or f"{count_of(len(seen), 'file')}, unchanged")
         return dg.SensorResult(requests, skip_reason=skip, cursor=json.dumps({path: one.mark for path, one in seen.items()}))
 
     return dg.Definitions(jobs=[*control.values()], sensors=[keep_running, watch_lag, watch_letters, watch_files])
 
 
 class _Tick:
-    """One evaluation: looks at all pipelines at once, collects what was decided, remembers."""
+    """One evaluation of a sensor: looks at all pipelines in parallel, collects the decisions, and remembers."""
 
     def __init__(self, context: dg.SensorEvaluationContext, files: PipelineFiles, alerts: AlertsResource) -> None:
         self._files, self._alerts, self._log = files, alerts, context.log
@@ -149,7 +153,7 @@ class _Tick:
         self.now = datetime.now(UTC).timestamp()
 
     def look(self, look: Callable[[Pipeline], T]) -> list[tuple[Pipeline, T]]:
-        """What `look` gives for each pipeline, of those that it did in time; the others keep their memory."""
+        """Return what `look` found per pipeline that answered in time; the others keep their memory."""
         found = []
         for pipeline, one in look_at_all(self._files.pipelines, look):
             if isinstance(one, TallyflowError):
@@ -162,7 +166,7 @@ class _Tick:
         return decisions.recalled(kind, self._before.get(pipeline.key))
 
     def keep(self, pipeline: Pipeline, why: str) -> None:
-        """Nothing is decided about this pipeline now."""
+        """Keep the memory of a pipeline about which nothing is decided now."""
         self._words.append(f"{pipeline.config.pipeline_id}: {why}")
         if pipeline.key in self._before:
             self._memory[pipeline.key] = self._before[pipeline.key]
@@ -186,25 +190,28 @@ class _Tick:
                 self._events.append(dg.AssetObservation(asset_key(pipeline, seam), description=decision.what, metadata=numbers))
 
     def result(self) -> dg.SensorResult:
-        words = "; ".join(self._words) or "there are no pipelines"
+        words = "; ".join(self._words) or "no pipelines"
         if self._requests:
             self._log.info(words)
-        # Without a run Dagster calls a tick skipped, also one that has reported something.
+        # Dagster calls a tick without a run skipped, even if it has reported something.
         skip = None if self._requests else dg.SkipReason(words)
         return dg.SensorResult(self._requests, skip_reason=skip, asset_events=self._events, cursor=json.dumps(self._memory))
 
 
 _FILE_REMEDIES = {
     "new": "reload the code location in Dagster, then launch start_pipeline",
-    "changed": "reload the code location, then launch restart_pipeline: a running pipeline goes on with what it was started with",
+    "changed": "reload the code location, then launch restart_pipeline: a running pipeline keeps its old configuration until then",
     decisions.CHANGED_BESIDE: "reload the code location; a running pipeline needs no restart",
     "faulty": "correct the file; `tallyflow validate` lists its faults",
-    "gone": "reload the code location; if the pipeline runs, stop it with tallyflow stop, or put the file back",
+    "deleted": "reload the code location; if the pipeline is running, stop it with `tallyflow stop`, or restore the file",
 }
 
 
 def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Letters:
-    """From NATS and the runner's directory; none for a pipeline that was never started. Raises RetryableError while NATS is away."""
+    """Read the dead letters from NATS, and the version from the runner's directory.
+
+    Zero for a pipeline that was never started. Raises RetryableError while NATS is away.
+    """
     config: PipelineConfig = jobs.config(pipeline.path)
     names = Names(config.pipeline_id)
     runners = find_runners(jobs.directory(config.pipeline_id))
@@ -223,8 +230,9 @@ def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Lett
 
 
 def _busy(context: dg.SensorEvaluationContext, files: PipelineFiles) -> set[str]:
-    """Ids of the pipelines that an unfinished run of ours starts or stops. One that is much older than such work takes is waited for no
-    more: its worker was killed, or nothing takes it out of the queue.
+    """Return the ids of the pipelines that an unfinished run of ours is starting or stopping.
+
+    A run that is much older than such work takes is ignored: its worker was killed, or it is stuck in the queue.
     """
     since = datetime.now(UTC) - LONGEST_CONTROL
     unfinished = (dg.RunsFilter(job_name=files.name(name), statuses=_UNFINISHED, created_after=since) for name in _CONTROLS)
@@ -251,7 +259,10 @@ def _request(plain: str, pipeline: Pipeline, config: dict[str, Any], key: str, t
 
 
 def _files_now(files: PipelineFiles, jobs: StreamingJobs, before: Mapping[str, str]) -> tuple[dict[str, FileSeen], dict[str, Pipeline]]:
-    """Every file with its digests and faults, and the sound ones' pipelines by path. `before`: the marks of the last look."""
+    """Read every file with its digests and faults, and the sound files' pipelines by path.
+
+    `before`: the marks of the last look.
+    """
     now = read_pipeline_files(files.directory, jobs.environment(), files.skip, files.key_prefix)
     faults = {str(one.path): one.message for one in now.faulty}
     paths = [path for path in (*(one.path for one in now.pipelines), *(one.path for one in now.faulty)) if path.is_file()]

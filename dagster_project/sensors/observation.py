@@ -1,9 +1,9 @@
-"""What Dagster knows of a running pipeline: its numbers, once a minute, from a sensor that starts nothing.
+"""Numbers of the running pipelines, reported to Dagster once a minute by a sensor that starts nothing.
 
-An observation per seam would be five events a minute: there is one, of the table, with the numbers of all seams that people look at first.
-While nothing waits before any leg, a materialization of the out stream says so every five minutes: Dagster's freshness goes by those only.
-It is not one of the table: of an asset that was materialized since, Dagster shows every check as not evaluated. A seam of which Dagster
-knows another version than the one that runs, or none, is reported once as materialized (`versions`).
+One observation per asset would be five events a minute, so there is one, of the table, with the most important numbers of all assets.
+While nothing waits before any leg, a materialization of out reports this every five minutes: Dagster's freshness reads materializations
+only. The table is not materialized for this: Dagster would show every check of it as not evaluated. An asset whose running version Dagster
+does not know is reported once as materialized (`versions`).
 """
 
 import json
@@ -24,20 +24,21 @@ from dagster_project.sensors.side_by_side import look_at_all
 from dagster_project.versions import Tags, Version, is_known, known_tags, tags_of_seams, topic_versions
 from pipelines.control.control import file_version, find_runners
 from pipelines.control.job_state import JobState
+from pipelines.counts import count_of
 from pipelines.errors import TallyflowError
 from resources.streaming_jobs import StreamingJobs
 
 EVERY = timedelta(seconds=60)
 Event = dg.AssetMaterialization | dg.AssetObservation
 _ALSO = {DEAD_LETTERS: ("still_there", "dead_letters_percent"), DEDUP: ("keys", "duplicates_percent"), RAW: ("stream_bytes",)}
-"""Numbers of other seams that the table's observation carries, with the seam's name in front."""
+"""Numbers of other assets that the table's observation carries, prefixed with the asset's name."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A pipeline as one look found it. `account` is None where there is none yet, or NATS is away; `said` is why.
+    """A pipeline at one look. `account` is None before the first start or while NATS is away; `said` is the reason.
 
-    `version` is None where the runner does not tell.
+    `version` is None if the runner does not report it.
     """
 
     state: JobState | None
@@ -47,7 +48,10 @@ class Seen:
 
 
 def look(pipeline: Pipeline, jobs: StreamingJobs) -> Seen:
-    """Never raises for a system that is away: the others are still to be reported."""
+    """Look at one pipeline.
+
+    Never raises for a system that is away: the other pipelines must still be reported.
+    """
     try:
         config = jobs.config(pipeline.path)
         state = jobs.look(pipeline.path, config)
@@ -64,7 +68,7 @@ def look(pipeline: Pipeline, jobs: StreamingJobs) -> Seen:
 
 
 def observed(seen: Seen, seam_names: list[str]) -> dict[str, Any]:
-    """The table's metadata: at most 12 numbers that are plotted, and the state."""
+    """Return the table's metadata: at most 12 plotted numbers, and the state."""
     if seen.state is None or seen.account is None:
         return {}
     told: dict[str, Any] = dict(numbers(seen.account, TABLE))
@@ -77,18 +81,18 @@ def observed(seen: Seen, seam_names: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Reported:
-    """What is remembered of a pipeline: when the out stream was reported as fresh (seconds since 1970), and the state as reported last."""
+    """The memory of a pipeline: when out was last reported as fresh (seconds since 1970), and the last reported state."""
 
     fresh: float | None = None
     state: str = ""
 
 
 RUNNING = "running"
-"""What is remembered of a pipeline that lives, whatever it is doing."""
+"""The remembered state of a live pipeline, whatever it is doing."""
 
 
 def ended_as(seen: Seen, before: Reported) -> dict[str, Any]:
-    """The table's metadata, once, of a pipeline that was reported as running and has stopped or halted since; else nothing."""
+    """Return the table's metadata, once, for a pipeline that was reported as running and has stopped or halted since; else {}."""
     if seen.state is None or seen.state.is_alive or before.state in ("", seen.state.state):
         return {}
     return {"state": seen.state.state, "message": seen.state.message or "none"}
@@ -96,18 +100,18 @@ def ended_as(seen: Seen, before: Reported) -> dict[str, Any]:
 
 def _words(account: Account) -> str:
     table = numbers(account, TABLE)
-    lag = "not known" if account.lag is None else f"{account.lag:,}"
-    return f"reported {table[ROW_COUNT]:,} rows, {table['waiting_rows']:,} waiting, lag {lag}"
+    lag = "unknown" if account.lag is None else f"{account.lag:,}"
+    return f"reported {count_of(int(table[ROW_COUNT]), 'row')}, {table['waiting_rows']:,} waiting, lag {lag}"
 
 
 def is_reported(account: Account, last: float | None, now: datetime) -> bool:
-    """Whether the out stream is to be reported as fresh: nothing waits, and the last report (seconds since 1970) is long enough ago."""
+    """Return True if out is due to be reported as fresh: nothing waits, and the last report (seconds since 1970) is old enough."""
     return nothing_waits(account) and (last is None or now.timestamp() - last >= REPORTED_EVERY.total_seconds())
 
 
 def _events(pipeline: Pipeline, seen: Seen, account: Account, materialized: Mapping[str, Tags | None]) -> Iterator[Event]:
-    """The materializations of the seams in `materialized`, with those tags, and the observation of the table."""
-    description = "nothing waits" if nothing_waits(account) else "it runs"
+    """Yield the materializations of the assets in `materialized`, with these tags, and the observation of the table."""
+    description = "nothing waits" if nothing_waits(account) else "running"
     for seam in seams(pipeline):
         if seam.name in materialized:
             metadata, tags = without_row_count(numbers(account, seam.name)), materialized[seam.name]
@@ -152,7 +156,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
             }
             events += _events(pipeline, seen, seen.account, materialized)
             cursor[pipeline.key] = Reported(now.timestamp() if is_due else last, RUNNING)
-        # Dagster calls a tick without a run skipped: the reason is what it has reported.
+        # Dagster calls a tick without a run skipped: the reason lists what was reported.
         return dg.SensorResult(
             asset_events=events,
             cursor=json.dumps({key: asdict(one) for key, one in cursor.items()}),

@@ -1,4 +1,4 @@
-"""What a tick asks of many pipelines: side by side, within a time, so that one whose systems are silent holds up no other."""
+"""Look at many pipelines in parallel within a time limit, so that one with silent systems delays no other."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -11,20 +11,20 @@ from pipelines.errors import RetryableError, TallyflowError
 
 T = TypeVar("T")
 WITHIN = timedelta(seconds=3)
-"""What a tick has for looking at all pipelines; one that is not seen in time is seen by the next tick."""
+"""Time limit of a tick for looking at all pipelines; a pipeline that misses it is seen by the next tick."""
 
 
 def look_at_all(pipelines: Sequence[Pipeline], look: Callable[[Pipeline], T]) -> Iterator[tuple[Pipeline, T | TallyflowError]]:
-    """What `look` gives for each pipeline, in their order; an error of ours where it raised one, or did not end in time."""
+    """Yield what `look` found for each pipeline, in their order; an error of ours if it raised one, or did not finish in time."""
     asked: list[Future[T]] = []
     for pipeline in pipelines:
         asked.append(Future())
-        # As a daemon: one that hangs keeps neither the tick nor the end of the code server.
+        # As a daemon: a hanging look blocks neither the tick nor the exit of the code server.
         Thread(target=_answer, args=(asked[-1], look, pipeline), name="tick", daemon=True).start()
     wait(asked, timeout=WITHIN.total_seconds())
     for pipeline, one in zip(pipelines, asked, strict=True):
         if not one.done():
-            yield pipeline, RetryableError(f"not seen within {WITHIN.total_seconds():.0f} s")
+            yield pipeline, RetryableError(f"no answer within {WITHIN.total_seconds():.0f} s")
             continue
         try:
             yield pipeline, one.result()
@@ -36,5 +36,5 @@ def _answer(asked: Future[T], look: Callable[[Pipeline], T], pipeline: Pipeline)
     try:
         asked.set_result(look(pipeline))
     except BaseException as error:
-        # Whoever asked raises it.
+        # Raised again where the result is read.
         asked.set_exception(error)

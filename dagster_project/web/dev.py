@@ -1,4 +1,4 @@
-"""`dagster dev`, whose web server is the guarded one; takes the arguments of `dagster`."""
+"""`dagster dev` with the guarded web server; takes the arguments of `dagster`."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _open = dev.open_ipc_subprocess
 
 
 def open_guarded(words: list[str], **options: Any) -> Any:
-    """Starts what `dagster dev` starts. It names its web server by a module, and has no option for another one."""
+    """Start a process of `dagster dev`, with our web server in place of Dagster's: there is no option for another one."""
     return _open([_GUARDED if word == _WEBSERVER else word for word in words], **options)
 
 

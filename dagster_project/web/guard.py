@@ -1,8 +1,8 @@
-"""Keeps pages of other sites away from a web server that asks for no login.
+"""Blocks requests of other sites' pages to a web server that has no login.
 
-A browser on this host sends requests for any page that it shows, and Dagster takes a mutation even as a mere address. What is let in: what
-comes from Dagster's own pages, from no browser at all (curl, a client library), and links that lead to a page. `deployment/nginx.conf` does
-the same where nginx is in front.
+A browser on this host sends requests for any page that it shows, and Dagster accepts a mutation even as a plain URL. Allowed: requests of
+Dagster's own pages, of clients that are not browsers (curl, a library), and links that lead to a page. `deployment/nginx.conf` does the
+same where nginx is in front.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -15,7 +15,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
-"""What this host may be called: another name that leads here is that of a page which wants to be taken for ours. Any port, for tunnels."""
+"""Allowed names of this host: a page that uses another name for this address may pose as ours (DNS rebinding).
+
+Any port, for tunnels.
+"""
 _READS = frozenset({"GET", "HEAD"})
 
 
@@ -39,10 +42,10 @@ class Guard:
 
 
 def refusal(scope: Scope) -> str:
-    """Why a request, or a WebSocket, of an ASGI scope is not let in; empty where it is."""
+    """Return why a request, or a WebSocket, of an ASGI scope is refused; empty if it is allowed."""
     hosts, origins, sites = (_values(scope, name) for name in (b"host", b"origin", b"sec-fetch-site"))
     if len(hosts) != 1 or _without_port(hosts[0]) not in _NAMES:
-        return "this Dagster is at http://127.0.0.1 only"
+        return "this Dagster answers at http://127.0.0.1 only"
     if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
         return "the request comes from a page of another site"
     is_graphql = "graphql" in scope["path"].lower()
@@ -50,9 +53,9 @@ def refusal(scope: Scope) -> str:
     if any(site not in ("same-origin", "none") for site in sites) and not (is_read and not is_graphql and _is_link(scope)):
         return "the request comes from a page of another site"
     if is_graphql and is_read and "query" in parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True):
-        return "a GraphQL operation is sent by POST"
+        return "a GraphQL operation must be sent by POST"
     if is_graphql and scope["type"] == "http" and scope["method"] == "POST" and not _is_json(scope):
-        return "a GraphQL operation is sent as application/json"
+        return "a GraphQL operation must be sent as application/json"
     return ""
 
 
@@ -65,7 +68,7 @@ def _without_port(host: str) -> str:
 
 
 def _is_link(scope: Scope) -> bool:
-    """Somebody follows a link to a page, in a window of its own."""
+    """Return True if somebody follows a link to a page, in a window of its own."""
     return _values(scope, b"sec-fetch-mode") == ["navigate"] and _values(scope, b"sec-fetch-dest") == ["document"]
 
 

@@ -1,4 +1,4 @@
-"""Dagster's web server behind `web_guard`; takes the arguments of `dagster-webserver`."""
+"""Dagster's web server behind `web.guard`; takes the arguments of `dagster-webserver`."""
 
 from typing import Any
 

@@ -7,7 +7,10 @@ from pipelines.private import OWNER_ONLY
 
 
 def main() -> None:
-    """Runs the command; what it and the processes that it starts write is for this user only."""
+    """Run the command.
+
+    Files that it and its child processes write are readable by this user only.
+    """
     os.umask(OWNER_ONLY)
     app()
 

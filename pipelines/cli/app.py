@@ -26,6 +26,7 @@ from pipelines.cli import state as state_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out
 from pipelines.config import PipelineConfig, json_schema, load, notes
+from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
 from pipelines.protocol.naming import LEGS, Names
 from resources.local import cli as local_cli
@@ -47,7 +48,7 @@ _ANSWER_SECONDS = 10.0
 
 @app.command()
 def validate(file: File) -> None:
-    """Check a pipeline file: all faults at once, then what is worth knowing about a sound one. Connects to nothing."""
+    """Check a pipeline file: report every fault at once, then notes on settings to review. Connects to nothing."""
     from pipelines.runner.preflight import check_supported, check_types
 
     with errors_as_exit():
@@ -61,17 +62,17 @@ def validate(file: File) -> None:
 
 @app.command()
 def prepare() -> None:
-    """Make Spark's JVM start in half the time, once per Python environment and Java: keeps the classes that it loads in a file."""
+    """Halve the start time of Spark's JVM by archiving the classes that it loads; once per Python environment and Java version."""
     from pipelines.engine.class_archive import archive_path, make_archive
 
     with errors_as_exit():
         path = archive_path()
         if path is None:
-            raise HaltError("preparing Spark: no java on PATH or in JAVA_HOME; install a Java 17 or later runtime")
+            raise HaltError("preparing Spark: no java found on PATH or in JAVA_HOME; install Java 17 or later")
         if path.exists():
-            out.print("Spark is prepared already", highlight=False)
+            out.print("Spark is already prepared", highlight=False)
             return
-        out.print("preparing Spark: keeping its classes for faster starts (about 20 s, once)", highlight=False)
+        out.print("preparing Spark: archiving its classes for faster starts (about 20 s, once)", highlight=False)
         make_archive(path)
 
 
@@ -84,14 +85,16 @@ def schema() -> None:
 @app.command()
 def run(
     file: File,
-    leg: Annotated[list[str] | None, typer.Option(help=f"Run this leg only ({', '.join(LEGS)}); may repeat.")] = None,
-    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when all that Kafka holds now is in ClickHouse.")] = False,
-    connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at the start.")] = 60.0,
+    leg: Annotated[list[str] | None, typer.Option(help=f"Run only this leg ({', '.join(LEGS)}); repeatable.")] = None,
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="Exit once every record now in Kafka is in ClickHouse.")
+    ] = False,
+    connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at startup.")] = 60.0,
     master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
-    driver_offsets: Annotated[int, typer.Option(min=0, help="Ranges of at most so many offsets are read without a Spark task.")] = 20_000,
-    driver_frames: Annotated[int, typer.Option(min=0, help="Ranges of at most so many frames need no Spark task.")] = 16,
+    driver_offsets: Annotated[int, typer.Option(min=0, help="Read ranges of up to this many offsets without a Spark task.")] = 20_000,
+    driver_frames: Annotated[int, typer.Option(min=0, help="Process ranges of up to this many frames without a Spark task.")] = 16,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Let records that the circuit breaker has stopped at become dead letters, however many.")
+        bool, typer.Option("--accept", help="Let the records that the rejection limit holds become dead letters, however many.")
     ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
@@ -117,7 +120,10 @@ def run(
 
 
 def _leave(code: int) -> None:
-    """Ends a process that ran Spark: everything is closed by now, and the threads that Spark's gateway leaves would only delay the exit."""
+    """End a process that ran Spark.
+
+    Everything is closed by now; the threads that Spark's gateway leaves behind would only delay the exit.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -125,9 +131,10 @@ def _leave(code: int) -> None:
 
 @app.command()
 def stop(
-    file: File, leg: Annotated[list[str] | None, typer.Option(help="Only runners of this leg; may repeat. Default: all runners.")] = None
+    file: File,
+    leg: Annotated[list[str] | None, typer.Option(help="Stop only the runners of this leg; repeatable. Default: all runners.")] = None,
 ) -> None:
-    """Stop the runners of a pipeline on this host: batches in work are finished first."""
+    """Stop the runners of a pipeline on this host; batches in progress finish first."""
     from pipelines.control.control import note_stop, stop_runners
 
     with errors_as_exit():
@@ -137,16 +144,16 @@ def stop(
     count, left = stop_runners(directory, legs, timedelta(seconds=_STOP_SECONDS))
     if left:
         named = ", ".join(str(process.pid) for process in left)
-        err.print(f"process {named} has not ended within {_STOP_SECONDS:.0f} s; its state is safe, kill -9 it if you must")
+        err.print(f"process {named} did not stop within {_STOP_SECONDS:.0f} s; its state is safe, so kill -9 loses nothing")
         raise typer.Exit(1)
-    out.print("stopped" if count else "no runner of this pipeline on this host")
+    out.print("stopped" if count else "no runner of this pipeline is running on this host")
 
 
 def _legs(names: list[str] | None) -> tuple[str, ...]:
-    """The legs named, in their order; all of them if none is named."""
+    """Return the named legs in their order, or all legs if none is named. Raise BadParameter for an unknown leg."""
     unknown = [name for name in names or () if name not in LEGS]
     if unknown:
-        raise typer.BadParameter(f"no such leg: {', '.join(unknown)}; legs are {', '.join(LEGS)}")
+        raise typer.BadParameter(f"unknown leg: {', '.join(unknown)}; the legs are {', '.join(LEGS)}")
     return tuple(name for name in LEGS if not names or name in names)
 
 
@@ -156,7 +163,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a running pipeline (legs, lag, rows/s, errors); without a file: the local servers."""
+    """Show the legs, lag, throughput and errors of a running pipeline; without a file, show the local servers."""
     if file is None:
         local_cli.status(as_json=as_json)
         return
@@ -166,7 +173,7 @@ def status(
             raise HaltError(f"pipeline {directory.name} was never started on this host")
         now = _ask(directory)
         if now is None:
-            out.print("not running on this host; `tallyflow tally` shows what it has done")
+            out.print("not running on this host; `tallyflow tally` shows what it has processed")
             _print_halts(directory, LEGS)
             raise typer.Exit(1)
         if as_json:
@@ -181,7 +188,7 @@ def status(
 
 
 def _print_halts(directory: Path, legs: Sequence[str]) -> None:
-    """Why the last runners of these legs have ended, where they ended at a halt."""
+    """Print why the last runners of these legs halted, for each leg that did."""
     from pipelines.control.control import by_halt, read_halts
 
     halts = {leg: halt for leg, halt in read_halts(directory).items() if leg in legs}
@@ -210,18 +217,21 @@ def _ask(directory: Path) -> dict[str, Any] | None:
 
 
 def _status_view(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
-    """The legs, and what there is to say of the streams."""
+    """Return the table of the legs, followed by the advice on the streams."""
     told = [facts["advice"] for facts in now["streams"].values() if facts["advice"]]
     if now["purge_failure"]:
-        told.append(f"the streams could not be purged, it is tried again: {now['purge_failure']}")
+        told.append(f"purging the streams failed and will be retried: {now['purge_failure']}")
     return Group(_status_table(now, before), *(Text(line) for line in told))
 
 
 def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
-    """One row per leg. Rates are over the time between two looks; at the first one the runner's own, of its last half minute."""
+    """Return one row per leg.
+
+    Rates cover the time between two looks; at the first look they are the runner's own, over its last half minute.
+    """
     lag = sum(leg["waiting"] for leg in now["legs"].values())
     oldest = max(leg["waiting_seconds"] for leg in now["legs"].values())
-    caption = f"lag {lag:,} records in all legs, the oldest waits {oldest:,.0f} s; {len(now['lag'])} partitions"
+    caption = f"lag {count_of(lag, 'record')} across all legs, oldest waiting {oldest:,.0f} s; {count_of(len(now['lag']), 'partition')}"
     caption += f"; up {now['uptime_seconds']:,.0f} s"
     if trouble := now.get("ledger_table", {}).get("message"):
         caption += f"\nledger table: {escape(trouble)}"
@@ -262,9 +272,9 @@ app.add_typer(plan_commands.app, name="plan")
 def delete(
     file: File,
     keep_table: Annotated[bool, typer.Option("--keep-table", help="Keep the ClickHouse table.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete a stopped pipeline: its streams, its state on this host and, with `create_table: true`, its table. Lists it first and asks."""
+    """Delete a stopped pipeline: its streams, its state on this host and, with `create_table: true`, its table. Asks first."""
     from pipelines.maintenance.delete import Deletion
 
     with errors_as_exit():
@@ -273,7 +283,7 @@ def delete(
         for line in deletion.lines():
             out.print(f"  - {line}", markup=False, highlight=False)
         if not yes:
-            typer.confirm("Delete this for good?", abort=True)
+            typer.confirm("Delete all of this permanently?", abort=True)
         deletion.run()
     out.print("deleted")
 
@@ -282,12 +292,12 @@ def delete(
 def produce(
     file: File,
     count: Annotated[int, typer.Option(min=1, help="Events to send.")] = 100_000,
-    rate: Annotated[float | None, typer.Option(min=0.1, help="Events per second. Default: as fast as it goes.")] = None,
-    size: Annotated[int, typer.Option(min=150, help="Bytes per event, about.")] = 200,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Events per second. Default: as fast as possible.")] = None,
+    size: Annotated[int, typer.Option(min=150, help="Approximate bytes per event.")] = 200,
     duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of events that are copies of earlier ones.")] = 0.0,
     bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that no pipeline can parse.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
-    partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic is made.")] = 4,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic must be created.")] = 4,
 ) -> None:
     """Send restaurant orders to the topic of a pipeline file (examples/orders)."""
     from pipelines.connectors.kafka.settings import client_settings
@@ -302,7 +312,7 @@ def produce(
 @app.command()
 def demo(
     count: Annotated[int, typer.Option(min=1, help="Events to produce.")] = 300_000,
-    size: Annotated[int, typer.Option(min=150, help="Bytes per event, about.")] = 200,
+    size: Annotated[int, typer.Option(min=150, help="Approximate bytes per event.")] = 200,
     duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are copies of earlier ones.")] = 0.1,
     bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that cannot be parsed.")] = 0.001,
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,

@@ -16,20 +16,22 @@ from rich.segment import Segment
 from pipelines.errors import ConfigurationError, TallyflowError
 
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 NOT_PROVEN, DIFFERS, RESIDUE = 3, 4, 5
-"""Exit codes: of `audit` and `verify` where something is not explained yet, where something differs, and of `tally` where the ledger's own
-numbers do not add up. 0 is said only when every row is explained, 1 is a command that could not do its work, 2 a file or an option that
-cannot be used.
+"""Exit codes.
+
+`audit` and `verify` exit with NOT_PROVEN if something is not explained yet and with DIFFERS if something differs; `tally` exits with
+RESIDUE if the ledger's own numbers do not add up. 0 means that every row is explained, 1 that a command failed, 2 that a file or an option
+is invalid.
 """
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal obeys and does not show; but for the ends of lines and tabs."""
+"""Characters that a terminal obeys instead of showing, except line ends and tabs."""
 
 
 class Terminal(Console):
-    """Shows control characters as escapes, wherever they stand: a record's key or value could else write to the terminal."""
+    """Shows control characters as escapes: a record's key or value could otherwise write to the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -46,19 +48,19 @@ err = Terminal(stderr=True, soft_wrap=True)
 
 @contextmanager
 def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; call what it gives with how far of how much."""
+    """Show a progress bar on a terminal; yield the function that takes (done, total)."""
     with Progress(console=err, transient=True, disable=not err.is_terminal) as shown:
         task = shown.add_task(doing, total=None)
         yield lambda done, of: shown.update(task, completed=done, total=max(of, 1))
 
 
 def print_json(value: Any) -> None:
-    """For machines: instants in ISO 8601, durations in seconds."""
+    """Print the value as JSON: instants in ISO 8601, durations in seconds."""
     typer.echo(json.dumps(value, indent=2, default=_plain))
 
 
 def utc(instant: datetime) -> str:
-    """For people."""
+    """Format an instant for a person."""
     return f"{instant:%Y-%m-%d %H:%M:%S.%f} UTC"
 
 
@@ -69,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 
 def since_instant(text: str) -> datetime:
-    """The instant that an option means: an ISO 8601 one, UTC without a zone, or a duration before now such as 1h."""
+    """Parse a time option: an ISO 8601 instant (UTC if it has no zone), or a duration before now such as 1h."""
     from pipelines.config.durations import parse_duration
 
     try:
@@ -85,7 +87,10 @@ def since_instant(text: str) -> datetime:
 
 @contextmanager
 def errors_as_exit() -> Iterator[None]:
-    """Our errors as one message and exit code 1 (2 for a file that cannot be used); anything else is a bug and keeps its traceback."""
+    """Print an error of ours as one message and exit with code 1, or 2 for an invalid file.
+
+    Any other exception is a bug and keeps its traceback.
+    """
     try:
         yield
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""The commands that prove the account of a pipeline."""
+"""The commands that account for a pipeline's records."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -13,14 +13,14 @@ from pipelines.protocol.naming import Names
 
 Since = Annotated[
     datetime | None,
-    typer.Option(parser=since_instant, help="Only what was done since this instant (UTC), or so long ago: 30m, 1h, 2d.", metavar="TIME"),
+    typer.Option(parser=since_instant, help="Only work done since this instant (UTC) or within this time: 30m, 1h, 2d.", metavar="TIME"),
 ]
 
 
 def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
-    """Show per leg what went in and where it went, as the ledger tells it; `audit` proves it.
+    """Show the records in and out of each leg, as the ledger counts them; `audit` proves the counts.
 
-    The exit code is 5 if the ledger's numbers do not add up.
+    Exits with code 5 if the ledger's numbers do not add up.
     """
     from pipelines.connectors.nats.client import JetStream
     from pipelines.protocol.tally import tally as account
@@ -44,7 +44,7 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
         raise typer.Exit(RESIDUE)
 
 
-Examples = Annotated[int, typer.Option(min=0, help="Faults of each kind to name by their coordinates.")]
+Examples = Annotated[int, typer.Option(min=0, help="How many faults of each kind to list with their coordinates.")]
 
 
 def audit(
@@ -52,10 +52,10 @@ def audit(
     examples: Examples = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Count everything again from Kafka, the streams and the table.
+    """Recount every record from Kafka, the streams and the table.
 
-    The exit code is 0 if all is clean, 4 if a record is missing, doubled or extra, 3 if none is but something is not proven, such as
-    records that wait.
+    Exits with code 0 if every record is accounted for, 4 if a record is missing, duplicated or extra, and 3 if none is but something
+    is not proven yet, such as records that are still waiting.
     """
     from pipelines.connectors.nats.client import JetStream
     from pipelines.proof.audit.run import Audit

@@ -1,5 +1,7 @@
 """The command that shows pipelines in Dagster on this machine.
 
+Dagster's web server, daemon and code server are separate processes that end together; nothing here imports Dagster.
+
 Dagster's web server, daemon and code server are processes of their own, ended together; nothing here imports Dagster.
 """
 
@@ -59,18 +61,20 @@ def dagster(
             envvar=DIRECTORY_VARIABLE, help="Directory of pipeline files.", show_default="examples/", exists=True, file_okay=False
         ),
     ] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the web page. Default: a free one, kept.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the web page. Default: a free port, reused at the next start.")
+    ] = None,
     own_servers: Annotated[
-        bool, typer.Option("--own-servers", help="Start no Kafka, NATS and ClickHouse: the environment names yours.")
+        bool, typer.Option("--own-servers", help="Use your own Kafka, NATS and ClickHouse, which the environment names.")
     ] = False,
 ) -> None:
-    """Show the pipelines in Dagster, on loopback, with the local servers. Ctrl-C ends all of it; pipelines go on at the next start."""
+    """Show the pipelines in Dagster, on loopback, with the local servers. Ctrl-C stops everything; the next start resumes the pipelines."""
     with errors_as_exit(), _local_errors_as_exit():
         if importlib.util.find_spec("dagster") is None or importlib.util.find_spec("dagster_webserver") is None:
-            raise HaltError("starting Dagster: it is not installed; pip install 'tallyflow[dagster]', or make venv in a checkout")
+            raise HaltError("starting Dagster: it is not installed; run `pip install 'tallyflow[dagster]'`, or `make venv` in a checkout")
         if pipelines is None and not _EXAMPLE.exists():
             raise HaltError(
-                "starting Dagster: the example is in a checkout only; name the directory of your pipeline files with --pipelines"
+                "starting Dagster: the example exists only in a checkout; name the directory of your pipeline files with --pipelines"
             )
         home = default_home()
         with _signals_as_interrupts(), _servers(home, own_servers) as environment:
@@ -81,12 +85,12 @@ def dagster(
 
 @contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does, and Ctrl-C also where a shell in the background has switched it off."""
+    """Treat SIGTERM as Ctrl-C, and enable Ctrl-C where a background shell has disabled it."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     except KeyboardInterrupt:
-        out.print("ended")
+        out.print("stopped")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -94,7 +98,10 @@ def _signals_as_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Another Ctrl-C or SIGTERM cuts nothing short here: all of it is bounded, and would be left running. Nobody inherits that."""
+    """Ignore further Ctrl-C and SIGTERM inside the block.
+
+    The work here is bounded, and an interrupt would leave processes running. Child processes do not inherit the handlers.
+    """
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -114,7 +121,10 @@ def _local_errors_as_exit() -> Iterator[None]:
 
 @contextmanager
 def _servers(home: Path, own_servers: bool) -> Iterator[dict[str, str]]:
-    """The environment of everything that is started. Servers that ran before are left running."""
+    """Yield the environment for everything that is started.
+
+    Stops only the servers that it started itself.
+    """
     environment = {**os.environ, "TALLYFLOW_HOME": str(home)}
     if own_servers:
         missing = [name for name in _SERVER_NAMES if not environment.get(name)]
@@ -137,7 +147,7 @@ def _servers(home: Path, own_servers: bool) -> Iterator[dict[str, str]]:
 
 
 def _give_orders(environment: Mapping[str, str]) -> None:
-    """Puts orders into the topic of the example while it is empty, so that there is something to start for."""
+    """Produce sample orders to the topic of the example while the topic is empty."""
     from pipelines.connectors.kafka.client import KafkaTopic
     from pipelines.connectors.kafka.settings import client_settings
     from pipelines.demo.produce import ensure_topic, produce
@@ -147,40 +157,45 @@ def _give_orders(environment: Mapping[str, str]) -> None:
     ensure_topic(connection, source.topic, 4)
     if _is_empty(KafkaTopic(source)):
         made = produce(connection, source.topic, _SAMPLE_ORDERS, duplicate_share=0.1, bad_share=0.001)
-        out.print(f"produced {made.produced:,} orders to topic {made.topic}, 1 in 10 a copy, 1 in 1,000 broken on purpose", highlight=False)
+        out.print(
+            f"produced {made.produced:,} orders to topic {made.topic}: 1 in 10 is a copy, 1 in 1,000 is broken on purpose", highlight=False
+        )
 
 
 @retry(retry=retry_if_exception_type(RetryableError), wait=wait_fixed(0.5), stop=stop_after_delay(60), reraise=True)
 def _is_empty(topic: "KafkaTopic") -> bool:
-    """A topic that was just made has no leaders yet."""
+    """Return whether the topic holds no record.
+
+    Retries: a topic that was just created has no leaders yet.
+    """
     partitions = topic.facts().partitions
     return topic.ends(partitions) == topic.starts(partitions)
 
 
 def write_instance(directory: Path, postgres_url: str) -> None:
-    """Puts dagster.yaml into the directory when there is none: with PostgreSQL, or with SQLite when the URL is empty."""
+    """Write dagster.yaml into the directory unless it exists: with PostgreSQL, or with SQLite if the URL is empty."""
     directory.mkdir(parents=True, exist_ok=True)
     instance = directory / "dagster.yaml"
     if not instance.exists():
         instance.write_text(_INSTANCE.read_text() + (_POSTGRES.read_text() if postgres_url else ""))
     elif postgres_url and POSTGRES_VARIABLE not in instance.read_text():
-        told = f"{POSTGRES_VARIABLE} is set, and {instance} does not use it: delete that file to have it written anew"
+        told = f"{POSTGRES_VARIABLE} is set, but {instance} does not use it: delete that file to have it recreated"
         out.print(told, markup=False, highlight=False, soft_wrap=True)
         return
     if postgres_url.startswith(("postgresql://", "postgres://")):
-        raise HaltError(f"starting Dagster: {POSTGRES_VARIABLE} names no driver; begin it with postgresql+psycopg2://")
+        raise HaltError(f"starting Dagster: {POSTGRES_VARIABLE} names no driver; start it with postgresql+psycopg2://")
 
 
 def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None:
-    """Runs Dagster until Ctrl-C, or until it ends by itself."""
+    """Run Dagster until Ctrl-C, or until it exits by itself."""
     directory = home / "dagster"
     write_instance(directory, environment.get(POSTGRES_VARIABLE, ""))
     chosen = port or keep_ports(directory / "ports.json", ["webserver"])["webserver"]
     url = f"http://{HOST}:{chosen}"
     if not is_free(chosen):
         raise HaltError(
-            f"starting Dagster: port {chosen} is taken by {port_holder(chosen) or 'another process'}; if that is the Dagster of this home, "
-            f"it is at {url}; else choose another --port"
+            f"starting Dagster: port {chosen} is in use by {port_holder(chosen) or 'another process'}; if that is this home's Dagster, "
+            f"open {url}; otherwise choose another --port"
         )
     log = directory / "dagster.log"
     settings = {"DAGSTER_DISABLE_TELEMETRY": "yes", SCHEDULES_VARIABLE: "running", **environment, HOME_VARIABLE: str(directory)}
@@ -193,7 +208,7 @@ def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None
             _wait_until_up(process, url, log)
             _tell(url, log)
             process.wait()
-            raise HaltError(f"running Dagster: it has ended by itself; see {log}")
+            raise HaltError(f"running Dagster: it exited by itself; see {log}")
         finally:
             with _undisturbed():
                 _end(process)
@@ -201,9 +216,12 @@ def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None
 
 
 def _tell_home(directory: Path, foreign: str) -> None:
-    """Another home would bring its own dagster.yaml: without limits, two runs could start one pipeline at a time."""
+    """Warn that another DAGSTER_HOME is ignored.
+
+    Its own dagster.yaml may lack our limits, and two runs could then start one pipeline at the same time.
+    """
     if foreign and Path(foreign).resolve() != directory.resolve():
-        told = f"{HOME_VARIABLE} of your shell is not used: this Dagster has its own, {directory}. Its runs and settings stay apart"
+        told = f"ignoring {HOME_VARIABLE} of your shell: this Dagster uses {directory}, with its own runs and settings"
         out.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -216,28 +234,28 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, log: Path) -> N
                     return
             time.sleep(_POLL_SECONDS)
     words = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
-    raise HaltError(f"starting Dagster: no answer at {url}; the last of {log}:\n{words}")
+    raise HaltError(f"starting Dagster: no answer at {url}; the end of {log}:\n{words}")
 
 
 def _tell(url: str, log: Path) -> None:
     for line in (
         f"Dagster: {url}",
-        "  1. Catalog, group orders_demo: the pipeline from the topic to the table. Nothing runs yet.",
-        "  2. Materialize the asset clickhouse_table: that starts the pipeline (about 20 s) and shows its numbers.",
-        "  3. Jobs, publish_orders_demo, Materialize: the checks of the table, then its publication.",
-        f"  Log: {log}. Ctrl-C ends Dagster, the pipelines and the servers.",
+        "  1. Catalog, group orders_demo: the pipeline from topic to table. Nothing is running yet.",
+        "  2. Materialize the asset clickhouse_table: this starts the pipeline (about 20 s) and shows its numbers.",
+        "  3. Jobs, publish_orders_demo, Materialize: this checks the table, then publishes it.",
+        f"  Log: {log}. Ctrl-C stops Dagster, the pipelines and the servers.",
     ):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _end(process: "subprocess.Popen[bytes]", patience: timedelta = _END_WITHIN) -> None:
-    """Asks Dagster's processes to end, waits, and kills those of its session that are left, which it says."""
+    """Ask Dagster's processes to exit, wait, then kill and name those of its session that are left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
     if not (left := _left_of(process, patience)):
         return
     named = ", ".join(str(one.pid) for one in left)
-    told = f"Dagster has not ended within {patience.total_seconds():.0f} s; killing process {named}. Pipelines are not part of it"
+    told = f"Dagster did not stop within {patience.total_seconds():.0f} s; killing process {named}. Pipelines are not affected"
     err.print(told, markup=False, highlight=False, soft_wrap=True)
     for one in left:
         with suppress(psutil.NoSuchProcess):
@@ -246,7 +264,7 @@ def _end(process: "subprocess.Popen[bytes]", patience: timedelta = _END_WITHIN) 
 
 
 def _left_of(process: "subprocess.Popen[bytes]", patience: timedelta) -> list[psutil.Process]:
-    """What still runs, after `patience`, of the session that the process leads."""
+    """Return the processes of the session that still run after `patience`."""
     deadline = time.monotonic() + patience.total_seconds()
     while True:
         process.poll()
@@ -263,9 +281,12 @@ def _is_of(one: psutil.Process, session: int) -> bool:
 
 
 def _stop_pipelines(home: Path) -> None:
-    """Stops the runners of this home, all at once. They stay wanted: the next start of Dagster lets them go on."""
+    """Stop the runners of this home in parallel.
+
+    Their desired state stays `running`: the next start of Dagster resumes them.
+    """
     directories = sorted((home / "pipelines").glob("*/"))
     with ThreadPoolExecutor(max(1, len(directories)), "stop") as pool:
         stopped = pool.map(lambda directory: stop_runners(directory, LEGS, _PATIENCE), directories)
     for one in (one for _, left in stopped for one in left):
-        err.print(f"process {one.pid} has not ended within {_PATIENCE}; its state is safe, kill -9 it if you must")
+        err.print(f"process {one.pid} did not stop within {_PATIENCE.total_seconds():.0f} s; its state is safe, so kill -9 loses nothing")

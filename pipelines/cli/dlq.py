@@ -12,36 +12,36 @@ from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, progress, since_instant, utc
 from pipelines.config import load
+from pipelines.counts import count_of
 
 if TYPE_CHECKING:
     from pipelines.dead_letters.stream import DeadLetters
     from pipelines.dead_letters.triage import Group, Selection
     from pipelines.protocol.records import Position
 
-app = typer.Typer(
-    help="Look at dead letters, records that a stage has rejected; let them enter again, or discard them.", no_args_is_help=True
-)
+app = typer.Typer(help="Inspect dead letters (records that a stage has rejected), redrive them, or discard them.", no_args_is_help=True)
 
-Stage = Annotated[str | None, typer.Option(help="Only letters of this stage: parse, dedup, transform or sink.")]
-GroupName = Annotated[str | None, typer.Option("--group", help="Only letters of this group (its fingerprint).")]
-_INSTANT = "UTC, or so long ago: 30m, 1h, 2d."
+Stage = Annotated[str | None, typer.Option(help="Only dead letters of this stage: parse, dedup, transform or sink.")]
+GroupName = Annotated[str | None, typer.Option("--group", help="Only dead letters of this group (its fingerprint).")]
+_INSTANT = "UTC, or a time ago: 30m, 1h, 2d."
 Since = Annotated[
     datetime | None,
-    typer.Option(parser=since_instant, metavar="TIME", help=f"Only letters that arrived at this instant or later, {_INSTANT}"),
+    typer.Option(parser=since_instant, metavar="TIME", help=f"Only dead letters that arrived at this instant or later; {_INSTANT}"),
 ]
 Until = Annotated[
-    datetime | None, typer.Option(parser=since_instant, metavar="TIME", help=f"Only letters that arrived before this instant, {_INSTANT}")
+    datetime | None,
+    typer.Option(parser=since_instant, metavar="TIME", help=f"Only dead letters that arrived before this instant; {_INSTANT}"),
 ]
-Key = Annotated[str | None, typer.Option(help="Only letters with this Kafka key.")]
+Key = Annotated[str | None, typer.Option(help="Only dead letters with this Kafka key.")]
 State = Annotated[
     str,
     typer.Option(
-        help="Only letters of this state: open, parked (rejected too often), redriven, discarded; or waiting (open or parked), all."
+        help="Only dead letters in this state: open, parked (rejected too often), redriven, discarded, waiting (open or parked), or all."
     ),
 ]
 
 
-COUNTING = "counting the copies that were dropped in favour of these letters"
+COUNTING = "counting the copies that dedup dropped in favor of these dead letters"
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def dead_letters(file: File) -> "Iterator[DeadLetters]":
 def selection(
     stage: str | None, group: str | None, since: datetime | None, until: datetime | None, key: str | None, state: str = "all"
 ) -> "Selection":
-    """The selection that options ask for."""
+    """Return the selection that the options ask for. Raise BadParameter for an unknown state or stage."""
     from pipelines.dead_letters.triage import STAGES, Selection
     from pipelines.protocol.redrive import STATES, WAITING
 
@@ -72,7 +72,7 @@ def selection(
 
 
 def parse_position(text: str) -> "Position":
-    """A raw position such as 17.3, as `list`, `groups` and `export` show it."""
+    """Parse a raw position such as 17.3, as `list`, `groups` and `export` show it."""
     from pipelines.protocol.records import record_position
 
     try:
@@ -91,7 +91,7 @@ def groups(
     state: State = "waiting",
     as_json: AsJson = False,
 ) -> None:
-    """Show the causes of dead letters: how many letters each has, first and last seen, an example, and the likely fix."""
+    """Group dead letters by cause: show the count, first and last arrival, an example and the likely fix of each group."""
     with dead_letters(file) as letters, progress(COUNTING) as tell:
         found = letters.groups(selection(stage, None, since, until, key, state), tell)
     if as_json:
@@ -99,33 +99,33 @@ def groups(
         return
     print_groups(found)
     total = sum(one.letters for one in found)
-    out.print(f"{total:,} letters in {len(found)} groups", highlight=False)
+    out.print(f"{count_of(total, 'dead letter')} in {count_of(len(found), 'group')}", highlight=False)
 
 
 def plain_group(group: "Group") -> dict[str, Any]:
-    """A group as JSON values."""
+    """Return a group as JSON values."""
     return {**asdict(group), "position": str(group.position)}
 
 
 def print_groups(found: "Iterable[Group]") -> None:
     for one in found:
         where = f" of {one.field}" if one.field else ""
-        title = f"{one.fingerprint}  {one.letters:,} letters  {one.stage}: {one.code}{where}"
+        title = f"{one.fingerprint}  {count_of(one.letters, 'dead letter')}  {one.stage}: {one.code}{where}"
         out.print(title, style="bold", markup=False, highlight=False)
         for line in (
             one.message,
             f"from {utc(one.first)} to {utc(one.last)}",
-            f"such as {one.topic} partition {one.partition} offset {one.offset}, raw position {one.position}",
-            *([f"{one.copies_dropped:,} {told_copies(one.copies_counted_from)}"] if one.copies_dropped else []),
+            f"for example {one.topic} partition {one.partition} offset {one.offset}, raw position {one.position}",
+            *([told_copies(one.copies_dropped, one.copies_counted_from)] if one.copies_dropped else []),
             *([f"likely fix: {one.remedy}"] if one.remedy else []),
         ):
             out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def told_copies(counted_from: datetime | None) -> str:
-    """What a number of dropped copies is."""
+def told_copies(count: int, counted_from: datetime | None) -> str:
+    """Return a sentence on how many copies dedup has dropped."""
     since = f", since {utc(counted_from)} (earlier records were purged)" if counted_from else ""
-    return f"copies of these records were dropped by dedup in their favour{since}"
+    return f"dedup dropped {count_of(count, 'copy')} of these records in their favor{since}"
 
 
 @app.command("list")
@@ -137,10 +137,10 @@ def list_letters(
     until: Until = None,
     key: Key = None,
     state: State = "waiting",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, in the order of their positions.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="List at most this many, in the order of their positions.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters by position, without what they hold."""
+    """List dead letters by position, without their contents."""
     with dead_letters(file) as letters:
         found, count = letters.list(selection(stage, group, since, until, key, state), limit)
     rows = found.to_pylist()
@@ -157,7 +157,7 @@ def list_letters(
         "group",
         "state",
         "reason",
-        caption=f"{len(rows):,} of {count:,} letters",
+        caption=f"{len(rows):,} of {count_of(count, 'dead letter')}",
     )
     for row in rows:
         coordinates = (row["source"], row["_tf_topic"], str(row["_tf_partition"]), str(row["_tf_offset"]))
@@ -169,15 +169,15 @@ def list_letters(
 @app.command()
 def show(
     file: File,
-    position: Annotated[str, typer.Argument(help="The letter's raw position, such as 17.3, as `list` and `groups` show it.")],
+    position: Annotated[str, typer.Argument(help="Raw position of the dead letter, such as 17.3, as `list` and `groups` show it.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show one dead letter whole: the record's bytes, where it comes from, and why it was rejected."""
+    """Show one dead letter in full: the record's bytes, its origin, and why it was rejected."""
     wanted = parse_position(position)
     with dead_letters(file) as letters, progress(COUNTING) as tell:
         found = letters.at(wanted, tell).to_pylist()
     if not found:
-        err.print(f"there is no dead letter at {position}", style="red", highlight=False)
+        err.print(f"no dead letter at position {position}", style="red", highlight=False)
         raise typer.Exit(1)
     (row,) = found
     if as_json:
@@ -188,7 +188,7 @@ def show(
 
 
 def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
-    """A letter as JSON values; the record's own bytes only on demand."""
+    """Return a dead letter as JSON values; the record's own bytes only on demand."""
     own = {
         "position": _position(row),
         "topic": row["_tf_topic"],
@@ -216,7 +216,7 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
 
 
 def _time_of_kafka(at: datetime | None) -> str | None:
-    """One that stands at an end of what can be told may lie beyond it."""
+    """Format Kafka's time of a record; a time at either end of the range may lie beyond it."""
     from pipelines.protocol.records import TIMESTAMPS_MS, instant
 
     if at is None:
@@ -226,7 +226,7 @@ def _time_of_kafka(at: datetime | None) -> str | None:
 
 
 def _text(value: bytes | None) -> str | None:
-    """UTF-8 as it is, other bytes as hex."""
+    """Return UTF-8 as text and other bytes as hex."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The commands about plans that a leg has begun and not finished."""
+"""The commands on open plans: work that a leg has begun and not finished."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +9,7 @@ from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, utc
 from pipelines.config import load
+from pipelines.counts import count_of
 from pipelines.errors import HaltError
 from pipelines.protocol.naming import Names
 from resources.local.stack import default_home
@@ -16,19 +17,19 @@ from resources.local.stack import default_home
 if TYPE_CHECKING:
     from pipelines.maintenance.plans import GivenUp, OpenPlan
 
-app = typer.Typer(help="What the legs have begun and not finished.", no_args_is_help=True)
+app = typer.Typer(help="Inspect and abandon open plans: work that a leg has begun and not finished.", no_args_is_help=True)
 
 _NOT_OFFERED = {
-    "ingest": "nothing of it is a record yet: offsets that are not read would be lost. Mend what the leg waits for, or see "
+    "ingest": "its offsets are not stored yet, and skipping them would lose records. Fix what the leg is waiting for, or see "
     "`on_data_loss` in the pipeline file",
-    "process": "which of its rows, letters and keys are written only its own replay can tell, so a part would be lost or doubled. Start "
-    "the pipeline: the plan is finished under its own configuration; if the circuit breaker holds it, with --accept",
+    "process": "only its own replay knows which of its rows, dead letters and keys are written: abandoning it would lose or double some. "
+    "Start the pipeline: it finishes the plan under the plan's own configuration. If the rejection limit holds it, start with --accept",
 }
 
 
 @app.command()
 def show(file: File, as_json: AsJson = False) -> None:
-    """Show the open plan of each leg: its range, configuration and table, since when it is open, and what stands in its way."""
+    """Show the open plan of each leg: its range, configuration and table, when it was opened, and what blocks it."""
     from pipelines.connectors.nats.client import JetStream
     from pipelines.control.control import read_halts
     from pipelines.maintenance.plans import open_plans
@@ -62,28 +63,29 @@ def _so_far(plan: "OpenPlan") -> str:
     if plan.leg != "sink":
         return ""
     if plan.abandoned:
-        return f"{plan.abandoned:,} rows are given up; its dead letters are being written"
-    return f"{plan.settled:,} rows settled, {plan.refused:,} of them refused; {plan.pieces} pieces to send"
+        return f"{count_of(plan.abandoned, 'row')} abandoned; writing the dead letters"
+    return f"{count_of(plan.settled, 'row')} settled, {plan.refused:,} of them refused; {count_of(plan.pieces, 'piece')} to send"
 
 
 @app.command()
 def abandon(
     file: File,
-    leg: Annotated[str, typer.Option(help="The leg: only rows of the sink can be given up.")],
-    reason: Annotated[str, typer.Option(help="Why, for the ledger and the dead letters.")],
-    waiting: Annotated[bool, typer.Option("--waiting", help="Also all rows that wait for the sink behind the plan.")] = False,
+    leg: Annotated[str, typer.Option(help="The leg to abandon rows of; only `sink` is supported.")],
+    reason: Annotated[str, typer.Option(help="Why; recorded in the ledger and the dead letters.")],
+    waiting: Annotated[bool, typer.Option("--waiting", help="Also abandon all rows that wait for the sink behind the plan.")] = False,
     not_stored: Annotated[
-        bool, typer.Option("--not-stored", help="You have looked: the table, which has no position columns, holds no row of the plan.")
+        bool,
+        typer.Option("--not-stored", help="Confirm that you checked: the table, which has no position columns, holds no row of the plan."),
     ] = False,
-    is_rehearsal: Annotated[bool, typer.Option("--dry-run", help="Say what would be given up, change nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    is_rehearsal: Annotated[bool, typer.Option("--dry-run", help="Show what would be abandoned; change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give up rows of a stopped sink that cannot be delivered: they become dead letters, which may enter again, and are counted."""
+    """Abandon rows of a stopped sink that cannot be delivered: they become dead letters, are counted, and can be redriven."""
     with errors_as_exit():
         if leg != "sink":
-            why = _NOT_OFFERED.get(leg, "there is no such leg; legs are ingest, process and sink")
-            raise HaltError(f"giving up a plan of {leg}: this is not offered: {why}")
+            why = _NOT_OFFERED.get(leg, "unknown leg; the legs are ingest, process and sink")
+            raise HaltError(f"giving up a plan of {leg}: not supported: {why}")
         _abandon(file, reason, waiting, not_stored, is_rehearsal, yes, as_json)
 
 
@@ -107,28 +109,28 @@ def _abandon(file: Path, reason: str, waiting: bool, not_stored: bool, is_rehear
     if as_json:
         print_json({**asdict(found), "given_up": count})
     elif not is_rehearsal:
-        out.print(f"{count:,} rows given up; `tallyflow dlq list FILE --stage sink` shows them", highlight=False)
+        out.print(f"{count_of(count, 'row')} abandoned; `tallyflow dlq list FILE --stage sink` lists them", highlight=False)
 
 
 def _tell(found: "GivenUp") -> None:
     if found.table:
         out.print(
-            f"open plan for {found.table}: {found.stored:,} of its rows are in the table and stay, {found.refused:,} were refused by it; "
-            f"{found.rows - found.waiting:,} would be given up",
+            f"open plan for {found.table}: {count_of(found.stored, 'row')} in the table already, which stay; {found.refused:,} refused; "
+            f"{found.rows - found.waiting:,} would be abandoned",
             highlight=False,
         )
     if found.waiting:
-        out.print(f"behind it wait {found.waiting:,} rows, which would be given up", highlight=False)
+        out.print(f"{count_of(found.waiting, 'row')} waiting behind it would be abandoned too", highlight=False)
     if not found.rows:
-        out.print("there is nothing to give up", highlight=False)
+        out.print("nothing to abandon", highlight=False)
         return
-    out.print(f"together {found.rows:,} rows of out sequences {found.first}..{found.last}", highlight=False)
+    out.print(f"in total {count_of(found.rows, 'row')} of out sequences {found.first}..{found.last}", highlight=False)
     for bounds in found.positions:
         out.print(f"  raw positions {bounds}", highlight=False)
 
 
 def _ask(found: "GivenUp") -> None:
-    """Raises Abort unless the number of rows is given back."""
-    said = typer.prompt(f"To give them up type how many these are ({found.rows:,})")
+    """Ask for the number of rows as confirmation. Raise Abort for any other answer."""
+    said = typer.prompt(f"To abandon these rows, type their number ({found.rows:,})")
     if said.replace(",", "").strip() != str(found.rows):
         raise typer.Abort

@@ -1,4 +1,4 @@
-"""The commands that take dead letters: reprocess, discard, export, import."""
+"""The commands that redrive dead letters: reprocess, discard, export, import."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +25,7 @@ from pipelines.cli.dlq import (
     told_copies,
 )
 from pipelines.config import load
+from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.protocol.naming import Names
 from resources.local.stack import default_home
@@ -34,14 +35,16 @@ if TYPE_CHECKING:
     from pipelines.dead_letters.reprocess import Outcome, Reprocessing
     from pipelines.dead_letters.triage import Selection
 
-Positions = Annotated[list[str] | None, typer.Option("--position", help="Only the letter at this raw position, parked or not; may repeat.")]
-All = Annotated[bool, typer.Option("--all", help="All letters; not with an option that selects fewer.")]
-NOTHING_FITS = "no dead letter fits; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show what there is"
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would become of them, change nothing.")]
-Reason = Annotated[str, typer.Option(help="Why, for the ledger.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Target = Annotated[Path, typer.Argument(help="The file to write, JSON lines.", dir_okay=False)]
-Source = Annotated[Path, typer.Argument(help="An exported file, edited.", exists=True, dir_okay=False)]
+Positions = Annotated[
+    list[str] | None, typer.Option("--position", help="Only the dead letter at this raw position, parked or not; repeatable.")
+]
+All = Annotated[bool, typer.Option("--all", help="All dead letters; excludes the options that select some.")]
+NOTHING_FITS = "no dead letter matches; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show all of them"
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the outcome of a redrive; change nothing.")]
+Reason = Annotated[str, typer.Option(help="Why; recorded in the ledger.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+Target = Annotated[Path, typer.Argument(help="The file to write, in JSON lines.", dir_okay=False)]
+Source = Annotated[Path, typer.Argument(help="An edited export file.", exists=True, dir_okay=False)]
 
 
 @contextmanager
@@ -59,7 +62,7 @@ def _reprocessing(file: Path) -> "Iterator[Reprocessing]":
 
 @contextmanager
 def _new_file(target: Path) -> Iterator[TextIO]:
-    """A file that is not there yet, and is gone again when the block fails. Raises ConfigurationError."""
+    """Create a new file and yield it; delete it if the block fails. Raise ConfigurationError if it cannot be created."""
     try:
         with target.open("x", encoding="utf-8") as lines:
             try:
@@ -68,22 +71,22 @@ def _new_file(target: Path) -> Iterator[TextIO]:
                 target.unlink()
                 raise
     except FileExistsError:
-        fault = Fault("", "it exists, and is left as it is; remove it, or name another file")
+        fault = Fault("", "the file exists and is left unchanged; remove it, or name another file")
         raise ConfigurationError(f"writing {target}", [fault]) from None
     except OSError as error:
-        fault = Fault("", f"{error.strerror}; name a file in a directory that exists, has room, and may be written to")
+        fault = Fault("", f"{error.strerror}; name a file in an existing, writable directory with free space")
         raise ConfigurationError(f"writing {target}", [fault]) from None
 
 
 def _wanted(chosen: "Selection", positions: list[str] | None, everything: bool) -> "Selection":
-    """Raises BadParameter where nothing says which letters are meant."""
+    """Return the selection with its positions. Raise BadParameter where no option says which dead letters are meant."""
     if positions:
         chosen = replace(chosen, positions=frozenset(map(parse_position, positions)))
     is_narrow = any(value is not None for value in vars(chosen).values())
     if not everything and not is_narrow:
-        raise typer.BadParameter("say which letters: --group, --stage, --since, --until, --key, --position, or --all")
+        raise typer.BadParameter("choose the dead letters: --group, --stage, --since, --until, --key, --position, or --all")
     if everything and is_narrow:
-        raise typer.BadParameter("--all takes every letter, the other options fewer: leave out one of them")
+        raise typer.BadParameter("--all selects every dead letter, the other options select some: use one or the other")
     return chosen
 
 
@@ -99,14 +102,14 @@ def reprocess(
     is_rehearsal: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let dead letters enter the pipeline again, each once, whether it runs or not."""
+    """Redrive dead letters: each enters the pipeline again once, whether the pipeline is running or not."""
     chosen = _wanted(selection(stage, group, since, until, key), position, everything)
     if is_rehearsal:
         _rehearse(file, chosen, as_json)
         return
     with _reprocessing(file) as work:
         outcome = work.enter(chosen)
-    _tell(outcome, "entered again; the pipeline judges them as soon as it runs", as_json)
+    _tell(outcome, "redriven; the pipeline processes them when it runs", as_json)
     _tell_missing(chosen, outcome)
 
 
@@ -123,7 +126,7 @@ def discard(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give dead letters up for good: they are counted as discarded, and cannot enter again."""
+    """Discard dead letters permanently: they are counted as discarded and can never be redriven."""
     chosen = _wanted(selection(stage, group, since, until, key), position, everything)
     from pipelines.protocol.redrive import WAITING
 
@@ -132,10 +135,10 @@ def discard(
     copies = sum(one.copies_dropped for one in found)
     if copies:
         counted_from = next((one.copies_counted_from for one in found if one.copies_counted_from), None)
-        err.print(f"{copies:,} {told_copies(counted_from)}: with them these keys leave no row", highlight=False)
+        err.print(f"{told_copies(copies, counted_from)}: if these are discarded, their keys have no row in the table", highlight=False)
     count = sum(one.letters for one in found)
     if count and not yes:
-        typer.confirm(f"Discard {count:,} dead letters for good?", abort=True)
+        typer.confirm(f"Discard {count_of(count, 'dead letter')} permanently?", abort=True)
     with _reprocessing(file) as work:
         outcome = work.discard(chosen, reason)
     _tell(outcome, "discarded", as_json, copies_dropped=copies)
@@ -152,7 +155,7 @@ def export(
     key: Key = None,
     state: State = "waiting",
 ) -> None:
-    """Write dead letters to a file, whole, as JSON lines: to read, to keep, or to edit and give back with `import`."""
+    """Export dead letters in full to a file of JSON lines: to read, to keep, or to edit and redrive with `import`."""
     from pipelines.dead_letters.export_file import line_of
 
     count = 0
@@ -161,40 +164,40 @@ def export(
             for row in table.to_pylist():
                 lines.write(line_of(row) + "\n")
             count += table.num_rows
-    out.print(f"{count:,} letters written to {target}", highlight=False, soft_wrap=True)
+    out.print(f"{count_of(count, 'dead letter')} written to {target}", highlight=False, soft_wrap=True)
 
 
 def import_letters(file: File, source: Source, as_json: AsJson = False) -> None:
-    """Let the dead letters of an edited file enter again with the content that they have there, each in place of its letter."""
+    """Redrive the dead letters of an edited export file, each with its edited content."""
     from pipelines.dead_letters.export_file import read_edited
 
     with errors_as_exit():
         edited = read_edited(source)
     with _reprocessing(file) as work:
         outcome = work.enter_edited(edited)
-    _tell(outcome, "entered again as edited; the pipeline judges them as soon as it runs", as_json)
+    _tell(outcome, "redriven as edited; the pipeline processes them when it runs", as_json)
 
 
 def _tell(outcome: "Outcome", done: str, as_json: bool, **more: int) -> None:
     if as_json:
         print_json({**asdict(outcome), **more})
         return
-    out.print(f"{outcome.taken:,} letters {done}", highlight=False)
+    out.print(f"{count_of(outcome.taken, 'dead letter')} {done}", highlight=False)
     why = {
-        "parked": "were rejected too often (name them by --position, or raise dead_letters.max_attempts)",
-        "oversize": "hold only the head of a record that is too large; fetch it from Kafka, then `import` or `discard` them",
-        "redriven": "had entered again before",
-        "discarded": "had been discarded before",
+        "parked": "rejected too often (select them with --position, or raise dead_letters.max_attempts)",
+        "oversize": "only the head of the record is kept (fetch the record from Kafka, then `import` or `discard` it)",
+        "redriven": "already redriven",
+        "discarded": "already discarded",
     }
     for state, count in sorted(outcome.left.items()):
-        err.print(f"{count:,} {why[state]}", highlight=False)
+        err.print(f"{count_of(count, 'dead letter')} skipped: {why[state]}", highlight=False)
 
 
 def _tell_missing(chosen: "Selection", outcome: "Outcome") -> None:
-    """Says of a selection that fits nothing, or of positions without a letter, that this is so."""
+    """Report a selection that matches nothing, and positions without a dead letter."""
     found = outcome.taken + sum(outcome.left.values())
     if chosen.positions and found < len(chosen.positions):
-        err.print(f"{len(chosen.positions) - found:,} of {len(chosen.positions):,} positions hold no dead letter", highlight=False)
+        err.print(f"no dead letter at {len(chosen.positions) - found:,} of {count_of(len(chosen.positions), 'position')}", highlight=False)
     elif not found and any(value is not None for value in vars(chosen).values()):
         err.print(NOTHING_FITS, highlight=False)
 
@@ -222,11 +225,14 @@ def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
 
 def _tell_rehearsal(found: "Rehearsal") -> None:
     again = sum(one.letters for one in found.rejected)
-    out.print(f"{found.letters:,} letters would enter again; nothing was changed", highlight=False)
+    out.print(f"{count_of(found.letters, 'dead letter')} would be redriven; nothing was changed", highlight=False)
     out.print(f"  {found.passed:,} would pass to the sink", highlight=False)
     if found.refused:
-        out.print(f"    {found.refused:,} letters had been refused by ClickHouse: only an insert can tell about these", highlight=False)
-    for count, what in ((found.duplicates, "are copies of a key that is remembered: dropped"), (found.late, "are late: rejected again")):
+        out.print(
+            f"    {found.refused:,} of them were refused by ClickHouse: only an insert can tell whether it accepts them now",
+            highlight=False,
+        )
+    for count, what in ((found.duplicates, "would be dropped as duplicates"), (found.late, "would be rejected again as late")):
         if count:
             out.print(f"  {count:,} {what}", highlight=False)
     out.print(f"  {again:,} would be rejected again", highlight=False)

@@ -1,4 +1,4 @@
-"""The commands about the keys that a pipeline with dedup remembers."""
+"""The commands on the key store: the keys that dedup remembers."""
 
 import json
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, out, print_json, progress, utc
 from pipelines.config import load
+from pipelines.counts import count_of
 from resources.local.stack import default_home
 
 if TYPE_CHECKING:
@@ -31,15 +32,15 @@ def _key_state(file: File, needs_dedup: bool = True) -> "Iterator[KeyState]":
 
 
 def state(file: File, as_json: AsJson = False) -> None:
-    """Show how many keys the dedup of a pipeline remembers: entries, bytes and runs per bucket."""
+    """Show the key store of a pipeline's dedup: entries, bytes and segments per bucket."""
     with _key_state(file) as keys:
         found = keys.summary()
     if as_json:
         print_json(asdict(found))
         return
-    clock = f"clock {found.clock:%Y-%m-%d %H:%M:%S} UTC" if found.clock else "nothing judged yet"
+    clock = f"clock {found.clock:%Y-%m-%d %H:%M:%S} UTC" if found.clock else "no record processed yet"
     title = f"keys of {found.pipeline}: {', '.join(found.key)} within {found.window}"
-    table = Table("bucket", "entries", "bytes", "bytes per entry", "runs", title=title, caption=clock)
+    table = Table("bucket", "entries", "bytes", "bytes per entry", "segments", title=title, caption=clock)
     for one in found.buckets:
         table.add_row(str(one.bucket), *_extent(one.entries, one.bytes, one.runs), end_section=one is found.buckets[-1])
     table.add_row("all", *_extent(*(sum(getattr(one, name) for one in found.buckets) for name in ("entries", "bytes", "runs"))))
@@ -52,11 +53,11 @@ def _extent(entries: int, size: int, runs: int) -> tuple[str, str, str, str]:
 
 def why(
     file: File,
-    key: Annotated[list[str], typer.Argument(help="The value of each field of the key, in the order of the file.")],
+    key: Annotated[list[str], typer.Argument(help="The value of each key field, in the order of the pipeline file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what became of a key: when and where it was accepted, until when copies are dropped, and how many were."""
-    with _key_state(file) as keys, progress("looking through the raw stream") as tell:
+    """Show the history of a key: when and where it was accepted, when it expires, and how many copies were dropped."""
+    with _key_state(file) as keys, progress("scanning the raw stream") as tell:
         found = keys.why(key, tell)
     if as_json:
         print_json(asdict(found))
@@ -68,13 +69,13 @@ def why(
 def _told(found: "KeyHistory") -> Iterator[str]:
     key = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.key.items())
     if found.accepted is None:
-        yield f"{key}: not in the store (bucket {found.bucket}). No record of this key was accepted, or its window ended some time ago."
+        yield f"{key}: not in the key store (bucket {found.bucket}). No record with this key was accepted, or the key has expired."
         return
     yield f"{key}: accepted {_where(found.accepted)} (bucket {found.bucket})"
-    ended = "its window has ended: the next one goes on" if found.is_over else "until then copies are dropped"
+    ended = "expired: the next record with this key is accepted" if found.is_over else "until then copies are dropped"
     yield f"expires {_time(found.expires)}; {ended}"
     since = f"since {utc(found.counted_from)} (earlier records were purged)" if found.counted_from else "since"
-    yield f"{found.duplicates:,} copies dropped {since}, in {found.records_scanned:,} records"
+    yield f"{count_of(found.duplicates, 'copy')} dropped {since}, in {count_of(found.records_scanned, 'record')} scanned"
     for seen in found.dropped:
         yield f"  dropped {_where(seen)}"
     if found.duplicates > len(found.dropped):
@@ -82,7 +83,7 @@ def _told(found: "KeyHistory") -> Iterator[str]:
 
 
 def _where(seen: "Seen") -> str:
-    kafka = f"{seen.topic} partition {seen.partition} offset {seen.offset}" if seen.topic else "its raw frame is gone"
+    kafka = f"{seen.topic} partition {seen.partition} offset {seen.offset}" if seen.topic else "its raw frame was purged"
     return f"{_time(seen.at)}, {kafka}, raw position {seen.position}"
 
 
@@ -91,7 +92,7 @@ def _time(instant: datetime | None) -> str:
 
 
 def compact(file: File, as_json: AsJson = False) -> None:
-    """Merge the runs of each bucket into one and drop expired keys; may run beside the pipeline. Proves that no live key went."""
+    """Compact the key store: merge the segments of each bucket and drop expired keys. Verifies that no live key is lost."""
     from pipelines.maintenance.compact import compact as run
 
     with _key_state(file) as keys:
@@ -99,7 +100,7 @@ def compact(file: File, as_json: AsJson = False) -> None:
     if as_json:
         print_json([asdict(one) for one in found])
         return
-    table = Table("bucket", "entries", "bytes", "runs", "oldest", "live keys, all found", "outcome", title="before -> after")
+    table = Table("bucket", "entries", "bytes", "segments", "oldest", "live keys, all found", "outcome", title="before -> after")
     for one in found:
         pairs = [(one.before.entries, one.after.entries), (one.before.bytes, one.after.bytes), (one.before.runs, one.after.runs)]
         oldest = " -> ".join(f"{each.oldest:%m-%d %H:%M:%S}" if each.oldest else "none" for each in (one.before, one.after))
@@ -108,22 +109,23 @@ def compact(file: File, as_json: AsJson = False) -> None:
 
 
 def rebuild_state(file: File, as_json: AsJson = False) -> None:
-    """Rebuild the keys that dedup remembers from the raw stream, for a stopped pipeline whose store was lost or is damaged."""
+    """Rebuild the key store of a stopped pipeline from the raw stream, after the store was lost or damaged."""
     from pipelines.maintenance.rebuild import rebuild
 
-    with _key_state(file) as keys, progress("judging the raw stream again") as tell:
+    with _key_state(file) as keys, progress("replaying the raw stream") as tell:
         found = rebuild(keys, tell)
     if as_json:
         print_json(asdict(found))
         return
     out.print(
-        f"{found.records:,} records judged again: {found.accepted:,} first ones and {found.duplicates:,} duplicates, as the ledger counted"
+        f"{count_of(found.records, 'record')} replayed: {found.accepted:,} accepted, {count_of(found.duplicates, 'duplicate')}, "
+        "as the ledger counted"
     )
-    out.print(f"the store holds {found.entries:,} entries in {found.runs} runs; start the pipeline")
+    out.print(f"the key store holds {count_of(found.entries, 'entry')} in {count_of(found.runs, 'segment')}; start the pipeline")
 
 
 def rebucket(file: File, as_json: AsJson = False) -> None:
-    """Give a stopped pipeline the number of buckets that its file says now: rewrites the keys that dedup remembers."""
+    """Change a stopped pipeline to the number of buckets in its file: rewrites the key store."""
     from pipelines.maintenance.rebucket import rebucket as run
 
     with _key_state(file, needs_dedup=False) as keys:
@@ -132,12 +134,12 @@ def rebucket(file: File, as_json: AsJson = False) -> None:
         print_json(asdict(found))
         return
     out.print(
-        f"{found.buckets_before} -> {found.buckets} buckets; {found.entries_before:,} -> {found.entries:,} entries; start the pipeline"
+        f"buckets {found.buckets_before} -> {found.buckets}, entries {found.entries_before:,} -> {found.entries:,}; start the pipeline"
     )
 
 
 def reset_clock(file: File, as_json: AsJson = False) -> None:
-    """Let the windows of a stopped pipeline go on whose arrivals are ahead of NATS's clock, because that was ahead and stepped back."""
+    """Reset the arrival clock of a stopped pipeline after NATS's clock was ahead and stepped back."""
     from pipelines.maintenance.reset_clock import reset_clock as run
 
     with _key_state(file) as keys:
@@ -146,11 +148,9 @@ def reset_clock(file: File, as_json: AsJson = False) -> None:
         print_json({"arrival": found.arrival.isoformat(), "server": found.server.isoformat()})
         return
     if found.arrival <= found.server:
-        out.print(
-            f"arrivals stand at {_time(found.arrival)}, NATS's clock says {_time(found.server)}: nothing is ahead, nothing was changed"
-        )
+        out.print(f"last arrival {_time(found.arrival)}, NATS's clock {_time(found.server)}: the arrival is not ahead, nothing was changed")
         return
     out.print(
-        f"arrivals stand at {_time(found.arrival)}, NATS's clock says {_time(found.server)}: they go on at half its speed until "
-        f"{_time(found.met)}, so windows take up to twice as long until then; start the pipeline"
+        f"last arrival {_time(found.arrival)}, NATS's clock {_time(found.server)}: arrivals advance at half speed until "
+        f"{_time(found.met)}, and windows last up to twice as long until then; start the pipeline"
     )

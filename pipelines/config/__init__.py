@@ -1,13 +1,13 @@
 """The pipeline file: GlassFlow's pipeline format v3 with optional fields of ours, as one frozen tree of models.
 
-The single source of truth for defaults, bounds and the rules between fields; docs/pipeline-file.md and the JSON Schema are made from it.
+The single source of truth for defaults, bounds and the rules between fields; docs/pipeline-file.md and the JSON Schema derive from it.
 
     text.py         YAML or JSON to a tree             interpolate.py  ${NAME} and {file: PATH} in the tree
     base.py         what the models share              durations.py    "1h30m" and "512MiB"
     sources.py transforms.py sink.py on_error.py checks.py alerts.py pipeline.py  the models, in the order of the file
-    rules.py        rules between sections             partial.py      judging what is sound of a faulty file
+    rules.py        rules between sections             partial.py      the sound part of a faulty file, for the rules
     faults.py       pydantic's errors in plain words   load.py         all of that, from text to PipelineConfig
-    judge.py        notes, version, shape, what this release cannot run
+    analysis.py     notes, version, shape, what this release cannot run
     schema.py       JSON Schema of the file
 """
 

@@ -1,6 +1,6 @@
-"""The `alerts` of the pipeline file: from when on people are called, and how often what has died is started again before.
+"""The `alerts` of the pipeline file: when to send an alert, and how often a dead runner is restarted before that.
 
-They decide nothing about a record: the config version does not depend on them, and a running pipeline needs no restart for them.
+They do not affect records: the config version does not depend on them, and a change needs no restart of a running pipeline.
 """
 
 from datetime import timedelta
@@ -12,36 +12,36 @@ from pipelines.config.base import Duration, Faults, Model, Positive, Window, no_
 
 
 class LagAlert(Model):
-    """When people are called for a pipeline that falls behind its topic."""
+    """When to alert about a pipeline that falls behind its topic."""
 
-    offsets: Positive = ours(100_000, "Offsets that ingest has not confirmed: so many, and more, are too many.")
+    offsets: Positive = ours(100_000, "Alert when ingest has not confirmed this many offsets or more.")
     lasting: Duration = ours(
-        timedelta(minutes=2), "People are called once it has been so for so long, and is not catching up; 0s at once.", alias="for"
+        timedelta(minutes=2), "Alert only if the lag has lasted this long and is not shrinking; 0s alerts at once.", alias="for"
     )
 
 
 class DeadLettersAlert(Model):
-    """When people are called for dead letters that wait."""
+    """When to alert about waiting dead letters."""
 
-    count: Positive = ours(100, "So many letters are worth a call however young they are.")
-    age: Window = ours(timedelta(hours=1), "A letter that has waited for so long is worth a call, even if it is the only one.")
+    count: Positive = ours(100, "Alert when this many dead letters wait, however young they are.")
+    age: Window = ours(timedelta(hours=1), "Alert when a dead letter has waited this long, even if it is the only one.")
 
 
 class Alerts(Model):
-    """When the sensors of Dagster act on a pipeline and call people for it."""
+    """When Dagster's sensors act on a pipeline and send alerts."""
 
-    lag: LagAlert = ours(LagAlert(), "The pipeline falls behind its topic.")
-    dead_letters: DeadLettersAlert = ours(DeadLettersAlert(), "Dead letters wait.")
+    lag: LagAlert = ours(LagAlert(), "Alert when the pipeline falls behind its topic.")
+    dead_letters: DeadLettersAlert = ours(DeadLettersAlert(), "Alert when dead letters wait.")
     stuck_after: Window = ours(
         timedelta(minutes=10),
-        "A leg that has work and ends no batch for so long is stuck: its runner is replaced. The sink has `sink.max_delay_time` more.",
+        "A leg with work that completes no batch for this long is stuck: its runner is replaced. The sink gets `sink.max_delay_time` more.",
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000), BeforeValidator(no_flag)] = ours(
-        5, "How often a runner that died, or does not work, is started again before people are called; 0 calls them at once."
+        5, "How often a runner that died or is stuck is restarted before an alert; 0 alerts at once."
     )
     repeat_after: Window = ours(
         timedelta(hours=1),
-        "A lag that lasts is told again after so long; new dead letters are told not sooner than that after the last call.",
+        "A lasting lag is alerted again after this long; new dead letters are alerted this long after the last alert at the earliest.",
     )
 
     def faults(self) -> Faults:

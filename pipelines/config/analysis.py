@@ -1,4 +1,4 @@
-"""What follows from a sound config: notes for its author, what this release cannot run, its version and its shape. Pure."""
+"""Analysis of a sound config: notes for its author, what this release cannot run, its version and its shape. Pure."""
 
 import hashlib
 import json
@@ -17,12 +17,15 @@ from pipelines.config.transforms import DedupConfig
 from pipelines.protocol.stream_limits import bytes_kept_of_out
 
 BESIDE_THE_RUN = frozenset({"checks", "alerts"})
-"""Fields of the root that no runner looks at."""
+"""Fields of the root that no runner reads."""
 _NATIVE_PORTS = (9000, 9440)
 
 
 def notes(config: PipelineConfig) -> list[str]:
-    """What `validate` tells about a sound file: ignored fields, literal secrets, settings that weaken a guarantee. One sentence each."""
+    """Return the notes of `validate` on a sound file: ignored fields, literal secrets, settings that weaken a guarantee.
+
+    One sentence each.
+    """
     return [
         f"{path_text(at)}: {message}"
         for rule in (_secrets, _ignored, _retention, _limits, _connections, _nats, _sink)
@@ -62,7 +65,7 @@ def _ignored(config: PipelineConfig) -> _Notes:
             if getattr(source, name) is not None:
                 yield (
                     ("sources", index, name),
-                    "is ignored: schema_fields tell the JSON; a value that begins with a registry's schema id is no JSON: a dead letter",
+                    "is ignored: schema_fields describe the JSON, a value that starts with a registry's schema id becomes a dead letter",
                 )
     if config.sink.order_by and not config.sink.create_table:
         yield ("sink", "order_by"), "is ignored without create_table"
@@ -94,8 +97,8 @@ def _limits(config: PipelineConfig) -> _Notes:
     if 0 < limit < kept:
         yield (
             ("resources", "nats", "stream", "max_bytes"),
-            f"the last frames of {config.buckets} buckets, which stay in out whatever is purged, and one more may take {kept} bytes: with "
-            "large rows the pipeline could come to wait for ever for room",
+            f"the last frame of each of {config.buckets} buckets always stays in out; with one more frame they may take {kept} bytes, so "
+            "large rows could block the pipeline forever",
         )
 
 
@@ -104,12 +107,12 @@ def _connections(config: PipelineConfig) -> _Notes:
         connection = source.connection_params
         at: Location = ("sources", index, "connection_params")
         if connection.skip_tls_verification:
-            yield (*at, "skip_tls_verification"), "anyone can pose as the brokers"
+            yield (*at, "skip_tls_verification"), "anyone can impersonate the brokers"
         in_the_clear = not connection.protocol.endswith("SSL") and not all(map(_is_here, connection.brokers))
         if connection.logs_in and connection.mechanism == "PLAIN" and in_the_clear:
-            yield (*at, "protocol"), "the password travels unencrypted"
+            yield (*at, "protocol"), "the password is sent unencrypted"
         if (connection.oauth_token_endpoint_url or "").lower().startswith("http:") and not _is_here(connection.oauth_token_endpoint_url):
-            yield (*at, "oauth_token_endpoint_url"), "the client secret travels unencrypted: use https"
+            yield (*at, "oauth_token_endpoint_url"), "the client secret is sent unencrypted: use https"
         if connection.username and not connection.logs_in:
             yield (*at, "username"), f"is not used: protocol {connection.protocol} with mechanism {connection.mechanism} does not log in"
 
@@ -118,11 +121,14 @@ def _nats(config: PipelineConfig) -> _Notes:
     nats = config.nats
     in_the_clear = any(url.startswith("nats://") and not _is_here(url) for url in nats.servers)
     if (nats.password or nats.token) and not nats.tls and in_the_clear:
-        yield ("nats", "url"), "the login travels unencrypted: use tls://, or give tls"
+        yield ("nats", "url"), "the credentials are sent unencrypted: use tls://, or set tls"
 
 
 def _is_here(url: str | None) -> bool:
-    """True for a server on this host. A host's name counts for what it says: nothing is looked up."""
+    """Return whether the URL names a server on this host.
+
+    Only the host's name counts; nothing is resolved.
+    """
     try:
         host = urlsplit(url if url and "://" in url else f"//{url or ''}").hostname or ""
         return host == "localhost" or ip_address(host).is_loopback
@@ -135,20 +141,20 @@ def _sink(config: PipelineConfig) -> _Notes:
     at: Location = ("sink", "connection_params")
     host = f"[{connection.host}]" if ":" in connection.host else connection.host
     if connection.password.get_secret_value() and not connection.secure and not _is_here(host):
-        yield (*at, "secure"), "the password and the rows travel unencrypted"
+        yield (*at, "secure"), "the password and the rows are sent unencrypted"
     if connection.skip_certificate_verification:
-        yield (*at, "skip_certificate_verification"), "anyone can pose as the server"
+        yield (*at, "skip_certificate_verification"), "anyone can impersonate the server"
     if connection.http_port is None and connection.port in _NATIVE_PORTS:
         yield (
             (*at, "port"),
             f"{connection.port} is usually the native port, and Tallyflow speaks HTTP: set http_port (usually 8123 or 8443)",
         )
     if config.sink.delivery == "at_least_once":
-        yield ("sink", "delivery"), "rows may repeat after a crash"
+        yield ("sink", "delivery"), "rows may be duplicated after a crash"
 
 
 def unsupported(config: PipelineConfig) -> list[str]:
-    """What the file asks for and this release does not run, one sentence each, with its path; empty if it runs all of it."""
+    """List what the file asks for and this release does not run: one sentence each, with its path."""
     found: list[str] = []
     for index, transform in enumerate(config.transforms):
         if transform.type != "dedup":
@@ -162,10 +168,10 @@ def unsupported(config: PipelineConfig) -> list[str]:
 
 
 def document_of(config: PipelineConfig) -> dict[str, Any]:
-    """The config as JSON values in the vocabulary of the file, without what is default and without how to reach and enter the systems.
+    """Return the config as JSON values in the vocabulary of the file, without defaults and without connections.
 
-    Left out: every `connection_params` but the sink's database, `nats`, `state_uri`, `checks` and `alerts`. So it holds no secret,
-    and what it says is what becomes of each record: the same before and after a change of a password or a broker's address.
+    Left out: every `connection_params` but the sink's database, `nats`, `state_uri`, `checks` and `alerts`. So the document holds no
+    secret, describes only the outcome of each record, and does not change with a password or a broker's address.
     """
     sink_connection = set(type(config.sink.connection_params).model_fields) - {"database"}
     document: dict[str, Any] = config.model_dump(
@@ -184,18 +190,18 @@ def document_of(config: PipelineConfig) -> dict[str, Any]:
 
 
 def version_of(config: PipelineConfig) -> str:
-    """The config version: 16 hex digits of the SHA-256 of `document_of`. Stable between processes and machines.
+    """Return the config version: 16 hex digits of the SHA-256 of `document_of`, stable across processes and machines.
 
-    A field that a later release adds does not change it while it has its default; so no default may ever change.
+    A field that a later release adds does not change the version while it has its default; so no default may ever change.
     """
     canonical = json.dumps(document_of(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def run_digest(text: str) -> str:
-    """16 hex digits that tell whether a runner would act otherwise: of all that the text of a sound file says but `checks` and `alerts`.
+    """Return a digest of 16 hex digits of what a runner acts on: all of a sound file but `checks` and `alerts`.
 
-    Unlike the version it depends on how to reach the systems, as the file says it: `${NAME}` is not replaced.
+    Unlike the version, the digest covers the connections as the file gives them: `${NAME}` is not replaced.
     """
     tree, _ = read_tree(text, "the pipeline file")
     acted_on = {name: value for name, value in tree.items() if name not in BESIDE_THE_RUN}
@@ -203,10 +209,10 @@ def run_digest(text: str) -> str:
 
 
 def shape_of(config: PipelineConfig) -> dict[str, Any]:
-    """What may not change over a pipeline's life, as JSON values: buckets, and per source its topic and the keys of dedup and join.
+    """Return what may not change over a pipeline's life, as JSON values: buckets, and per source its topic and keys.
 
-    A key is a list of fields, or None if the stage is not there. Of dedup also what its store's entries and watermarks mean: how each
-    field of the key is read, which decides its hash, and what the window is measured on. The window itself may change.
+    A key (of dedup, of join) is a list of fields, or None without that stage. For dedup the shape also holds how each key field is read,
+    which decides its hash, and what the window is measured on. The window itself may change.
     """
     sides = (config.join.left_source, config.join.right_source) if config.join and rules.joins(config) else ()
     join_keys = {side.source_id: list(side.key) for side in sides if side}

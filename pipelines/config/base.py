@@ -1,4 +1,4 @@
-"""What the models of the pipeline file share: the frozen base, the types of its scalars, and how a rule reports a fault."""
+"""Shared parts of the pipeline file's models: the frozen base, the scalar types, and how a rule reports a fault."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -29,15 +29,15 @@ IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]{0,126}$"
 
 
 class External(str):
-    """Text that came from the environment or a file, not from the pipeline file itself: never shown in a message."""
+    """Text that came from the environment or a file, not from the pipeline file itself; never shown in a message."""
 
 
 class LiteralSecret(SecretStr):
-    """A secret written into the pipeline file itself; accepted, masked, and worth a note."""
+    """A secret written into the pipeline file itself: accepted, masked, and noted."""
 
 
 class Model(BaseModel):
-    """Base of every object of the pipeline file: frozen, unknown fields are faults, null means absent."""
+    """Base of every object of the pipeline file: frozen; unknown fields are faults; null means absent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_by_name=True, validate_by_alias=True)
 
@@ -56,9 +56,9 @@ class Model(BaseModel):
         return {key: item for key, item in value.items() if item is not None or key not in known}
 
     def faults(self) -> Faults:
-        """What is wrong between sound fields, as (location relative to this object, sentence).
+        """Yield the faults between sound fields as (location relative to this object, sentence).
 
-        Also run over a `Partial` in place of self, so it only reads attributes.
+        Also called with a `Partial` in place of self, so it only reads attributes.
         """
         yield from ()
 
@@ -69,14 +69,14 @@ class Model(BaseModel):
 
 
 def models_in(annotation: Any) -> list[type[Model]]:
-    """Every model class that a field with this annotation can hold, directly, in a tuple or in a union."""
+    """List every model class that a field with this annotation can hold, directly, in a tuple or in a union."""
     if isinstance(annotation, type) and issubclass(annotation, Model):
         return [annotation]
     return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
 def model_for(models: list[type[Model]], raw: Any) -> type[Model] | None:
-    """The one of `models` that the object `raw` of the file means: the only one, or the one whose `type` it has."""
+    """Return the model of the object `raw`: the only one of `models`, or the one whose `type` it has."""
     if len(models) == 1:
         return models[0]
     kind = raw.get("type") if isinstance(raw, dict) else None
@@ -84,12 +84,12 @@ def model_for(models: list[type[Model]], raw: Any) -> type[Model] | None:
 
 
 def field_named(model: type[Model], key: str) -> FieldInfo | None:
-    """The field that is called `key` in the file."""
+    """Return the field that the file calls `key`."""
     return next((field for name, field in model.model_fields.items() if (field.alias or name) == key), None)
 
 
 def ours(default: Any, description: str, **options: Any) -> Any:
-    """A field that GlassFlow's format does not have."""
+    """Declare a field that GlassFlow's format does not have."""
     return Field(default, description=description, json_schema_extra={"x-ours": True}, **options)
 
 
@@ -104,7 +104,7 @@ def report(title: str, faults: Iterable[tuple[Location, str]]) -> None:
 
 
 def repeated(items: Iterable[str]) -> list[tuple[int, str]]:
-    """Index and value of every item that was there before."""
+    """Return index and value of every item that appeared before."""
     seen: set[str] = set()
     again = []
     for index, item in enumerate(items):
@@ -115,7 +115,7 @@ def repeated(items: Iterable[str]) -> list[tuple[int, str]]:
 
 
 def matching(pattern: str, message: str) -> Callable[[str], str]:
-    """A validator: the text must match `pattern`, else ValueError(`message`)."""
+    """Return a validator that raises ValueError(`message`) for text that does not match `pattern`."""
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -128,7 +128,7 @@ def matching(pattern: str, message: str) -> Callable[[str], str]:
 
 
 def no_flag(value: Any) -> Any:
-    """Refuse true and false where a number is meant; Python takes them for 1 and 0."""
+    """Refuse true and false where a number is expected; Python treats them as 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("must be a whole number")
     return value
@@ -153,7 +153,7 @@ def _size(value: Any) -> Any:
 
 
 def _countable(number: int) -> int:
-    # What NATS, Kafka and ClickHouse count to.
+    # The largest number that NATS, Kafka and ClickHouse count to.
     if abs(number) >= 2**63:
         raise ValueError("is too large a number")
     return number

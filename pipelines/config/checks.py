@@ -1,6 +1,6 @@
-"""The `checks` of the pipeline file: what is compared when the table is judged, how strictly, and what holds the publication back.
+"""The `checks` of the pipeline file: which checks the table gets, how strict they are, and which block the publication.
 
-They decide nothing about a record: the config version does not depend on them.
+They do not affect records: the config version does not depend on them.
 """
 
 from datetime import timedelta
@@ -15,38 +15,38 @@ Percent = Annotated[float, Field(ge=0, le=100), BeforeValidator(no_flag)]
 
 
 class Check(Model):
-    """One check without thresholds of its own."""
+    """A check without thresholds."""
 
-    enabled: bool = ours(True, "False leaves the check out.")
-    severity: Severity = ours("error", "`warn` or `error`: how a failure is shown.")
-    blocking: bool = ours(True, "A failure of severity `error` holds the publication back.")
+    enabled: bool = ours(True, "False disables the check.")
+    severity: Severity = ours("error", "Severity of a failure: `warn` or `error`.")
+    blocking: bool = ours(True, "A failure of severity `error` blocks the publication.")
 
     @property
     def holds_back(self) -> bool:
-        """True if a failure keeps the publication from being made."""
+        """True if a failure blocks the publication."""
         return self.blocking and self.severity == "error"
 
 
 class DuplicatesCheck(Check):
-    """No position is in the table twice, and no key of the dedup within its window."""
+    """No position is in the table twice, and no dedup key twice within its window."""
 
     over: Window = ours(
-        timedelta(days=1), "Keys are compared among the rows of the last so long, by arrival; positions in the whole table."
+        timedelta(days=1), "Compare keys among the rows that arrived within this time; positions are compared in the whole table."
     )
 
 
 class VerificationCheck(Check):
     """The newest verifications of the table found no difference."""
 
-    over: Window = ours(timedelta(days=1), "Verified hours of the last so long are looked at.")
+    over: Window = ours(timedelta(days=1), "Look at the verified hours within this time.")
 
 
 class FreshnessCheck(Check):
     """The table follows the topic."""
 
-    blocking: bool = ours(False, "A failure of severity `error` holds the publication back.")
-    warn_after: Window = ours(timedelta(minutes=2), "Records that wait while nothing was confirmed for so long are worth a warning.")
-    fail_after: Window = ours(timedelta(minutes=10), "Records that wait while nothing was confirmed for so long are a failure.")
+    blocking: bool = ours(False, "A failure of severity `error` blocks the publication.")
+    warn_after: Window = ours(timedelta(minutes=2), "Warn when records wait and none was confirmed for this long.")
+    fail_after: Window = ours(timedelta(minutes=10), "Fail when records wait and none was confirmed for this long.")
 
     def faults(self) -> Faults:
         if self.warn_after < timedelta(minutes=1):
@@ -58,25 +58,25 @@ class FreshnessCheck(Check):
 class DeadLettersCheck(Check):
     """Few records are dead letters."""
 
-    severity: Severity = ours("warn", "`warn` or `error`: how a failure is shown.")
-    over: Window = ours(timedelta(hours=1), "Records of the last so long are counted.")
+    severity: Severity = ours("warn", "Severity of a failure: `warn` or `error`.")
+    over: Window = ours(timedelta(hours=1), "Count the records that arrived within this time.")
     max_percent: Percent = ours(
-        1.0, "Largest share of them that may be dead letters, 0 to 100. Those that entered again or were discarded count no more."
+        1.0, "Largest share of them that may be dead letters, 0 to 100. Redriven and discarded dead letters do not count."
     )
 
 
 class ViewTotal(Model):
-    """A table that a materialized view fills, and the column in which it counts the rows of the table."""
+    """A table that a materialized view fills, and its column that counts the rows of the pipeline's table."""
 
     table: Identifier = ours(..., "Target of the view, in the same database.")
-    count_column: Identifier = ours(..., "Its column of counts: a number, or an aggregate state of `count` or `sum`.")
+    count_column: Identifier = ours(..., "Its count column: a number, or an aggregate state of `count` or `sum`.")
 
 
 class ViewsCheck(Check):
-    """What materialized views have made of the table adds up to its rows."""
+    """Materialized views add up to the rows of the table."""
 
     totals: tuple[ViewTotal, ...] = ours(
-        (), "Views that aggregate, with their column of counts. Views that pass every row on are compared without being named."
+        (), "Aggregating views, with their count column. Views that pass every row on are compared without being listed."
     )
 
     def faults(self) -> Faults:
@@ -87,20 +87,20 @@ class ViewsCheck(Check):
 class InsertWindowCheck(Check):
     """The table remembers enough insert tokens."""
 
-    severity: Severity = ours("warn", "`warn` or `error`: how a failure is shown.")
+    severity: Severity = ours("warn", "Severity of a failure: `warn` or `error`.")
     min_tokens: Positive = ours(
-        100, "Insert tokens that the table and the targets of its views must remember; other writers use them up, too."
+        100, "Insert tokens that the table and the targets of its views must remember; other writers use up tokens too."
     )
 
 
 class Checks(Model):
-    """What is compared when the table is judged; all are on by default."""
+    """The checks of the table; all are enabled by default."""
 
-    conservation: Check = ours(Check(), "Every leg has accounted for what it has read: the residue of the tally is 0.")
-    duplicates: DuplicatesCheck = ours(DuplicatesCheck(), "No position twice, and no key twice within the window of the dedup.")
+    conservation: Check = ours(Check(), "Every leg accounts for every record it has read: the residue of the tally is 0.")
+    duplicates: DuplicatesCheck = ours(DuplicatesCheck(), "No position appears twice, and no key twice within the dedup window.")
     gaps: Check = ours(
         Check(),
-        "As many rows as the sink has confirmed, and no others. Leave it out where a TTL, the engine or people remove rows.",
+        "The table holds the rows that the sink confirmed, and no others. Disable it if a TTL, the engine or an operator removes rows.",
     )
     verification: VerificationCheck = ours(VerificationCheck(), "The newest verifications of the table found no difference.")
     freshness: FreshnessCheck = ours(FreshnessCheck(), "The table follows the topic.")

@@ -148,7 +148,7 @@ _TITLES = {
 
 
 def render() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     schema = model_schema()
     models = schema["$defs"]
     if models.keys() != _TITLES.keys():
@@ -179,7 +179,7 @@ def _default(field: dict[str, Any]) -> str:
 
 
 def _type(field: dict[str, Any]) -> str:
-    """The type of a field in a few words, from its JSON Schema."""
+    """Describe the type of a field in a few words, from its JSON Schema."""
     if "x-type" in field:
         return str(field["x-type"])
     if "$ref" in field:
@@ -214,7 +214,7 @@ def _link(reference: str) -> str:
 
 
 def _anchor(title: str) -> str:
-    """The anchor that GitHub gives a heading."""
+    """Return the anchor that GitHub gives a heading."""
     return "".join(character for character in title.lower().replace(" ", "-") if character.isalnum() or character in "-_")
 
 

@@ -1,4 +1,4 @@
-"""Durations as Go writes them ("1h30m", "500ms", plus days) and sizes with their unit ("512MiB", "10Gi"), to and from text. Pure."""
+"""Durations in Go's notation ("1h30m", "500ms", plus days) and sizes with a unit ("512MiB", "10Gi"), to and from text. Pure."""
 
 import re
 from datetime import timedelta
@@ -32,9 +32,9 @@ _SIZE = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
 
 
 def parse_duration(text: str) -> timedelta:
-    """The duration that `text` says: one or more numbers with a unit (ns, us, ms, s, m, h, d), added up; "0" is zero.
+    """Parse a duration: one or more numbers with a unit (ns, us, ms, s, m, h, d), added up; "0" is zero.
 
-    Raises ValueError with a readable message for other text, for a part finer than a microsecond, and beyond `timedelta.max`.
+    Raises ValueError with a readable message for other text, for a part below a microsecond, and beyond `timedelta.max`.
     """
     if len(text) > _MAX_CHARACTERS or not _DURATION.fullmatch(text):
         raise ValueError("must be a duration such as 500ms, 60s, 1h30m or 7d")
@@ -44,13 +44,13 @@ def parse_duration(text: str) -> timedelta:
     try:
         return timedelta(microseconds=int(microseconds))
     except OverflowError:
-        raise ValueError("is longer than this product can count") from None
+        raise ValueError("is too long a duration") from None
 
 
 def format_duration(duration: timedelta) -> str:
-    """The shortest exact text for `duration` (zero or more), largest unit hours: "24h", "1h30m", "1s500ms", "0s".
+    """Format a duration (zero or more) as its shortest exact text, largest unit hours: "24h", "1h30m", "1s500ms", "0s".
 
-    `parse_duration` gives back an equal duration. Raises ValueError for a negative one, which no text can say.
+    `parse_duration` returns an equal duration. Raises ValueError for a negative duration, which has no text.
     """
     rest = duration // timedelta(microseconds=1)
     if rest < 0:
@@ -64,9 +64,9 @@ def format_duration(duration: timedelta) -> str:
 
 
 def parse_size(text: str) -> int:
-    """The number of bytes that `text` says: kB, MB, GB, TB, PB (and k, M, ...) are powers of 1000, KiB, MiB, ... (and Ki, Mi, ...) of 1024.
+    """Parse a size in bytes: kB, MB, GB, ... (and k, M, ...) are powers of 1000, KiB, MiB, ... (and Ki, Mi, ...) of 1024.
 
-    Upper and lower case are the same. Raises ValueError with a readable message for other text and for a part of a byte.
+    Case does not matter. Raises ValueError with a readable message for other text and for a part of a byte.
     """
     match = _SIZE.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
     factor = _BYTES.get(match[2].lower()) if match else None

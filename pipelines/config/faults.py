@@ -1,4 +1,4 @@
-"""Pydantic's errors as faults in plain words: the path as in the file, what is expected, what was there (never a secret)."""
+"""Pydantic's errors as faults: the path as in the file, what is expected, and the value found (never a secret)."""
 
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -43,7 +43,7 @@ _MAX_SHOWN = 60
 
 
 def faults_of(error: ValidationError, tree: Any) -> Iterator[Fault]:
-    """One fault per error of the validation of `tree` as a PipelineConfig, in the order of the model."""
+    """Yield one fault per error of the validation of `tree` as a PipelineConfig, in the order of the model."""
     for details in error.errors(include_url=False):
         # A list that only looks empty because its items have faults.
         if details["type"] == "too_short" and details["input"]:
@@ -59,7 +59,7 @@ def faults_of(error: ValidationError, tree: Any) -> Iterator[Fault]:
 
 
 def _place(loc: Location, tree: Any) -> tuple[Location, type[Model] | None]:
-    """The path in the file (pydantic adds the names of union members) and the model that holds its last part."""
+    """Return the path in the file and the model that holds its last part; pydantic adds the names of union members."""
     path: list[str | int] = []
     holder: type[Model] | None = PipelineConfig
     models: list[type[Model]] = [PipelineConfig]
@@ -127,7 +127,7 @@ def _shown(details: ErrorDetails, location: Location, sentence: str) -> str:
     if not isinstance(value, str | int | float | bool):
         return ""
     if isinstance(value, str) and "@" in value:
-        return "; the value is not shown, there may be a password before its @"
+        return "; the value is not shown, because it may hold a password before its @"
     text = repr(value)
     if isinstance(value, str) and text in sentence:
         return ""
@@ -136,7 +136,7 @@ def _shown(details: ErrorDetails, location: Location, sentence: str) -> str:
 
 @cache
 def _hidden_names() -> frozenset[str]:
-    """Names of all fields whose value no message may show."""
+    """Return the names of all fields whose value no message may show."""
     names: set[str] = set()
     waiting: list[type[Model]] = [PipelineConfig]
     while waiting:

@@ -1,4 +1,4 @@
-"""`${NAME}`, `${NAME:-default}` and `{file: PATH}` inside the parsed tree of a pipeline file."""
+"""References in the parsed tree of a pipeline file: `${NAME}`, `${NAME:-default}` and `{file: PATH}`."""
 
 import os
 import re
@@ -17,21 +17,21 @@ _MAX_SHOWN = 200
 
 
 class Unavailable:
-    """In place of a value that could not be had: no validator accepts it, and its fault is known."""
+    """Replaces a value that could not be read: no validator accepts it, and its fault is already reported."""
 
     def __repr__(self) -> str:
         return "<not available>"
 
 
 class _Refused(Exception):
-    """A value cannot be had; the message says why, without the value."""
+    """A value that cannot be read; the message says why, without the value."""
 
 
 def interpolate(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Fault]]:
-    """`tree` with every reference replaced by the text it stands for (an `External`), and a fault per reference that stands for none.
+    """Replace every reference in `tree` by its text (an `External`); return (tree, a fault per reference without text).
 
     `${NAME}` is the variable; `${NAME:-default}` the default if it is unset or empty; `$${` is `${` itself. A mapping with the one
-    key `file` is the text of that file without its last line end. Text that came in is never read for references again.
+    key `file` is the text of that file without its last line end. Replaced text is never searched for references.
     """
     walk = _Walk(environment)
     return walk.value(tree, ()), walk.faults
@@ -76,7 +76,7 @@ class _Walk:
 
 
 def expand(text: str, environment: Mapping[str, str]) -> str:
-    """`text` with its references replaced; an `External` if there was one. Raises _Refused."""
+    """Replace the references in `text`; return an `External` if there was one. Raise _Refused."""
     outside = False
 
     def replace(match: re.Match[str]) -> str:
@@ -100,7 +100,7 @@ def expand(text: str, environment: Mapping[str, str]) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """False for what Python makes of bytes that are no UTF-8."""
+    """Return False for what Python makes of bytes that are not UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -109,13 +109,13 @@ def _is_text(value: str) -> bool:
 
 
 def read_secret(path: Path) -> External:
-    """The text of the file without its last line end; a relative path starts at the working directory. Raises _Refused."""
+    """Read the text of the file without its last line end; a relative path starts at the working directory. Raise _Refused."""
     try:
         content = _content_of(path)
     except OSError as error:
         raise _Refused(f"cannot read the file {_named(path)}: {error.strerror}") from error
     except ValueError:
-        raise _Refused(f"the file {_named(path)} has a name that no file can have") from None
+        raise _Refused(f"the file {_named(path)} has an invalid name") from None
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -127,7 +127,7 @@ def _content_of(path: Path) -> bytes:
     # Without waiting: a named pipe has no content until somebody writes.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise _Refused(f"{_named(path)} is no regular file")
+            raise _Refused(f"{_named(path)} is not a regular file")
         content = file.read(MAX_SECRET_BYTES + 1)
     if len(content) > MAX_SECRET_BYTES:
         raise _Refused(f"the file {_named(path)} has more than {MAX_SECRET_BYTES:,} bytes")

@@ -1,7 +1,7 @@
-"""From the text of a pipeline file to a PipelineConfig, or to every fault in it.
+"""Loading: from the text of a pipeline file to a PipelineConfig, or to every fault in it.
 
 The order matters: YAML or JSON first, then `${NAME}` and `{file: PATH}` inside the parsed tree, then the model. A value from the
-environment is only ever the text of one scalar; it cannot add fields.
+environment only ever becomes the text of one scalar; it cannot add fields.
 """
 
 import os
@@ -21,13 +21,13 @@ from pipelines.config.text import MAX_CHARACTERS, path_text, read_tree
 from pipelines.errors import ConfigurationError, Fault
 
 MAX_FAULTS = 100
-"""Of a file that is no pipeline file every line may be one."""
+"""In a file that is not a pipeline file, every line may be a fault."""
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> PipelineConfig:
-    """The pipeline that the file at `path` (YAML or JSON, UTF-8) describes.
+    """Load the pipeline that the file at `path` (YAML or JSON, UTF-8) describes.
 
-    Raises ConfigurationError with every fault of the file; nothing was started, the caller shows it.
+    Raises ConfigurationError with every fault of the file; nothing was started, and the caller shows the faults.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -41,7 +41,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> PipelineCon
 
 
 def parse(text: str, *, name: str, environment: Mapping[str, str]) -> PipelineConfig:
-    """The pipeline that `text` describes; `name` is what messages call it. Reads the files that `{file: PATH}` names.
+    """Parse the pipeline that `text` describes; messages call it `name`. Reads the files that `{file: PATH}` names.
 
     NATS_URL of `environment` is the NATS server if the file names none. Raises ConfigurationError with every fault.
     """
@@ -60,7 +60,7 @@ def parse(text: str, *, name: str, environment: Mapping[str, str]) -> PipelineCo
 
 
 def _model_faults(error: ValidationError, tree: Any, known: set[str]) -> list[Fault]:
-    """The faults that pydantic and the rules found, but for places where a fault is known already: a value that could not be had."""
+    """List the faults that pydantic and the rules found, except at paths with a known fault."""
     faults = list(islice(faults_of(error, tree), MAX_FAULTS + 1))
     if isinstance(tree, dict):
         between = Partial(PipelineConfig, tree).all_faults()
@@ -69,7 +69,7 @@ def _model_faults(error: ValidationError, tree: Any, known: set[str]) -> list[Fa
 
 
 def _first(faults: list[Fault]) -> list[Fault]:
-    return faults if len(faults) <= MAX_FAULTS else [*faults[:MAX_FAULTS], Fault("", "and more: mend these first")]
+    return faults if len(faults) <= MAX_FAULTS else [*faults[:MAX_FAULTS], Fault("", "and more: fix these first")]
 
 
 def _with_nats_url(tree: Any, environment: Mapping[str, str]) -> Any:

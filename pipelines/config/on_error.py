@@ -1,4 +1,4 @@
-"""The `on_error` of the pipeline file: what becomes of rejected records, and which class an error of a system is of."""
+"""The `on_error` of the pipeline file: what happens to rejected records, and overrides of the error classes."""
 
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
@@ -14,22 +14,23 @@ _Passing = dict[str, Literal["retryable", "halt"]]
 
 
 class OnError(Model):
-    """What becomes of rejected records, and overrides of the table of errors (docs/errors.md) by code or name."""
+    """What happens to rejected records, and overrides of the error table (docs/errors.md) by code or name."""
 
     rejected: Literal["dead_letter", "halt"] = ours(
-        "dead_letter", "A record that a stage or ClickHouse rejects goes to the dead letters, or stops the leg before it does."
+        "dead_letter",
+        "What happens to a record that a stage or ClickHouse rejects: it becomes a dead letter, or the leg halts before it does.",
     )
     max_rejected_percent: Annotated[int, Field(ge=1, le=100), BeforeValidator(no_flag)] = ours(
         20,
-        "The circuit breaker: of at least 1,000 records, more than so many rejected by one stage for one cause stop the leg before they "
-        "become dead letters. 100 never does; `tallyflow run FILE --accept` lets them pass.",
+        "The rejection limit: if one stage rejects more than this share of at least 1,000 records for one cause, the leg halts before they "
+        "become dead letters. 100 disables the limit; `tallyflow run FILE --accept` lets the records pass.",
     )
-    clickhouse: dict[str, ErrorClass] = ours({}, "ClickHouse's errors by name, or by code in quotes: `retryable`, `record` or `halt`.")
-    nats: _Passing = ours({}, "NATS's errors by name, or by code in quotes: `retryable` or `halt`.")
-    kafka: _Passing = ours({}, "Kafka's errors by name, or by code in quotes: `retryable` or `halt`.")
+    clickhouse: dict[str, ErrorClass] = ours({}, "ClickHouse errors by name, or by code in quotes: `retryable`, `record` or `halt`.")
+    nats: _Passing = ours({}, "NATS errors by name, or by code in quotes: `retryable` or `halt`.")
+    kafka: _Passing = ours({}, "Kafka errors by name, or by code in quotes: `retryable` or `halt`.")
 
     def classes(self, system: System) -> ErrorClasses:
-        """How the connector of `system` tells its errors apart."""
+        """Return how the connector of `system` classifies its errors."""
         return ErrorClasses(system, getattr(self, system))
 
     def faults(self) -> Faults:
@@ -49,11 +50,11 @@ class OnError(Model):
 def _unknown(system: System, key: str) -> str:
     close = get_close_matches(key.upper() if system == "clickhouse" else key, names_of(system), n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    return f"there is no such code or name in docs/errors.md{hint}"
+    return f"docs/errors.md has no such code or name{hint}"
 
 
 def _as_object(value: Any) -> Any:
-    """A word stands for what becomes of rejected records."""
+    """Expand a single word to the object whose `rejected` it is."""
     if not isinstance(value, str):
         return value
     if value not in _WORDS:

@@ -1,4 +1,4 @@
-"""What is sound of a faulty pipeline file, so that the rules between its fields are judged too and one run names all faults."""
+"""The sound part of a faulty pipeline file: the rules between its fields are checked too, so one run reports all faults."""
 
 from contextlib import suppress
 from functools import cache
@@ -12,16 +12,16 @@ from pipelines.config.base import Faults, Location, Model, model_for, models_in
 
 @cache
 def _adapter(model: type[Model], name: str) -> TypeAdapter[Any]:
-    """Made once: a faulty file may hold thousands of faulty objects."""
+    """Build the validator of a field once: a faulty file may hold thousands of faulty objects."""
     return TypeAdapter(model.model_fields[name].rebuild_annotation())
 
 
 class Unjudged(Exception):
-    """A rule asked for a value that has a fault of its own; the rule says nothing."""
+    """A rule asked for a value that has a fault of its own; the rule reports nothing."""
 
 
 class Partial:
-    """Stands for an object of the file that has faults: its sound fields can be asked for, any other raises Unjudged.
+    """Stands for an object of the file that has faults: its sound fields can be read, any other raises Unjudged.
 
     A field that holds faulty objects gives Partials of them.
     """
@@ -66,7 +66,7 @@ class Partial:
         raise Unjudged
 
     def all_faults(self) -> Faults:
-        """The faults of this object and of every Partial in it, as far as the rules can be judged."""
+        """Yield the faults of this object and of every Partial in it, as far as the rules can be checked."""
         with suppress(Unjudged):
             # The rules only read attributes, which a Partial has.
             yield from self._model.faults(self)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The root of the pipeline file, with what belongs to no stage: NATS, retention, tags."""
+"""The root of the pipeline file, with the parts that belong to no stage: NATS, retention, tags."""
 
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal
@@ -36,16 +36,16 @@ Owner = Annotated[
 
 
 class Metadata(Model):
-    """What people want to know about the pipeline."""
+    """Tags and owners of the pipeline."""
 
     tags: tuple[Text, ...] = Field(
-        default=(), description="Words to find the pipeline by, shown in Dagster; `tier:gold` is its tag `tier` with the value `gold`."
+        default=(), description="Tags to find the pipeline by, shown in Dagster; `tier:gold` is the tag `tier` with the value `gold`."
     )
-    owners: tuple[Owner, ...] = ours((), "Who answers for the pipeline, shown in Dagster: e-mail addresses, or `team:name`.")
+    owners: tuple[Owner, ...] = ours((), "Owners of the pipeline, shown in Dagster: e-mail addresses, or `team:name`.")
 
 
 _SPELLINGS = {"maxAge": "max_age", "maxBytes": "max_bytes"}
-"""GlassFlow's files have either."""
+"""GlassFlow's files use either spelling."""
 
 
 def _with_spellings(schema: dict[str, Any]) -> None:
@@ -59,12 +59,12 @@ class StreamResources(Model):
     model_config = ConfigDict(json_schema_extra=_with_spellings)
 
     max_age: Window = Field(
-        default=timedelta(hours=24), description="How long records are kept after they were passed on; what can be rebuilt."
+        default=timedelta(hours=24), description="How long records are kept after they were delivered; this much can be rebuilt."
     )
     max_bytes: Size = Field(
         default=0,
-        description="Largest size of raw and of out, 0 is unlimited, else at least 3.5 MiB; near it what was passed on goes sooner, "
-        "a full one delays its writer.",
+        description="Largest size of raw and of out: 0 is unlimited, else at least 3.5 MiB. "
+        "Close to the limit, delivered messages are purged early; a full stream blocks its writer.",
     )
     max_messages: Whole | None = Field(default=None, alias="maxMsgs", description="Accepted and ignored: one message carries many records.")
 
@@ -74,16 +74,16 @@ class StreamResources(Model):
         if not isinstance(value, dict):
             return value
         twice = [(also, name) for also, name in _SPELLINGS.items() if value.keys() >= {also, name}]
-        report("stream", [((also,), f"is {name}, which is given as well") for also, name in twice])
+        report("stream", [((also,), f"is the same field as {name}, which is also given") for also, name in twice])
         return {_SPELLINGS.get(key, key): item for key, item in value.items()}
 
     def faults(self) -> Faults:
         if 0 < self.max_bytes < LEAST_LIMIT_BYTES:
             yield (
                 ("max_bytes",),
-                f"must be 0, or at least {LEAST_LIMIT_BYTES} bytes for a topic of one partition: {ROOM_BYTES} are left to ingest, the "
-                f"partition's last frame and that of its dead letters stay ({MAX_FRAME_BYTES} each), and the next one needs room; with "
-                "less no dead letter might ever enter again",
+                f"must be 0, or at least {LEAST_LIMIT_BYTES} bytes for a topic of one partition: {ROOM_BYTES} are reserved for ingest, the "
+                f"partition's last frame and that of its dead letters stay ({MAX_FRAME_BYTES} each), and the next one needs space; with "
+                "less, dead letters could never be redriven",
             )
 
 
@@ -93,14 +93,16 @@ class NatsResources(Model):
     stream: StreamResources = Field(default=StreamResources(), description="How much the streams keep.")
     clock_ahead: Literal["halt", "warn"] = ours(
         "halt",
-        "What to do when the arrival, which dedup goes by, is ahead of NATS's clock, because that was ahead and stepped back: `warn` goes "
-        "on, and drops records as copies of others that came before the window.",
+        "What to do when the arrival time that dedup uses is ahead of NATS's clock, because that clock was ahead and stepped back: `warn` "
+        "continues, and may drop records as duplicates although the window has passed.",
     )
-    max_clock_ahead: Duration = ours(timedelta(minutes=1), "How far the arrival may be ahead of NATS's clock; a cluster's clocks differ.")
+    max_clock_ahead: Duration = ours(
+        timedelta(minutes=1), "How far the arrival time may be ahead of NATS's clock; the clocks of a cluster differ."
+    )
 
 
 class Resources(Model):
-    """GlassFlow's Kubernetes resources; only `nats.stream` means something here, the rest is accepted and ignored."""
+    """GlassFlow's Kubernetes resources; only `nats` is used, the rest is accepted and ignored."""
 
     nats: NatsResources = Field(default=NatsResources(), description="Resources of NATS.")
     sources: tuple[dict[str, Any], ...] = Field(default=(), description="Accepted and ignored: replicas, requests and limits per source.")
@@ -117,7 +119,7 @@ class NatsTls(Model):
     cert_file: Text | None = ours(None, "PEM file with the client certificate.")
     key_file: Text | None = ours(None, "PEM file with the key of the client certificate.")
     hostname: Text | None = ours(None, "Name to expect in the server's certificate. Default: the host of the URL.")
-    handshake_first: bool = ours(False, "Start TLS before the server's greeting, as the server's `handshake_first` wants it.")
+    handshake_first: bool = ours(False, "Start TLS before the server's greeting, as the server option `handshake_first` requires.")
 
     def faults(self) -> Faults:
         if self.cert_file and not self.key_file:
@@ -156,7 +158,12 @@ class NatsConnection(Model):
         if len(logins) != 1 or value.keys() & {"username", "password", "token", "credentials_file"}:
             report(
                 "nats",
-                [(("url",), "give the login once: in every server's URL alike, or in username and password, token or credentials_file")],
+                [
+                    (
+                        ("url",),
+                        "give the credentials once: the same in every server's URL, or in username and password, token or credentials_file",
+                    )
+                ],
             )
         bare = ",".join(f"{url.partition('://')[0]}://{url.rpartition('@')[2]}" for url in urls)
         name, colon, password = logins.pop().partition(":")
@@ -191,17 +198,18 @@ def _is_nats_url(url: str) -> bool:
 
 
 class DeadLetterLimits(Model):
-    """How dead letters are kept and tried again."""
+    """How dead letters are kept and redriven."""
 
     max_attempts: Annotated[int, Field(ge=1, le=1000), BeforeValidator(no_flag)] = ours(
-        5, "A record that was rejected so often is parked: it enters again only when its letter is named by its position."
+        5, "A record that was rejected this many times is parked: its dead letter is redriven only when it is selected by position."
     )
     max_age: Window | None = ours(
         None,
-        "Letters that were rejected so long ago are discarded, which is counted, and those that were taken are deleted. Default: they are "
-        "kept for ever.",
+        "Dead letters older than this are discarded and counted; redriven ones are deleted. Default: dead letters are kept forever.",
     )
-    max_bytes: Size = ours(0, "Largest size of the dead-letter stream, 0 is unlimited; a full one delays the pipeline and loses nothing.")
+    max_bytes: Size = ours(
+        0, "Largest size of the dead-letter stream, 0 is unlimited; a full stream blocks the pipeline and loses nothing."
+    )
 
 
 class PipelineConfig(Model):
@@ -215,35 +223,33 @@ class PipelineConfig(Model):
         ),
         Field(json_schema_extra={"pattern": PIPELINE_ID}),
     ] = Field(description="Name of the pipeline in streams, tokens and directories; never changes.")
-    name: str = Field(default="", description="Name for people.")
+    name: str = Field(default="", description="Display name.")
     sources: Annotated[tuple[KafkaSource, ...], Field(min_length=1)] = Field(description="One Kafka topic, or two with a join.")
     transforms: tuple[Transform, ...] = Field(default=(), description="Dedup, filter and stateless transforms, in order.")
     join: Join | None = Field(default=None, description="Joins two sources.")
     sink: ClickHouseSink = Field(description="The ClickHouse table to write.")
-    metadata: Metadata = Field(default=Metadata(), description="What people want to know about the pipeline.")
+    metadata: Metadata = Field(default=Metadata(), description="Tags and owners of the pipeline.")
     resources: Resources = Field(default=Resources(), description="Retention of the streams; the rest is accepted and ignored.")
     nats: NatsConnection = ours(NatsConnection(), "How to reach NATS.")
     buckets: Annotated[int, Field(ge=1, le=1024), BeforeValidator(no_flag)] = ours(
-        8, "Units of parallelism; fixed once the pipeline has run. 64 or more on a cluster."
+        8, "Units of parallelism; fixed once the pipeline has run (`tallyflow rebucket` changes them). 64 or more on a cluster."
     )
     state_uri: Annotated[str, AfterValidator(_state_uri)] = ours(
         "",
-        "Where the key stores lie, as a URI: `file:///path`, `s3://bucket/path`, `gs://`, `abfss://` or `hdfs://`, with PyArrow's options "
+        "URI of the key stores: `file:///path`, `s3://bucket/path`, `gs://`, `abfss://` or `hdfs://`, with PyArrow's options "
         "as a query; credentials come from the environment. Default: the pipeline's directory on this host.",
     )
-    on_error: OnErrorField = ours(
-        OnError(), "What stops the pipeline and what does not: either word of `rejected`, or an object. Default: `dead_letter`."
-    )
+    on_error: OnErrorField = ours(OnError(), "What stops the pipeline: a value of `rejected`, or an object. Default: `dead_letter`.")
 
     dead_letters: DeadLetterLimits = ours(DeadLetterLimits(), "Limits of dead letters.")
-    checks: Checks = ours(Checks(), "What is compared when the table is judged, and what holds its publication back.")
-    alerts: Alerts = ours(Alerts(), "When the sensors of Dagster act on the pipeline and call people for it.")
+    checks: Checks = ours(Checks(), "The checks of the table, and which of them block its publication.")
+    alerts: Alerts = ours(Alerts(), "When Dagster's sensors act on the pipeline and send alerts.")
 
     unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
-    """As in a URL, there may be credentials in it, if only by mistake."""
+    """Fields whose value no message may show: like a URL, a URI may hold credentials by mistake."""
 
     def consumer_group(self, source: KafkaSource) -> str:
-        """Kafka consumer group of one of the sources."""
+        """Return the Kafka consumer group of a source."""
         return source.consumer_group or f"tallyflow-{self.pipeline_id}"
 
     def faults(self) -> Faults:

@@ -1,6 +1,6 @@
-"""The rules between the sections of the pipeline file: ids that must meet, fields that must exist, limits of the format.
+"""The rules between the sections of the pipeline file: ids that must match, fields that must exist, limits of the format.
 
-Each takes a PipelineConfig or, of a faulty file, a `Partial` that raises Unjudged where a value has a fault of its own.
+Each rule takes a PipelineConfig or, for a faulty file, a `Partial` that raises Unjudged where a value has a fault of its own.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _MAX_NAME = 80
 
 
 def faults(config: Any) -> Faults:
-    """Every fault between the sections of `config` as (location, sentence)."""
+    """Yield every fault between the sections of `config` as (location, sentence)."""
     for rule in (_sources, _transform_sources, _dedups, _join_sources, _mapping):
         try:
             yield from rule(config)
@@ -24,7 +24,7 @@ def faults(config: Any) -> Faults:
 
 
 def joins(config: Any) -> bool:
-    """True if the file has a join that is switched on."""
+    """Return True if the file has an enabled join."""
     return config.join is not None and bool(config.join.enabled)
 
 
@@ -96,14 +96,14 @@ def _mapping(config: Any) -> Faults:
 
 
 def source_of(config: Any, source_id: str | None) -> Any:
-    """The source that a transform names, the only one if it names none, or None if there is no such source."""
+    """Return the source that a transform names, the only source if it names none, or None if there is no such source."""
     if source_id is None:
         return config.sources[0] if len(config.sources) == 1 else None
     return next((source for source in config.sources if source.source_id == source_id), None)
 
 
 def fields_before_join(config: Any, source_id: str) -> list[str]:
-    """Names of the fields of one source after its own transforms."""
+    """List the fields of one source after its own transforms."""
     fields: list[str] = source_of(config, source_id).field_names
     for transform in config.transforms:
         if transform.type == "stateless" and transform.source_id == source_id:
@@ -112,7 +112,7 @@ def fields_before_join(config: Any, source_id: str) -> list[str]:
 
 
 def fields_at_sink(config: Any) -> list[str]:
-    """Names of the fields that reach the sink: of the source, the join or the last stateless transform."""
+    """List the fields that reach the sink: of the source, the join or the last stateless transform."""
     joined = joins(config)
     fields = [field.joined_name for field in config.join.output_fields] if joined else config.sources[0].field_names
     for transform in config.transforms:
@@ -122,7 +122,10 @@ def fields_at_sink(config: Any) -> list[str]:
 
 
 def suggestion(name: str, known: list[str]) -> str:
-    """ "; did you mean ...?" if one of `known` is close to `name`, else nothing; a long list or name is not searched."""
+    """Return "; did you mean ...?" if one of `known` is close to `name`, else "".
+
+    A long list or name is not searched.
+    """
     close = get_close_matches(name, known, n=1) if len(known) <= _MAX_SEARCHED and len(name) <= _MAX_NAME else []
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""JSON Schema of the pipeline file, for editors: what the file may say, before `${NAME}` is replaced."""
+"""JSON Schema of the pipeline file, for editors: the content of the file before `${NAME}` is replaced."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,11 +9,11 @@ from pipelines.config.durations import format_duration
 from pipelines.config.pipeline import PipelineConfig
 
 _TEXT_FOR = {"string": r"\$\{", "integer": r"\$\{|^[0-9]+$", "boolean": r"\$\{|^(true|false)$"}
-"""What a text must match to stand for a narrower value: a reference, or the value in quotes."""
+"""Patterns of the text that may replace a narrower value: a reference, or the value in quotes."""
 
 
 def model_schema() -> dict[str, Any]:
-    """The schema as pydantic gives it, with our `x-type` (duration, size, secret ...) and `x-ours` (not in GlassFlow's format)."""
+    """Return pydantic's schema with our `x-type` (duration, size, secret ...) and `x-ours` (not in GlassFlow's format)."""
     schema = PipelineConfig.model_json_schema(by_alias=True, mode="validation")
     for model in (schema, *schema["$defs"].values()):
         for field in model["properties"].values():
@@ -27,7 +27,10 @@ def model_schema() -> dict[str, Any]:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of the file. Wherever only some texts or numbers are allowed, `${NAME}` is too."""
+    """Return the JSON Schema (draft 2020-12) of the file.
+
+    Wherever only some texts or numbers are allowed, `${NAME}` is too.
+    """
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Tallyflow pipeline", **_open(model_schema())}
 
 
@@ -51,7 +54,10 @@ def _open_part(key: str, value: Any) -> Any:
 
 
 def _is_narrow(schema: dict[str, Any]) -> bool:
-    """True if the schema allows only some texts, or numbers or flags. A `const` tells kinds of objects apart and stays."""
+    """Return True if the schema allows only some texts, or numbers or flags.
+
+    A `const` distinguishes kinds of objects and stays.
+    """
     kind = schema.get("type")
     if "const" in schema:
         return False

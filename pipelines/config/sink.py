@@ -1,4 +1,4 @@
-"""The `sink` of the pipeline file: the ClickHouse table, how to reach it, batching and the column mapping."""
+"""The `sink` of the pipeline file: the ClickHouse table, its connection, batching and the column mapping."""
 
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -31,7 +31,7 @@ SinkColumn = Annotated[Identifier, AfterValidator(_not_reserved)]
 
 
 class ClickHouseConnection(Model):
-    """How to reach ClickHouse and log in. Tallyflow speaks HTTP."""
+    """Connection to ClickHouse, over HTTP."""
 
     host: Host = Field(description="Host name or address.")
     port: Port = Field(description="Native port in GlassFlow's files; used for HTTP if `http_port` is not given.")
@@ -44,12 +44,12 @@ class ClickHouseConnection(Model):
 
     @property
     def http_port_effective(self) -> int:
-        """The port to speak HTTP to: `http_port` when given, else `port`."""
+        """The HTTP port: `http_port` if given, else `port`."""
         return self.http_port or self.port
 
 
 class ColumnMapping(Model):
-    """Which field goes to which column."""
+    """One field and its column."""
 
     name: FieldPath = Field(description="Field that reaches the sink: of the source, or of the last stateless transform or join.")
     column_name: SinkColumn = Field(description="Column of the table; letters, digits, underscores; `_tf_` is reserved.")
@@ -62,11 +62,11 @@ class ClickHouseSink(Model):
     """The ClickHouse table that the pipeline writes."""
 
     type: Literal["clickhouse"] = Field(description="Kind of sink.")
-    connection_params: ClickHouseConnection = Field(description="How to reach ClickHouse and log in.")
+    connection_params: ClickHouseConnection = Field(description="Connection to ClickHouse.")
     table: Identifier = Field(description="Table name, without the database.")
-    max_batch_size: Positive = Field(default=1000, description="Rows that make a batch full: it is inserted at once.")
+    max_batch_size: Positive = Field(default=1000, description="Rows that fill a batch; a full batch is inserted at once.")
     max_delay_time: Window = Field(default=timedelta(seconds=60), description="Longest time a row waits for its batch to fill.")
-    mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = Field(description="Which field goes to which column.")
+    mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = Field(description="The fields and their columns.")
     create_table: bool = ours(
         False, "Create the table from the mapping if it does not exist, with the deduplication window that exactly-once needs."
     )
@@ -77,28 +77,28 @@ class ClickHouseSink(Model):
     )
     existing_rows: Literal["refuse", "keep"] = ours(
         "refuse",
-        "What a pipeline does that starts for the first time and finds rows in the table that may be those of another pipeline: "
-        "`refuse` to start, or `keep` them. In a table with position columns that is any row with a position, else any row.",
+        "What the first start of a pipeline does if the table already holds rows that may be another pipeline's: "
+        "`refuse` to start, or `keep` them. In a table with position columns these are the rows with a position, else all rows.",
     )
 
     max_insert_time: Window = ours(
         timedelta(seconds=60),
-        "How long ClickHouse may work on one insert, 1 s to 10 min. A chunk that takes longer three times is cut into smaller ones.",
+        "How long ClickHouse may take for one insert, 1 s to 10 min. A chunk that takes longer three times is split.",
     )
     max_outage: Window | None = ours(
         None,
-        "Longest time that the pipeline may stand still between an insert and its repetition, on Replicated tables, which forget tokens "
-        "by age: at least so long they must remember them. Default: 7 days.",
+        "Longest time that the pipeline may be down between an insert and its retry. Replicated tables forget insert tokens "
+        "by age, and must remember them at least this long. Default: 7 days.",
     )
     ledger_table: Identifier | None = ours(
-        None, "Table in the same database that the ledger is copied to, for dashboards and backups; made if it does not exist."
+        None, "Table in the same database that the ledger is copied to, for dashboards and backups; created if it does not exist."
     )
 
     def faults(self) -> Faults:
         if self.ledger_table == self.table:
-            yield ("ledger_table",), "is the table that the pipeline writes; the ledger needs one of its own"
+            yield ("ledger_table",), "is the table that the pipeline writes; name another table for the ledger"
         if not _SHORTEST_INSERT <= self.max_insert_time <= _LONGEST_INSERT:
-            yield ("max_insert_time",), "must lie between 1s and 10m"
+            yield ("max_insert_time",), "must be between 1s and 10m"
         for index, name in repeated(column.column_name for column in self.mapping):
             yield ("mapping", index, "column_name"), f"the column {name!r} is mapped twice"
         types = {column.column_name: column.column_type for column in self.mapping}

@@ -37,7 +37,7 @@ def _broker(text: str) -> str:
 
 
 def _split_at_commas(value: Any) -> Any:
-    """`["${BROKERS}"]` often holds the usual comma-separated bootstrap list."""
+    """Split entries at commas: `["${BROKERS}"]` often holds the usual comma-separated bootstrap list."""
     if not isinstance(value, list | tuple):
         return value
     parts: list[Any] = []
@@ -69,16 +69,16 @@ Topic = Annotated[
 
 
 class KafkaConnection(Model):
-    """How to reach the brokers and log in."""
+    """Connection to the Kafka brokers."""
 
     brokers: Annotated[tuple[Broker, ...], Field(min_length=1), BeforeValidator(_split_at_commas)] = Field(
         description="Bootstrap servers, `host:port` each; one entry may hold several, separated by commas."
     )
     protocol: Literal["PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL"] = Field(
-        default="PLAINTEXT", description="Security protocol: `SSL` means encrypted, `SASL` means with a login."
+        default="PLAINTEXT", description="Security protocol: `SSL` encrypts, `SASL` authenticates."
     )
     mechanism: Literal["NO_AUTH", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER"] = Field(
-        default="NO_AUTH", description="How to log in; used with the SASL protocols only. `OAUTHBEARER` is Tallyflow's."
+        default="NO_AUTH", description="Authentication mechanism; used with the SASL protocols only. `OAUTHBEARER` is Tallyflow's own."
     )
     username: str = Field(default="", description="User name for PLAIN and SCRAM; the client principal for GSSAPI.")
     password: Secret | None = Field(default=None, description="Password for PLAIN and SCRAM.")
@@ -90,10 +90,10 @@ class KafkaConnection(Model):
     kerberos_keytab: Secret | None = Field(default=None, description="Path of the keytab, or base64 of its content; for GSSAPI.")
     kerberos_realm: str | None = Field(default=None, description="Kerberos realm. Default: the one in the Kerberos configuration.")
     kerberos_config: str | None = Field(default=None, description="Text of a krb5.conf, or its path. Default: the system's.")
-    skip_auth: bool = Field(default=False, description="Do not log in; the same as mechanism `NO_AUTH`.")
+    skip_auth: bool = Field(default=False, description="Do not authenticate; the same as mechanism `NO_AUTH`.")
     client_cert: str | None = Field(default=None, description="Client certificate for mutual TLS: PEM text or the path of a PEM file.")
     client_key: Secret | None = Field(default=None, description="Private key of `client_cert`: PEM text or the path of a PEM file.")
-    oauth_token_endpoint_url: str | None = ours(None, "URL that gives tokens for OAUTHBEARER (OIDC client credentials).")
+    oauth_token_endpoint_url: str | None = ours(None, "Token endpoint for OAUTHBEARER (OIDC client credentials).")
     oauth_client_id: str | None = ours(None, "Client id for OAUTHBEARER.")
     oauth_client_secret: Secret | None = ours(None, "Client secret for OAUTHBEARER.")
     oauth_scope: str | None = ours(None, "Scope to ask for with OAUTHBEARER.")
@@ -108,7 +108,7 @@ class KafkaConnection(Model):
         if self.protocol.startswith("SASL_") and not self.logs_in:
             yield (
                 ("mechanism",),
-                f"protocol {self.protocol} logs in: give a mechanism, or use a protocol without SASL",
+                f"protocol {self.protocol} authenticates: give a mechanism, or use a protocol without SASL",
             )
         if self.logs_in:
             for name in self._needed():
@@ -132,11 +132,11 @@ class KafkaConnection(Model):
 class SchemaField(Model):
     """One field to read from the JSON value of a record."""
 
-    name: FieldPath = Field(description="Field name; a dotted path reads a nested object, unless a key with dots is there.")
+    name: FieldPath = Field(description="Field name; a dotted path reads a nested object, unless the object has that key with its dots.")
     type: FieldType = Field(description="Type; a value of another type rejects the record. `int` is int64, `float` is float64.")
     unit: Literal["s", "ms", "us", "ns"] | None = ours(
         None,
-        "What a number, or a string of a decimal number, counts since 1970 where it becomes a DateTime or DateTime64, or is dedup's "
+        "Unit since 1970 of a number, or of a string with a decimal number, that becomes a DateTime or DateTime64 or is dedup's "
         "`time_field`. Default: `s` for a number; a string is an instant such as `2026-01-31T23:59:59Z`.",
     )
 
@@ -146,15 +146,17 @@ class SchemaField(Model):
 
 
 class KafkaColumn(Model):
-    """One field to read from the Kafka record around the value; usable wherever a schema field is."""
+    """One field to read from the Kafka record outside its value; usable wherever a schema field is."""
 
     name: FieldPath = Field(description="Name of the field; must not be a name of `schema_fields`.")
-    origin: ColumnOrigin = Field(alias="from", description="Part of the record: `headers` is all as a map, unless `header` names one.")
+    origin: ColumnOrigin = Field(
+        alias="from", description="Part of the record; `headers` is a map of all headers, unless `header` names one."
+    )
     header: Text | None = Field(default=None, description="With `from: headers`: one header; its last value, null if absent.")
     type: ColumnType = Field(
         default_factory=_type_of_origin,
         description=(
-            "Type. Default: what the part is: key, topic and one header are `string` (key and header may be `bytes`), headers `map`, "
+            "Type. Default: by part: key, topic and one header are `string` (key and header may be `bytes`), headers `map`, "
             "offset `int64`, partition `int32`, timestamp `timestamp` (UTC)."
         ),
     )
@@ -169,7 +171,7 @@ class KafkaColumn(Model):
 
 
 class SchemaRegistry(Model):
-    """Where GlassFlow finds the schema of the JSON; accepted and ignored, `schema_fields` describe it."""
+    """GlassFlow's schema registry; accepted and ignored: `schema_fields` describe the JSON."""
 
     url: Text = Field(description="Accepted and ignored.")
     api_key: Secret | None = Field(default=None, description="Accepted and ignored.")
@@ -192,11 +194,13 @@ class KafkaSource(Model):
         default_factory=lambda fields: str(fields["topic"]),
         description="Name of the source in transforms and join. Default: the topic.",
     )
-    connection_params: KafkaConnection = Field(description="How to reach the brokers and log in.")
+    connection_params: KafkaConnection = Field(description="Connection to the Kafka brokers.")
     consumer_group_initial_offset: Literal["earliest", "latest"] = Field(
-        default="latest", description="Where the first start begins; later starts continue where the pipeline is."
+        default="latest", description="Where the first start begins; later starts resume where the pipeline stopped."
     )
-    consumer_group: Text | None = ours(None, "Kafka consumer group whose offsets show the progress. Default: `tallyflow-<pipeline_id>`.")
+    consumer_group: Text | None = ours(
+        None, "Kafka consumer group that shows the progress to lag tools. Default: `tallyflow-<pipeline_id>`."
+    )
     format: Annotated[Literal["json"], BeforeValidator(_json_only)] = Field(default="json", description="Format of the values.")
     schema_fields: Annotated[tuple[SchemaField, ...], Field(min_length=1)] = Field(
         description="Fields to read from the values; others are ignored."
@@ -207,22 +211,22 @@ class KafkaSource(Model):
     schema_version: str | int | None = Field(default=None, exclude=True, description="Accepted and ignored.")
     columns: tuple[KafkaColumn, ...] = ours((), "Fields to read from the key, headers, offset, partition, timestamp or topic.")
     on_data_loss: Literal["halt", "skip"] = ours(
-        "halt", "If offsets expired before they were read: stop, or go on and count what was skipped."
+        "halt", "What to do if offsets expired before they were read: `halt`, or `skip` and count them."
     )
 
     @property
     def fields(self) -> dict[str, str]:
-        """Type by name of everything the source gives: schema fields, then columns."""
+        """Type by name of every field of the source: schema fields, then columns."""
         fields: tuple[SchemaField | KafkaColumn, ...] = (*self.schema_fields, *self.columns)
         return {field.name: field.type for field in fields}
 
     @property
     def field_names(self) -> list[str]:
-        """Names of everything the source gives: schema fields, then columns."""
+        """Names of every field of the source: schema fields, then columns."""
         return [field.name for field in self.schema_fields] + [column.name for column in self.columns]
 
     def _place(self, index: int) -> Location:
-        """Where the name stands that has this place in `field_names`."""
+        """Return the location of the name at this index of `field_names`."""
         column = index - len(self.schema_fields)
         return ("columns", column, "name") if column >= 0 else ("schema_fields", index, "name")
 

@@ -1,8 +1,7 @@
-"""The text of a pipeline file as a tree of dicts, lists and scalars: YAML (core tags only) or JSON, a repeated key is a fault.
+"""The text of a pipeline file as a tree of dicts, lists and scalars: YAML (core tags only) or JSON; a repeated key is a fault.
 
-The text may be hostile: the parser's events are counted before anything is built from them, so that depth, aliases and merge keys cost
-no more than a file of MAX_VALUES values. A number, a flag or null is a plain scalar of at most MAX_NUMBER_CHARACTERS; what looks like a
-date is text.
+The text may be hostile: the parser's events are counted before anything is built from them, so depth, aliases and merge keys cost no more
+than a file of MAX_VALUES values. A number, a flag or null is a plain scalar of at most MAX_NUMBER_CHARACTERS; a date is text.
 """
 
 import json
@@ -18,9 +17,9 @@ from pipelines.errors import ConfigurationError, Fault
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 50
 MAX_VALUES = 50_000
-"""Values of a file, keys too; what an alias or a merge key stands for counts each time."""
+"""Values of a file, keys included; the values behind an alias or a merge key count each time."""
 MAX_NUMBER_CHARACTERS = 64
-"""More digits are text, which no field takes for a number: Python counts for minutes with millions of them."""
+"""Longer numbers are text, which no numeric field accepts: Python takes minutes to parse millions of digits."""
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CORE = "tag:yaml.org,2002:"
@@ -29,7 +28,7 @@ _RESOLVER: Any = yaml.resolver.Resolver()
 _CONSTRUCTOR = yaml.constructor.SafeConstructor()
 _UNANCHORED = "starts with *, which YAML reads as an alias, and its anchor does not come before it; put text in quotes"
 # Neither a tag nor an anchor is shown: a password that is not in quotes may begin like one.
-_TAGGED = "has a tag that no pipeline file has; put text that starts with ! in quotes"
+_TAGGED = "has a tag, which no pipeline file may have; put text that starts with ! in quotes"
 _SURROGATE = re.compile(r"\\ud[89a-f][0-9a-f]{2}", re.IGNORECASE)
 _HALF_A_SURROGATE_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -42,11 +41,14 @@ class _Value(NamedTuple):
 
 
 _ABSENT = _Value(None, 1)
-"""In place of a value with a fault: nothing that is said of a missing value is shown beside the fault."""
+"""Replaces a value with a fault, so that no further message is shown for it."""
 
 
 def path_text(location: Location) -> str:
-    """`("sources", 0, "topic")` as `sources[0].topic`. A field's name that no sound file has is cut, and shows no control characters."""
+    """Format a location: `("sources", 0, "topic")` as `sources[0].topic`.
+
+    An overlong field name is cut, and control characters are escaped.
+    """
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{_shown(key)}" for key in location)
     return text.removeprefix(".")
 
@@ -57,9 +59,9 @@ def _shown(name: str) -> str:
 
 
 def read_tree(text: str, name: str) -> tuple[Any, list[Fault]]:
-    """The tree of `text`, and a fault, with its line, per repeated key and per value of a tag that no pipeline file has.
+    """Read the tree of `text`, and a fault with its line per repeated key and per tag that no pipeline file has.
 
-    Raises ConfigurationError, and nothing else, if it is neither YAML nor JSON, too large, or nested too deeply.
+    Raises ConfigurationError, and nothing else, for text that is neither YAML nor JSON, too large, or nested too deeply.
     """
     if len(text) > MAX_CHARACTERS:
         raise ConfigurationError(name, [Fault("", f"is longer than {MAX_CHARACTERS:,} characters: not a pipeline file")])
@@ -89,7 +91,7 @@ def _json_number(kind: type[int] | type[float]) -> Any:
 
 
 def _surrogates(value: Any, at: Location) -> Iterator[Fault]:
-    """Half of a surrogate pair is no text: neither a server nor a terminal takes it."""
+    """Yield a fault per text with half of a surrogate pair: no server or terminal accepts it."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _surrogates(key, at)
@@ -98,7 +100,7 @@ def _surrogates(value: Any, at: Location) -> Iterator[Fault]:
         for index, item in enumerate(value):
             yield from _surrogates(item, (*at, index))
     elif isinstance(value, str) and _HALF_A_SURROGATE_PAIR.search(value):
-        yield Fault(path_text(at), "holds half of a surrogate pair, which is no text")
+        yield Fault(path_text(at), "holds half of a surrogate pair, which is not text")
 
 
 class _LimitError(Exception):
@@ -107,7 +109,7 @@ class _LimitError(Exception):
 
 
 class _Composer:
-    """Builds the tree of one document out of the parser's events."""
+    """Builds the tree of one document from the parser's events."""
 
     def __init__(self, text: str) -> None:
         self._events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
@@ -116,7 +118,7 @@ class _Composer:
         self.faults: list[Fault] = []
 
     def tree(self) -> Any:
-        """The first document, None if there is none. Raises _LimitError, YAMLError or ValueError."""
+        """Build the first document, None if there is none. Raise _LimitError, YAMLError or ValueError."""
         next(self._events)
         if isinstance(next(self._events), yaml.StreamEndEvent):
             return None
@@ -170,7 +172,7 @@ class _Composer:
             construct = getattr(_CONSTRUCTOR, f"construct_yaml_{kind}")
             return _Value(construct(yaml.ScalarNode(tag, event.value)), 1)
         except (ValueError, KeyError, IndexError, OverflowError):
-            return self._refuse(event, at, f"is no {kind}")
+            return self._refuse(event, at, f"is not a valid {kind}")
 
     def _sequence(self, event: Any, at: Location) -> _Value:
         if event.tag not in (None, "!", f"{_CORE}seq"):
@@ -213,7 +215,7 @@ class _Composer:
         return _Value(own, size)
 
     def _merged(self, event: Any, at: Location, brought: Any) -> list[dict[Any, Any]]:
-        """What `<<` brings in; of several objects the earlier ones win."""
+        """Return the objects that `<<` merges in; earlier ones win."""
         objects = brought if isinstance(brought, list) else [brought]
         if all(isinstance(one, dict) for one in objects):
             return objects
@@ -240,7 +242,7 @@ def _too_deep(at: Location) -> Fault:
 
 
 def _syntax_fault(error: Exception) -> Fault:
-    """What is wrong and where, without the text: the offending line can hold a password."""
+    """Describe what is wrong and where, without the text: the offending line can hold a password."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     problem = getattr(error, "problem", None) or "not valid YAML or JSON"

@@ -9,8 +9,8 @@ from pipelines.config.base import Duration, Faults, FieldPath, Key, Model, Text,
 from pipelines.config.sources import FieldType
 
 _SOURCE_ID = (
-    "The source it applies to. May be left out with one source; with a join, leaving it out of a filter or a stateless transform "
-    "means: after the join."
+    "The source that the transform applies to. Optional with one source; with a join, a filter or a stateless transform without it "
+    "applies after the join."
 )
 
 
@@ -21,18 +21,19 @@ class DedupConfig(Model):
         description="Field or fields that make two records the same; several are Tallyflow's. A null in one rejects the record."
     )
     time_window: Window = Field(description="A record with a key seen less than this long ago is a duplicate.")
-    time: Literal["arrival", "event"] = ours("arrival", "What the window is measured on: arrival in the pipeline, or `time_field`.")
+    time: Literal["arrival", "event"] = ours("arrival", "Time that the window is measured on: arrival in the pipeline, or `time_field`.")
     time_field: FieldPath | None = ours(None, "Field with the event's own time; needed with `time: event`.")
     allowed_lateness: Duration = ours(
-        timedelta(0), "With `time: event`: how far a record may lie behind the newest one before it in its partition; else it is rejected."
+        timedelta(0),
+        "With `time: event`: how far a record may be behind the newest record before it in its partition; a later one is rejected.",
     )
     max_ahead: Duration = ours(
         timedelta(hours=1),
-        "With `time: event`: how far a record's time may lie ahead of its arrival; one further ahead is rejected, and makes no other late.",
+        "With `time: event`: how far a record's time may be ahead of its arrival; one further ahead is rejected, and makes no other late.",
     )
     keep_duplicates: bool = ours(
         False,
-        "Write dropped copies, as the rows they would have become, to the stream `tf-<pipeline>-duplicates`. They are counted always.",
+        "Write dropped copies, as the rows they would have become, to the stream `tf-<pipeline>-duplicates`. Copies are always counted.",
     )
 
     def faults(self) -> Faults:
@@ -80,7 +81,7 @@ class StatelessConfig(Model):
     """The fields of the new record."""
 
     transforms: Annotated[tuple[StatelessOutput, ...], Field(min_length=1)] = Field(
-        description="The fields of the new record; what is not listed is gone."
+        description="The fields of the new record; other fields are dropped."
     )
 
     def faults(self) -> Faults:
@@ -123,7 +124,7 @@ class JoinOutput(Model):
 class Join(Model):
     """Joins two sources on a key within a time window."""
 
-    enabled: bool = Field(default=False, description="False: the join is not run, whatever else is given here.")
+    enabled: bool = Field(default=False, description="False disables the join.")
     type: Literal["temporal"] = Field(default="temporal", description="Kind of join.")
     left_source: JoinSide | None = Field(
         default=None, description="Left side: each of its records is emitted at most once. Needed when enabled."
@@ -133,7 +134,7 @@ class Join(Model):
     )
     output_fields: tuple[JoinOutput, ...] = Field(default=(), description="Fields of the joined record. Needed when enabled.")
     unmatched: Literal["drop", "emit", "dead_letter"] = ours(
-        "drop", "What becomes of a left record that found no right one: counted and dropped, emitted with nulls, or dead-lettered."
+        "drop", "What to do with a left record that has no match: count and drop it, emit it with nulls, or make it a dead letter."
     )
 
     def faults(self) -> Faults:

@@ -1,4 +1,4 @@
-"""DuckDB as an expression engine: in memory, closed to the outside, the same everywhere."""
+"""DuckDB as an expression engine: in memory, isolated, the same everywhere."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +9,11 @@ _MEMORY_LIMIT = "2GiB"
 
 
 def open_engine(threads: int = 1) -> duckdb.DuckDBPyConnection:
-    """An in-memory engine for the pure stages: no files, no network, no extensions, bounded memory, UTC, and no way to change that.
+    """Open an in-memory engine for the pure stages.
 
-    `threads` counts worker threads; 1 suits a task, which already has its core. One engine serves one thread at a time.
-    The caller closes it.
+    No files, no network, no extensions, bounded memory, UTC, and no way to change these.
+
+    `threads`: worker threads; 1 suits a task, which already has its core. One engine serves one thread at a time. The caller closes it.
     """
     engine = open_database(":memory:", {"threads": threads, "max_temp_directory_size": "0KiB", "temp_directory": ""})
     engine.execute("SET preserve_insertion_order = true")
@@ -22,7 +23,10 @@ def open_engine(threads: int = 1) -> duckdb.DuckDBPyConnection:
 
 
 def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT, threads: int = 2) -> duckdb.DuckDBPyConnection:
-    """An engine for what no memory holds: its tables, and what spills, lie in `directory`, and it opens nothing else. Order is not kept."""
+    """Open an engine for more than memory holds: its tables and spill files are in `directory`, and it opens nothing else.
+
+    Does not keep the order of rows.
+    """
     settings: dict[str, str | int] = {"threads": threads, "temp_directory": str(directory / "spilled"), "memory_limit": memory_limit}
     engine = open_database(str(directory / "engine.duckdb"), settings)
     engine.execute("SET preserve_insertion_order = false")
@@ -32,7 +36,7 @@ def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT, thr
 
 
 def open_database(database: str, settings: Mapping[str, str | int]) -> duckdb.DuckDBPyConnection:
-    """A database with `settings`, that loads no extension by itself. The caller closes it."""
+    """Open a database with `settings` that loads no extension by itself. The caller closes it."""
     closed: dict[str, str | int | float | list[str]] = {
         "memory_limit": _MEMORY_LIMIT,
         "autoinstall_known_extensions": False,

@@ -28,6 +28,7 @@ from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.nats.client import JetStream
 from pipelines.control.control import find_runners
+from pipelines.counts import count_of
 from pipelines.demo.orders import Recipe
 from pipelines.demo.produce import ProduceSummary, produce
 from pipelines.errors import ConfigurationError, Fault
@@ -52,15 +53,15 @@ _PLAIN_WIDTH = 120
 
 
 def demo(recipe: Recipe, count: int, keep: bool = True) -> int:
-    """Runs the demo and tells about it on standard output; returns the exit code.
+    """Run the demo, print its progress on standard output and return the exit code.
 
-    0: every produced record is in the table or among the dead letters, exactly once, with the right contents, or a copy, dropped and
-    counted; the tally has no residue and the runner ended well. 1: anything else, also servers that do not start. `keep`: leave the
-    servers running. Raises TallyflowError when a system fails the demo itself.
+    Exit code 0: every produced record is in the table or among the dead letters exactly once, with the right contents, or it is a copy that
+    was dropped and counted; the tally has no residue and the runner exited with 0. Exit code 1: anything else, such as servers that do not
+    start. `keep`: leave the servers running. Raises TallyflowError when a system fails the demo itself.
     """
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     if not FILE.exists():
-        raise ConfigurationError("demo", [Fault("", f"{FILE} is missing: the demo runs from a checkout of the repository")])
+        raise ConfigurationError("demo", [Fault("", f"{FILE} is missing: the demo needs a checkout of the repository")])
     stack = LocalStack(default_home())
     try:
         addresses = _start_servers(console, stack)
@@ -68,7 +69,7 @@ def demo(recipe: Recipe, count: int, keep: bool = True) -> int:
         stage = _Stage(console, load(FILE, environment), environment, stack.home)
         is_exact = stage.play(recipe, count)
         if keep:
-            console.print("The servers keep running, with all of this; `tallyflow down` stops them.")
+            console.print("The servers keep running with these records; `tallyflow down` stops them.")
         else:
             stack.down()
     except LocalServerError as error:
@@ -78,17 +79,20 @@ def demo(recipe: Recipe, count: int, keep: bool = True) -> int:
 
 
 def _fresh_names() -> dict[str, str]:
-    """The names that examples/orders/pipeline.yaml takes from the environment, never used before."""
+    """Return new names for the variables of examples/orders/pipeline.yaml."""
     run = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{token_hex(2)}"
     name = f"orders-demo-{run}"
     return {"ORDERS_PIPELINE": name, "ORDERS_TOPIC": name, "ORDERS_TABLE": name.replace("-", "_")}
 
 
 def _start_servers(console: Console, stack: LocalStack) -> Addresses:
-    """Starts what does not run; on a terminal one line that changes, elsewhere a line per change."""
+    """Start the servers that do not run.
+
+    Progress is one changing line on a terminal, and a line per change elsewhere.
+    """
     _headline(console, 1, "Starting Kafka, NATS and ClickHouse")
     doing: dict[str, str] = {}
-    with console.status("looking at what runs") as line:
+    with console.status("looking for running servers") as line:
 
         def show(server: str, text: str) -> None:
             # Counting texts differ in their numbers only; a log needs the first of them.
@@ -116,7 +120,10 @@ def _bar(console: Console) -> Progress:
 
 @dataclass(frozen=True)
 class _Timing:
-    """Instants of a run in seconds of the monotonic clock; `ready` is None when all was through before the runner said that it is ready."""
+    """Instants of a run in seconds of the monotonic clock.
+
+    `ready` is None when every record was through before the runner reported that it is ready.
+    """
 
     started: float
     ready: float | None
@@ -124,18 +131,19 @@ class _Timing:
     ended: float
 
     def told(self, events: int) -> str:
-        first, name = (self.started, "its start") if self.ready is None else (self.ready, "its report that it is ready")
+        first, name = (self.started, "the start") if self.ready is None else (self.ready, "the report that it is ready")
         seconds = max(self.through - first, _POLL_SECONDS)
-        before = f"{first - self.started:.1f} s start-up before, " if self.ready is not None else ""
+        before = f"{first - self.started:.1f} s startup before, " if self.ready is not None else ""
         return (
             f"[bold]{events / seconds:,.0f} events/s[/bold]: {events:,} events in {seconds:.1f} s by the wall clock, from {name} to the "
-            f"last row in ClickHouse ({before}{self.ended - self.started:.1f} s in all)"
+            f"last row in ClickHouse ({before}{self.ended - self.started:.1f} s in total)"
         )
 
 
 class _Arrivals:
-    """Counts the records of a pipeline that are through: rows in the table, dead letters, duplicates. For the progress bar, not for the
-    proof.
+    """Counts the records of a pipeline that are through: rows in the table, dead letters, duplicates.
+
+    For the progress bar, not for the proof.
     """
 
     def __init__(self, config: PipelineConfig) -> None:
@@ -177,7 +185,7 @@ class _Stage:
         self._directory = self._names.directory(home)
 
     def play(self, recipe: Recipe, count: int) -> bool:
-        """True iff everything is accounted for."""
+        """Return True iff every record is accounted for."""
         produced = self._produce(recipe, count)
         ended_well = self._run_pipeline(produced.produced)
         has_residue, dropped = self._show_tally()
@@ -185,14 +193,14 @@ class _Stage:
         is_exact = self._verify(produced)
         drops_exactly = dropped == produced.duplicates
         if is_exact and ended_well and drops_exactly and not has_residue:
-            copies = f" {produced.duplicates:,} copies were produced, exactly these were dropped." if produced.duplicates else ""
-            self._console.print(f"[bold green]Every one of the {produced.produced:,} records is accounted for, exactly once.{copies}[/]")
+            copies = f" Exactly the {count_of(produced.duplicates, 'copy')} produced were dropped." if produced.duplicates else ""
+            self._console.print(f"[bold green]All {count_of(produced.produced, 'record')} accounted for, exactly once.{copies}[/]")
             return True
         reasons = [
-            (not is_exact, "records are missing, doubled or changed"),
-            (not drops_exactly, f"{produced.duplicates:,} copies were produced, {dropped:,} duplicates were dropped"),
+            (not is_exact, "records are missing, duplicated or changed"),
+            (not drops_exactly, f"{count_of(produced.duplicates, 'copy')} produced, {count_of(dropped, 'duplicate')} dropped"),
             (has_residue, "the tally has a residue"),
-            (not ended_well, "the runner failed or stood still"),
+            (not ended_well, "the runner failed or stalled"),
         ]
         self._console.print(f"[bold red]NOT accounted for: {'; '.join(reason for applies, reason in reasons if applies)}.[/]")
         return False
@@ -202,7 +210,7 @@ class _Stage:
 
     def _produce(self, recipe: Recipe, count: int) -> ProduceSummary:
         source = self._config.sources[0]
-        _headline(self._console, 2, f"Producing {count:,} orders of {recipe.size:,} bytes to topic {source.topic}")
+        _headline(self._console, 2, f"Producing {count_of(count, 'order')} of {recipe.size:,} bytes to topic {source.topic}")
         with _bar(self._console) as bar:
             task = bar.add_task("produced", total=count)
             made = produce(
@@ -217,12 +225,12 @@ class _Stage:
                 progress=lambda sent: bar.update(task, completed=sent),
             )
         bad = ", ".join(f"{count} {kind}" for kind, count in made.bad_kinds.items())
-        kinds = f"{made.good:,} good, {made.duplicates:,} copies, {made.bad:,} bad{f' ({bad})' if bad else ''}"
+        kinds = f"{made.good:,} good, {count_of(made.duplicates, 'copy')}, {made.bad:,} bad{f' ({bad})' if bad else ''}"
         self._say(f"{kinds}; {made.bytes / 1e6:,.1f} MB in {made.seconds:.1f} s")
         return made
 
     def _run_pipeline(self, expected: int) -> bool:
-        """True iff the runner ended by itself, with exit code 0, after all was through."""
+        """Return True iff the runner exited by itself with code 0 after every record was through."""
         _headline(self._console, 3, f"Running pipeline {self._config.pipeline_id} until it has caught up")
         self._directory.mkdir(parents=True, exist_ok=True)
         log = self._directory / "demo.log"
@@ -237,9 +245,9 @@ class _Stage:
         if timing is not None and runner.returncode == 0:
             return True
         what = (
-            "the runner ended"
+            "the runner exited"
             if timing is not None
-            else f"not all came through: the runner ended, or was stopped after {_STALL_SECONDS:.0f} s without progress,"
+            else f"not all records came through: the runner exited, or was stopped after {_STALL_SECONDS:.0f} s without progress,"
         )
         self._console.print(f"   {what} with code {runner.returncode}; the end of {log}:", style="red", soft_wrap=True)
         for text in log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]:
@@ -248,8 +256,8 @@ class _Stage:
 
     @contextmanager
     def _runner(self, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-        """`tallyflow run` as a child process; ended, gently, if it is still there when the block is left."""
-        # It breaks as many records as it is asked to; the circuit breaker is for those who do not do so on purpose.
+        """Run `tallyflow run` as a child process; stop it gracefully if it still runs at the end of the block."""
+        # The demo breaks as many records as it is asked to: the rejection limit must not halt it.
         command = [sys.executable, "-m", "pipelines.cli", "run", str(FILE), "--until-caught-up", "--accept"]
         with log.open("wb") as output, subprocess.Popen(command, env=self._environment, stdout=output, stderr=output) as runner:  # noqa: S603
             try:
@@ -263,7 +271,10 @@ class _Stage:
                     runner.kill()
 
     def _watch(self, runner: "subprocess.Popen[bytes]", arrivals: _Arrivals, bar: Progress, expected: int) -> _Timing | None:
-        """Shows the progress until the runner has ended; None when it ended, or stood still for _STALL_SECONDS, before all was through."""
+        """Show the progress until the runner has exited.
+
+        Returns None when it exited, or stalled for _STALL_SECONDS, before every record was through.
+        """
         task = bar.add_task("starting", total=expected)
         started = heard = time.monotonic()
         ready = through = None
@@ -297,8 +308,8 @@ class _Stage:
             return False
 
     def _show_tally(self) -> tuple[bool, int]:
-        """(whether something is not accounted for by the ledger, the duplicates that it counts)."""
-        _headline(self._console, 4, "The tally: what each leg says of itself")
+        """Print the tally; return (whether it has a residue, the duplicates that it counts)."""
+        _headline(self._console, 4, "The tally: what each leg counted")
         log = JetStream(self._config.nats).connect()
         try:
             found = tally(log, self._names)
@@ -320,13 +331,13 @@ class _Stage:
             )
         finally:
             clickhouse.close()
-        table = Table(*_SAMPLE_COLUMNS, title=f"the first {len(rows)} of {count:,} rows")
+        table = Table(*_SAMPLE_COLUMNS, title=f"the first {len(rows)} of {count_of(count, 'row')}")
         for row in rows:
             table.add_row(*("NULL" if value is None else escape(str(value)) for value in row))
         self._console.print(table)
 
     def _verify(self, produced: ProduceSummary) -> bool:
-        """Compares what Kafka holds with the table and the dead letters, position by position; then the values, by `tallyflow verify`."""
+        """Compare Kafka's positions with the table and the dead letters, then the values as `tallyflow verify` does."""
         _headline(self._console, 6, "Checking Kafka's positions against the table and the dead letters")
         records = read_topic(client_settings(self._config.sources[0]), produced.topic, ["key"])
         duplicates = duplicates_by_key(records)

@@ -1,13 +1,12 @@
 """Restaurant orders as JSON: the events of examples/orders, made from a seed. Pure.
 
-Out: blocks of `Events` in order. Event number i is a function of the recipe and i alone, however many events are asked for, so a test can
-make the same stream again and compare. Of every event its kind is known, so afterwards the good, bad and duplicate ones are counted, not
-estimated.
+Returns blocks of `Events` in order. Event number i depends on the recipe and i alone, however many events are requested, so a test can
+repeat the stream and compare. The kind of every event is known, so good, bad and duplicate events are counted, not estimated.
 
     {"order_id":"o1-00000042","customer":{"id":7,"city":"Lyon"},"restaurant":"Chez Ana","dish":"gratin","quantity":2,"price":11.5,
      "tags":["lunch"],"note":null,"ordered_at":"2026-03-01T12:30:00.250Z","padding":"..."}
 
-`note` is absent, null or text; `padding` is there where the other fields are shorter than the size that the recipe asks for.
+`note` is absent, null or text; `padding` is present if the other fields are shorter than the recipe's size.
 """
 
 import json
@@ -84,7 +83,7 @@ class Recipe:
 
     @property
     def block_events(self) -> int:
-        """Events are made in blocks of this many."""
+        """Number of events per block."""
         return max(1, min(MAX_BLOCK_EVENTS, _BLOCK_BYTES // self.size))
 
 
@@ -103,13 +102,13 @@ class Events:
         return Events(self.keys.slice(start, count), self.values.slice(start, count), self.kinds[start : start + count])
 
     def count_kinds(self) -> Counter[str]:
-        """How many events of each kind; kinds that do not occur are not there."""
+        """Count the events of each kind; kinds that do not occur are absent."""
         present, counts = np.unique(self.kinds, return_counts=True)
         return Counter({KINDS[kind]: int(count) for kind, count in zip(present, counts, strict=True)})
 
 
 def orders(recipe: Recipe, count: int) -> Iterator[Events]:
-    """The first `count` events of the recipe's endless stream, in blocks."""
+    """Yield the first `count` events of the recipe's endless stream, in blocks."""
     sources = _no_events()
     for block in range(-(-count // recipe.block_events)):
         keys, values = _render(recipe, block)
@@ -127,7 +126,10 @@ def _no_events() -> Events:
 
 
 def _draw_kinds(recipe: Recipe, block: int, has_sources: bool) -> Codes:
-    """The kind of each place of a block. Where there is nothing yet to copy, the first event that is not bad is a good one."""
+    """Draw the kind of each event of a block.
+
+    If there is nothing to copy yet, the first event that is not bad is a good one.
+    """
     random = _random(recipe, block, 0)
     draw = random.random(recipe.block_events)
     kinds = np.full(len(draw), KINDS.index(GOOD), dtype=np.int8)
@@ -140,7 +142,7 @@ def _draw_kinds(recipe: Recipe, block: int, has_sources: bool) -> Codes:
 
 
 def _with_copies(recipe: Recipe, block: int, events: Events, sources: Events) -> tuple[Events, Events]:
-    """(`events` with each duplicate replaced by a copy of an earlier good event, the good events that the next block may copy).
+    """Replace each duplicate by a copy of an earlier good event; return (events, good events that the next block may copy).
 
     `sources` are the good events of the last block that had any.
     """
@@ -163,7 +165,7 @@ def _with_copies(recipe: Recipe, block: int, events: Events, sources: Events) ->
 
 
 def _with_bad(events: Events) -> Events:
-    """`events` with the value of each bad one spoiled, as its kind says."""
+    """Spoil the value of each bad event, as its kind requires."""
     rows = np.flatnonzero(events.kinds > KINDS.index(DUPLICATE))
     if not len(rows):
         return events
@@ -187,7 +189,7 @@ def _spoil(value: bytes, kind: str) -> bytes | None:
 
 
 def _render(recipe: Recipe, block: int) -> tuple[pa.Array, pa.Array]:
-    """(keys, values) of a good order for each place of the block, both binary."""
+    """Render a good order for each event of the block; return (keys, values), both binary."""
     random = _random(recipe, block, 2)
     numbers = np.arange(recipe.block_events, dtype=np.int64) + block * recipe.block_events
     digits = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), 8, "0")
@@ -217,7 +219,7 @@ def _pick(fragments: pa.Array, indices: npt.NDArray[np.int64]) -> pa.Array:
 
 @cache
 def _fragments() -> tuple[pa.Array, ...]:
-    """Ready-made pieces of JSON: city and restaurant, dish and quantity, tags, note, price."""
+    """Build the JSON fragments once: city and restaurant, dish and quantity, tags, note, price."""
 
     def text(value: object) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -232,7 +234,7 @@ def _fragments() -> tuple[pa.Array, ...]:
 
 
 def _draw_notes(random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """Index into the note fragments: 0 absent, 1 null, then the texts."""
+    """Draw an index into the note fragments per event: 0 absent, 1 null, then the texts."""
     without, null = _NOTE_WEIGHTS
     draw = random.random(count)
     texts = random.integers(2, 2 + len(_NOTES), count)
@@ -240,7 +242,10 @@ def _draw_notes(random: np.random.Generator, count: int) -> npt.NDArray[np.int64
 
 
 def _instants(numbers: npt.NDArray[np.int64], random: np.random.Generator) -> tuple[pa.Array, pa.Array]:
-    """The field `ordered_at` in two pieces: one order per _EVENT_INTERVAL_MS, each up to _LATENESS_MS earlier, so not in order."""
+    """Render the field `ordered_at` in two pieces.
+
+    One order per _EVENT_INTERVAL_MS, each up to _LATENESS_MS earlier, so the orders are out of order.
+    """
     millis = int(_START.timestamp() * 1000) + numbers * _EVENT_INTERVAL_MS - random.integers(0, _LATENESS_MS, len(numbers))
     seconds, rows = np.unique(millis // 1000, return_inverse=True)
     until_second = pa.array([f'"ordered_at":"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}' for second in seconds.tolist()])
@@ -253,7 +258,7 @@ def _milli_fragments() -> pa.Array:
 
 
 def _padding(recipe: Recipe, block: int, values: pa.Array) -> pa.Array:
-    """The padding field for each value, empty where the value is long enough without; `values` lack the closing brace."""
+    """Build the padding field per value, empty if the value is long enough; `values` lack the closing brace."""
     room = recipe.size - len(_PADDING) - 1 - pc.binary_length(values).to_numpy()
     lengths = np.maximum(room, 0)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -266,6 +271,6 @@ def _padding(recipe: Recipe, block: int, values: pa.Array) -> pa.Array:
 
 @cache
 def _text() -> npt.NDArray[np.uint8]:
-    """Letters and blanks that compress about as badly as such text can."""
+    """Build a text of letters and blanks that compresses about as badly as such text can."""
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", dtype=np.uint8)
     return letters[np.random.default_rng(0).integers(0, len(letters), _TEXT_BYTES)]

@@ -1,4 +1,4 @@
-"""Sends restaurant orders to a Kafka topic, and says exactly what it sent.
+"""Sends restaurant orders to a Kafka topic and reports exactly what it sent.
 
 Guarantee: when `produce` returns, every event of the recipe is in the topic exactly once (acknowledged by all in-sync replicas, idempotent
 producer), in order per key. When it raises, some prefix may be there.
@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from pipelines.connectors.kafka.client import map_error
+from pipelines.counts import count_of
 from pipelines.demo.orders import BAD_KINDS, DUPLICATE, GOOD, Events, Recipe, orders
 from pipelines.errors import ConfigurationError, Fault
 
@@ -25,15 +26,17 @@ _TICK_SECONDS = 0.01
 _SLICE_EVENTS = 1_000
 
 Progress = Callable[[int], None]
-"""Called with how many events were handed to the producer so far, about every hundredth of a second; returns at once."""
+"""Called about every hundredth of a second with the number of events handed to the producer so far; returns at once."""
 
 
 @dataclass(frozen=True)
 class ProduceSummary:
-    """What is in the topic now because of one call. `produced` = `good` + `bad` + `duplicates`; `bad_kinds` adds up to `bad`.
+    """The records that one call added to the topic.
 
-    `bytes` counts values without keys. `offsets`: per partition the first and the last offset (inclusive) that the events took; where
-    another producer wrote at the same time, its records lie between.
+    `produced` = `good` + `bad` + `duplicates`; `bad_kinds` adds up to `bad`.
+
+    `bytes` counts values without keys. `offsets`: per partition the first and the last offset (inclusive) of the events; records of another
+    producer may lie between them.
     """
 
     topic: str
@@ -59,12 +62,12 @@ def produce(
     partitions: int = 4,
     progress: Progress = lambda _: None,
 ) -> ProduceSummary:
-    """Sends `count` orders with their ids as keys; makes the topic with `partitions` partitions if it is missing.
+    """Send `count` orders with their ids as keys; create the topic with `partitions` partitions if it is missing.
 
     `connection`: librdkafka settings that connect and log in, as `connection_settings` gives them.
-    `rate`: events per second, kept on average from the first event on: after a stall the rest comes faster. None: as fast as it goes.
+    `rate`: events per second on average since the first event: after a stall the rest is sent faster. None: as fast as possible.
     Raises ConfigurationError for numbers that make no recipe, RetryableError when Kafka is away or an event was not acknowledged within
-    30 s, HaltError for what waiting does not mend.
+    30 s, and HaltError for an error that waiting does not repair.
     """
     if rate is not None and rate <= 0:
         raise ConfigurationError("produce", [Fault("rate", f"must be more than 0, not {rate}")])
@@ -90,7 +93,7 @@ def produce(
 
 
 def ensure_topic(connection: Mapping[str, str | bool | int], topic: str, partitions: int) -> None:
-    """Makes the topic unless it is there; an existing one keeps its partitions. Raises RetryableError or HaltError."""
+    """Create the topic if it is missing; an existing one keeps its partitions. Raise RetryableError or HaltError."""
     doing = f"creating topic {topic}"
     admin = AdminClient({**connection, "log_level": 0})
     wanted = NewTopic(topic, num_partitions=partitions, replication_factor=-1)
@@ -102,7 +105,10 @@ def ensure_topic(connection: Mapping[str, str | bool | int], topic: str, partiti
 
 
 def _paced(blocks: Iterator[Events], rate: float | None, started: float) -> Iterator[Events]:
-    """The events in slices, each when its first event is due. The schedule is counted from `started`, so it does not drift."""
+    """Yield the events in slices, each when its first event is due.
+
+    The schedule counts from `started`, so it does not drift.
+    """
     sent = 0
     for block in blocks:
         done = 0
@@ -121,7 +127,7 @@ def _paced(blocks: Iterator[Events], rate: float | None, started: float) -> Iter
 
 
 class _Sending:
-    """One producer and what was acknowledged to it. Use it from one thread."""
+    """One producer and the offsets that were acknowledged to it. Use it from one thread."""
 
     def __init__(self, connection: Mapping[str, str | bool | int], topic: str) -> None:
         self._topic = topic
@@ -142,7 +148,7 @@ class _Sending:
         )
 
     def send(self, events: Events) -> None:
-        """Queues the events; waits while the queue is full. Raises for an earlier event that was not delivered."""
+        """Queue the events; wait while the queue is full. Raise for an earlier event that was not delivered."""
         for key, value in zip(events.keys.to_pylist(), events.values.to_pylist(), strict=True):
             while True:
                 try:
@@ -155,11 +161,11 @@ class _Sending:
         self._poll(0)
 
     def finish(self) -> None:
-        """Waits until everything is acknowledged."""
+        """Wait until everything is acknowledged."""
         left = self._producer.flush(2 * _DELIVERY_SECONDS)
         self._poll(0)
         if left:
-            raise map_error(self._doing, KafkaError(KafkaError._TIMED_OUT, f"{left} events were not acknowledged"))
+            raise map_error(self._doing, KafkaError(KafkaError._TIMED_OUT, f"{count_of(left, 'event')} not acknowledged"))
 
     def offsets(self) -> dict[int, tuple[int, int]]:
         return {partition: (self._first[partition], self._last[partition]) for partition in sorted(self._first)}

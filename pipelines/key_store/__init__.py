@@ -1,1 +1,1 @@
-"""The keyed store of dedup: which keys a bucket holds, in memory and on disk. Pure but for its files."""
+"""The key store of dedup: which keys a bucket holds, in memory and on disk. Pure except for its files."""

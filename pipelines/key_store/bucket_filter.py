@@ -1,8 +1,8 @@
-"""One filter over the live runs of a bucket: most keys are new, and it tells so of them in one look, however many runs there are.
+"""One filter over the live segments of a bucket. Most keys are new; one probe rules them out, however many segments there are.
 
-In memory only. Keys go into generations, each a filter for about as many keys as were live when it was begun. A run knows the oldest
-generation with a key of it, so a generation goes with the last such run; a merge moves no key. Runs of other processes, or of before the
-start, are no part of it until they were read, which is done a little with every batch.
+In memory only. Keys enter generations, each a filter for about as many keys as were live when it was created. A segment knows the oldest
+generation with one of its keys, so a generation is dropped with the last such segment; a merge moves no key. Segments of other processes,
+or of earlier starts, are not covered until they have been read: every batch reads a few.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from pipelines.key_store.segments import Run, RunFacts
 
 _LEAST_ROWS = 64 * 1024
 _ROWS_PER_KEY = 4
-"""So many rows of uncovered runs are read per key that is looked up: after a start all are covered within half a window."""
+"""Rows of uncovered segments to read per key that is looked up: after a start all are covered within half a window."""
 
 
 class Cover:
-    """Which hashes may be in the runs that it covers."""
+    """Which hashes may be in the segments that it covers."""
 
     def __init__(self) -> None:
         self.generations: dict[int, Words] = {}
@@ -30,7 +30,7 @@ class Cover:
         return facts in self._oldest
 
     def may_hold(self, sought: Sought) -> Rows:
-        """Which of the hashes, by their places, may be in a covered run; the others are not."""
+        """Return the places of the hashes that may be in a covered segment; the others are in none."""
         is_possible = np.zeros(len(sought.hi), dtype=bool)
         for words in self.generations.values():
             is_possible |= sought.pass_filter(words)
@@ -38,7 +38,7 @@ class Cover:
         return places
 
     def add(self, facts: RunFacts, hi: Words, lo: Words, merged: Iterable[RunFacts], live_rows: int) -> None:
-        """Covers a run of these hashes and of those of `merged`, unless one of these is not covered."""
+        """Cover a segment of these hashes and those of `merged`, unless one of `merged` is not covered."""
         if any(one not in self for one in merged):
             return
         if self._room <= 0:
@@ -51,7 +51,7 @@ class Cover:
         self._oldest[facts] = min([newest, *(self._oldest[one] for one in merged)])
 
     def read(self, runs: Iterable[Run], keys: int, live_rows: int) -> None:
-        """Covers uncovered ones of `runs`, as many as `keys` looked up pay for. Raises StateDamagedError for one with a damaged block."""
+        """Cover uncovered segments, as many as `keys` looked up pay for. Raise StateDamagedError for a damaged block."""
         self._may_read += _ROWS_PER_KEY * keys
         for run in runs:
             if run.facts not in self and run.facts.rows <= self._may_read:
@@ -61,7 +61,7 @@ class Cover:
         self._may_read = min(self._may_read, live_rows)
 
     def keep(self, live: Iterable[RunFacts]) -> None:
-        """Forgets all other runs, and what only they had."""
+        """Forget all other segments, and the generations that only they used."""
         self._oldest = {facts: self._oldest[facts] for facts in live if facts in self._oldest}
         first = min(self._oldest.values(), default=max(self.generations, default=0))
         self.generations = {number: words for number, words in self.generations.items() if number >= first}

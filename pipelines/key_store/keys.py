@@ -1,10 +1,10 @@
 """Key columns to 128-bit hashes: the identity of a key in every store, release and machine.
 
 A key is written as bytes first: per field, in order, a letter for the kind of its type, the length of the value in bytes, `:`, the value.
-So the integer 1 (`i1:1`) and the text "1" (`s1:1`) are different keys, and ("ab", "c") differs from ("a", "bc"). Integers are decimal
+The integer 1 (`i1:1`) and the text "1" (`s1:1`) are different keys, and ("ab", "c") differs from ("a", "bc"). Integers are decimal
 text, whatever their width; floats are the decimal text of their IEEE 754 bits as an unsigned integer, with -0.0 taken as 0.0; booleans
 are `0` or `1`; strings, and JSON texts, are their UTF-8 bytes. The hash is MD5 (RFC 1321) of those bytes, its 16 bytes read as a
-little-endian number: it will never mean anything else, it costs 0.14 us (DuckDB 2.0), and it need not resist anyone: who can forge a
+little-endian number. It is a stable definition, it costs 0.14 us (DuckDB 2.0), and it need not resist attacks: a sender that can forge a
 collision can also send a duplicate.
 """
 
@@ -32,7 +32,7 @@ class Hashes:
 
 
 def hash_keys(engine: duckdb.DuckDBPyConnection, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Hashes:
-    """The hashes of the rows of `columns`, all of one length. Raises TypeError for a type that cannot be a key."""
+    """Hash the rows of `columns`, all of one length. Raise TypeError for a type that cannot be a key."""
     arrays = [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
     is_null = np.zeros(len(arrays[0]), dtype=bool)
     parts: list[pa.Array | pa.Scalar] = []

@@ -1,8 +1,8 @@
-"""One run: an immutable Arrow IPC file of entries, sorted by hash, with checksums and an index. Written once, mapped into memory to read.
+"""A segment: an immutable Arrow IPC file of entries, sorted by hash, with checksums and an index, memory-mapped for reading.
 
-It is one row of binary values, SCHEMA: the columns of the entries, a hash at most once, and the two of the index. The row's metadata holds
-the CRC-32 of every BLOCK_ROWS rows of every column, and of the index. The digest that the ledger lists covers this metadata: it is checked
-when a run is opened, and the index with it; a block when it is first touched. 36 bytes per entry, and 3 of index.
+The file has one row of binary values, SCHEMA: the columns of the entries (a hash at most once) and the two columns of the index. The row's
+metadata holds the CRC-32 of every BLOCK_ROWS rows of every column, and of the index. The digest in the ledger covers this metadata: opening
+a segment checks the digest and the index, the first touch of a block checks the block. An entry takes 36 bytes, and 3 bytes of index.
 """
 
 import json
@@ -27,18 +27,18 @@ _COLUMNS = _ENTRY | _INDEX
 SCHEMA = pa.schema([(name, pa.large_binary()) for name in _COLUMNS])
 BLOCK_ROWS = 64 * 1024
 _LOOKED_AT_ONCE = 8
-"""Rows that are compared with a hash in one step: a slot has four on average, and one in fifty has more than these."""
+"""Rows to compare with a hash in one step: a slot has four on average, and one slot in fifty has more than eight."""
 _NEXT_ROWS = np.arange(_LOOKED_AT_ONCE, dtype=np.int64)
 _FORMAT = 3
 _PARTS = (b"run", b"crc")
 _UNREADABLE = (OSError, pa.ArrowException, IndexError, ValueError)
-"""What Arrow raises for a file that is no longer one of its own."""
+"""Errors of Arrow for a file that is not valid any more."""
 _REMEDY = "nothing was written; stop the pipeline and rebuild the store from the raw stream with `tallyflow rebuild-state`"
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries as columns. Sorted by (`hi`, `lo`) wherever they enter or leave a run."""
+    """Entries as columns, sorted by (`hi`, `lo`) wherever they enter or leave a segment."""
 
     hi: Words
     lo: Words
@@ -54,19 +54,19 @@ class Entries:
 
     @classmethod
     def empty(cls, rows: int) -> "Entries":
-        """Room for so many entries."""
+        """Allocate room for this many entries."""
         return cls(*(np.empty(rows, dtype=kind) for kind in _ENTRY.values()))
 
     def take(self, rows: npt.NDArray[Any] | slice) -> "Entries":
-        """The entries at `rows` (positions, a mask, or a slice, which copies nothing)."""
+        """Return the entries at `rows` (positions, a mask, or a slice, which copies nothing)."""
         return Entries(*(column[rows] for column in self.columns()))
 
 
 def by_hash(hi: Words, lo: Words) -> Rows:
-    """An order by (`hi`, `lo`) that keeps the order of equal hashes.
+    """Return an order by (`hi`, `lo`) that keeps the order of equal hashes.
 
-    The place is put into the low bits of `hi`, which uniform hashes do not miss, and plain numbers are sorted: 10 ns instead of the 70 ns
-    of a stable sort of places (62,500 hashes).
+    The place replaces the low bits of `hi`, which uniform hashes do not need, and plain numbers are sorted: 10 ns instead of the 70 ns of
+    a stable sort of places (62,500 hashes).
     """
     places = np.uint64(len(hi).bit_length())
     packed = np.sort((hi >> places << places) | np.arange(len(hi), dtype=np.uint64))
@@ -75,7 +75,7 @@ def by_hash(hi: Words, lo: Words) -> Rows:
     if not (ordered[1:] >= ordered[:-1]).all():
         order = np.argsort(hi, kind="stable")
         ordered = hi[order]
-    # Different hashes of one `hi`, which are as good as never there, are sorted by `lo` as well.
+    # Different hashes with one `hi`, which almost never occur, are sorted by `lo` as well.
     is_tie = ordered[1:] == ordered[:-1]
     if is_tie.any() and (lo[order[1:]] != lo[order[:-1]])[is_tie].any():
         return np.lexsort((lo, hi))
@@ -83,7 +83,7 @@ def by_hash(hi: Words, lo: Words) -> Rows:
 
 
 class RunFacts(NamedTuple):
-    """What a `done` lists of a live run. `newest` is the latest time in it: when that has expired, all of it has."""
+    """The facts of a live segment in a `done`. `newest` is its latest time: when that has expired, the whole segment has."""
 
     name: str
     rows: int
@@ -92,7 +92,7 @@ class RunFacts(NamedTuple):
 
 
 def write_run(place: Place, name: str, entries: Entries) -> RunFacts:
-    """Writes the entries (sorted, not empty) as a new file; durable on return. Raises FileExistsError when the name is taken."""
+    """Write the entries (sorted, not empty) as a new file; durable on return. Raise FileExistsError if the name is taken."""
     return Run.write(place, name, entries).facts
 
 
@@ -107,13 +107,16 @@ def _index_crc(index: Index) -> list[int]:
 
 
 def _one_row(columns: Iterable[npt.NDArray[Any]]) -> pa.RecordBatch:
-    """Copies nothing. Readers of Arrow need the offsets; `_columns` does not."""
+    """Build the record batch without copying.
+
+    Readers of Arrow need the offsets; `_columns` does not.
+    """
     buffers = [[None, pa.py_buffer(np.array([0, column.nbytes])), pa.py_buffer(column)] for column in columns]
     return pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.large_binary(), 1, each) for each in buffers], schema=SCHEMA)
 
 
 def _columns(batch: pa.RecordBatch) -> list[npt.NDArray[Any]]:
-    """What was given to `_one_row`. Raises ValueError for a column whose length is not one of its kind."""
+    """Return the columns that were given to `_one_row`. Raise ValueError for a column whose length does not fit its kind."""
     contents = [column.buffers()[2] or b"" for column in batch.columns]
     return [np.frombuffer(content, dtype=kind) for content, kind in zip(contents, _COLUMNS.values(), strict=True)]
 
@@ -130,10 +133,10 @@ def _digest(header: Header) -> str:
 
 
 class Run:
-    """An open run. Not safe for several threads."""
+    """An open segment. Not thread-safe."""
 
     def __init__(self, where: str, facts: RunFacts, entries: Entries, index: Index, crc: npt.NDArray[np.uint32] | None) -> None:
-        """`crc`: the checksums of blocks by column, to be compared at first touch; None where there is nothing to be doubted."""
+        """Open over given columns. `crc`: the checksums of blocks by column, compared at first touch; None to trust the columns."""
         self.facts, self.entries = facts, entries
         self._where, self._index = where, index
         self._crc = crc if crc is not None else np.zeros((len(_ENTRY), 0), dtype=np.uint32)
@@ -142,7 +145,7 @@ class Run:
 
     @classmethod
     def write(cls, place: Place, name: str, entries: Entries) -> "Run":
-        """Writes the entries (sorted, not empty) as a new file, durable on return, and reads them from memory."""
+        """Write the entries (sorted, not empty) as a new file, durable on return, and read them from memory."""
         index = Index.of(entries.hi, entries.lo)
         header = _header(entries, index)
         place.write(name, _one_row([*entries.columns(), index.filter, index.first_rows]), header)
@@ -151,9 +154,9 @@ class Run:
 
     @classmethod
     def open(cls, place: Place, facts: RunFacts, is_own: bool = False) -> "Run":
-        """Maps the file. Raises StateDamagedError when it is missing, or is not the one that was listed.
+        """Map the file. Raise StateDamagedError if it is missing, or is not the listed one.
 
-        `is_own`: this process has just written it, so its blocks need not be read once more to be believed.
+        `is_own`: this process has just written the file, so its blocks need no check.
         """
         where = f"{place.path}/{facts.name}"
         try:
@@ -177,14 +180,14 @@ class Run:
         return cls(where, facts, entries, index, None if is_own else crc)
 
     def find(self, sought: Sought) -> tuple[Rows, Rows]:
-        """(places in `sought`, rows of this run) of the hashes that are here."""
+        """Find the hashes of `sought` in this segment; return (places in `sought`, rows of this segment)."""
         at = self._index.may_hold(sought)
         if not len(at):
             return at, at
         found_at, found_rows = [], []
         last = len(self.entries) - 1
         first = self._index.first_row(sought, at)
-        # Some rows at once through the slots that are possible. Different keys with the same `hi` lie side by side.
+        # Some rows at once through the possible slots. Different keys with the same `hi` are adjacent.
         while len(at):
             wanted, rows = sought.hi[at], first[:, np.newaxis] + _NEXT_ROWS
             if self._unchecked:
@@ -200,13 +203,13 @@ class Run:
         return np.concatenate(found_at), np.concatenate(found_rows)
 
     def checked_entries(self) -> Entries:
-        """All entries, every block checked."""
+        """Return all entries, every block checked."""
         if self._unchecked:
             self._check(np.arange(0, len(self.entries), BLOCK_ROWS, dtype=np.int64))
         return self.entries
 
     def _check(self, rows: Rows) -> None:
-        """Compares the checksum of every block that `rows` touch for the first time. Raises StateDamagedError for a damaged one."""
+        """Compare the checksum of every block that `rows` touch for the first time. Raise StateDamagedError for a damaged one."""
         is_touched = np.zeros(len(self._is_checked), dtype=bool)
         is_touched[rows // BLOCK_ROWS] = True
         for block in np.flatnonzero(is_touched & ~self._is_checked):

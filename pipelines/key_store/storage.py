@@ -1,4 +1,4 @@
-"""Where the runs of one bucket lie: a directory on this machine, or one of any pyarrow filesystem, such as an object store."""
+"""Storage of the segments of one bucket: a directory on this machine, or one of any pyarrow filesystem, such as an object store."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,9 +20,9 @@ Header = dict[bytes, bytes]
 
 @dataclass(frozen=True)
 class Place:
-    """A directory. Files are written once, under names never used before; nothing is renamed or changed.
+    """A directory. Files are written once, under new names; nothing is renamed or changed.
 
-    Every method raises RetryableError when the file system is away or full, HaltError when it refuses us.
+    Every method raises RetryableError if the file system is away or full, HaltError if it denies access.
     """
 
     filesystem: fs.FileSystem
@@ -34,7 +34,7 @@ class Place:
 
     @classmethod
     def at(cls, place: str) -> "Place":
-        """A directory of this machine, or a URI as pyarrow's file systems read it. Raises HaltError for one that none of them can read."""
+        """Open a directory of this machine, or a URI of pyarrow's file systems. Raise HaltError for a URI that none of them can read."""
         if "://" not in place:
             return cls.local(Path(place))
         address = place.partition("?")[0]
@@ -49,10 +49,10 @@ class Place:
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     def write(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
-        """Writes an Arrow IPC file of one batch with `header` as the batch's metadata; when this returns, file and name are durable.
+        """Write an Arrow IPC file of one batch with `header` as the batch's metadata; file and name are durable on return.
 
-        On this machine that takes an fsync of the file and of the directory; an object store has the whole object or none.
-        Raises FileExistsError when the name is taken.
+        On this machine this takes an fsync of the file and of the directory; an object store has the whole object or none.
+        Raises FileExistsError if the name is taken.
         """
         path = f"{self.path}/{name}"
         with _reaching(self.path):
@@ -70,7 +70,7 @@ class Place:
         directory = Path(self.path)
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
-        # Arrow's own file takes half the time of Python's; it cannot refuse a name that is taken.
+        # Arrow's own file takes half the time of Python's, but cannot refuse a name that is taken.
         with (directory / name).open("xb", buffering=0) as file, _whole_or_none((directory / name).unlink):
             with pa.OSFile(file.name, "wb") as stream, pa.ipc.new_file(stream, batch.schema) as writer:
                 writer.write_batch(batch, custom_metadata=header)
@@ -78,9 +78,9 @@ class Place:
             _sync_directory(directory)
 
     def read(self, name: str) -> tuple[pa.RecordBatch, Header]:
-        """What was written, mapped into memory where the file is on this machine.
+        """Read the batch and its header, memory-mapped if the file is on this machine.
 
-        Of a file that is missing or none of ours it raises FileNotFoundError, ValueError, OSError without a number or what Arrow raises.
+        Raises FileNotFoundError for a missing file, and ValueError, OSError without a number or an Arrow error for a file that is not ours.
         """
         path = f"{self.path}/{name}"
         if self.is_local:
@@ -94,25 +94,25 @@ class Place:
         return batch, dict(header or {})
 
     def names(self) -> list[str]:
-        """The files that are there, sorted."""
+        """List the existing files, sorted."""
         with _reaching(self.path):
             found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == fs.FileType.File)
 
     def size(self, name: str) -> int:
-        """Bytes of the file; 0 when it is gone."""
+        """Return the bytes of the file; 0 if it does not exist."""
         with _reaching(self.path):
             return self.filesystem.get_file_info(f"{self.path}/{name}").size or 0
 
     def delete(self, name: str) -> None:
-        """Deletes the file; one that is not there is gone already."""
+        """Delete the file, if it exists."""
         path = f"{self.path}/{name}"
         with _reaching(self.path):
             if self.filesystem.get_file_info(path).type != fs.FileType.NotFound:
                 self.filesystem.delete_file(path)
 
     def delete_all(self) -> None:
-        """Deletes the directory with all that is in it; one that is not there is gone already."""
+        """Delete the directory with its content, if it exists."""
         with _reaching(self.path):
             if self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound:
                 self.filesystem.delete_dir(self.path)
@@ -128,7 +128,7 @@ def _sync_directory(directory: Path) -> None:
 
 @contextmanager
 def _whole_or_none(remove: Callable[[], None]) -> Iterator[None]:
-    """Removes what was begun when it cannot be ended: on a full disk a part of a file would take the room that is made."""
+    """Remove an unfinished file if the block fails: on a full disk it would take up space."""
     try:
         yield
     except BaseException:

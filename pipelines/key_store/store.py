@@ -1,11 +1,11 @@
-"""The live runs of one bucket: look-up, and one new run per batch that takes older small ones in, so that their number stays logarithmic.
+"""The live segments of one bucket: lookup, and one new segment per batch, merged with older small ones.
 
-The ledger's `done` lists the live runs, oldest first; this store reads those and nothing else, writes runs under names never used before,
-and tells what the next `done` should list. Nothing is deleted here: a run that no `done` lists does not exist.
+The ledger's `done` lists the live segments, oldest first; the store reads these and nothing else, writes segments under new names, and
+returns what the next `done` should list. Nothing is deleted here: a segment that no `done` lists does not exist.
 
-Cost of a key, added: FAN runs of one tier are merged into one, tiers are FAN times apart, so an entry is written again at most
-log_FAN(live keys / keys per batch) times. Cost of a look-up: a few filters of the cover, whatever the number of runs; of a key that is
-there, or of a run that is not covered yet, also the filters of (FAN - 1) * log_FAN(...) runs, and a search behind one or two.
+Cost of an added key: FAN segments of one tier are merged into one, tiers are FAN times apart, so an entry is rewritten at most
+log_FAN(live keys / keys per batch) times. Cost of a lookup: a few generations of the bucket filter, whatever the number of segments; for a
+key that is present, and for segments not covered yet, also the filters of (FAN - 1) * log_FAN(...) segments, and a search in one or two.
 """
 
 import zlib
@@ -23,18 +23,21 @@ from pipelines.key_store.storage import Place
 from pipelines.types.vectors import Mask
 
 FAN, SMALL_FAN = 16, 8
-"""Runs of one tier that are merged into one; of the smallest tier: below so many rows one run more costs more than writing it again."""
+"""Segments of one tier that are merged into one.
+
+In the smallest tier another segment soon costs more than rewriting it.
+"""
 RUNS_PER_BUCKET = FAN + SMALL_FAN
-"""As many as a bucket has on average, and some more (17 to 19 measured); only one with some hundred million keys has twice as many."""
+"""Segments of a bucket, with a margin over the average of 17 to 19 (measured); only one with some hundred million keys has more."""
 _SMALLEST_TIER_ROWS = 16 * 1024
 _PIECE_ROWS = 128 * 1024
 _WORTH_LEAVING_OUT = 16
-"""Hashes that were found are taken out of those that are sought once they are more than one in so many."""
+"""Found hashes are removed from the lookup once they are more than one in this many."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The newest entry of each hash that was asked for: `is_found`, and where it is not, zeros."""
+    """The newest entry of each requested hash: `is_found`, and zeros where it is False."""
 
     is_found: Mask
     time: npt.NDArray[np.int64]
@@ -44,7 +47,7 @@ class Found:
 
 @dataclass(frozen=True)
 class _Added:
-    """The run that was written last, `live` when it was, what it was asked for with, and the listing that was told."""
+    """The last written segment, the `live` listing and the arguments of that call, and the listing that it returned."""
 
     live: tuple[RunFacts, ...]
     content: tuple[object, ...]
@@ -53,7 +56,7 @@ class _Added:
 
 
 class KeyedStore:
-    """One bucket's keys. Keeps its runs open from batch to batch. Not safe for several threads."""
+    """One bucket's keys. Keeps its segments open from batch to batch. Not thread-safe."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -61,10 +64,10 @@ class KeyedStore:
         self._added: _Added | None = None
         self.cover = Cover()
         self.live: tuple[RunFacts, ...] = ()
-        """The runs that are read, oldest first."""
+        """The segments that are read, oldest first."""
 
     def open(self, listed: Sequence[RunFacts]) -> None:
-        """Reads these runs from now on, the ones that the last `done` lists. Raises StateDamagedError for a missing or foreign one."""
+        """Read these segments from now on, as the last `done` lists them. Raise StateDamagedError for a missing or foreign one."""
         known = self._open if self._added is None else {**self._open, self._added.run.facts: self._added.run}
         self._open = {facts: known.get(facts) or Run.open(self.place, facts) for facts in listed}
         if self._added is not None and self._added.live != tuple(listed):
@@ -73,11 +76,11 @@ class KeyedStore:
         self.cover.keep([*listed, self._added.run.facts] if self._added else listed)
 
     def checked(self) -> Iterator[Entries]:
-        """The entries of each live run, oldest first, every block checked."""
+        """Return the entries of each live segment, oldest first, every block checked."""
         return (self._open[facts].checked_entries() for facts in self.live)
 
     def find(self, hi: Words, lo: Words) -> Found:
-        """The newest entry of each hash; `hi` is best sorted. Raises StateDamagedError when a block that it touches is damaged."""
+        """Find the newest entry of each hash; `hi` is best sorted. Raise StateDamagedError if a touched block is damaged."""
         count = len(hi)
         found = Found(
             np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint32)
@@ -86,7 +89,7 @@ class KeyedStore:
         self.cover.read([self._open[facts] for facts in self.live], count, self._rows())
         possible = self.cover.may_hold(everything)
         few = everything.take(possible)
-        # Newest first: what a newer run has said stands, and is not looked for in older ones.
+        # Newest first: an entry in a newer segment wins, and is not looked up in older ones.
         for facts in reversed(self.live):
             run, is_covered = self._open[facts], facts in self.cover
             if is_covered and not len(possible):
@@ -106,15 +109,15 @@ class KeyedStore:
         return found
 
     def add(self, entries: Entries, span: tuple[int, int], expired: int, has_turn: bool) -> list[RunFacts]:
-        """Writes `entries` (sorted, a hash once), with the newest runs that they are merged with, as one run; what to list from now on.
+        """Write `entries` (sorted, a hash once), merged with the newest segments as needed, as one segment; return the new listing.
 
         `span`: the range of raw sequences that the entries come from, (exclusive, inclusive]. `expired`: entries of this time or earlier
-        are over by the clock of the last `done`; they go with the oldest runs, as a whole or when these are merged. Younger runs keep
-        theirs: such an entry may hide one of the same key and a later time in an older run, which must not come back. `has_turn`: see
-        `merged_runs`.
-        The store itself goes on reading the old listing until `open`. Called again on the same listing with the same entries, as by
-        another attempt at the range, it tells what it has told, and writes nothing, unless the run was deleted meanwhile: as a start
-        deletes what no `done` lists, while this process may live on.
+        have expired by the clock of the last `done`; they are dropped with the oldest segments, or when these are merged. Younger segments
+        keep theirs: such an entry may hide one of the same key and a later time in an older segment, which must not reappear.
+        `has_turn`: see `merged_runs`.
+        The store itself reads the old listing until `open`. A repeated call on the same listing with the same entries, as by another
+        attempt at the range, returns the same listing and writes nothing, unless the segment was deleted meanwhile: another start deletes
+        segments that no `done` lists, while this process may still live.
         """
         live = self._not_over(expired)
         if not len(entries):
@@ -131,7 +134,7 @@ class KeyedStore:
             return rest
         start = min([span[0], *(int(facts.name.split("-", 1)[0]) for facts in merged)])
         written = Run.write(self.place, run_name((start, span[1]), span[1]), entries)
-        # A small run is soon merged again and is read from where it is until then; a large one is mapped, so that it can leave memory.
+        # A small segment is soon merged again and is read from memory until then; a large one is mapped, so that it can leave memory.
         is_small = len(entries) <= _SMALLEST_TIER_ROWS
         run = written if is_small else Run.open(self.place, written.facts, is_own=True)
         self.cover.add(written.facts, new.hi, new.lo, merged, self._rows())
@@ -139,7 +142,10 @@ class KeyedStore:
         return self._added.listing
 
     def compact(self, expired: int, made_for: int) -> list[RunFacts]:
-        """Merges all live runs into one, without what has expired; what to list in their place. Writes nothing if nothing is gained."""
+        """Merge all live segments into one without expired entries; return the new listing.
+
+        Writes nothing if nothing is gained.
+        """
         live = self._not_over(expired)
         together = merge([self._open[facts].checked_entries() for facts in live], expired) if live else None
         if together is None or not len(together):
@@ -153,30 +159,34 @@ class KeyedStore:
         return sum(facts.rows for facts in self.live)
 
     def _not_over(self, expired: int) -> list[RunFacts]:
-        """The live runs without the oldest ones that have expired as a whole."""
+        """Return the live segments without the oldest ones that have expired as a whole."""
         first = next((number for number, facts in enumerate(self.live) if facts.newest > expired), len(self.live))
         return list(self.live[first:])
 
 
 def run_name(span: tuple[int, int], made_for: int) -> str:
-    """`<from>-<to>.<made for>.<unique>`: the raw sequences covered, and the end of the range that it was written for."""
+    """Return a new name `<from>-<to>.<made for>.<unique>`: the raw sequences covered, and the end of the range written for."""
     return f"{span[0]}-{span[1]}.{made_for}.{uuid4().hex[:12]}.arrow"
 
 
 def made_for(name: str) -> int:
-    """The end of the range that a run was written for."""
+    """Return the end of the range that a segment was written for."""
     return int(name.split(".")[1])
 
 
 def bucket_with_turn(to: int, buckets: int) -> int:
-    """The bucket that merges in the batch that ends at sequence `to`: buckets fill alike, and would all merge in one batch."""
+    """Return the bucket that merges in the batch that ends at sequence `to`.
+
+    Buckets fill alike, and would otherwise all merge in one batch.
+    """
     return zlib.crc32(to.to_bytes(8, "little")) % buckets
 
 
 def merged_runs(rows: Sequence[int], new_rows: int, has_turn: bool) -> int:
-    """How many of the newest runs, of `rows` entries each, oldest first, new entries are merged with: up to the last tier that is full.
+    """Return how many of the newest segments to merge new entries with: up to the last tier that is full.
 
-    A tier is full with FAN runs (the smallest with SMALL_FAN) where its bucket has the turn, with twice as many where not.
+    `rows`: entries per segment, oldest first. A tier is full with FAN segments (the smallest with SMALL_FAN) if its bucket has the turn,
+    with twice as many if not.
     """
     taken, end, total = 0, 0, new_rows
     while end < len(rows):
@@ -201,9 +211,10 @@ def _tier(rows: int) -> int:
 
 
 def merge(parts: Sequence[Entries], expired: int | None) -> Entries:
-    """One sorted set of entries out of several, older parts first: the newest of each hash, without those of time `expired` or earlier.
+    """Merge several sets of entries, older ones first, into one sorted set: the newest of each hash, without expired ones.
 
-    Piece by piece of the range of hashes, so that all but the outcome fits into the processor's cache.
+    Entries of time `expired` or earlier are dropped. Works piece by piece of the range of hashes, so that everything but the result fits
+    into the processor's cache.
     """
     rows = sum(len(part) for part in parts)
     pieces = max(1, rows // _PIECE_ROWS)
@@ -218,7 +229,7 @@ def merge(parts: Sequence[Entries], expired: int | None) -> Entries:
 
 
 def _merge_piece(parts: list[Entries], expired: int | None, into: Entries, at: int) -> int:
-    """How many entries were written into `into` from `at` on."""
+    """Merge the parts into `into` from `at` on; return how many entries were written."""
     hi, lo, time, *_ = together = [np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)]
     order = by_hash(hi, lo)
     is_last = np.ones(len(order), dtype=bool)

@@ -1,6 +1,6 @@
-"""How far each leg of a running pipeline is behind, and how fast it goes: looked at every two seconds, from a thread beside the legs.
+"""Pace of a running pipeline: the lag and the rate of each leg, measured every two seconds in a thread beside the legs.
 
-What is told is as of the last look that succeeded, so asking for it waits for no server; why a look fails, the legs' states tell.
+The figures are those of the last successful look, so reading them waits for no server. The legs' states show why a look failed.
 """
 
 import time
@@ -20,18 +20,18 @@ from pipelines.runner.rounds import Rounds
 
 LOOK_EVERY_SECONDS = 2.0
 RATE_SECONDS = 30.0
-"""Rates are those of so long, or since the start."""
+"""The period of the rates; shorter after a start."""
 AGES_SECONDS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
-"""How old the oldest record in Kafka that waits is, at least: Kafka tells offsets by times, and no time of an offset."""
+"""Lower bounds of the age of the oldest waiting record in Kafka: Kafka gives offsets by time, and no time of an offset."""
 _ROLES = {"process": "raw", "sink": "out"}
 
 
 @dataclass(frozen=True)
 class LegPace:
-    """What waits before a leg, and how fast it takes it.
+    """The lag and the rate of a leg.
 
-    `waiting`: records (before ingest: offsets of partitions with a leader) that no `done` of the leg covers, those of a batch in work too.
-    `waiting_seconds`: how long the oldest of them has waited there; before ingest by its own time, rounded down to AGES_SECONDS.
+    `waiting`: records (before ingest: offsets of partitions with a leader) that no `done` of the leg covers, the batch in progress too.
+    `waiting_seconds`: how long the oldest of them has waited; before ingest by its own time, rounded down to AGES_SECONDS.
     `rows_per_second`: None at the first look.
     """
 
@@ -41,7 +41,7 @@ class LegPace:
 
 
 class Pace(Rounds):
-    """The thread. `legs` may be read by any thread: by leg, all of them, whoever runs them; empty before the first look."""
+    """The thread. `legs` may be read by any thread: all legs by name, wherever they run; empty before the first look."""
 
     def __init__(self, log: JetStream, names: Names, topic: KafkaTopic) -> None:
         self.legs: Mapping[str, LegPace] = {}
@@ -50,14 +50,14 @@ class Pace(Rounds):
         super().__init__("pace", LOOK_EVERY_SECONDS, lambda: self.look(time.monotonic()))
 
     def look(self, now: float) -> None:
-        """One look, at `now` of a clock that never steps."""
+        """Measure once, at `now` of a monotonic clock."""
         try:
             stream = self._names.stream("ledger")
             # Downstream first, as the tally does: no leg seems to have read what the one before it has not written.
             chains = {leg: read_chain(self._log, stream, self._names.chain(leg)) for leg in ("sink", "process", REDRIVE, "ingest")}
             account = {leg.leg: leg for leg in from_chains(chains, chains[REDRIVE]).legs}
             reached = _reached(chains["ingest"])
-            # Of one without a leader nothing is known; the status names it beside these figures.
+            # Nothing is known of a partition without a leader; the status names it beside these figures.
             ends, _ = self._topic.known_ends(sorted(reached))
             known = {partition: reached[partition] for partition in ends}
             offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
@@ -84,7 +84,7 @@ def _reached(ingest: ChainState) -> dict[int, int]:
 
 
 def age_in_kafka(topic: KafkaTopic, reached: Mapping[int, int], now: datetime) -> float:
-    """The largest of AGES_SECONDS such that a record at `reached` (by partition) or later is older; 0 if none is."""
+    """Return the largest of AGES_SECONDS such that a record at `reached` (by partition) or later is older; 0 if none is."""
 
     def is_younger(seconds: int) -> bool:
         since = topic.first_since(sorted(reached), now - timedelta(seconds=seconds))

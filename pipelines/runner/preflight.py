@@ -1,6 +1,7 @@
-"""Before anything runs: are the systems there, is the table fit, and is this the pipeline that the streams belong to.
+"""Checks before a start: the systems answer, the table fits, and the streams belong to this pipeline.
 
-Every check fails with one clear message and changes nothing, except that missing streams (and, if the file says so, the table) are made.
+Every check fails with one clear message and changes nothing, except that missing streams (and, if the file asks for it, the table) are
+created.
 """
 
 import json
@@ -16,6 +17,7 @@ from pipelines.connectors.clickhouse.client import ClickHouse, Table, TableColum
 from pipelines.connectors.clickhouse.settings import MAX_PARTITIONS_PER_INSERT
 from pipelines.connectors.kafka.client import KafkaTopic, TopicFacts
 from pipelines.connectors.nats.client import JetStream, StreamState
+from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
 from pipelines.key_store.storage import Place
 from pipelines.process.mapping.step import TargetColumn, check_mapping
@@ -28,17 +30,17 @@ from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.types.columns import parse_type
 
 CONTACT_SECONDS = 3.0
-"""Kafka's first answer is waited for this long at a time: short, so that whoever starts a pipeline soon reads what it waits for."""
+"""Timeout of Kafka's first answer: short, so that whoever starts a pipeline soon reads what the start waits for."""
 CREATED_DEDUP_WINDOW = 10_000
 MIN_DEDUP_WINDOW = 4
-"""Tokens that a table must remember per partition that one insert can touch: each makes a block of its own."""
+"""Tokens that a table must remember per partition that one insert can touch: each partition gets its own block."""
 MIN_DEDUP_TIME = timedelta(days=7)
-"""How long a Replicated table must remember them, unless the file says otherwise."""
+"""How long a Replicated table must remember tokens, unless the file sets another time."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the checks found: the topic, the table as it is, and the id of each stream by role."""
+    """The findings of the checks: the topic, the table as it is, and the id of each stream by role."""
 
     topic: TopicFacts
     table: Table
@@ -46,14 +48,14 @@ class Prepared:
 
 
 def check_supported(config: PipelineConfig) -> None:
-    """Raises NotSupportedError for a valid file that asks for what this release does not run."""
+    """Raise NotSupportedError for a valid file that asks for a stage that this release does not run."""
     missing = unsupported(config)
     if missing:
         raise NotSupportedError(f"pipeline {config.pipeline_id}: not supported yet: {'; '.join(missing)}. Nothing was started")
 
 
 def check_types(config: PipelineConfig) -> None:
-    """Raises ConfigurationError when a mapped field cannot become its column's type."""
+    """Raise ConfigurationError if a mapped field cannot become its column's type."""
     fields = [ParsedField(field.name, field.type) for field in config.sources[0].schema_fields]
     targets = [TargetColumn(m.name, m.column_name, parse_type(m.column_type), False) for m in config.sink.mapping]
     faults = [Fault("sources[0].schema_fields", fault) for fault in check_fields(fields)]
@@ -63,16 +65,21 @@ def check_types(config: PipelineConfig) -> None:
 
 
 def check_master(config: PipelineConfig, master: str | None) -> None:
-    """Raises ConfigurationError for a Spark master whose workers would not share the key stores of this host."""
+    """Raise ConfigurationError for a Spark master whose workers would not share the key stores of this host."""
     if master is not None and not master.startswith("local") and not config.state_uri:
-        message = f"--master {master} has workers on other hosts, which share no directory of this one: say a place that all of them reach"
+        message = (
+            f"--master {master} has workers on other hosts, which cannot read this host's directories: set a URI that all of them reach"
+        )
         raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("state_uri", message)])
 
 
 def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhouse: ClickHouse) -> Prepared:
-    """All checks, in the order of the data. Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest."""
+    """Run all checks, in the order of the data.
+
+    Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest.
+    """
     facts = topic.facts(CONTACT_SECONDS)
-    # Partitions of a topic that was made a moment ago may have no leader yet.
+    # Partitions of a topic that was just created may have no leader yet.
     topic.known_ends(facts.partitions, CONTACT_SECONDS)
     log.connect()
     if config.state_uri:
@@ -84,15 +91,15 @@ def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhous
 
 
 def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
-    """Makes the streams that are missing; refuses a pipeline file of another shape. Returns the streams' ids by role."""
+    """Create the missing streams and return the streams' ids by role. Raise HaltError for a file of another shape."""
     names, shape = Names(config.pipeline_id), _shape_text(config)
     found = {role: log.state(names.stream(role)) for role in ROLES}
     missing = [role for role, state in found.items() if state is None]
-    # Streams that never held a message are being made: by a start that was killed, or by one beside ours.
+    # Streams that never held a message are being created, by a start that was killed or by one beside ours.
     if missing and any(state is not None and state.last_sequence for state in found.values()):
         raise DataLossError(
             f"starting pipeline {config.pipeline_id}: of its streams {', '.join(names.stream(role) for role in missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} gone; restore all streams from one moment, or delete the pipeline and start it anew"
+            f"{'is' if len(missing) == 1 else 'are'} missing; restore all streams from one moment, or delete the pipeline and start it anew"
         )
     limits = config.resources.nats.stream
     ids = {}
@@ -106,7 +113,7 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
 
 
 def check_shape(config: PipelineConfig, log: JetStream) -> None:
-    """Raises HaltError when streams that are there belong to a file of another shape. Changes nothing."""
+    """Raise HaltError if existing streams belong to a file of another shape. Change nothing."""
     for role in ROLES:
         state = log.state(Names(config.pipeline_id).stream(role))
         if state is not None:
@@ -120,13 +127,13 @@ def _check_same_shape(config: PipelineConfig, state: StreamState) -> None:
 
 
 def check_other_shape(config: PipelineConfig, log: JetStream) -> None:
-    """Raises HaltError for a file that differs from the pipeline's shape in more than the number of buckets, and without a pipeline."""
+    """Raise HaltError without a pipeline, and for a file whose shape differs in more than the number of buckets."""
     check_started(log, Names(config.pipeline_id))
     for role in ROLES:
         stream = Names(config.pipeline_id).stream(role)
         state = log.state(stream)
         if state is None:
-            raise HaltError(f"rebucketing {config.pipeline_id}: the stream {stream} is gone; restore all streams from one moment")
+            raise HaltError(f"rebucketing {config.pipeline_id}: the stream {stream} is missing; restore all streams from one moment")
         before = json.loads(state.metadata.get(SHAPE_KEY, "{}"))
         expected = json.dumps({**before, "buckets": config.buckets}, sort_keys=True, separators=(",", ":"))
         if expected != _shape_text(config):
@@ -134,7 +141,7 @@ def check_other_shape(config: PipelineConfig, log: JetStream) -> None:
 
 
 def change_buckets(config: PipelineConfig, log: JetStream) -> None:
-    """Writes the shape of `config` to the streams' metadata."""
+    """Write the shape of `config` to the streams' metadata."""
     for role in ROLES:
         log.set_metadata(Names(config.pipeline_id).stream(role), {SHAPE_KEY: _shape_text(config)})
 
@@ -146,16 +153,16 @@ def _shape_text(config: PipelineConfig) -> str:
 def _shape_difference(pipeline: str, before: str, now: str) -> str:
     old, new = dict(_leaves(json.loads(before))), dict(_leaves(json.loads(now)))
     changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-    told = "; ".join(f"{key} was {old.get(key)!r}, the file says {new.get(key)!r}" for key in changed)
-    way = "; stop the pipeline and run `tallyflow rebucket`, or put it back" if changed == ["buckets"] else ""
+    told = "; ".join(f"{key} was {old.get(key)!r}, the file has {new.get(key)!r}" for key in changed)
+    way = "; stop the pipeline and run `tallyflow rebucket`, or restore the old value" if changed == ["buckets"] else ""
     return (
-        f"starting pipeline {pipeline}: {told}. These decide where a record's state lives and may not change while the pipeline lives"
-        f"{way or '; put them back, or give the changed pipeline another pipeline_id and another table: it reads the topic anew'}"
+        f"starting pipeline {pipeline}: {told}. These decide where a record's state is stored and may not change while the pipeline lives"
+        f"{way or '; restore them, or give the changed pipeline another pipeline_id and another table: it reads the topic anew'}"
     )
 
 
 def _leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    """The facts of a shape, by path."""
+    """Yield the facts of a shape, by path."""
     for key, value in shape.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{at}{key}.")
@@ -164,7 +171,7 @@ def _leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def ensure_table(config: PipelineConfig, clickhouse: ClickHouse) -> Table:
-    """The target table, made if the file says so; checked for columns, types and its deduplication window."""
+    """Return the target table, created if the file asks for it; checked for columns, types and its deduplication window."""
     sink = config.sink
     database = sink.connection_params.database
     clickhouse.connect()
@@ -177,7 +184,7 @@ def ensure_table(config: PipelineConfig, clickhouse: ClickHouse) -> Table:
         _create(config, clickhouse)
         table = clickhouse.inspect(database, sink.table)
         if table is None:
-            raise HaltError(f"creating table {database}.{sink.table}: it was created and is not there; is another process dropping it?")
+            raise HaltError(f"creating table {database}.{sink.table}: it was created but does not exist; is another process dropping it?")
     check_columns(config, table)
     if sink.delivery == "exactly_once":
         clickhouse.check_insert_settings()
@@ -196,7 +203,7 @@ def _create(config: PipelineConfig, clickhouse: ClickHouse) -> None:
 def check_existing_rows(config: PipelineConfig, log: JetStream, clickhouse: ClickHouse, table: Table) -> None:
     """Raise HaltError when the sink has never sent a row and the table holds rows that may be those of another pipeline.
 
-    Two pipelines in one table would double each other's records without a word, and no proof could tell their rows apart.
+    Two pipelines in one table would silently double each other's records, and no proof could tell their rows apart.
     """
     if config.sink.existing_rows == "keep" or _has_sent(config, log):
         return
@@ -205,12 +212,12 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, clickhouse: Clic
     # A runner of this pipeline may have begun to send while the rows were counted.
     if count == 0 or _has_sent(config, log):
         return
-    whose = "with positions, of another pipeline or of an earlier life of this one" if has_positions else "and nothing tells whose"
+    whose = "with positions, of another pipeline or an earlier pipeline of this name" if has_positions else "of unknown origin"
     raise HaltError(
-        f"starting pipeline {config.pipeline_id}: it has never sent a row, and table {table.full_name} holds rows ({count:,}), {whose}. "
-        "Nothing was started, as records that are in the table already would be there twice: name another table, or empty this one "
-        f"(TRUNCATE TABLE {table.full_name}). If the rows shall stay, say `existing_rows: keep` in the sink; audit, verify and the checks "
-        "will call them extra"
+        f"starting pipeline {config.pipeline_id}: it has never sent a row, and table {table.full_name} holds {count_of(count, 'row')} "
+        f"{whose}. Nothing was started, because records that are already in the table would be doubled: name another table, or empty this "
+        f"one (TRUNCATE TABLE {table.full_name}). To keep the rows, set `existing_rows: keep` in the sink; audit, verify and the checks "
+        "will report them as extra"
     )
 
 
@@ -221,14 +228,14 @@ def _has_sent(config: PipelineConfig, log: JetStream) -> bool:
 
 
 def check_columns(config: PipelineConfig, table: Table) -> None:
-    """Raises ConfigurationError, with every fault, when the table's columns do not fit the mapping."""
+    """Raise ConfigurationError, with every fault, if the table's columns do not fit the mapping."""
     faults = column_faults(config, table.columns)
     if faults:
         raise ConfigurationError(f"table {table.full_name} does not fit the mapping", faults)
 
 
 def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> list[Fault]:
-    """Why the mapping and the position columns cannot be inserted into a table of these columns; empty when they can."""
+    """List why the mapping and the position columns cannot be inserted into a table with these columns; empty if they can."""
     actual = {column.name: column for column in columns}
     faults = []
     for index, entry in enumerate(config.sink.mapping):
@@ -237,9 +244,9 @@ def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> lis
         if column is None:
             faults.append(Fault(f"{path}.column_name", f"the table has no column {entry.column_name!r}"))
         elif column.default_kind in ("MATERIALIZED", "ALIAS"):
-            faults.append(Fault(f"{path}.column_name", f"column {entry.column_name!r} is {column.default_kind}, it cannot be inserted"))
+            faults.append(Fault(f"{path}.column_name", f"column {entry.column_name!r} is {column.default_kind} and cannot be inserted"))
         elif not _fits(entry.column_type, column.type):
-            said = f"column {entry.column_name!r} is {column.type}, the file says {entry.column_type}"
+            said = f"column {entry.column_name!r} is {column.type}, the file has {entry.column_type}"
             faults.append(Fault(f"{path}.column_type", said))
     for name, kind in POSITION_COLUMN_TYPES:
         if name in actual and actual[name].type != kind:
@@ -248,7 +255,7 @@ def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> lis
 
 
 def _fits(declared: str, actual: str) -> bool:
-    """GlassFlow's files declare a Nullable or LowCardinality column by its base type."""
+    """Return True for the declared type, also as Nullable or LowCardinality: GlassFlow's files declare the base type."""
     wanted = str(parse_type(declared))
     return actual in (wanted, f"Nullable({wanted})", f"LowCardinality({wanted})", f"LowCardinality(Nullable({wanted}))")
 
@@ -257,14 +264,16 @@ def _check_window(table: Table, longest_outage: timedelta) -> None:
     if "MergeTree" not in table.engine:
         raise HaltError(
             f"checking table {table.full_name}: engine {table.engine} does not deduplicate inserts, so exactly-once is not possible; "
-            "use a MergeTree engine, or say `delivery: at_least_once` in the sink"
+            "use a MergeTree engine, or set `delivery: at_least_once` in the sink"
         )
     needed = MIN_DEDUP_WINDOW * (MAX_PARTITIONS_PER_INSERT if table.is_partitioned else 1)
     setting = "replicated_deduplication_window" if table.is_replicated else "non_replicated_deduplication_window"
     if table.dedup_window < needed:
         why = f" ({MIN_DEDUP_WINDOW} for each of {MAX_PARTITIONS_PER_INSERT} partitions of an insert)" if table.is_partitioned else ""
         raise _window_halt(
-            table, f"{table.dedup_window} insert tokens, exactly-once needs at least {needed}{why}", f"{setting} = {CREATED_DEDUP_WINDOW}"
+            table,
+            f"{count_of(table.dedup_window, 'insert token')}, exactly-once needs at least {needed}{why}",
+            f"{setting} = {CREATED_DEDUP_WINDOW}",
         )
     seconds = math.ceil(longest_outage.total_seconds())
     if table.dedup_seconds is not None and table.dedup_seconds < seconds:
@@ -272,12 +281,12 @@ def _check_window(table: Table, longest_outage: timedelta) -> None:
             table,
             f"insert tokens for {table.dedup_seconds} s, exactly-once needs at least {seconds} s",
             f"{setting}_seconds = {seconds}",
-            "give the longest time that the pipeline may stand still as `max_outage` of the sink, ",
+            "set `max_outage` of the sink to the longest time that the pipeline may be down, ",
         )
 
 
 def _window_halt(table: Table, remembers: str, setting: str, other_way: str = "") -> HaltError:
     return HaltError(
         f"checking table {table.full_name}: it remembers {remembers}; run ALTER TABLE {table.full_name} MODIFY SETTING {setting}, "
-        f"{other_way}or say `delivery: at_least_once` in the sink"
+        f"{other_way}or set `delivery: at_least_once` in the sink"
     )

@@ -1,4 +1,4 @@
-"""The streaming queries of a runner's legs: starting them, noticing that one ended, starting again what may go on."""
+"""The streaming queries of a runner's legs: start them, notice that one ended, restart it if it may continue."""
 
 import shutil
 import time
@@ -26,9 +26,9 @@ _HALTS = ("HaltError", "DataLossError", "InvariantError")
 
 
 class Queries:
-    """One query per leg, on one session. `sources` are the options of each leg's Data Source, all but its start.
+    """One query per leg, on one session. `sources` are the options of each leg's Data Source, except its start.
 
-    Spark calls each leg's `on_batch` on a thread of its own; everything else here is for one thread.
+    Spark calls each leg's `on_batch` on a separate thread; everything else here is for one thread.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Queries:
         self._restarts: dict[str, tuple[int, int]] = {}
         self._starts: Counter[str] = Counter()
         self._due: dict[str, float] = {}
-        """Legs that wait for this host: when they are tried again, by the monotonic clock."""
+        """Legs that wait for this host: the time of their retry, by the monotonic clock."""
         self._waited: dict[str, tuple[float, int]] = {}
-        """How long the last wait was, and how many batches the leg had done by then."""
+        """The last wait in seconds, and the batches that the leg had done by then."""
 
     def start(self) -> None:
-        """Warms the task workers and starts every leg's query, side by side: each waits for Python processes to start."""
+        """Warm the task workers and start every leg's query, in parallel: each waits for Python processes to start."""
         session = self._session
         with ThreadPoolExecutor(1 + len(self._legs), "start") as starting:
             warming = starting.submit(run_in_tasks, session, str(self._run_path), warm, [{}] * session.sparkContext.defaultParallelism)
@@ -61,9 +61,9 @@ class Queries:
                     query.result()
 
     def _start(self, leg: Leg) -> None:
-        """Start the leg's query where its chain stands; waits for a system that is away. Raises StoppedError when the runner stops."""
+        """Start the leg's query at the end of its chain; wait for a system that is away. Raise StoppedError when the runner stops."""
         start = offset_text(leg.patiently(leg.start_offset))
-        # A fresh one each time: one that was cut off may be damaged, and says nothing that the ledger does not.
+        # A fresh checkpoint each time: a truncated one may be damaged, and the ledger has all that it holds.
         shutil.rmtree(self._checkpoint(leg), ignore_errors=True)
         self._starts[leg.name] += 1
         checkpoint = self._checkpoint(leg)
@@ -82,9 +82,9 @@ class Queries:
         return self._run_path.parent / f"checkpoint-{leg.name}-{self._starts[leg.name]}"
 
     def look(self) -> None:
-        """Deals with queries that have ended by themselves: a halt stays, anything else (a killed planner, say) starts again.
+        """Handle a query that has ended by itself: a halt stays, anything else (such as a killed planner) is restarted.
 
-        One at a time: Spark gives a planner 10 s to start, and on a busy machine several at once would all be too late, again and again.
+        One at a time: Spark gives a planner 10 s to start, and on a busy machine several at once would all time out, again and again.
         """
         ended = [name for name, query in self._running.items() if not query.isActive]
         if ended and not any(query.isActive and query.status["message"] == _INITIALIZING for query in self._running.values()):
@@ -110,11 +110,11 @@ class Queries:
             self._tell(f"{leg.name} halted: {leg.failure}")
             return
         self._restarts[leg.name] = (fruitless, leg.status.batches)
-        self._tell(f"{leg.name}: starting the query again after: {last_words(words)}")
+        self._tell(f"{leg.name}: restarting the query after: {last_words(words)}")
         self._start_again(leg)
 
     def _postpone(self, leg: Leg, told: str, to_do: str) -> None:
-        """Waits for room, files or memory of this host, ever longer, as for a system that is away; after a batch that was done, anew."""
+        """Wait for room, files or memory of this host, with growing pauses; a batch in between resets the pause."""
         waited, batches = self._waited.get(leg.name, (0.0, 0))
         wait = min(MOST_WAIT_SECONDS, 2 * waited) if waited and leg.status.batches == batches else FIRST_WAIT_SECONDS
         self._waited[leg.name] = (wait, leg.status.batches)
@@ -134,7 +134,10 @@ class Queries:
             self._postpone(leg, last_words(str(error)), to_do)
 
     def stop(self) -> None:
-        """Stops each query between two batches. With a dead JVM there is nothing to stop."""
+        """Stop each query between two batches.
+
+        With a dead JVM there is nothing to stop.
+        """
         has_jvm = is_jvm_alive(self._session)
         for name, query in self._running.items():
             with self._legs[name].working:

@@ -1,7 +1,7 @@
-"""Keeps the streams of a running pipeline within their retention and their limits, from a thread beside its legs.
+"""Retention of a running pipeline's streams, from a thread beside its legs: purge by age and by size.
 
-A leg's runner purges what that leg reads (`purge.Purge`), so it works as well when each leg has a process of its own. Nothing waits for
-it: what fails is told in the status and tried again. A leg that has halted purges nothing: what it halted over may be evidence.
+A leg's runner purges what that leg reads (`purge.Purge`), so a process per leg works as well. Nothing waits for a purge: the status shows a
+failure, and it is retried. A leg that has halted purges nothing: the messages may be evidence.
 """
 
 import time
@@ -23,7 +23,7 @@ _USES = {"ingest": ("raw",), "process": ("raw", "out"), "sink": ("out",)}
 
 @dataclass(frozen=True)
 class StreamFacts:
-    """A stream as the status shows it."""
+    """The state of a stream, as the status shows it."""
 
     role: str
     stream: str
@@ -34,20 +34,20 @@ class StreamFacts:
 
     @property
     def advice(self) -> str:
-        """What people should know of it and do; empty while all is well."""
+        """The state of the stream and what to do about it, in a sentence; empty while all is well."""
         extent = f"{self.role} stream {self.stream}, {self.bytes:,} of {self.max_bytes:,} bytes"
         if self.is_full:
             return (
-                f"{extent}, is full: its writer waits, nothing is lost. Room is made when the sink has confirmed what it holds: see why "
+                f"{extent}, is full: its writer waits, nothing is lost. Space is freed once the sink has confirmed its messages: see why "
                 f"that takes long, or raise the limit with `nats stream edit {self.stream} --max-bytes=...`"
             )
         if self.purged.is_early:
-            return f"{extent}, was purged before its retention to make room, up to {self.purged.since:%Y-%m-%d %H:%M:%S} UTC"
+            return f"{extent}, was purged early to free space, up to {self.purged.since:%Y-%m-%d %H:%M:%S} UTC"
         return ""
 
 
 class LetterRetention:
-    """Lets old dead letters go, by calling `expire` now and then: to a twentieth of `max_age`, and at most every minute."""
+    """Expires old dead letters by calling `expire` at intervals of a twentieth of `max_age`, and at most every minute."""
 
     def __init__(self, expire: Callable[[], None], max_age: timedelta) -> None:
         self._expire = expire
@@ -61,7 +61,7 @@ class LetterRetention:
 
 
 class Retention(Rounds):
-    """The thread. `facts`, and `failure` (why the last attempt failed, empty if it did not), may be read by any thread."""
+    """The thread. `facts`, and `failure` (why the last attempt failed, else empty), may be read by any thread."""
 
     def __init__(
         self, log: JetStream, names: Names, legs: Mapping[str, Leg], max_age: timedelta, letters: "LetterRetention | None"
@@ -77,7 +77,7 @@ class Retention(Rounds):
         super().__init__("retention", LOOK_EVERY_SECONDS, self.look)
 
     def look(self) -> None:
-        """One round: purges by age if that is due, makes room where it is short, and takes down how the streams stand."""
+        """Run one round: purge by age if due, free space if it is short, and note the state of the streams."""
         is_due = time.monotonic() >= self._due
         if is_due:
             self._due = time.monotonic() + self._every_seconds

@@ -1,13 +1,13 @@
-"""A look at something every few seconds, from a thread beside the legs."""
+"""A periodic look, from a thread beside the legs."""
 
 import threading
 from collections.abc import Callable
 
 
 class Rounds:
-    """Call `look` at once after `start`, and again every `every_seconds` behind the end of the last call, until `close`.
+    """Calls `look` at once after `start`, and again `every_seconds` after the end of the last call, until `close`.
 
-    `look` deals with errors that pass: one that it raises ends the thread. A subclass gives its own method.
+    `look` handles errors that pass: an error that it raises ends the thread. A subclass passes its own method.
     """
 
     def __init__(self, name: str, every_seconds: float, look: Callable[[], object]) -> None:
@@ -18,7 +18,7 @@ class Rounds:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the request in work; call it while what is looked at is open. May be called again, and without a start."""
+        """Wait for the look in progress; call it while the looked-at objects are open. May be called again, and without a start."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()

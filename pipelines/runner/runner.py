@@ -1,7 +1,7 @@
-"""One running pipeline, or some of its legs: its leases, session, three streaming queries, status, and the way it stops.
+"""One running pipeline, or some of its legs: leases, session, three streaming queries, status, and an orderly stop.
 
-The runner is an ordinary process: started by the command line, a service manager or Dagster alike. SIGTERM lets the batches in work
-finish and exits 0. A kill at any moment is repaired by the next start.
+The runner is an ordinary process, started by the command line, a service manager or Dagster. SIGTERM lets the batches in progress finish
+and exits with 0. After a kill at any moment the next start recovers.
 """
 
 import os
@@ -62,12 +62,12 @@ CAUGHT_UP_SINK_DELAY_MS = 50
 JVM_END_SECONDS = 5.0
 WATCH_SECONDS = 0.25
 ExpireLetters = Callable[[PipelineConfig, Path, JetStream], None]
-"""Drop the dead letters that are older than the file allows; called by the runner's retention (`reprocess.expire_letters`)."""
+"""Discard the dead letters that are older than the file allows; called by the runner's retention (`reprocess.expire_letters`)."""
 _LEG_CLASSES: dict[str, type[Leg]] = {"ingest": IngestLeg, "process": ProcessLeg, "sink": SinkLeg}
 
 
 class Service(Protocol):
-    """Something that lives as long as the runner, such as the status server."""
+    """A service that lives as long as the runner, such as the status server."""
 
     def start(self) -> None: ...
 
@@ -76,9 +76,9 @@ class Service(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run: which legs, whether to end when Kafka's present end is confirmed, and how long to wait for systems at the start.
+    """Options of a run: the legs, whether to exit when Kafka's present end is confirmed, and how long to wait for systems at startup.
 
-    `accept`: without the circuit breaker.
+    `accept`: without the rejection limit.
     """
 
     legs: tuple[str, ...] = LEGS
@@ -91,15 +91,15 @@ class RunOptions:
 
 
 def files_needed(config: PipelineConfig) -> int:
-    """How many files each process of a run may have to open: a run of the key store is mapped from a file of its own."""
+    """Return how many files each process of a run may open: a segment of the key store is mapped from its own file."""
     has_store = any(transform.type == "dedup" for transform in config.transforms)
     return RESERVED_FILES + (config.buckets * RUNS_PER_BUCKET if has_store else 0)
 
 
 class Runner:
-    """Runs legs of one pipeline until `stop`, a halt of every leg, or the frozen end. Use it once.
+    """Runs legs of one pipeline until a stop, a halt of every leg, or the frozen end. Use it once.
 
-    `directory` is the pipeline's on this host, `own_directory` that of this start in it; another runner there may run the other legs.
+    `directory` is the pipeline's directory on this host, `own_directory` that of this start in it; another runner there may run other legs.
     """
 
     def __init__(
@@ -124,17 +124,17 @@ class Runner:
         self.pace: Pace | None = None
         self.is_ready = False
         self.waits_for = ""
-        """What the start waits for before any leg is built: why a system does not answer, and what to do; else empty."""
+        """Why the start is waiting before any leg is built, and what to do; else empty."""
         self._waiting_service: Service | None = None
         self.on_start: Callable[[Runner], Service] | None = None
         self.shared_session: SparkSession | None = None
-        """A session to run on and leave running, instead of one of our own: several runners in one process (tests, bench)."""
+        """A session to use and leave running, instead of our own: for several runners in one process (tests, bench)."""
         self.queries_class = Queries
         self.started_at = time.time()
         self._targets: dict[int, int] | None = None
 
     def run(self) -> None:
-        """Runs to the end. Raises HaltError, ConfigurationError or RetryableError (a system stayed away at the start)."""
+        """Run to the end. Raise HaltError, ConfigurationError or RetryableError (a system stayed away at startup)."""
         forget_halts(self.directory, self.options.legs)
         with self._halts_noted():
             check_supported(self.config)
@@ -186,7 +186,7 @@ class Runner:
                 service.close()
 
     def _wait_for_systems(self) -> Prepared | None:
-        """The start-up checks, again and again while a system is away, for `connect_seconds`; None when told to stop meanwhile."""
+        """Run the startup checks, retried while a system is away, for `connect_seconds`; return None if stopped meanwhile."""
         clickhouse = ClickHouse(self.config.sink, self.config.on_error.classes("clickhouse"))
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),
@@ -209,26 +209,26 @@ class Runner:
     def _prepare(self, clickhouse: ClickHouse) -> Prepared:
         prepared = prepare(self.config, self.log, self.topic, clickhouse)
         if self.options.until_caught_up:
-            # Of every partition: one without a leader is waited for, or the end would come without its records.
+            # Every partition: wait for one without a leader, or the run would end without its records.
             self._targets = self.topic.ends(prepared.topic.partitions, CONTACT_SECONDS)
         return prepared
 
     def _wait_for(self, error: BaseException | None) -> None:
-        """Says what the start waits for: in words each time, and from the first time on at `/status`."""
+        """Report what the start waits for: a message each time, and from the first time on at `/status`."""
         self._tell(f"waiting: {error}")
         self.waits_for = (
-            f"{error}; the start waits for it, at most {self.options.connect_seconds:.0f} s: start the server, or correct its address in "
+            f"{error}; the start waits at most {self.options.connect_seconds:.0f} s: start the server, or correct its address in "
             "the pipeline file"
         )
         if self._waiting_service is None and self.on_start is not None:
-            # No lease is held yet: another start may wait beside this one.
+            # No lease is held yet: another start may be waiting too.
             self.own_directory = self.directory / f"{'-'.join(self.options.legs)}-waiting-{os.getpid()}"
             private_directory(self.own_directory)
             self._waiting_service = self.on_start(self)
             self._waiting_service.start()
 
     def _end_waiting(self) -> None:
-        """Leaves nothing of the wait: a start that fails has made nothing."""
+        """Remove all traces of the wait: a start that fails leaves nothing."""
         self.waits_for = ""
         if self._waiting_service is not None:
             self._waiting_service.close()
@@ -238,9 +238,9 @@ class Runner:
                 self.directory.rmdir()
 
     def _make_own_directory(self) -> None:
-        """Makes a directory for this start, under a name never used before, and deletes those of earlier starts with a leg of ours.
+        """Create a directory for this start under a new name; delete those of earlier starts with a leg of ours.
 
-        We hold these legs' locks, so those runners are dead; the JVM of one that was killed may still write for a moment.
+        We hold these legs' locks, so the earlier runners are dead; the JVM of a killed runner may still write for a moment.
         """
         for old in self.directory.iterdir():
             if old.is_dir() and not {*old.name.split("-")}.isdisjoint(self.options.legs):
@@ -250,7 +250,7 @@ class Runner:
         self.own_directory.mkdir(exist_ok=True)
 
     def _write_run(self, prepared: Prepared) -> Path:
-        """Stores the stage configuration and the run file of this start."""
+        """Store the stage configuration and the run file of this start."""
         stages = stage_config.stage_config(self.config, prepared.table)
         if "sink" in self.options.legs:
             check_waiting(self.log, self.names, stages, prepared.table)
@@ -275,7 +275,7 @@ class Runner:
         return path
 
     def _planned_config(self) -> str:
-        """The version that the open plan of process names; empty where there is none."""
+        """Return the config version of the open plan of process; empty if there is none."""
         plan = read_chain(self.log, self.names.stream("ledger"), self.names.chain("process")).plan
         return str(plan.body["config"]) if plan else ""
 
@@ -290,7 +290,7 @@ class Runner:
             self._anchor(self.legs["ingest"], prepared.topic.partitions)
 
     def _copy_ledger(self, prepared: Prepared) -> None:
-        """Where the file asks for it; one runner of the pipeline does it, the one that has the sink."""
+        """Start the ledger copier if the file asks for it; of several runners, the one with the sink does."""
         if self.config.sink.ledger_table and "sink" in self.leases:
             stream_id = prepared.stream_ids["ledger"]
             self.copier = LedgerCopier(self.config.sink, self.names, self.log, stream_id, self.leases["sink"])
@@ -311,7 +311,7 @@ class Runner:
         leg.anchor(lambda: self.topic.ends(partitions) if is_latest else self.topic.starts(partitions))
 
     def _sources(self) -> dict[str, dict[str, str]]:
-        """Options of each leg's Data Source."""
+        """Return the options of each leg's Data Source."""
         sink = self.config.sink
         delay_ms = int(sink.max_delay_time.total_seconds() * 1000)
         delay_ms = min(delay_ms, CAUGHT_UP_SINK_DELAY_MS) if self.options.until_caught_up else delay_ms
@@ -323,7 +323,7 @@ class Runner:
         }
 
     def _watch(self, session: SparkSession, queries: Queries) -> None:
-        """Until told to stop, or all is confirmed: notices legs that ended."""
+        """Watch for legs that ended, until a stop is requested or everything is confirmed."""
         while not self.stop_requested.wait(WATCH_SECONDS):
             if not is_jvm_alive(session):
                 raise self._jvm_ended()
@@ -336,7 +336,7 @@ class Runner:
 
     @contextmanager
     def _halts_noted(self) -> Iterator[None]:
-        """Notes for those who would start the legs again that they have halted, or could not start, for a reason that does not pass."""
+        """Note the legs that have halted, or could not start, for a reason that does not pass, so that nobody restarts them."""
         try:
             yield
         except (FencedError, ProcessLostError):
@@ -349,9 +349,9 @@ class Runner:
             raise
 
     def _note_halt(self, leg: str, message: str) -> None:
-        """Written under the leg's lock only, and forgotten by who takes it: a note never outlives a later runner of the leg.
+        """Write the note of a halt, only under the leg's lock, so that it never outlives a later runner of the leg.
 
-        A pipeline that was never here has no directory, and a refused start makes none: nobody would start that one again.
+        A pipeline that never ran here has no directory, and a refused start creates none: nobody would restart that pipeline.
         """
         if leg in self.leases:
             note_halt(self.directory, leg, message, run_digest(self._text))
@@ -363,17 +363,17 @@ class Runner:
 
     def _jvm_ended(self) -> ProcessLostError:
         return ProcessLostError(
-            f"running pipeline {self.config.pipeline_id}: Spark's JVM has ended, killed from outside or out of memory (its last words are "
-            f"in {self.own_directory / 'spark.log'}); start the pipeline again, it goes on where it stood"
+            f"running pipeline {self.config.pipeline_id}: Spark's JVM has ended, killed from outside or out of memory (its last output is "
+            f"in {self.own_directory / 'spark.log'}); start the pipeline again, it resumes where it stopped"
         )
 
     @property
     def is_fenced(self) -> bool:
-        """True when another runner has taken one of our legs over."""
+        """True if another runner has taken over one of our legs."""
         return any(lease.lost.is_set() for lease in self.leases.values())
 
     def is_caught_up(self) -> bool:
-        """True when our legs, and those before them wherever they run, have confirmed everything up to the frozen ends of the topic."""
+        """Return True if our legs, and the legs before them, have confirmed everything up to the frozen ends of the topic."""
         last = max(LEGS.index(name) for name in self.legs)
         try:
             return all(self._has_reached_the_end(name) for name in LEGS[: last + 1])
@@ -381,7 +381,10 @@ class Runner:
             return False
 
     def _has_reached_the_end(self, name: str) -> bool:
-        """Asked in the order of the legs: the input of each is complete once the one before has reached its end."""
+        """Return True if the leg has reached its end.
+
+        Ask in the order of the legs: the input of each is complete once the leg before it has reached its end.
+        """
         ledger = self.names.stream("ledger")
         state = self.legs[name].chain.state if name in self.legs else read_chain(self.log, ledger, self.names.chain(name))
         if name == "ingest":
@@ -394,23 +397,26 @@ class Runner:
         self.stop_requested.set()
 
     def stop_on_signals(self) -> None:
-        """SIGTERM and SIGINT ask for a stop. Called again once Spark is up: it installs a SIGINT handler that interrupts a batch."""
+        """Stop on SIGTERM and SIGINT.
+
+        Called again once Spark is up: Spark installs a SIGINT handler that interrupts a batch.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.request_stop())
 
     def _shut_down(self, session: SparkSession | None, queries: Queries | None) -> None:
-        """Lets the batches in work finish, then gives back what is held, in the opposite order.
+        """Let the batches in progress finish, then release everything in the opposite order.
 
-        A step that fails is told and keeps no other from being made: what the run ended with, or that it ended well, says more.
+        A step that fails is reported and does not prevent the others: the run's own outcome is more important.
         """
         self.stop_requested.set()
         for step in self._last_steps(session, queries):
             try:
                 step()
             except Exception as error:
-                self._tell(f"while ending: {type(error).__name__}: {error}")
+                self._tell(f"while stopping: {type(error).__name__}: {error}")
 
     def _last_steps(self, session: SparkSession | None, queries: Queries | None) -> Iterator[Callable[[], object]]:
         if queries is not None:
@@ -433,4 +439,4 @@ class Runner:
 
     def _end_copying(self, copier: LedgerCopier) -> None:
         if left := copier.close():
-            self._tell(f"the ledger was not copied to its end; the next start goes on: {left}")
+            self._tell(f"the ledger was not copied completely; the next start continues: {left}")

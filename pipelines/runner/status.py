@@ -1,6 +1,6 @@
-"""What a running pipeline says of itself, over HTTP on loopback: `/status` (JSON), `/healthz`, and Prometheus `/metrics`.
+"""Status of a running pipeline, over HTTP on loopback: `/status` (JSON), `/healthz`, and Prometheus `/metrics`.
 
-The port is chosen by the system and written to `status.json` in the runner's directory, where the command line finds it
+The system chooses the port; it is written to `status.json` in the runner's directory, where the command line finds it
 (`pipelines.control.control`).
 """
 
@@ -37,15 +37,17 @@ _KAFKA_ANSWERS_WITHIN_SECONDS = 3.0
 
 
 def snapshot(runner: "Runner") -> dict[str, Any]:
-    """The runner's state now: legs with their last batch and totals, what waits before each and how fast it goes (`pace`), lag per Kafka
-    partition, what it waits for; where the file asks for it, how far the ledger is copied to its table.
+    """Return the runner's state now, as JSON values.
+
+    Legs with their last batch and totals, lag and rate of each leg (`pace`), lag per Kafka partition, what the runner waits for; if the
+    file asks for a ledger table, how far it is copied.
     """
     lag, kafka_away = _lag(runner)
     legs = {name: _leg(runner.legs[name]) if name in runner.legs else _leg_to_come(runner, name) for name in runner.options.legs}
     for name, facts in legs.items():
         facts.update(asdict(runner.pace.legs.get(name, LegPace()) if runner.pace else LegPace()))
     if kafka_away and legs["ingest"]["state"] in ("starting", "running"):
-        # Its planner sees no new records, so no batch is there to wait in; that is worth the same word.
+        # Its planner sees no new records, so no batch shows that it waits; it gets the same state.
         legs["ingest"] |= {"state": "waiting", "message": kafka_away}
     return {
         "pipeline": runner.config.pipeline_id,
@@ -61,7 +63,7 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
 
 
 def _streams(runner: "Runner") -> dict[str, Any]:
-    """The streams that the runner's legs use, by role, and why they could not be purged the last time; looked at every two seconds."""
+    """Return the streams of the runner's legs by role, and why the last purge failed; refreshed every two seconds."""
     retention = runner.retention
     facts = retention.facts if retention else ()
     streams = {
@@ -95,7 +97,10 @@ def _leg(leg: "Leg") -> dict[str, Any]:
 
 
 def _leg_to_come(runner: "Runner", name: str) -> dict[str, Any]:
-    """A leg before it is built. The first one says what the start waits for."""
+    """Return the state of a leg before it is built.
+
+    The first leg shows what the start waits for.
+    """
     message = runner.waits_for if name == runner.options.legs[0] else ""
     state = "waiting" if message else "starting"
     nothing = {"epoch": 0, "retries": 0, "batches": 0, "seconds_busy": 0.0, "last_batch": {}, "totals": {}}
@@ -103,12 +108,15 @@ def _leg_to_come(runner: "Runner", name: str) -> dict[str, Any]:
 
 
 def is_healthy(runner: "Runner") -> bool:
-    """Ready, and no leg has halted. A leg that waits for a system is healthy: it goes on by itself."""
+    """Return True if the runner is ready and no leg has halted.
+
+    A leg that waits for a system is healthy: it continues by itself.
+    """
     return runner.is_ready and all(leg.failure is None for leg in runner.legs.values()) and not runner.is_fenced
 
 
 def _lag(runner: "Runner") -> tuple[dict[str, int], str]:
-    """Offsets per partition that ingest has not confirmed, and why Kafka does not tell them; empty when ingest runs elsewhere."""
+    """Return the offsets per partition that ingest has not confirmed, and why Kafka does not give them; empty if ingest runs elsewhere."""
     leg = runner.legs.get("ingest")
     if leg is None or not leg.chain.state.to:
         return {}, ""
@@ -116,7 +124,7 @@ def _lag(runner: "Runner") -> tuple[dict[str, int], str]:
     try:
         ends, silent = runner.topic.known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
     except TallyflowError as error:
-        # Also one that ingest halts at, such as a topic that was deleted: the status must say so, and not fail itself.
+        # Even an error that halts ingest, such as a deleted topic: the status must report it, and not fail itself.
         return {}, str(error)
     return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}, "; ".join(map(str, silent.values()))
 
@@ -135,7 +143,7 @@ class _Metrics:
         batches = CounterMetricFamily("tallyflow_batches", "Plans done since this start", labels=labels)
         retries = CounterMetricFamily("tallyflow_retries", "Times a leg waited for a system since this start", labels=labels)
         busy = CounterMetricFamily("tallyflow_busy_seconds", "Seconds of work since this start", labels=labels)
-        state = GaugeMetricFamily("tallyflow_leg_state", "1 for the state that the leg is in", labels=[*labels, "state"])
+        state = GaugeMetricFamily("tallyflow_leg_state", "1 for the current state of the leg", labels=[*labels, "state"])
         lag = GaugeMetricFamily("tallyflow_lag_offsets", "Offsets of a Kafka partition not yet confirmed", labels=["pipeline", "partition"])
         for leg, facts in now["legs"].items():
             for outcome, count in facts["totals"].items():
@@ -164,7 +172,7 @@ class _Metrics:
 
 
 class StatusServer:
-    """Serves one runner from a thread of its own."""
+    """Serves the status of one runner from its own thread."""
 
     def __init__(self, runner: "Runner") -> None:
         self._runner = runner
@@ -188,7 +196,7 @@ class StatusServer:
             ws="none",
             log_level="error",
             access_log=False,
-            # As many are accepted before the first of them is looked at.
+            # So many connections may queue before the first is handled.
             backlog=BoundedConnection.most_connections,
             timeout_graceful_shutdown=_CLOSE_SECONDS,
         )
@@ -201,7 +209,7 @@ class StatusServer:
         return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
-        """Starts to serve and writes where, and who: pid and the mark of its start, so that a reused pid is not taken for the runner."""
+        """Start serving, and write port, pid and the pid's start mark, so that a reused pid is not taken for the runner."""
         self._thread.start()
         path = self._runner.own_directory / STATUS_FILE
         partial = path.with_suffix(".partial")

@@ -1,4 +1,4 @@
-"""What a worker does before the runner reports ready: the imports and the connections that a first batch would otherwise pay for."""
+"""Warm-up of a worker before the runner reports ready: the imports and connections that a first batch would otherwise pay for."""
 
 from pipelines.engine.connections import Connections
 from pipelines.engine.execute import Item, Report
@@ -9,7 +9,7 @@ from pipelines.protocol.records import RAW_SCHEMA, with_positions
 
 
 def warm(connections: Connections, item: Item) -> Report:
-    """Opens the connections and runs the stages over no record; writes nothing."""
+    """Open the connections and run the stages over no record; write nothing."""
     config = config_of(connections, connections.run.stage_config)
     records = with_positions(RAW_SCHEMA.empty_table(), 1, config.topic, 0)
     parsed = parse(connections.engine, records, config.parsed_fields)

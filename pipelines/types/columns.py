@@ -1,7 +1,7 @@
 """ClickHouse column types: text in, a checked tree out, and back to canonical text that is safe in DDL.
 
-`parse_type` accepts the grammar of the types that a sink column may have and nothing else, so text from a pipeline file can be placed in a
-statement once it went through here. `arrow_type` says in which Arrow type a column travels to ClickHouse (`FORMAT ArrowStream`).
+`parse_type` accepts the grammar of the types that a sink column may have and nothing else, so text from a pipeline file is safe in a
+statement once it has been parsed here. `arrow_type` gives the Arrow type in which a column is sent to ClickHouse (`FORMAT ArrowStream`).
 """
 
 import re
@@ -82,7 +82,7 @@ class ColumnType:
         return tuple(argument for argument in self.arguments if isinstance(argument, EnumMember))
 
     def number(self, index: int) -> int:
-        """The numeric argument at `index` (length, precision, scale)."""
+        """Return the numeric argument at `index` (length, precision, scale)."""
         argument = self.arguments[index]
         if not isinstance(argument, int):
             raise TypeError(f"{self}: argument {index} is not a number")
@@ -97,14 +97,14 @@ class ColumnType:
 
 
 def quote_identifier(name: str) -> str:
-    """`name` itself: names outside `[A-Za-z_][A-Za-z0-9_]*` raise ValueError, so no quoting is ever needed."""
+    """Return `name` itself; raise ValueError for a name outside `[A-Za-z_][A-Za-z0-9_]*`, so no quoting is ever needed."""
     if not _IDENTIFIER.match(name):
         raise ValueError(f"{name[:80]!r} is not a plain name: letters, digits and underscores, not starting with a digit")
     return name
 
 
 def quote_string(text: str) -> str:
-    """`text` as a ClickHouse string literal."""
+    """Quote `text` as a ClickHouse string literal."""
     escaped = (
         text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r").replace("\0", "\\0")
     )
@@ -113,7 +113,7 @@ def quote_string(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def parse_type(text: str) -> ColumnType:
-    """The tree of a ClickHouse type text; raises ValueError that names the position (counted from 1) and what was expected there."""
+    """Parse a ClickHouse type; raise ValueError with the position (counted from 1) and what was expected there."""
     parser = _Parser(text)
     column = parser.type(depth=0)
     parser.finish()
@@ -121,10 +121,11 @@ def parse_type(text: str) -> ColumnType:
 
 
 def arrow_type(column: ColumnType) -> pa.DataType:
-    """The Arrow type in which a value of `column` is sent. Source: measured, see
-    tests/integration/test_column_types.py.
+    """Return the Arrow type in which a value of `column` is sent.
 
-    UUID, Enum, IPv4 and wide integers travel in their binary form: as text a null would fail instead of taking the column's DEFAULT.
+    Source: measured, see tests/integration/test_column_types.py.
+
+    UUID, Enum, IPv4 and wide integers are sent in binary form: as text a null would fail instead of taking the column's DEFAULT.
     UUID bytes are big-endian (`uuid.bytes`), IPv6 is in network order, [U]Int256 and UInt128 are little-endian.
     """
     name = column.name
@@ -148,7 +149,7 @@ def arrow_type(column: ColumnType) -> pa.DataType:
 
 
 def tuple_fields(column: ColumnType) -> tuple[str, ...]:
-    """The member names of a Tuple; ClickHouse calls the members of an unnamed one '1', '2', ..."""
+    """Return the member names of a Tuple; ClickHouse calls the members of an unnamed one '1', '2', ..."""
     return column.fields or tuple(str(index) for index in range(1, len(column.inner) + 1))
 
 
@@ -176,7 +177,7 @@ _ARROW: dict[str, pa.DataType] = {
 
 
 class _Parser:
-    """Recursive descent over one type text; every method leaves the cursor after what it read."""
+    """Recursive descent over one type text; every method leaves the cursor after the text that it read."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -325,7 +326,7 @@ class _Parser:
         return kinds
 
     def _items(self) -> Iterator[None]:
-        """Reads the parentheses and commas around items that the caller reads, one per step."""
+        """Read the parentheses and commas around items that the caller reads, one per step."""
         self._mark("(")
         yield None
         while self._peek() == ",":

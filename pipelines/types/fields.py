@@ -24,7 +24,7 @@ class ParsedField:
 
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:
-        """Where the field is looked for, in order: the literal key, then, for a dotted name, the nested one."""
+        """The paths to try in order: the literal key, then, for a dotted name, the nested one."""
         segments = tuple(self.name.split("."))
         nested = len(segments) > 1 and all(segments)
         return ((self.name,), segments) if nested else ((self.name,),)
@@ -32,7 +32,7 @@ class ParsedField:
 
 @dataclass(frozen=True)
 class SourceType:
-    """How a source type is read: the engine's type, the kinds that `json_type` may report for it, and the Arrow type that comes out."""
+    """How to read a source type: the engine's type, the kinds that `json_type` may report for it, and the resulting Arrow type."""
 
     engine: str
     kinds: frozenset[str]
@@ -53,7 +53,7 @@ class SourceType:
 
 
 Tree = dict[str, "SourceType | Tree"]
-"""What to read of an object: the source type of each key, or the tree of the object there."""
+"""The fields to read of an object: the source type of each key, or the tree of the object there."""
 
 _TEXT = frozenset({"VARCHAR"})
 _ARRAY = SourceType("JSON", frozenset({"ARRAY"}), pa.string())
@@ -84,20 +84,20 @@ SOURCE_TYPES: dict[str, SourceType] = {
     "object": _OBJECT,
     "map": _OBJECT,
 }
-"""The source types by name. `int`, `uint` and `float` are the 64-bit ones. `decimal`, of a composite's member, is a number or a string."""
+"""The source types by name. `int`, `uint` and `float` are the 64-bit ones. `decimal`, a member of a composite, is a number or a string."""
 
 
 def check_fields(fields: Sequence[ParsedField]) -> list[str]:
-    """What is wrong with `fields`, one readable line per fault; empty if they can be read."""
+    """List the faults of `fields`, one readable line each; empty if they can be read."""
     faults = []
     seen: set[str] = set()
     for field in fields:
         if field.type not in SOURCE_TYPES:
             faults.append(f"field {field.name!r}: unknown type {field.type!r}, expected one of {', '.join(SOURCE_TYPES)}")
         if not field.name or _UNREADABLE_NAME.search(field.name):
-            faults.append(f"field {field.name!r}: a name must not be empty, nor hold a quote, a backslash, * or a control character")
+            faults.append(f"field {field.name!r}: a name must not be empty, or hold a quote, a backslash, * or a control character")
         if field.name.startswith("_tf_"):
-            faults.append(f"field {field.name!r}: names that start with _tf_ are taken by positions")
+            faults.append(f"field {field.name!r}: names that start with _tf_ are reserved for positions")
         if field.name in seen:
             faults.append(f"field {field.name!r} is named twice")
         seen.add(field.name)

@@ -1,7 +1,8 @@
 """Dates and instants: from text, from unix seconds or another unit since 1970, into the ranges and precisions of ClickHouse's types.
 
 Ranges (both ends included) are those of the ClickHouse manual, "Date", "Date32", "DateTime", "DateTime64"; a DateTime64 finer than
-microseconds ends where 64 bits of nanoseconds end. Outside of them ClickHouse stores another instant without an error (measured, 26.9).
+microseconds ends where 64 bits of nanoseconds end. Outside these ranges ClickHouse stores another instant without an error (measured,
+26.9).
 """
 
 from datetime import UTC, date, datetime, timedelta
@@ -28,13 +29,13 @@ _NANOSECONDS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2262, 4, 11, 23, 47, 
 _PER_SECOND = 1_000_000
 _MICROSECOND = timedelta(microseconds=1)
 _MAX_SECONDS = 10**11
-"""More than any range has, and few enough for 64 bits of microseconds."""
+"""Larger than any range, and small enough for 64 bits of microseconds."""
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 """Decimal places of an Arrow timestamp's unit."""
 
 
 def parse_dates(engine: duckdb.DuckDBPyConnection, texts: pa.Array, kind: str) -> tuple[pa.Array, Mask, Mask]:
-    """(date32 column, rows that are no `YYYY-MM-DD`, rows out of the range of `kind`: Date or Date32)."""
+    """Parse dates; return (date32 column, rows that are not `YYYY-MM-DD`, rows out of the range of `kind`: Date or Date32)."""
     malformed = mismatch(texts, rf"^{_DAY}$")
     days, impossible = _cast(engine, without(texts, malformed), pa.date32())
     low, high = (pa.scalar(bound, pa.date32()) for bound in _DATES[kind])
@@ -43,7 +44,7 @@ def parse_dates(engine: duckdb.DuckDBPyConnection, texts: pa.Array, kind: str) -
 
 
 def parse_instants(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask, Mask]:
-    """(timestamps of the target's unit, malformed rows, rows out of range).
+    """Parse instants; return (timestamps of the target's unit, malformed rows, rows out of range).
 
     Texts are `YYYY-MM-DD`, then `T` or a space, `hh:mm:ss`, up to nine digits after a point, and a zone (`Z`, `+hh`, `+hhmm`, `+hh:mm`) or
     none, which means UTC. A leap second (`:60`) is malformed.
@@ -58,8 +59,9 @@ def parse_instants(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: C
 
 
 def epoch_to_instants(numbers: pa.Array, target: ColumnType, unit: str) -> tuple[pa.Array, Mask]:
-    """(timestamps, rows out of range) of numbers of `unit` (s, ms, us or ns) since 1970; a float is taken to the nearest microsecond, and
-    must lie between whole seconds of the range.
+    """Convert numbers of `unit` (s, ms, us or ns) since 1970; return (timestamps, rows out of range).
+
+    A float is rounded to the nearest microsecond, and must lie between whole seconds of the range.
     """
     low, high = ((bound - _EPOCH) // _MICROSECOND for bound in _bounds(target))
     per_second = 10 ** _DIGITS[unit]
@@ -83,8 +85,9 @@ def epoch_to_instants(numbers: pa.Array, target: ColumnType, unit: str) -> tuple
 
 
 def epoch_texts_to_instants(texts: pa.Array, target: ColumnType, unit: str) -> tuple[pa.Array, Mask, Mask]:
-    """(timestamps, malformed rows, rows out of range) of decimal texts of `unit` since 1970, exact to the nanosecond: `-?` digits, and, but
-    for ns, a point with so many digits that nanoseconds hold them.
+    """Convert decimal texts of `unit` since 1970; return (timestamps, malformed rows, rows out of range).
+
+    Exact to the nanosecond. Texts are `-?` digits and, except for ns, a point with as many digits as nanoseconds hold.
     """
     digits = _DIGITS[unit]
     places = 9 - digits
@@ -117,16 +120,16 @@ def _digits_of(texts: pa.Array) -> npt.NDArray[np.uint64]:
 
 
 def truncate_instants(micros: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask]:
-    """(timestamps of the target's unit, rows out of range) of microsecond timestamps; what is finer is cut towards the past."""
+    """Truncate microsecond timestamps to the target's unit, towards the past; return (timestamps, rows out of range)."""
     low, high = (pa.scalar(bound, _MICROS) for bound in _bounds(target))
     beyond = to_mask(pc.or_(pc.less(micros, low), pc.greater(micros, high)))
     return cut_instants(without(micros, beyond), target), beyond
 
 
 def cut_instants(instants: pa.Array, target: ColumnType) -> pa.Array:
-    """Timestamps of the target's unit; what is finer than its precision (a DateTime: seconds) is cut towards the past.
+    """Truncate timestamps to the target's precision (a DateTime: seconds), towards the past, in the target's unit.
 
-    ClickHouse is sent no finer value than it stores: it would cut one before 1970 towards 1970 (measured, 26.9).
+    ClickHouse receives no finer value than it stores: it would truncate one before 1970 towards 1970 (measured, 26.9).
     """
     precision = target.number(0) if target.name == "DateTime64" else 0
     step = 10 ** max(0, _DIGITS[instants.type.unit] - precision)
@@ -150,14 +153,14 @@ def _zoned(texts: pa.Array) -> pa.Array:
 
 
 def _shortened(texts: pa.Array) -> pa.Array:
-    """Without the digits beyond microseconds."""
+    """Remove the digits beyond microseconds."""
     if not pc.any(pc.match_substring_regex(texts, r"\.[0-9]{7}")).as_py():
         return texts
     return pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
 
 
 def _cast(engine: duckdb.DuckDBPyConnection, texts: pa.Array, wire: pa.DataType) -> tuple[pa.Array, Mask]:
-    """The texts, right but for days that no month has, and which rows have such a day."""
+    """Cast the texts; return (values, rows with a day that its month does not have)."""
     nowhere = np.zeros(len(texts), dtype=bool)
     try:
         return texts.cast(wire), nowhere

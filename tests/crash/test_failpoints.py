@@ -86,5 +86,5 @@ def test_a_run_survives_the_kill_of_a_worker(case: PipelineCase, tmp_path: Path,
     assert mark.exists(), "no worker came to the failpoint"
     assert ended.returncode == 0, ended.stderr
     # A query may start again because its planner was slow to start (a busy box), not because of the task.
-    assert all("connect back" in line for line in ended.stderr.splitlines() if "starting the query again" in line), ended.stderr
+    assert all("connect back" in line for line in ended.stderr.splitlines() if "restarting the query" in line), ended.stderr
     case.check()

@@ -72,7 +72,7 @@ def test_a_killed_worker_costs_a_task_and_a_killed_planner_a_query(case: Pipelin
         case.wait_count(case.count() + 1000)
         assert len(case.told) == said
         kill(_of_session("python_streaming_source_runner")[0])
-        wait_until(lambda: any("starting the query again" in words for words in case.told[said:]), "the query's new start")
+        wait_until(lambda: any("restarting the query" in words for words in case.told[said:]), "the query's new start")
         case.wait_count(case.count() + 1000)
     wait_until(lambda: case.count() == case.good, "all rows")
     runner.request_stop()

@@ -72,7 +72,7 @@ def test_letters_are_given_up_beside_a_full_raw_stream_and_enter_again_once_it_h
     assert (told.exit_code, "the rest is left to ingest" in told.stderr) == (1, True), told.output
     assert f"raise it to 3670016 or more: `nats stream edit {case.names.stream('raw')} --max-bytes" in told.stderr
     given_up = case.invoke("dlq", "discard", str(case.file), "--reason", "a test", "--yes", "--since", "2020-01-01", "--stage", "parse")
-    assert (given_up.exit_code, given_up.stdout) == (0, "50 letters discarded\n"), given_up.output
+    assert (given_up.exit_code, given_up.stdout) == (0, "50 dead letters discarded\n"), given_up.output
     assert case.entered() == set()
     case.check()
 

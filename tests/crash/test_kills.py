@@ -108,7 +108,7 @@ def test_a_query_whose_planner_was_killed_is_started_again_by_the_runner(case: P
             wait_until(lambda gone=planners[0], n=turn: gone not in members(process, PLANNER), "the planner's end")
             case.wait_count(case.count() + 1500)
     words = _end(case, process)
-    assert words.count("starting the query again") >= len(LEGS), words
+    assert words.count("restarting the query") >= len(LEGS), words
     case.check()
 
 

@@ -262,7 +262,7 @@ def test_a_start_that_waits_for_kafka_says_so_with_what_to_do_and_goes_on(case: 
             starting = pool.submit(jobs.start, case.file)
             state = wait_until(lambda: (one := jobs.inspect(case.file)).state == "waiting" and one, "a start that waits")
             assert f"describing topic {case.topic}: Kafka did not answer" in state.message
-            assert "the start waits for it, at most 60 s: start the server, or correct its address" in state.message
+            assert "the start waits at most 60 s: start the server, or correct its address" in state.message
             assert state.legs == {"ingest": "waiting", "process": "starting", "sink": "starting"}
             shown = case.invoke("status", str(case.file), "--json")
             assert (shown.exit_code, json.loads(shown.stdout)["legs"]["ingest"]["state"]) == (1, "waiting")

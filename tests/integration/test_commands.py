@@ -73,7 +73,7 @@ def test_run_delivers_status_shows_it_and_stop_ends_it(case: PipelineCase) -> No
     assert process.wait(PATIENCE_SECONDS) == 0
     assert "Traceback" not in process.communicate()[1]
     again = case.invoke("stop", str(case.file))
-    assert (again.exit_code, again.stdout.strip()) == (0, "no runner of this pipeline on this host")
+    assert (again.exit_code, again.stdout.strip()) == (0, "no runner of this pipeline is running on this host")
     case.check()
 
 
@@ -224,7 +224,7 @@ def test_delete_lists_what_goes_and_asks_first(case: PipelineCase) -> None:
         assert f"stream {case.names.stream(role)} (" in refused.output
     assert f"directory {directory}" in refused.output
     assert f"table default.{case.table} with all its rows" in refused.output
-    assert "Delete this for good?" in refused.output
+    assert "Delete all of this permanently?" in refused.output
     case.check()
     assert directory.exists()
     deleted = tallyflow(case, "delete", str(case.file), "--keep-table", answer="y\n")

@@ -175,7 +175,7 @@ def test_dead_letters_enter_again_when_somebody_has_said_which(pipeline: Dagster
     case = pipeline.case
     case.send_events(90, bad_every=30)
     case.warm_run()
-    assert "say which dead letters" in failure(pipeline.materialize("reprocessed_letters"))
+    assert "choose the dead letters" in failure(pipeline.materialize("reprocessed_letters"))
     assert "has no time zone" in failure(pipeline.materialize("reprocessed_letters", since="2026-01-01T00:00:00"))
     result = pipeline.job("reprocess")
     assert result.success, failure(result)
@@ -377,7 +377,7 @@ def test_an_hour_with_records_that_was_not_verified_is_a_warning_though_others_m
 
 def test_a_verification_without_an_hour_fails_at_once_and_says_so(pipeline: DagsterCase) -> None:
     result = pipeline.materialize("verification")
-    assert failure(result) == "say which hour: choose a partition"
+    assert failure(result) == "no hour given: choose a partition"
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
 
 

@@ -89,7 +89,7 @@ def test_it_shows_the_pipelines_on_loopback_and_leaves_nothing_behind(case: Pipe
     states = {one["name"]: one["sensorState"]["status"] for one in answer["sensors"]}
     assert states["observe_pipelines"] == "RUNNING"
     check_guarded(address)
-    assert "DAGSTER_HOME of your shell is not used" in said.read_text()
+    assert "ignoring DAGSTER_HOME of your shell" in said.read_text()
     assert list((case.directory / "foreign").iterdir()) == []
     family = psutil.Process(command.pid).children(recursive=True)
     listening = {c.laddr.ip for one in family for c in one.net_connections("tcp") if c.status == psutil.CONN_LISTEN}

@@ -67,9 +67,9 @@ def test_dead_letters_are_rehearsed_reprocessed_and_discarded(dagster: DagsterCa
 @pytest.mark.parametrize(
     ("job", "config", "words"),
     [
-        ("start_pipeline", {"legs": ["sinc"]}, "legs: say one or more of ingest, process, sink"),
-        ("reprocess_dead_letters", {}, "say which dead letters"),
-        ("discard_dead_letters", {"everything": True, "reason": " "}, "reason: say why"),
+        ("start_pipeline", {"legs": ["sinc"]}, "legs: give one or more of ingest, process, sink"),
+        ("reprocess_dead_letters", {}, "choose the dead letters"),
+        ("discard_dead_letters", {"everything": True, "reason": " "}, "reason: required"),
         ("reprocess_dead_letters", {"positions": ["17"]}, "must be a sequence and an ordinal"),
         ("reprocess_dead_letters", {"everything": True}, "was never started"),
     ],
@@ -129,7 +129,7 @@ def test_rows_that_verification_finds_missing_are_put_back_from_the_launchpad(
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 3 SETTINGS mutations_sync = 2")
     result = launch(dagster, "put_back_missing")
-    assert failure(result) == "1 rows were put back; behind that: 1 different rows name"
+    assert failure(result) == "1 row put back; verified afterwards: 1 different rows name"
 
 
 def test_a_run_is_tagged_with_its_pipeline_and_reports_to_the_asset_that_it_makes(dagster: DagsterCase) -> None:

@@ -49,7 +49,7 @@ def test_groups_account_for_every_letter_and_say_what_to_do(filled: PipelineCase
     shown = filled.invoke("dlq", "groups", str(filled.file))
     assert "2 letters  parse: wrong_type of id" in shown.stdout
     assert "likely fix: correct the type in `schema_fields`, or the producer" in shown.stdout
-    assert shown.stdout.splitlines()[-1] == "5 letters in 4 groups"
+    assert shown.stdout.splitlines()[-1] == "5 dead letters in 4 groups"
 
 
 def test_a_list_may_be_narrowed_to_a_group_a_time_and_a_number(filled: PipelineCase) -> None:
@@ -62,7 +62,7 @@ def test_a_list_may_be_narrowed_to_a_group_a_time_and_a_number(filled: PipelineC
     assert dlq(filled, "list", "--until", "2020-01-01")["selected"] == dlq(filled, "list", "--stage", "dedup")["selected"] == 0
     assert dlq(filled, "list", "--since", "2020-01-01")["selected"] == 5
     shown = filled.invoke("dlq", "list", str(filled.file), "--limit", "2")
-    assert (shown.exit_code, "2 of 5 letters" in shown.stdout) == (0, True)
+    assert (shown.exit_code, "2 of 5 dead letters" in shown.stdout) == (0, True)
 
 
 def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
@@ -81,22 +81,22 @@ def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
 
 def test_a_letter_that_is_not_there_and_a_position_that_is_none_are_told(filled: PipelineCase) -> None:
     missing = filled.invoke("dlq", "show", str(filled.file), "9999.0")
-    assert (missing.exit_code, missing.stderr.strip()) == (1, "there is no dead letter at 9999.0")
+    assert (missing.exit_code, missing.stderr.strip()) == (1, "no dead letter at position 9999.0")
     for position in ("nonsense", "17", "-1.0", "1.2.3", "99999999999999999999.0"):
         refused = filled.invoke("dlq", "show", str(filled.file), "--", position)
         assert (refused.exit_code, "is not a sequence and an ordinal" in unboxed(refused.stderr)) == (2, True), refused.output
 
 
 def test_a_selection_that_fits_nothing_says_so_and_one_that_contradicts_itself_is_refused(filled: PipelineCase) -> None:
-    nothing = "no dead letter fits; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show what there is"
+    nothing = "no dead letter matches; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show all of them"
     for arguments in (["reprocess"], ["reprocess", "--dry-run"], ["discard", "--reason", "a test"]):
         told = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--group", "0123456789ab")
         assert (told.exit_code, told.stderr.strip()) == (0, nothing), told.output
     missing = filled.invoke("dlq", "reprocess", str(filled.file), "--position", "9999.0", "--position", "9999.1")
-    assert missing.stderr.strip() == "2 of 2 positions hold no dead letter"
+    assert missing.stderr.strip() == "no dead letter at 2 of 2 positions"
     for arguments in (["reprocess", "--all"], ["discard", "--all", "--reason", "a test", "--yes"]):
         refused = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--stage", "parse")
-        assert (refused.exit_code, "leave out one of them" in unboxed(refused.stderr)) == (2, True), refused.output
+        assert (refused.exit_code, "use one or the other" in unboxed(refused.stderr)) == (2, True), refused.output
     refused = filled.invoke("dlq", "list", str(filled.file), "--stage", "nosuch")
     assert (refused.exit_code, "parse, dedup, transform, sink" in unboxed(refused.stderr)) == (2, True), refused.output
     assert dlq(filled, "list")["selected"] == 5
@@ -112,7 +112,7 @@ def test_instants_are_those_that_tally_takes(filled: PipelineCase) -> None:
 def test_an_export_writes_over_nothing_and_leaves_nothing_half_written(filled: PipelineCase) -> None:
     target = filled.directory / "letters.jsonl"
     target.write_text("mine")
-    cases = [(target, "it exists, and is left as it is"), (filled.directory / "none" / "letters.jsonl", "No such file or directory")]
+    cases = [(target, "the file exists and is left unchanged"), (filled.directory / "none" / "letters.jsonl", "No such file or directory")]
     for path, words in cases:
         refused = filled.invoke("dlq", "export", str(filled.file), str(path))
         assert (refused.exit_code, words in refused.stderr) == (2, True), refused.output

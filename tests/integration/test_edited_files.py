@@ -66,7 +66,7 @@ REFUSED = {
         "MODIFY COLUMN name String MATERIALIZED 'x'",
         "MODIFY COLUMN name REMOVE MATERIALIZED",
         mapping(lambda columns: columns.pop(1)),
-        "column 'name' is MATERIALIZED, it cannot be inserted",
+        "column 'name' is MATERIALIZED and cannot be inserted",
     ),
 }
 

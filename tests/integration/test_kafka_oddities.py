@@ -260,7 +260,7 @@ def test_a_partition_that_is_lost_in_an_open_plan_is_left_to_a_query_that_starts
         case.wait_count(50)
         case.send([event(number) for number in range(100, 150)], partitions=2)
         case.wait_count(75)
-        wait_until(lambda: len([text for text in case.told if "starting the query again" in text]) >= 2, "a second query")
+        wait_until(lambda: len([text for text in case.told if "restarting the query" in text]) >= 2, "a second query")
         assert ids(case) == list(range(0, 150, 2))
         silent.clear()
         case.wait_count(150)

@@ -60,7 +60,7 @@ def test_a_partition_without_a_leader_is_named_and_the_ends_of_the_others_are_to
     cluster.take_leader(1)
     ends, silent = KafkaTopic(source(cluster.bootstrap)).known_ends((0, 1), 2)
     assert ends == {0: 3}
-    assert str(silent[1]).startswith("partition 1 of orders is waited for: ")
+    assert str(silent[1]).startswith("partition 1 of orders does not answer: ")
 
 
 def test_a_leader_that_refuses_connections_gives_no_end_that_is_none(cluster: MockKafka) -> None:
@@ -72,15 +72,15 @@ def test_a_leader_that_refuses_connections_gives_no_end_that_is_none(cluster: Mo
     for _ in range(3):
         ends, silent = topic.known_ends((0, 1), 1)
         assert ends == {0: 3}
-        assert "partition 1 of orders is waited for: listing offsets of orders: " in str(silent[1])
-        with pytest.raises(RetryableError, match="partition 1 of orders is waited for"):
+        assert "partition 1 of orders does not answer: listing offsets of orders: " in str(silent[1])
+        with pytest.raises(RetryableError, match="partition 1 of orders does not answer"):
             topic.ends((0, 1), 1)
 
 
 def test_without_any_leader_the_ends_are_waited_for(cluster: MockKafka) -> None:
     for partition in (0, 1):
         cluster.take_leader(partition)
-    with pytest.raises(RetryableError, match="partition 0 of orders is waited for"):
+    with pytest.raises(RetryableError, match="partition 0 of orders does not answer"):
         KafkaTopic(source(cluster.bootstrap)).known_ends((0, 1), 1)
 
 

@@ -65,7 +65,7 @@ def test_why_tells_where_a_key_was_accepted_and_which_copies_were_dropped(case: 
     assert (found["duplicates"], [seen["offset"] for seen in found["dropped"]]) == (3, [2, 4, 5])
     assert (found["is_over"], found["records_scanned"]) == (False, 6)
     told = case.invoke("why", str(case.file), "record 7", "1").stdout
-    assert "3 copies dropped since, in 6 records" in told
+    assert "3 copies dropped since, in 6 records scanned" in told
     assert f"{case.topic} partition 0 offset 0" in told
     unseen = answer(case, "why", "record 7", "2")
     assert (unseen["accepted"], unseen["duplicates"]) == (None, 0)
@@ -391,5 +391,5 @@ def test_nothing_else_of_the_shape_may_change(case: PipelineCase) -> None:
     case.create_topic()
     batches(case, 1)
     case.write_file(in_buckets(4, keyed_by("name")))
-    with pytest.raises(HaltError, match="may not change while the pipeline lives; put them back"):
+    with pytest.raises(HaltError, match="may not change while the pipeline lives; restore them"):
         rebucket(key_state(case))

@@ -56,4 +56,4 @@ def test_a_single_status_shows_rates_and_lag(case: PipelineCase) -> None:
         shown = case.invoke("status", str(case.file)).stdout
     (sink,) = (line for line in shown.splitlines() if line.startswith("│ sink"))
     assert int(sink.split("│")[6].strip().replace(",", "")) > 0
-    assert "records in all legs, the oldest waits" in shown
+    assert " across all legs, oldest waiting " in shown

@@ -85,7 +85,7 @@ def test_what_a_view_refuses_is_a_halt_and_is_in_the_table_and_the_view_once_whe
     client.command(f"CREATE TABLE {target} (id Int64) ENGINE = MergeTree ORDER BY id {window}")
     client.command(f"CREATE MATERIALIZED VIEW {view} TO {target} AS SELECT id + throwIf(id = 42) AS id FROM {case.table}")
     case.send_events(100)
-    with pytest.raises(HaltError, match=r"a materialized view on the table refuses these rows.*Mend the view, or detach it"):
+    with pytest.raises(HaltError, match=r"a materialized view on the table refuses these rows.*Fix the view, or detach it"):
         case.warm_run()
     assert case.letters() == []
     client.command(f"DROP VIEW {view}")

@@ -172,8 +172,8 @@ def test_who_discards_a_letter_that_dedup_had_accepted_is_told_of_its_copies(cas
         case.warm_run()
     assert refused(case) == BAD[:2]
     shown = case.invoke("dlq", "groups", str(case.file)).stdout
-    assert "  4 copies of these records were dropped by dedup in their favour" in shown.splitlines()
-    told = "4 copies of these records were dropped by dedup in their favour: with them these keys leave no row"
+    assert "  dedup dropped 4 copies of these records in their favor" in shown.splitlines()
+    told = "dedup dropped 4 copies of these records in their favor: if these are discarded, their keys have no row in the table"
     assert told in case.invoke("dlq", "discard", str(case.file), "--all", "--reason", "test data").stderr, "before it asks"
     assert dlq(case, "discard", "--all", "--reason", "test data", "--yes") == {"taken": 2, "left": {}, "copies_dropped": 4}
     assert dlq(case, "groups") == []
@@ -241,13 +241,13 @@ def test_letters_that_hold_only_a_head_are_left_and_told(case: PipelineCase) -> 
     case.send([b"x" * 600_000])
     case.warm_run()
     ended = case.invoke("dlq", "reprocess", str(case.file), "--all")
-    assert "0 letters entered again" in ended.stdout
-    assert "1 hold only the head of a record that is too large" in ended.stderr
+    assert "0 dead letters redriven" in ended.stdout
+    assert "1 dead letter skipped: only the head of the record is kept" in ended.stderr
 
 
 def test_a_selection_must_be_said(case: PipelineCase) -> None:
     unsaid = case.invoke("dlq", "reprocess", str(case.file))
-    assert (unsaid.exit_code, "say which letters" in unsaid.stderr) == (2, True)
+    assert (unsaid.exit_code, "choose the dead letters" in unsaid.stderr) == (2, True)
 
 
 def lease_entries(case: PipelineCase) -> int:

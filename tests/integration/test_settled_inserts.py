@@ -152,7 +152,7 @@ def test_a_row_that_is_refused_with_any_code_is_a_dead_letter_without_its_value_
     assert positions(case) == (39, 39)
     (letter,) = case.letters()
     assert letter["message"].startswith(f"ClickHouse error {code}")
-    assert letter["message"].endswith("this one met it alone") is (code in (36, 454))
+    assert letter["message"].endswith("this row failed alone") is (code in (36, 454))
     log = case.log()
     entries = log.fetch(case.names.stream("ledger"), case.names.chain("sink"), 0, log.state(case.names.stream("ledger")).last_sequence)
     told = [letter["message"], *case.told, *(entry.payload.decode() for entry in entries)]

@@ -90,7 +90,7 @@ def test_a_partition_that_loses_its_leader_in_an_open_plan_stops_alone_and_goes_
     shown = case.ask()
     assert shown is not None
     assert shown["lag"] == {"0": 0}
-    assert f"partition 1 of {case.topic} is waited for: " in shown["legs"]["ingest"]["message"]
+    assert f"partition 1 of {case.topic} does not answer: " in shown["legs"]["ingest"]["message"]
     with closing(case.log()) as log:
         account = tally(log, case.names)
         pace = Pace(log, case.names, KafkaTopic(load(case.file, case.environment()).sources[0]))
@@ -119,10 +119,10 @@ def test_a_start_beside_a_silent_partition_reads_the_others_and_a_run_to_the_end
     cluster.produce(0, events(range(10, 20)))
     cluster.produce(1, events(range(1010, 1020)))
     cluster.take_leader(1)
-    with pytest.raises(RetryableError, match=f"partition 1 of {case.topic} is waited for: "):
+    with pytest.raises(RetryableError, match=f"partition 1 of {case.topic} does not answer: "):
         case.warm_run(connect_seconds=1)
     assert case.count() == 20
-    assert any(text.startswith(f"waiting: partition 1 of {case.topic} is waited for: ") for text in case.told)
+    assert any(text.startswith(f"waiting: partition 1 of {case.topic} does not answer: ") for text in case.told)
     case.in_background(case.warm_runner(until_caught_up=False))
     case.wait_count(30)
     case.end()

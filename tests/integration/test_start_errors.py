@@ -115,7 +115,7 @@ def test_a_table_that_does_not_fit_ends_the_command_as_a_bad_file_does(case: Pip
     assert ended.exit_code == 2
     assert ended.stderr.splitlines() == [
         f"table default.{case.table} does not fit the mapping: 2 faults",
-        "  - sink.mapping[0].column_type: column 'id' is String, the file says Int64",
+        "  - sink.mapping[0].column_type: column 'id' is String, the file has Int64",
         "  - sink.mapping[2].column_name: the table has no column 'amount'",
     ]
     assert_nothing_was_made(case)
@@ -231,8 +231,8 @@ def test_all_faults_of_a_table_are_told_at_once(case: PipelineCase) -> None:
     message = refused(case, ConfigurationError)
     assert message.splitlines() == [
         f"table default.{case.table} does not fit the mapping: 3 faults",
-        "  - sink.mapping[0].column_type: column 'id' is String, the file says Int64",
-        "  - sink.mapping[1].column_name: column 'name' is MATERIALIZED, it cannot be inserted",
+        "  - sink.mapping[0].column_type: column 'id' is String, the file has Int64",
+        "  - sink.mapping[1].column_name: column 'name' is MATERIALIZED and cannot be inserted",
         "  - sink.mapping[2].column_name: the table has no column 'amount'",
     ]
     assert_nothing_was_made(case)
@@ -293,7 +293,7 @@ def test_an_engine_that_cannot_deduplicate_is_refused(case: PipelineCase, engine
     make_table(case, engine=engine)
     assert refused(case) == (
         f"checking table default.{case.table}: engine {engine} does not deduplicate inserts, so exactly-once is not possible; "
-        "use a MergeTree engine, or say `delivery: at_least_once` in the sink"
+        "use a MergeTree engine, or set `delivery: at_least_once` in the sink"
     )
     assert_nothing_was_made(case)
 
@@ -351,7 +351,7 @@ def test_another_shape_is_refused_and_the_old_one_goes_on(case: PipelineCase) ->
     case.admin.create_topics([NewTopic(f"{case.topic}-other", 1, 1)])[f"{case.topic}-other"].result(30)
     case.send_events(30)
     case.warm_run()
-    for change, told in ((other_buckets, "buckets was 8, the file says 4"), (other_topic, f"{case.topic}-other")):
+    for change, told in ((other_buckets, "buckets was 8, the file has 4"), (other_topic, f"{case.topic}-other")):
         case.write_file(change)
         message = refused(case)
         assert told in message
@@ -374,7 +374,7 @@ def test_a_stream_that_was_deleted_by_hand_is_not_made_again(case: PipelineCase,
     log = case.log()
     log.delete_stream(case.names.stream(role))
     message = refused(case, DataLossError)
-    assert f"of its streams {case.names.stream(role)} is gone; restore all streams from one moment" in message
+    assert f"of its streams {case.names.stream(role)} is missing; restore all streams from one moment" in message
     assert log.state(case.names.stream(role)) is None
     log.close()
 

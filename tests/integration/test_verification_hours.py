@@ -77,7 +77,7 @@ def test_the_schedule_verifies_hours_with_records_that_have_ended_also_one_that_
         result = dagster.materialize("verification", partition=hour)
         assert result.success, failure(result)
     verified = tick(dagster, now + 2 * HOUR)
-    assert (verified.run_requests, verified.skip_message) == ([], "no hour with records waits")
+    assert (verified.run_requests, verified.skip_message) == ([], "no hour to verify")
 
 
 def test_verdicts_of_hours_by_the_calendar_stay_and_old_hours_go_with_old_events(dagster: DagsterCase) -> None:

@@ -1,8 +1,8 @@
-"""Connections to ClickHouse that take no answer for whole that ended among its headers.
+"""Connections to ClickHouse that reject an answer that was cut off within its headers.
 
-`http.client` takes the end of a connection for the end of the headers. Without `Content-Length` and `Transfer-Encoding` among them the body
-is then empty, and the driver makes no rows of it: a look-up of stored rows would have found none. ClickHouse, and what stands before it,
-says one of the two in HTTP/1.1.
+`http.client` treats the end of a connection as the end of the headers. Without `Content-Length` and `Transfer-Encoding` the body is then
+empty, and the driver returns no rows: a lookup of stored rows would have found none. ClickHouse, and any proxy before it, sends one of the
+two headers in HTTP/1.1.
 """
 
 from functools import lru_cache
@@ -17,9 +17,9 @@ from pipelines.config import ClickHouseConnection
 
 
 def pool_for(connection: ClickHouseConnection) -> PoolManager | None:
-    """The connections of this process for the driver's `pool_mgr`, which raise ProtocolError for an answer that ended among its headers.
+    """Return the connections of this process for the driver's `pool_mgr`; a cut-off answer raises ProtocolError.
 
-    None behind a proxy that the environment names: the driver makes its own.
+    None if the environment names a proxy: the driver then creates its own pool.
     """
     scheme, host, port = "https" if connection.secure else "http", connection.host, connection.http_port_effective
     if check_env_proxy(scheme, host, port):
@@ -35,11 +35,11 @@ def _pool(verify: bool) -> PoolManager:
 
 
 def _checked(response: BaseHTTPResponse) -> BaseHTTPResponse:
-    # The header itself may be cut: its value counts.
+    # The header itself may be cut off: check its value.
     is_counted = response.headers.get("Content-Length", "").strip().isdigit()
     if not is_counted and response.headers.get("Transfer-Encoding", "").strip().lower() != "chunked":
         response.close()
-        raise ProtocolError("the answer ended among its headers")
+        raise ProtocolError("the answer was cut off within its headers")
     return response
 
 

@@ -1,6 +1,6 @@
-"""ClickHouse over HTTP: what a table is, its creation, and one insert per chunk.
+"""ClickHouse over HTTP: table inspection and creation, and one insert per chunk.
 
-Every insert carries a deduplication token and says all settings that its meaning rests on, because server defaults move between releases
+Every insert carries a deduplication token and every setting that its guarantee depends on, because server defaults change between releases
 (reference/reliability.md section 2.2).
 """
 
@@ -25,7 +25,7 @@ from pipelines.error_classes import ErrorClasses
 from pipelines.errors import HaltError, RetryableError
 from pipelines.types.columns import quote_identifier
 
-# The driver logs what it also raises, with a traceback; unless the program asks for logs, the raised error is enough.
+# The driver logs the errors that it also raises, with a traceback; unless the program asks for logs, the raised error is enough.
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
 
 CONNECT_TIMEOUT_SECONDS = 5
@@ -34,13 +34,13 @@ RESPONSE_TIMEOUT_SECONDS = 60
 _KEEPS_ROWS = re.compile(r"(Replicated|Shared)?MergeTree")
 _NAME = r"(?:`(?:[^`\\]|\\.)+`|\w+)"
 _VIEW_TARGET = re.compile(rf"CREATE MATERIALIZED VIEW (?:{_NAME}\.)?{_NAME} (?:UUID '[^']+' )?TO (?:({_NAME})\.)?({_NAME})")
-"""Target of a view in `system.tables.create_table_query`, which is written by the server: names in backticks where they must be."""
+"""Target of a view in `system.tables.create_table_query`. The server writes this text, with names in backticks where needed."""
 _EMIT_AND_ARRIVAL = {
     "emit_and_arrival": ", _tf_emit AS emit, toUnixTimestamp64Micro(_tf_arrival) AS arrival_us",
     "within": "\n  AND _tf_arrival BETWEEN fromUnixTimestamp64Micro({since:Int64}, 'UTC') "
     "AND fromUnixTimestamp64Micro({until:Int64}, 'UTC')",
 }
-"""Of `stored_positions`, where arrivals tell rows from those of another life of the pipeline."""
+"""Parts of `stored_positions` for pipelines whose arrivals distinguish their rows from those of an earlier pipeline of the name."""
 
 
 def _unquoted(name: str) -> str:
@@ -53,7 +53,7 @@ def _told(settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column as `system.columns` tells it; `default_kind` is '', DEFAULT, MATERIALIZED, ALIAS or EPHEMERAL."""
+    """One column of `system.columns`; `default_kind` is '', DEFAULT, MATERIALIZED, ALIAS or EPHEMERAL."""
 
     name: str
     type: str
@@ -62,8 +62,9 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class Table:
-    """What the sink needs to know about a target: its columns, engine (`definition`: with its clauses and settings), and how many insert
-    tokens it remembers (0: none).
+    """The facts of a target table.
+
+    Its columns, engine (`definition`: with its clauses and settings), and how many insert tokens it remembers (0: none).
     """
 
     database: str
@@ -73,10 +74,10 @@ class Table:
     columns: tuple[TableColumn, ...]
     dedup_window: int
     dedup_seconds: int | None = None
-    """How long a token is remembered; None where only their number counts."""
+    """How long a token is remembered; None if only their number counts."""
     is_partitioned: bool = False
     keeps_rows: bool = True
-    """False where the engine or its TTL makes one row of several: a row that is not there may have been stored all the same."""
+    """False if the engine or its TTL merges rows: a missing row may have been stored all the same."""
 
     @property
     def is_replicated(self) -> bool:
@@ -89,8 +90,9 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """A materialized view: its definition in the server's words, and the table that it fills; None where that is gone, or where the server
-    does not tell it: chdb 26.9 gives no uuid to a view of the database `default`.
+    """A materialized view: its definition as the server writes it, and the table that it fills.
+
+    `target` is None if that table was dropped, or the server does not name it: chdb 26.9 gives no uuid to a view of the database `default`.
     """
 
     full_name: str
@@ -101,7 +103,7 @@ class View:
 def open_client(
     connection: ClickHouseConnection, classes: ErrorClasses = TABLE_CLASSES, response_seconds: float = RESPONSE_TIMEOUT_SECONDS
 ) -> Client:
-    """A client that has connected. Raises RetryableError or HaltError."""
+    """Open a connected client. Raise RetryableError or HaltError."""
     try:
         return clickhouse_connect.get_client(
             host=connection.host,
@@ -115,7 +117,7 @@ def open_client(
             send_receive_timeout=response_seconds,
             autogenerate_session_id=False,
             query_retries=0,
-            # The server's words without address and version.
+            # The server's message without address and version.
             show_clickhouse_errors="scrub",
             client_name="tallyflow",
         )
@@ -127,7 +129,7 @@ def open_client(
 class ClickHouse:
     """One HTTP client for one sink. Methods raise RetryableError (send again) or HaltError; no method retries by itself.
 
-    `classes`: which of the server's errors is what; without it the table decides.
+    `classes`: overrides of the error classes; without it the error table applies.
     """
 
     def __init__(self, sink: ClickHouseSink, classes: ErrorClasses = TABLE_CLASSES) -> None:
@@ -135,9 +137,9 @@ class ClickHouse:
         self._client: Client | None = None
 
     def connect(self) -> "ClickHouse":
-        """Connects now. Idempotent."""
+        """Connect now. Idempotent."""
         if self._client is None:
-            # The server is to give an insert up before we do.
+            # The server must abort an insert before our timeout.
             seconds = self._sink.max_insert_time.total_seconds() + RESPONSE_TIMEOUT_SECONDS
             self._client = open_client(self._sink.connection_params, self._classes, seconds)
         return self
@@ -149,21 +151,21 @@ class ClickHouse:
         return self._client
 
     def rows(self, doing: str, sql: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Rows of a SELECT. `{name:Type}` in the text takes `parameters[name]` on the server's side."""
+        """Run a SELECT and return its rows. The server fills in `{name:Type}` with `parameters[name]`."""
         try:
             return [tuple(row) for row in self._connected.query(sql, parameters=parameters).result_rows]
         except Exception as error:
             raise map_error(doing, error, self._classes) from error
 
     def command(self, doing: str, sql: str) -> None:
-        """A statement without rows, such as DDL. Its text must be built from validated identifiers and types only."""
+        """Run a statement without rows, such as DDL. Its text must be built from validated identifiers and types only."""
         try:
             self._connected.command(sql)
         except Exception as error:
             raise map_error(doing, error, self._classes) from error
 
     def inspect(self, database: str, name: str) -> Table | None:
-        """The table's facts; None when it does not exist."""
+        """Return the table's facts; None if it does not exist."""
         doing = f"inspecting table {database}.{name}"
         names = {"database": database, "name": name}
         found = self.rows(doing, statement("clickhouse/table"), names)
@@ -183,13 +185,13 @@ class ClickHouse:
         )
 
     def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
-        """The table's columns as they are now, in their order; none when it does not exist."""
+        """Return the table's current columns, in their order; empty if it does not exist."""
         names = {"database": database, "name": name}
         found = self.rows(f"reading the columns of {database}.{name}", statement("clickhouse/columns"), names)
         return tuple(TableColumn(*column) for column in found)
 
     def _dedup_window(self, engine: str, definition: str) -> int:
-        """Insert tokens that the table remembers: its own setting, else the server's default; 0 for engines without deduplication."""
+        """Return the insert tokens that the table remembers: its own setting, else the server's default; 0 without deduplication."""
         if "MergeTree" not in engine:
             return 0
         if engine.startswith(("Replicated", "Shared")):
@@ -209,7 +211,7 @@ class ClickHouse:
         return int(found[0][0]) if found else 0
 
     def view_targets(self, database: str, name: str) -> list[Table]:
-        """Tables that materialized views fill from this one, followed through views on views."""
+        """List the tables that materialized views fill from this one, including views on views."""
         targets: list[Table] = []
         sources = [(database, name)]
         while sources:
@@ -220,7 +222,7 @@ class ClickHouse:
         return targets
 
     def views_on(self, database: str, name: str) -> list[View]:
-        """The materialized views that an insert into this table feeds, without views on views."""
+        """List the materialized views that an insert into this table feeds, without views on views."""
         doing = f"listing the materialized views on {database}.{name}"
         found = self.rows(doing, statement("clickhouse/views_on"), {"database": database, "name": name})
         return [view for database_of_view, view_name in found if (view := self._view(database_of_view, view_name)) is not None]
@@ -239,7 +241,7 @@ class ClickHouse:
         return View(f"{database}.{view}", definition, target)
 
     def create_table(self, database: str, name: str, columns: Sequence[tuple[str, str]], order_by: Sequence[str], window: int) -> None:
-        """Creates a MergeTree with a deduplication window. Column types must come from `columns.parse_type`."""
+        """Create a MergeTree with a deduplication window. Column types must come from `columns.parse_type`."""
         texts: dict[str, str | int] = {
             "database": quote_identifier(database),
             "table": quote_identifier(name),
@@ -254,7 +256,7 @@ class ClickHouse:
         self.command(f"dropping table {database}.{name}", text)
 
     def check_insert_settings(self) -> None:
-        """Raises HaltError when the server does not take, or does not obey, the settings that make an insert one deduplicated block."""
+        """Raise HaltError if the server rejects, or overrides, a setting that makes an insert one deduplicated block."""
         doing = "checking the settings of inserts"
         settings = known_settings(self._connected.server_settings, INSERT_SETTINGS)
         settings |= {"max_execution_time": math.ceil(self._sink.max_insert_time.total_seconds()), **insert_log_comment("tallyflow")}
@@ -268,16 +270,16 @@ class ClickHouse:
         other = {name: value for name, value in found.result_rows if str(settings[name]) != value}
         if other:
             raise HaltError(
-                f"{doing}: the server says {_told(other)}, an insert that is one atomic, deduplicated block needs "
-                f"{_told({name: settings[name] for name in other})}; take the constraint out of the user's profile and start again"
+                f"{doing}: the server uses {_told(other)}, an insert that is one atomic, deduplicated block needs "
+                f"{_told({name: settings[name] for name in other})}; remove the constraint from the user's profile and start again"
             )
 
     def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int, work: str = "") -> None:
-        """Inserts one Arrow IPC stream of one record batch as one block with `token`; `work` names it in `system.processes`.
+        """Insert one Arrow IPC stream of one record batch as one block with `token`; `work` names it in `system.processes`.
 
-        Raises RetryableError when the outcome is unknown or the server asks to wait: the caller sends the same block with the same
-        token until the answer is definite (InsertTooLargeError: it gave up for what the insert takes); RefusedError when the table
-        refuses it because of rows in it. `table` is `database.name`, validated.
+        Raises RetryableError if the outcome is unknown or the server asks to wait: the caller sends the same block with the same token
+        until the answer is definite (InsertTooLargeError: the server aborted it for its time or memory). Raises RefusedError if the table
+        refuses the block because of its rows. `table` is `database.name`, validated.
         """
         client = self._connected
         settings = {**known_settings(client.server_settings, INSERT_SETTINGS), "insert_deduplication_token": token}
@@ -286,27 +288,27 @@ class ClickHouse:
             client.raw_insert(table, list(columns), insert_block=block, settings=settings, fmt="ArrowStream")
         except Exception as error:
             found = insert_error(f"inserting a chunk into {table}", error, self._classes)
-            # A traceback would tell the server's words, with the value that it cannot read.
+            # A traceback would show the server's message, with the value that it cannot read.
             raise found from (None if isinstance(error, Error) and error.code is not None else error)
 
     def inserts_at_work(self, work: str) -> int | None:
-        """How many inserts of this name the server works on; None where the user may not see that."""
+        """Count the inserts of this name that the server is running; None if the user may not see them."""
         try:
-            found = self.rows("looking for inserts at work", statement("clickhouse/inserts_at_work"), insert_log_comment(work))
+            found = self.rows("looking for running inserts", statement("clickhouse/inserts_at_work"), insert_log_comment(work))
         except HaltError:
             return None
         return int(found[0][0])
 
     def count_rows(self, database: str, name: str, with_positions: bool) -> int:
-        """How many rows a table has; `with_positions`: that a pipeline has written, in a table with position columns."""
+        """Count the rows of a table; `with_positions`: only rows that a pipeline has written, in a table with position columns."""
         where = " WHERE _tf_sequence > 0" if with_positions else ""
         table = f"{quote_identifier(database)}.{quote_identifier(name)}"
         return int(self.rows(f"counting the rows of {database}.{name}", f"SELECT count() FROM {table}{where}")[0][0])  # noqa: S608
 
     def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int] | None = None) -> pa.Table:
-        """(sequence, ordinal) of the table's rows within these bounds, inclusive; with `arrivals_us` also (emit, arrival in us).
+        """Read (sequence, ordinal) of the rows within these bounds, inclusive; with `arrivals_us` also (emit, arrival in us).
 
-        Of a replicated table, of all that was inserted into any replica: without a quorum, only waiting for this one makes that sure.
+        For a replicated table the result includes inserts into any replica: without a quorum, this needs a wait for our replica.
         """
         parameters: dict[str, str | int] = {"database": table.database, "table": table.name, "first": sequences[0], "last": sequences[1]}
         settings = known_settings(self._connected.server_settings, READ_SETTINGS)

@@ -1,4 +1,4 @@
-"""What the ClickHouse driver raises, as errors of ours: by the table of error_classes, and without values of rows."""
+"""The ClickHouse driver's exceptions as our errors, by the table of error_classes, and without values of rows."""
 
 import re
 
@@ -14,18 +14,18 @@ TABLE_CLASSES = ErrorClasses("clickhouse")
 
 _VIOLATED_CONSTRAINT = 469
 _PUSHING_TO_VIEW = "while pushing to view"
-"""An insert that a view refuses has stored the block in the table all the same (measured, 26.9)."""
+"""If a view refuses an insert, the table has stored the block all the same (measured, 26.9)."""
 _SERVER = re.compile(r"DB::\w*Exception: ")
 _TABLE_ID = re.compile(r" \([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\)")
 _AT_ROW = re.compile(r"is violated at row (\d+)")
 _VIEW = re.compile(r"while pushing to view ([\w.`-]+)")
 _EXECUTING = ": while executing 'FUNCTION "
 _TOO_LARGE = (159, 160, 241)
-"""Codes of an insert that the server gives up for what it takes: a smaller one may pass."""
+"""Codes of an insert that the server aborts for its time or memory: a smaller one may pass."""
 
 
 def insert_error(doing: str, error: Exception, classes: ErrorClasses = TABLE_CLASSES) -> TallyflowError:
-    """The driver's exception of an insert as one of ours, without a value of a row."""
+    """Map the driver's exception of an insert to our error, without a value of a row."""
     found = refusal(error, classes) or map_error(doing, error, classes, sends_rows=True)
     if isinstance(found, RetryableError) and isinstance(error, Error) and error.code in _TOO_LARGE:
         return InsertTooLargeError(str(found))
@@ -33,9 +33,9 @@ def insert_error(doing: str, error: Exception, classes: ErrorClasses = TABLE_CLA
 
 
 def map_error(doing: str, error: Exception, classes: ErrorClasses = TABLE_CLASSES, sends_rows: bool = False) -> TallyflowError:
-    """The driver's exception as one of ours. Network trouble is retryable; a code that is not known is a halt, never a drop.
+    """Map the driver's exception to our error. Network trouble is retryable; an unknown code is a halt, never a drop.
 
-    `sends_rows`: the server's words may quote a value of a row, and the message goes without them.
+    `sends_rows`: the server's message may quote a value of a row, so our message omits it.
     """
     if isinstance(error, TallyflowError):
         return error
@@ -46,7 +46,7 @@ def map_error(doing: str, error: Exception, classes: ErrorClasses = TABLE_CLASSE
     code = error.code if isinstance(error, Error) else None
     text = _first_line(str(error))
     if code is None and isinstance(error, OperationalError) and error.__cause__ is not None:
-        # urllib3 wraps why it could not connect into what it tried and how often.
+        # urllib3 wraps the reason in the list of its attempts.
         reason = _first_line(str(getattr(error.__cause__, "reason", error.__cause__)))
         return RetryableError(f"{doing}: ClickHouse did not answer ({reason})")
     if code is None:
@@ -63,31 +63,37 @@ def _of_the_server(doing: str, full_text: str, text: str, code: int, row: ErrorR
     if _PUSHING_TO_VIEW in full_text:
         return HaltError(
             f"{doing}: ClickHouse error {code}: {text}; a materialized view on the table refuses these rows, which the table itself may "
-            "hold already. Mend the view, or detach it, and start again: the same chunk is sent with its token, and nothing is doubled"
+            "hold already. Fix the view, or detach it, and start again: the same chunk is sent with its token, and nothing is doubled"
         )
     return HaltError(f"{doing}: ClickHouse error {code}: {text}; {row.remedy}")
 
 
 def refusal(error: Exception, classes: ErrorClasses = TABLE_CLASSES) -> RefusedError | None:
-    """The error of an insert that a smaller block may survive; None for any other. The message holds no value of the row."""
+    """Return the error of an insert that a smaller block may survive; None for any other.
+
+    The message holds no value of the row.
+    """
     text = str(error)
     if not isinstance(error, Error) or error.code is None or _PUSHING_TO_VIEW in text:
         return None
     row = classes.row(error.code, text)
     is_known = row is not None and classes.of(row) == "record"
-    # One that is not in the table, or says nothing of its cause, may be caused by a row all the same.
+    # An error that is not in the table, or does not name its cause, may still be caused by a row.
     if not is_known and row is not None and not classes.is_vague(row):
         return None
     words = _words(text, error.code, row)
     at = _AT_ROW.search(words)
     name = f" ({row.name})" if row else ""
-    # A constraint, and how many partitions there are, is looked at before anything is written (measured, 26.9).
+    # Constraints and the number of partitions are checked before anything is written (measured, 26.9).
     is_whole = error.code == _VIOLATED_CONSTRAINT or (row is not None and row.words == ONE_BLOCK)
     return RefusedError(f"ClickHouse error {error.code}{name}: {words}", int(at[1]) - 1 if at else None, is_whole, is_known)
 
 
 def _words(full_text: str, code: int, row: ErrorRow | None) -> str:
-    """What the server says, without a value of a row: of an error that may quote one, only what is known to be the table's own words."""
+    """Return the server's message without a value of a row.
+
+    Of an error that may quote a value, only text that is known to come from the table.
+    """
     if row is not None and not row.may_be_record and not row.is_vague:
         return _first_line(full_text)
     if row is not None and row.words:
@@ -102,7 +108,7 @@ def _words(full_text: str, code: int, row: ErrorRow | None) -> str:
 
 
 def _may_pass(error: ClickHouseError, text: str) -> bool:
-    """Whether an error without a code is the network's or an overloaded proxy's; the driver's other errors are misuse."""
+    """Return True for an error without a code of the network or an overloaded proxy; the driver's other errors are misuse."""
     status = re.search(r"HTTP status (\d{3})\b", text)
     if status:
         return status[1] in ("408", "429") or status[1] >= "500"
@@ -110,6 +116,6 @@ def _may_pass(error: ClickHouseError, text: str) -> bool:
 
 
 def _first_line(text: str) -> str:
-    """The server's own words where the driver has wrapped them."""
+    """Return the server's own message, without the driver's wrapping."""
     words = _SERVER.split(text, maxsplit=1)[-1]
     return words.strip().splitlines()[0][:500] if words.strip() else "no message"

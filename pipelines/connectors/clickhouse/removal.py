@@ -1,4 +1,4 @@
-"""Which tables of ClickHouse remove rows by themselves, by what their definition says."""
+"""Tables of ClickHouse that remove rows by themselves, according to their definition."""
 
 import re
 
@@ -11,14 +11,17 @@ _BRACKETS = re.compile(r"\([^()]*\)")
 
 
 def removes_rows(table: Table) -> str:
-    """What in the table's definition removes rows in the background, in words; empty for nothing."""
+    """Name what in the table's definition removes rows in the background; empty if nothing does."""
     if "MergeTree" in table.engine and table.engine not in KEEPS_EVERY_ROW:
         return f"its engine {table.engine}"
     return "its TTL" if has_removing_ttl(table) else ""
 
 
 def has_removing_ttl(table: Table) -> bool:
-    """Whether rows expire. A TTL that only moves or compresses them removes none."""
+    """Return True if rows expire.
+
+    A TTL that only moves or compresses rows removes none.
+    """
     ttl = _TTL.search(table.definition)
     plain, was = ttl[1] if ttl else "", None
     while plain != was:

@@ -1,13 +1,14 @@
-"""The settings that an insert, and a look at what was stored, say themselves, because profiles differ and defaults move between releases.
+"""Settings that an insert, and a read of stored rows, set themselves, because profiles differ and defaults change.
 
-Each decides whether an insert is one atomic, deduplicated block of the values that were sent (reference/reliability.md section 2.2).
+Each decides whether an insert is one atomic, deduplicated block of exactly the values that were sent (reference/reliability.md section
+2.2).
 """
 
 from collections.abc import Container, Mapping
 from typing import Any
 
 MAX_PARTITIONS_PER_INSERT = 100
-"""That one block may touch; a block of more is refused whole, and cut. The server's own default."""
+"""Partitions that one block may touch: a larger block is refused as a whole, and split. The server's own default."""
 
 _TRANSPORT = {"wait_end_of_query"}
 """Parameters of the HTTP interface, which `system.settings` does not list."""
@@ -19,7 +20,7 @@ INSERT_SETTINGS: Mapping[str, Any] = {
     "insert_deduplicate": 1,
     "deduplicate_insert": "enable",
     "deduplicate_blocks_in_dependent_materialized_views": 1,
-    # A view that fails, fails the insert, and views come behind the table, one after another.
+    # A failing view fails the insert; views run after the table, one after another.
     "materialized_views_ignore_errors": 0,
     "ignore_materialized_views_with_dropped_target_table": 0,
     "parallel_view_processing": 0,
@@ -34,7 +35,7 @@ INSERT_SETTINGS: Mapping[str, Any] = {
     "use_strict_insert_block_limits": 0,
     "max_partitions_per_insert_block": MAX_PARTITIONS_PER_INSERT,
     "throw_on_max_partitions_per_insert_block": 1,
-    # Values arrive as they were sent: nulls as the column's default, nothing skipped for an error, no wider decimal cut.
+    # Values are stored as sent: nulls as the column's default, nothing skipped for an error, no wider decimal truncated.
     "input_format_null_as_default": 1,
     "input_format_allow_errors_num": 0,
     "input_format_allow_errors_ratio": 0,
@@ -58,10 +59,13 @@ READ_SETTINGS: Mapping[str, Any] = {
 
 
 def known_settings(server: Container[str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `settings` that the server has: it refuses a request with any other."""
+    """Return those of `settings` that the server knows: it refuses a request with any other."""
     return {name: value for name, value in settings.items() if name in server or name in _TRANSPORT}
 
 
 def insert_log_comment(work: str) -> dict[str, Any]:
-    """Names an insert for `system.processes`, on every server: a query id must be unique."""
+    """Return the setting that names an insert in `system.processes`.
+
+    Works on every server; a query id would have to be unique.
+    """
     return {"log_comment": work} if work else {}

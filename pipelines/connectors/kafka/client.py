@@ -1,7 +1,7 @@
 """Kafka through confluent-kafka: topic facts, offsets, and ranges of records as Arrow tables.
 
-Offsets have gaps (compaction, transaction markers, aborted transactions), so a range ends where the consumer's position says, never
-after a count. `read_committed` throughout: the end of a partition is its last stable offset.
+Offsets have gaps (compaction, transaction markers, aborted transactions), so a range ends at the consumer's position, never after a count.
+`read_committed` throughout: the end of a partition is its last stable offset.
 """
 
 import contextlib
@@ -38,28 +38,32 @@ REQUEST_TIMEOUT_SECONDS = 10.0
 STALL_SECONDS = 2.0
 GIVE_UP_SECONDS = 15.0
 AHEAD_BYTES = 16 * 1024 * 1024
-"""What may lie ready of a partition that is not asked for: then Kafka is not asked for more of it."""
+"""Limit of prefetched records of a partition that is not being read: beyond it, fetching is paused."""
 CONSUME_MESSAGES = 5_000
 FETCH_BYTES = 4 * 1024 * 1024
-"""Of one answer of a broker, all partitions together: librdkafka unpacks the whole of it, and lz4 packs up to 255:1. With 4 MiB for each of
-three partitions 2.4 GB of records were unpacked at once. With 1 MiB in all a backlog took 22 % more CPU per event, with 2 MiB
-40 % (another day): ranges were short.
+"""Limit of one answer of a broker, all partitions together: librdkafka unpacks the whole answer, and lz4 packs up to 255:1.
+
+With 4 MiB for each of three partitions 2.4 GB of records were unpacked at once. With 1 MiB in total a backlog took 22 % more CPU per event,
+with 2 MiB 40 % (another day): ranges were short.
 """
 CONSUME_BYTES = 16 * 1024 * 1024
-"""What is taken at once, by the size of the records that were taken before."""
+"""Limit of one `consume`, estimated from the size of earlier records."""
 FIRST_MEAN_BYTES = 16 * 1024
 
 Asked = Mapping[TopicPartition, "Future[ListOffsetsResultInfo]"]
 
 _TABLE_CLASSES = ErrorClasses("kafka")
 _NO_TOPIC_ID = "A" * 22
-"""Of a zero, as the client writes it."""
+"""A zero id in the client's notation."""
 _STALE = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION}
 _GONE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
 
 
 def map_error(doing: str, error: BaseException | KafkaError, classes: ErrorClasses = _TABLE_CLASSES) -> TallyflowError:
-    """The driver's error as one of ours. librdkafka reconnects by itself, so transport errors are waits; what is not known is a halt."""
+    """Map the driver's error to our error.
+
+    librdkafka reconnects by itself, so transport errors are waits; an unknown error is a halt.
+    """
     cause = error.args[0] if isinstance(error, KafkaException) and error.args else error
     if not isinstance(cause, KafkaError):
         return HaltError(f"{doing}: {type(error).__name__}: {error}")
@@ -79,19 +83,19 @@ def map_error(doing: str, error: BaseException | KafkaError, classes: ErrorClass
 
 @dataclass(frozen=True)
 class TopicFacts:
-    """What the cluster says about a topic: its id (a topic made again has another one) and its partitions."""
+    """The cluster's facts on a topic: its id (a recreated topic has another one) and its partitions."""
 
     topic_id: str
     partitions: tuple[int, ...]
 
     @property
     def note(self) -> str:
-        """What a start says of a broker whose topics have no ids (Kafka before 2.8, or one that only speaks its protocol); else empty."""
+        """A note for the start about a broker whose topics have no ids (Kafka before 2.8, or a compatible server); else empty."""
         if self.topic_id != _NO_TOPIC_ID:
             return ""
         return (
-            "note: the broker gives topics no ids, so a topic that is deleted and made again is told only by its end, if that is before "
-            "what was confirmed; never make a topic again under its name"
+            "note: the broker gives topics no ids, so a deleted and recreated topic is noticed only by its end, if that is before "
+            "what was confirmed; never recreate a topic under the same name"
         )
 
 
@@ -99,7 +103,7 @@ class KafkaTopic:
     """Facts and offsets of one source's topic. Calls time out after 10 s with RetryableError."""
 
     def __init__(self, source: KafkaSource, classes: ErrorClasses = _TABLE_CLASSES) -> None:
-        """Connects to nothing yet. Raises HaltError for settings that librdkafka refuses, such as a certificate that it cannot read."""
+        """Create the client without connecting. Raise HaltError for settings that librdkafka refuses, such as an unreadable certificate."""
         self._topic, self._classes = source.topic, classes
         self._errors: list[KafkaError] = []
         try:
@@ -109,18 +113,18 @@ class KafkaTopic:
             raise HaltError(f"connecting to Kafka at {brokers}: {error.args[0].str()}; check `connection_params` of the source") from error
 
     def facts(self, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> TopicFacts:
-        """Raises HaltError when the topic does not exist."""
+        """Describe the topic. Raise HaltError if it does not exist."""
         doing = f"describing topic {self._topic}"
         found = self._result(doing, self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=timeout_seconds))
         description = found[self._topic]
         return TopicFacts(str(description.topic_id), tuple(sorted(p.id for p in description.partitions)))
 
     def starts(self, partitions: Sequence[int]) -> dict[int, int]:
-        """First offset that still exists, per partition."""
+        """Return the first offset that still exists, per partition."""
         return self._offsets(partitions, OffsetSpec.earliest())
 
     def ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
-        """Last stable offset (exclusive end of what a read_committed reader sees), per partition. Raises while any has no leader."""
+        """Return the last stable offset (exclusive end of a read_committed reader), per partition. Raise while any has no leader."""
         ends, silent = self.known_ends(partitions, timeout_seconds)
         if silent:
             raise next(iter(silent.values()))
@@ -129,11 +133,11 @@ class KafkaTopic:
     def known_ends(
         self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     ) -> tuple[dict[int, int], dict[int, RetryableError]]:
-        """As `ends`, of the partitions that have a leader which answers; and why of the others. Raises when none answers."""
+        """Return the ends of the partitions whose leader answers, and the errors of the others. Raise if none answers."""
         return self.heard(self.ask_ends(partitions, timeout_seconds)) if partitions else ({}, {})
 
     def ask_ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> Asked:
-        """Asks what `known_ends` tells and does not wait; `heard` tells it."""
+        """Request the ends without waiting; `heard` returns them."""
         return self._ask(partitions, OffsetSpec.latest(), timeout_seconds)
 
     def _ask(self, partitions: Sequence[int], spec: OffsetSpec, timeout_seconds: float) -> Asked:
@@ -142,20 +146,20 @@ class KafkaTopic:
         return asked
 
     def heard(self, asked: Asked) -> tuple[dict[int, int], dict[int, RetryableError]]:
-        """As `known_ends`, of what was asked before; waits for what was not answered yet."""
+        """Return the result of `ask_ends` as `known_ends` does; wait for answers that are missing."""
         ends: dict[int, int] = {}
         silent: dict[int, RetryableError] = {}
         for place, future in asked.items():
             try:
                 ends |= self._answers({place: future})
             except RetryableError as error:
-                silent[place.partition] = RetryableError(f"partition {place.partition} of {self._topic} is waited for: {error}")
+                silent[place.partition] = RetryableError(f"partition {place.partition} of {self._topic} does not answer: {error}")
         if not ends:
             raise next(iter(silent.values()))
         return ends, silent
 
     def first_since(self, partitions: Sequence[int], instant: datetime) -> dict[int, int]:
-        """Offset of the first record whose own time is not before the instant, per partition; the end where there is none."""
+        """Return per partition the offset of the first record whose own time is at or after the instant; the end if there is none."""
         found = self._offsets(partitions, OffsetSpec.for_timestamp(int(instant.timestamp() * 1000)))
         ends = self.ends(partitions) if -1 in found.values() else {}
         return {partition: ends[partition] if offset == -1 else offset for partition, offset in found.items()}
@@ -168,9 +172,9 @@ class KafkaTopic:
         found = {place.partition: result.offset for place, result in self._result(doing, asked).items()}
         unknown = [partition for partition, offset in found.items() if offset == OFFSET_INVALID]
         if unknown:
-            # What librdkafka 2.16 says, without an error, of a leader that refuses connections.
+            # librdkafka 2.16 returns this, without an error, for a leader that refuses connections.
             raise RetryableError(
-                f"{doing}: the leader of partition {unknown[0]} gave no answer; it is tried again, see whether the brokers run"
+                f"{doing}: the leader of partition {unknown[0]} gave no answer; retrying, check that the brokers are running"
             )
         return found
 
@@ -181,7 +185,7 @@ class KafkaTopic:
         except (KafkaException, TimeoutError) as error:
             if isinstance(error, KafkaException) and error.args[0].code() in _STALE:
                 self._refresh()
-            # Why a broker cannot be reached, librdkafka tells only to those who poll.
+            # librdkafka reports why a broker cannot be reached only to a poll.
             self._admin.poll(0)
             told = [halt for e in self._errors if isinstance(halt := map_error(doing, e, self._classes), HaltError)]
             if told:
@@ -189,19 +193,22 @@ class KafkaTopic:
             mapped = RetryableError(f"{doing}: no answer") if isinstance(error, TimeoutError) else map_error(doing, error, self._classes)
             reasons = [e.str() for e in self._errors if e.code() != KafkaError._ALL_BROKERS_DOWN]
             if isinstance(mapped, RetryableError) and reasons:
-                text = f"{doing}: Kafka did not answer: {reasons[-1]}; it is tried again, see whether the brokers run"
+                text = f"{doing}: Kafka did not answer: {reasons[-1]}; retrying, check that the brokers are running"
                 raise RetryableError(text) from error
             raise mapped from error
 
     def _refresh(self) -> None:
-        """Asks for the topic's leaders again. The admin client itself goes on with those it knows: a broker that was restarted refused
-        the old leader epoch for four minutes and more (measured, librdkafka 2.16)."""
+        """Request the topic's leaders again.
+
+        The admin client itself keeps those it knows: a restarted broker refused the old leader epoch for four minutes and more (measured,
+        librdkafka 2.16).
+        """
         with contextlib.suppress(KafkaException):
             self._admin.list_topics(self._topic, timeout=REQUEST_TIMEOUT_SECONDS)
 
 
 class GroupOffsets:
-    """Commits the consumer group's offsets, so that ordinary lag tools tell the truth. Nothing resumes from them."""
+    """Commits the consumer group's offsets, so that ordinary lag tools show the progress. Nothing resumes from them."""
 
     def __init__(self, source: KafkaSource, group: str) -> None:
         self._topic = source.topic
@@ -209,7 +216,7 @@ class GroupOffsets:
         self._positions: list[TopicPartition] = []
 
     def commit(self, next_offsets: Mapping[int, int]) -> None:
-        """Sends the commit without waiting; the next one, or `close`, makes up for a lost one."""
+        """Send the commit without waiting; the next commit, or `close`, makes up for a lost one."""
         self._positions = [TopicPartition(self._topic, partition, offset) for partition, offset in next_offsets.items()]
         if self._positions:
             with contextlib.suppress(KafkaException):
@@ -218,7 +225,7 @@ class GroupOffsets:
             self._consumer.poll(0)
 
     def close(self) -> None:
-        """Commits once more and waits for it: a short run ends before its group has a coordinator, and its only commit is lost."""
+        """Commit once more and wait: a short run ends before its group has a coordinator, and would lose its only commit."""
         if self._positions:
             with contextlib.suppress(KafkaException):
                 self._consumer.commit(offsets=self._positions, asynchronous=False)
@@ -229,7 +236,7 @@ class GroupOffsets:
 class Block:
     """Records of one partition in offset order (RAW_SCHEMA), and the offset after the last one passed, row or not.
 
-    `is_expired`: the offsets before `next_offset` are gone from Kafka; such a block has no rows.
+    `is_expired`: the offsets before `next_offset` have expired in Kafka; such a block has no rows.
     """
 
     partition: int
@@ -239,10 +246,10 @@ class Block:
 
 
 class RangeReader:
-    """Reads ranges of offsets of one topic. Keeps its consumer and what it read too far, so that contiguous ranges waste nothing.
+    """Reads ranges of offsets of one topic. Keeps its consumer and prefetched records, so that contiguous ranges waste nothing.
 
-    `keep_partitions`: stay assigned to partitions that a range does not name (a reader that serves all partitions in turn); otherwise
-    only what is being read is fetched.
+    `keep_partitions`: stay assigned to partitions that a range does not name (a reader that serves all partitions in turn); otherwise only
+    the partitions being read are fetched.
     """
 
     def __init__(self, source: KafkaSource, keep_partitions: bool = False, classes: ErrorClasses = _TABLE_CLASSES) -> None:
@@ -270,17 +277,17 @@ class RangeReader:
         self._mean_bytes = FIRST_MEAN_BYTES
 
     def open(self) -> int:
-        """Reaches the cluster now; returns how many partitions the topic has."""
+        """Connect to the cluster now; return the number of the topic's partitions."""
         try:
             return len(self._consumer.list_topics(self._topic, timeout=REQUEST_TIMEOUT_SECONDS).topics[self._topic].partitions)
         except KafkaException as error:
             raise map_error(f"reading the metadata of {self._topic}", error, self._classes) from error
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Block]:
-        """Blocks that cover every range {partition: (start, end)} (end exclusive), each partition's in offset order.
+        """Yield blocks that cover every range {partition: (start, end)} (end exclusive), each partition's in offset order.
 
-        The last block of a partition has `next_offset` == end, with or without rows. Raises DataLossError when `start` has expired,
-        RetryableError when Kafka gives nothing of a partition for 15 s, whatever it gives of others; time between blocks does not count.
+        The last block of a partition has `next_offset` == end, with or without rows. Raises DataLossError if `start` has expired, and
+        RetryableError if Kafka sends nothing of a partition for 15 s, whatever it sends of others; time between blocks does not count.
         """
         open_ranges = {p: (start, end) for p, (start, end) in ranges.items() if start < end}
         self._position(open_ranges)
@@ -298,21 +305,23 @@ class RangeReader:
             seconds = time.monotonic() - begun
             repositioned += seconds
             for partition in open_ranges:
-                # One that others outrun in a full queue is not silent.
+                # A partition that others outrun in a full queue is not silent.
                 is_outrun = not is_all and not heard.isdisjoint(open_ranges)
                 silent[partition] = 0.0 if partition in heard else silent[partition] + (0.0 if is_outrun else seconds)
             self._hold_back(open_ranges)
             quiet = [partition for partition in open_ranges if silent[partition] > GIVE_UP_SECONDS]
             if quiet:
                 told = ", ".join(f"partition {p} from offset {open_ranges[p][0]}" for p in quiet)
-                raise RetryableError(f"reading {self._topic}: Kafka gave nothing of {told} for {GIVE_UP_SECONDS:.0f} s; has it a leader?")
+                raise RetryableError(
+                    f"reading {self._topic}: Kafka gave nothing of {told} for {GIVE_UP_SECONDS:.0f} s; check that it has a leader"
+                )
             if repositioned > STALL_SECONDS and any(silent[partition] > STALL_SECONDS for partition in open_ranges):
-                # An end-of-partition event is told once; after a quiet spell only a new assignment tells it again.
+                # An end-of-partition event comes once; after a quiet spell only a new assignment repeats it.
                 self._assign({**(self._next if self._keep_partitions else {}), **{p: start for p, (start, _) in open_ranges.items()}})
                 repositioned = 0.0
 
     def _hold_back(self, asked_for: Container[int]) -> None:
-        """Stops fetching partitions that nobody asks for, once enough of them lies ready."""
+        """Pause fetching of partitions that are not being read, once enough of them is prefetched."""
         full = [
             partition
             for partition, blocks in self._ahead.items()
@@ -325,7 +334,7 @@ class RangeReader:
             self._paused.update(full)
 
     def _resume(self, asked_for: Iterable[int]) -> None:
-        """Lets Kafka be asked for these partitions again."""
+        """Resume fetching of these partitions."""
         paused = self._paused.intersection(asked_for)
         if paused:
             self._consumer.resume([TopicPartition(self._topic, partition) for partition in paused])
@@ -348,7 +357,7 @@ class RangeReader:
                 yield block
 
     def _position(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Leaves the consumer where it is if every range starts where reading stopped; else assigns anew."""
+        """Keep the consumer's position if every range starts where reading stopped; else assign anew."""
         if all(self._next.get(p) == start for p, (start, _) in ranges.items()):
             return
         kept = self._next if self._keep_partitions else {}
@@ -365,9 +374,9 @@ class RangeReader:
             raise map_error(f"assigning partitions of {self._topic}", error, self._classes) from error
 
     def _poll(self, wanted: int) -> tuple[set[int], bool]:
-        """Moves up to `wanted` messages into `_ahead`; the partitions that were heard of, and whether there are no more messages now.
+        """Move up to `wanted` messages into `_ahead`; return the partitions with an event, and whether the queue is empty now.
 
-        `consume` waits for as many as it is asked for, so asking for what is left of the ranges returns without waiting.
+        `consume` waits for the requested number, so a request for the rest of the ranges returns without waiting.
         """
         try:
             messages = self._consumer.consume(wanted, timeout=0.05)
@@ -382,7 +391,7 @@ class RangeReader:
             for _, problem in told:
                 if problem.code() != KafkaError._PARTITION_EOF:
                     self._raise_unless_transient(problem)
-            # A reader that keeps up is told of an end with every few messages: only the last one of a partition matters.
+            # A reader that keeps up gets an end event with every few messages: only the last one of a partition matters.
             ends = {m.partition(): m.offset() for m, problem in told if problem.code() == KafkaError._PARTITION_EOF}
             messages = list(compress(messages, [e is None for e in errors]))
         else:
@@ -404,14 +413,14 @@ class RangeReader:
 
 
 def _split(block: Block, at: int) -> tuple[Block, Block]:
-    """The block before offset `at`, and the rest."""
+    """Split a block into the part before offset `at`, and the rest."""
     offsets = block.records.column("offset").to_numpy()
     cut = int(np.searchsorted(offsets, at))
     return Block(block.partition, block.records.slice(0, cut), at), Block(block.partition, block.records.slice(cut), block.next_offset)
 
 
 def _blocks(messages: list[Message]) -> Iterator[Block]:
-    """Messages as one block per partition."""
+    """Yield the messages as one block per partition."""
     if not messages:
         return
     partitions = np.fromiter(map(Message.partition, messages), dtype=np.int32, count=len(messages))

@@ -1,4 +1,4 @@
-"""Messages of the Kafka client as RAW_SCHEMA: what it cannot give whole stands there all the same, for parse to reject."""
+"""Messages of the Kafka client as RAW_SCHEMA; a message that the client cannot read becomes a row that parse rejects."""
 
 import hashlib
 from operator import itemgetter
@@ -27,18 +27,18 @@ _Headers = list[tuple[str, bytes | None]] | None
 
 
 def to_records(messages: list[Message], partition: int) -> pa.Table:
-    """confluent-kafka messages of one partition as RAW_SCHEMA.
+    """Convert confluent-kafka messages of one partition to RAW_SCHEMA.
 
-    A message that the client cannot give (the name of a header is not UTF-8, for one) stands there as unreadable, for parse to reject.
-    A host without memory is no fault of a message: its error is raised.
+    A message that the client cannot read (for example, a header name is not UTF-8) becomes an unreadable row, which parse rejects. An error
+    of the host, such as no memory, is raised.
     """
     return _isolated(messages, _headers(messages), partition)
 
 
 def _headers(messages: list[Message]) -> list[_Headers | Exception]:
-    """Of each message, or the error that the client answers with (SystemError for a name that is not UTF-8).
+    """Return the headers of each message, or the client's error (SystemError for a name that is not UTF-8).
 
-    Each message is asked once: asked again, it gives a list with holes, and the process dies of it (confluent-kafka 2.16).
+    Each message is read once: a second read returns a list with holes, which crashes the process (confluent-kafka 2.16).
     """
     found: list[_Headers | Exception] = []
     asked = map(Message.headers, messages)
@@ -53,7 +53,7 @@ def _headers(messages: list[Message]) -> list[_Headers | Exception]:
 
 
 def _isolated(messages: list[Message], headers: list[_Headers | Exception], partition: int) -> pa.Table:
-    """As `to_records`: what cannot be read together is read in halves, down to the message at fault."""
+    """Convert as `to_records` does; on an error, convert the halves, down to the message at fault."""
     try:
         return _records(messages, headers, partition)
     except Exception as error:
@@ -68,7 +68,7 @@ def _isolated(messages: list[Message], headers: list[_Headers | Exception], part
 
 
 def _unreadable(message: Message, partition: int, error: Exception) -> pa.Table:
-    """The message without its headers and its time: its bytes, and what kind of error stood in the way."""
+    """Convert a message without its headers and its time: its bytes, and the kind of the error."""
     key, value = message.key() or b"", message.value() or b""
     row = {
         "key": message.key() and key[:OVERSIZE_HEAD_BYTES],
@@ -82,7 +82,10 @@ def _unreadable(message: Message, partition: int, error: Exception) -> pa.Table:
 
 
 def _records(messages: list[Message], headers: list[_Headers | Exception], partition: int) -> pa.Table:
-    """As `to_records`, raising what the client raises: no Python code runs per record, only C calls under `map`."""
+    """Convert as `to_records` does, raising the client's errors.
+
+    No Python code runs per record, only C calls under `map`.
+    """
     count = len(messages)
     value = pa.array(list(map(Message.value, messages)), pa.binary())
     key = pa.array(list(map(Message.key, messages)), pa.binary())
@@ -110,16 +113,16 @@ def _without_time(messages: list[Message], millis: npt.NDArray[np.int64]) -> npt
 
 
 def _encoded(headers: _Headers | Exception) -> list[tuple[bytes, bytes | None]] | None:
-    """The headers of one message; raises the error that stands in their place."""
+    """Encode the headers of one message; raise the error if there is one in their place."""
     if isinstance(headers, Exception):
         raise headers
     return [(name.encode(), value) for name, value in headers] if headers else None
 
 
 def shorten_oversize(records: pa.Table) -> pa.Table:
-    """Replaces the value of each record over MAX_RECORD_BYTES by its head, with its size and SHA-256 in `oversize`; drops its headers.
+    """Replace the value of each record over MAX_RECORD_BYTES by its head, with its size and SHA-256 in `oversize`; drop its headers.
 
-    The record keeps its position and is rejected by parse, so there is one writer of dead letters and one identity for all of them.
+    The record keeps its position and parse rejects it, so all dead letters have one writer and one identity.
     """
     sizes = pc.add(pc.fill_null(pc.binary_length(records.column("value")), 0), pc.fill_null(pc.binary_length(records.column("key")), 0))
     if records.column("headers").null_count < records.num_rows:

@@ -15,14 +15,14 @@ _KEYTAB_MAGIC = b"\x05"
 
 
 def client_settings(source: KafkaSource) -> dict[str, str | bool | int]:
-    """`connection_settings` of a source."""
+    """Return `connection_settings` of a source."""
     return connection_settings(source.connection_params)
 
 
 def connection_settings(connection: KafkaConnection) -> dict[str, str | bool | int]:
-    """librdkafka settings that connect: brokers, protocol, authentication, TLS. They hold secrets: never log them.
+    """Return the librdkafka settings for brokers, protocol, authentication and TLS. They hold secrets: never log them.
 
-    A Kerberos configuration is the process's: it is named in `KRB5_CONFIG` here. Names of settings: librdkafka CONFIGURATION.md.
+    A Kerberos configuration is process-wide: this sets `KRB5_CONFIG`. Names of settings: librdkafka CONFIGURATION.md.
     """
     settings: dict[str, str | bool | int] = {
         "bootstrap.servers": ",".join(connection.brokers),
@@ -92,7 +92,7 @@ def _tls_settings(connection: KafkaConnection) -> dict[str, str | bool | int]:
 
 
 def _pem(text: str) -> str | None:
-    """The PEM text that `text` is, or is the base64 of; None if it is neither, and so a path."""
+    """Return the PEM text of `text` or of its base64 content; None if it is neither, and therefore a path."""
     if _PEM_BEGINS in text:
         return text
     content = _from_base64(text)
@@ -108,7 +108,10 @@ def _from_base64(text: str) -> bytes | None:
 
 @cache
 def _private_file(content: bytes) -> str:
-    """Path of a file with this content that only this user can read; it goes when the process ends. The libraries take paths only."""
+    """Write the content to a file that only this user can read and return its path; deleted at exit.
+
+    The libraries accept paths only.
+    """
     descriptor, path = tempfile.mkstemp(prefix="tallyflow-kerberos-")
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

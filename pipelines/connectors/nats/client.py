@@ -1,7 +1,7 @@
-"""NATS JetStream, as the pipeline uses it: one connection per process, driven from ordinary threads.
+"""NATS JetStream as the pipeline uses it: one connection per process, driven from ordinary threads.
 
 Reads of resume points go to the stream's leader (`STREAM.MSG.GET`); ranges are read with batched direct gets (ADR-31), which need no
-consumer on the server and which a crashed reader leaves nothing behind of. Writers use compare-and-set per subject only: message ids
+consumer on the server, so a crashed reader leaves nothing behind. Writers use compare-and-set per subject only: message ids
 deduplicate within a time window and prove nothing (reference/reliability.md section 3).
 """
 
@@ -34,17 +34,17 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 5.0
-# A connection that a firewall or a lost host has silenced is left for a new one within 12 s. The client's own defaults: 6 min.
+# A connection silenced by a firewall or a lost host is replaced within 12 s. The client's own defaults: 6 min.
 _PINGS = {"ping_interval": 4.0, "max_outstanding_pings": 2}
 FETCH_BATCH_MESSAGES = 256
-# A pull of 100 MB in one request had the connection closed as a slow consumer (reliability.md section 3).
+# After a pull of 100 MB in one request the server closed the connection as a slow consumer (reliability.md section 3).
 FETCH_BATCH_BYTES = 8 * 1024 * 1024
 _NO_MESSAGE = 10037
 
 
 @dataclass(frozen=True)
 class StreamState:
-    """What a stream holds: first and last sequence (last stays when all is purged), counts, and the metadata given at creation."""
+    """State of a stream: first and last sequence (last stays when all is purged), counts, and the metadata given at creation."""
 
     first_sequence: int
     last_sequence: int
@@ -55,9 +55,9 @@ class StreamState:
 
 
 def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int) -> None:
-    """Raises DataLossError unless `sequences` are exactly `after` + 1 .. `to`; RetryableError when only the end is missing.
+    """Raise DataLossError unless `sequences` are exactly `after` + 1 .. `to`; RetryableError if only the end is missing.
 
-    A replica that lags serves a beginning of the range.
+    A lagging replica serves only the beginning of the range.
     """
     if list(sequences) != list(range(after + 1, to + 1)):
         if list(sequences) == list(range(after + 1, after + 1 + len(sequences))):
@@ -70,8 +70,10 @@ def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int)
 
 
 def fetch_whole(log: Any, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
-    """As `JetStream.fetch`, where the message at `to` is known to be of `subject`. Raises RetryableError, behind what was served, when
-    the leader has that message and the replica that answers does not: it lags, and serves a beginning.
+    """Fetch as `JetStream.fetch` does, if the message at `to` is known to be of `subject`.
+
+    Raises RetryableError, after the served messages, if the leader has that message and the answering replica does not: it lags, and serves
+    only the beginning.
     """
     reached = after
     for message in log.fetch(stream, subject, after, to):
@@ -84,10 +86,12 @@ def fetch_whole(log: Any, stream: str, subject: str, after: int, to: int) -> Ite
 
 
 class JetStream:
-    """A connection to one NATS server; safe to use from several threads. `classes` says which error is what; without it the table does.
+    """A connection to one NATS server; thread-safe.
 
-    Every method raises RetryableError when the server is away or the outcome is unknown (after REQUEST_TIMEOUT_SECONDS; the client
-    reconnects by itself), ConflictError for a lost compare-and-set, and HaltError for the rest.
+    `classes`: overrides of the error classes; without it the error table applies.
+
+    Every method raises RetryableError if the server is away or the outcome is unknown (after REQUEST_TIMEOUT_SECONDS; the client reconnects
+    by itself), ConflictError for a lost compare-and-set, and HaltError for the rest.
     """
 
     def __init__(self, settings: NatsConnection, name: str = "tallyflow", classes: ErrorClasses = TABLE_CLASSES) -> None:
@@ -102,7 +106,7 @@ class JetStream:
         self._connecting = threading.Lock()
 
     def connect(self) -> "JetStream":
-        """Connects now, so that a wrong address or password is known before anything starts. Idempotent."""
+        """Connect now, so that a wrong address or password is noticed before anything starts. Idempotent."""
         with self._connecting:
             if self._client is None:
                 self._client = self._wait(f"connecting to NATS at {self._settings.url}", self._connect(), CONNECT_TIMEOUT_SECONDS + 1)
@@ -110,7 +114,7 @@ class JetStream:
         return self
 
     def close(self) -> None:
-        """Raises nothing: whoever closes has what it wanted, or an error that says more."""
+        """Close the connection. Raise nothing: the caller has its result, or a more useful error."""
         if self._client is not None:
             with suppress(TallyflowError):
                 self._wait("closing the NATS connection", self._client.close())
@@ -146,7 +150,7 @@ class JetStream:
                 **options,
             )
         )
-        # The client itself would go round its servers for ever: once each has refused, the caller waits and tells why.
+        # The client itself would try its servers forever: once each has refused, the caller waits and reports why.
         giving_up = asyncio.ensure_future(all_refused.wait())
         await asyncio.wait({connecting, giving_up}, timeout=CONNECT_TIMEOUT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         giving_up.cancel()
@@ -184,9 +188,9 @@ class JetStream:
         return self._jetstream
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
-        """Appends one message iff `expected` is the subject's last sequence (0: the subject is empty); returns the new sequence.
+        """Append one message iff `expected` is the subject's last sequence (0: the subject is empty); return the new sequence.
 
-        Raises ConflictError if it is not. RetryableError means the outcome is unknown: read the last message before trying again.
+        Raises ConflictError if it is not. RetryableError means that the outcome is unknown: read the last message before a retry.
         """
         all_headers = {**headers, "Nats-Expected-Last-Subject-Sequence": str(expected)}
         ack = self._wait(
@@ -196,11 +200,11 @@ class JetStream:
         return int(ack.seq)
 
     def last(self, stream: str, subject: str) -> Message | None:
-        """The last message of a subject, from the stream's leader; None when the subject is empty. The subject may hold wildcards."""
+        """Return the last message of a subject (wildcards allowed), from the stream's leader; None if the subject is empty."""
         return self._read(stream, subject, self._js.get_msg(stream, subject=subject))
 
     def get(self, stream: str, sequence: int) -> Message | None:
-        """The message at `sequence`, from the stream's leader; None when it is not there (purged, or not yet written)."""
+        """Return the message at `sequence`, from the stream's leader; None if it is purged or not yet written."""
         return self._read(stream, str(sequence), self._js.get_msg(stream, seq=sequence))
 
     def _read(self, stream: str, what: str, work: Coroutine[Any, Any, api.RawStreamMsg]) -> Message | None:
@@ -219,17 +223,17 @@ class JetStream:
         return Message(raw.subject, int(raw.seq), time, raw.data or b"", dict(raw.headers or {}))
 
     def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None:
-        """The first message of `subject` whose server time is `instant` or later; None when none is served (a replica may lag)."""
+        """Return the first message of `subject` whose server time is `instant` or later; None if none is served (a replica may lag)."""
         request = {"start_time": instant.astimezone(UTC).isoformat(), "next_by_subj": subject, "batch": 1}
         self.connect()
         messages, _ = self._wait(f"reading {stream} from {instant} on", self._direct(stream, request))
         return messages[0] if messages else None
 
     def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
-        """Messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order, prefetching one window ahead.
+        """Yield the messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order, prefetching one window ahead.
 
-        Direct gets may be answered by a replica that lags, so the end of the iterator is not proof of completeness: callers check
-        that sequences (or the subject's chain of expected-last-sequence headers) are without a gap.
+        A lagging replica may answer direct gets, so the end of the iterator does not prove completeness: callers check that sequences (or
+        the subject's chain of expected-last-sequence headers) have no gap.
         """
         doing = f"reading {stream} from {after + 1} to {to}"
         self.connect()
@@ -247,9 +251,9 @@ class JetStream:
                 yield message
 
     def scan(self, stream: str, after: int, to: int) -> list[Message]:
-        """Every message of the stream with `after` < sequence <= `to`, headers and times only (empty payloads), without a gap.
+        """List every message of the stream with `after` < sequence <= `to`, without payloads and without a gap.
 
-        Uses a short-lived headers-only consumer. Raises DataLossError when sequences are missing: they were purged or the stream lost them.
+        Uses a short-lived headers-only consumer. Raises DataLossError if sequences are missing: they were purged or the stream lost them.
         """
         found = self._wait(
             f"scanning {stream} from {after + 1} to {to}", self._scan(self._js, stream, after, to), 6 * REQUEST_TIMEOUT_SECONDS
@@ -279,13 +283,13 @@ class JetStream:
                     found.append(Message(raw.subject, sequence, time, b"", dict(raw.headers or {})))
             await consumer.unsubscribe()
         finally:
-            # It may be gone with a restart of the server; one that stays goes by itself, 30 s from now.
+            # A restart of the server may have deleted it; otherwise the server deletes it after 30 s.
             with suppress(Exception):
                 await js.delete_consumer(stream, info.name)
         return [message for message in found if message.sequence <= to]
 
     async def _direct(self, stream: str, request: dict[str, Any]) -> tuple[list[Message], bool]:
-        """One batched direct get; (messages, whether the stream holds more of this subject)."""
+        """Send one batched direct get; return (messages, whether the stream holds more of this subject)."""
         client = self._client
         assert client is not None
         inbox = client.new_inbox()
@@ -307,12 +311,12 @@ class JetStream:
                 else:
                     raise HaltError(f"reading {stream}: direct get answered {status} {(reply.headers or {}).get('Description', '')}")
         finally:
-            # What the read gave, or why it failed, is what counts; a closed connection has no subscription left.
+            # Only the result or the error of the read matters; a closed connection has no subscription left.
             with suppress(Exception):
                 await replies.unsubscribe()
 
     def state(self, stream: str) -> StreamState | None:
-        """The stream's state; None when it does not exist."""
+        """Return the stream's state; None if it does not exist."""
 
         async def read() -> api.StreamInfo | None:
             try:
@@ -330,7 +334,7 @@ class JetStream:
         )
 
     def clock(self, stream: str) -> datetime:
-        """The time at the stream's leader, whose clock gives messages their times; another host's may differ. Raises for no stream."""
+        """Return the time at the stream's leader, whose clock stamps the messages; other hosts' may differ. Raise if there is no stream."""
 
         async def read(client: Client) -> datetime:
             reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", timeout=REQUEST_TIMEOUT_SECONDS)
@@ -344,18 +348,18 @@ class JetStream:
         return self._wait(f"reading the clock of stream {stream}", read(self._client))
 
     def subjects(self, stream: str, subject: str) -> dict[str, int]:
-        """Subjects of the stream that match `subject` and hold messages, with their counts."""
+        """Return the subjects of the stream that match `subject` and hold messages, with their counts."""
         info = self._wait(f"listing the subjects of {stream}", self._js.stream_info(stream, subjects_filter=subject))
         return dict(info.state.subjects or {})
 
     def ensure_stream(
         self, stream: str, subjects: str, metadata: dict[str, str], max_bytes: int = -1, is_compressed: bool = False
     ) -> StreamState:
-        """Creates the stream if it is missing; an existing one keeps its metadata. Returns its state.
+        """Create the stream if it is missing; an existing one keeps its metadata. Return its state.
 
-        `limits` retention with `discard: new`: a full stream refuses writers (back-pressure) and never drops what nobody has read. Raises
-        HaltError for an existing stream with settings that could remove what it has acknowledged, or of other subjects.
-        `is_compressed`: by the server, for small messages that resemble each other; frames are compressed already.
+        `limits` retention with `discard: new`: a full stream refuses writers (back-pressure) and never drops unread messages. Raises
+        HaltError for an existing stream whose settings could remove acknowledged messages, or with other subjects. `is_compressed`: by the
+        server, for small messages that resemble each other; frames are compressed already.
         """
         if (found := self.state(stream)) is not None:
             existing = self._wait(f"reading the settings of stream {stream}", self._js.stream_info(stream))
@@ -378,17 +382,17 @@ class JetStream:
         try:
             self._wait(f"creating stream {stream}", self._js.add_stream(config))
         except HaltError:
-            # Another runner of the pipeline may have been first, with metadata of its own.
+            # Another runner of the pipeline may have been first, with other metadata.
             if (made := self.state(stream)) is not None:
                 return made
             raise
         created = self.state(stream)
         if created is None:
-            raise HaltError(f"creating stream {stream}: it was created and is gone again; is another process deleting this pipeline?")
+            raise HaltError(f"creating stream {stream}: it was created but does not exist; is another process deleting this pipeline?")
         return created
 
     def set_metadata(self, stream: str, metadata: dict[str, str]) -> None:
-        """Replaces these entries of the stream's metadata; the others, and all settings, stay."""
+        """Set these entries of the stream's metadata; keep the others, and all settings."""
 
         async def change() -> None:
             config = (await self._js.stream_info(stream)).config
@@ -397,21 +401,21 @@ class JetStream:
         self._wait(f"changing the metadata of {stream}", change())
 
     def delete_stream(self, stream: str) -> bool:
-        """Deletes the stream with all it holds; False when it was not there."""
+        """Delete the stream with all its messages; return False if it did not exist."""
         if self.state(stream) is None:
             return False
         return bool(self._wait(f"deleting stream {stream}", self._js.delete_stream(stream)))
 
     def purge(self, stream: str, subject: str, below: int) -> None:
-        """Removes the subject's messages with sequence < `below`, which must not be above its last: that message is a resume point."""
+        """Delete the subject's messages with sequence < `below`, which must not exceed its last: that message is a resume point."""
         # nats-py 2.16 leaves a zero out of the request, and the server then purges the whole subject.
         if below > 1:
             self._wait(f"purging {subject} below {below}", self._js.purge_stream(stream, seq=below, subject=subject))
 
     def on_message(self, subject: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls `callback` (from the connection's thread) whenever anything is published on `subject`; returns the way to stop it.
+        """Call `callback` (from the connection's thread) on every publish to `subject`; return the function that stops it.
 
-        A plain subscription: it may miss messages around a reconnect, so callers also look by themselves now and then.
+        A plain subscription: it may miss messages around a reconnect, so callers also poll now and then.
         """
 
         async def received(_: Msg) -> None:

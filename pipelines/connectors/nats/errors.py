@@ -1,4 +1,4 @@
-"""What NATS and its client answer, as our errors, by the table of errors."""
+"""Errors of NATS and its client as our errors, by the error table."""
 
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -14,7 +14,7 @@ _UNAVAILABLE = 503
 
 
 def map_error(doing: str, error: BaseException, classes: ErrorClasses = TABLE_CLASSES) -> TallyflowError:
-    """The driver's exception as one of ours; what is not known is a halt."""
+    """Map the driver's exception to our error; an unknown one is a halt."""
     if isinstance(error, APIError):
         return _of_the_server(doing, error, classes)
     # Not only the client's own: a wait for a future ends with the standard library's TimeoutError.
@@ -28,7 +28,7 @@ def map_error(doing: str, error: BaseException, classes: ErrorClasses = TABLE_CL
 
 
 def too_large(doing: str) -> TallyflowError:
-    """What `map_error` makes of a message above the server's `max_payload`."""
+    """Return the error of `map_error` for a message above the server's `max_payload`."""
     return map_error(doing, nats.errors.MaxPayloadError())
 
 

@@ -1,4 +1,4 @@
-"""What the server and the client say of a stored message, as one of ours."""
+"""Stored messages of the server and the client as our `Message`."""
 
 from datetime import UTC, datetime
 
@@ -18,16 +18,16 @@ _DIRECT_HEADERS = {
 
 
 def instant(text: str) -> datetime:
-    """RFC 3339 with nanoseconds, as the server writes it, cut to microseconds."""
+    """Parse RFC 3339 with nanoseconds, as the server writes it; truncate to microseconds."""
     whole, _, fraction = text.rstrip("Z").partition(".")
     return datetime.fromisoformat(whole).replace(microsecond=int((fraction + "000000")[:6]), tzinfo=UTC)
 
 
 def place(delivered: Msg) -> tuple[int, datetime]:
-    """Stream sequence and time of a consumer's message, from its reply subject; cut to microseconds as `_instant` cuts.
+    """Return stream sequence and time of a consumer's message from its reply subject, truncated to microseconds as `instant` does.
 
-    The client's own `metadata.timestamp` goes through a float and is a microsecond off at times: an arrival must be the same whichever
-    way a frame was read. Tokens: ADR-15.
+    The client's own `metadata.timestamp` is computed as a float and is sometimes a microsecond off: an arrival must not depend on the way a
+    frame was read. Tokens: ADR-15.
     """
     tokens = delivered.reply.split(".")
     sequence, nanoseconds = (tokens[5], tokens[7]) if len(tokens) == 9 else (tokens[7], tokens[9])

@@ -1,4 +1,4 @@
-"""How the pipeline file's NATS settings become options of nats-py."""
+"""The pipeline file's NATS settings as options of nats-py."""
 
 import ssl
 from pathlib import Path
@@ -11,14 +11,14 @@ from pipelines.config import NatsConnection
 
 
 class NoTlsError(nats.errors.Error):  # type: ignore[misc]
-    """A server that was to encrypt does not: it has been told nothing."""
+    """A server that must encrypt does not; nothing was sent to it."""
 
 
 class TlsClient(Client):  # type: ignore[misc]
-    """A client that speaks to a server only after TLS, at each connect and reconnect, whatever the server's greeting says.
+    """A client that sends to a server only after TLS, at each connect and reconnect, whatever the server's greeting says.
 
-    The greeting is not encrypted, and nats-py 2.16 starts TLS only if it says `tls_required`: who changes it gets the login. For nats-py
-    with the check of nats.go (`ErrSecureConnWanted`; nats.py pull request 912) this class may go.
+    The greeting is not encrypted, and nats-py 2.16 starts TLS only if it has `tls_required`: an attacker who changes it gets the
+    credentials. Remove this class once nats-py has the check of nats.go (`ErrSecureConnWanted`; nats.py pull request 912).
     """
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
@@ -35,16 +35,16 @@ class TlsClient(Client):  # type: ignore[misc]
 
 
 def new_client(settings: NatsConnection) -> Client:
-    """A client that is not connected yet; one that insists on TLS if any server's URL or the `tls` settings ask for it."""
+    """Create a client without connecting; it insists on TLS if any server's URL or the `tls` settings ask for it."""
     asks_for_tls = settings.tls is not None or any(url.startswith("tls://") for url in settings.servers)
     return TlsClient() if asks_for_tls else Client()
 
 
 def connection_options(settings: NatsConnection) -> dict[str, Any]:
-    """nats-py options for the credentials and TLS of the pipeline file."""
+    """Return the nats-py options for the credentials and TLS of the pipeline file."""
     options: dict[str, Any] = {}
     if settings.credentials_file:
-        # Read here, so that a file that is not there is told as such.
+        # Read here, so that a missing file is reported as such.
         Path(settings.credentials_file).read_bytes()
         options["user_credentials"] = str(settings.credentials_file)
     if settings.username:

@@ -362,8 +362,8 @@ def test_a_secret_file_that_is_no_file_is_a_fault_and_nobody_waits(tmp_path: Pat
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"x" * 1_000_001)
     for path, message in (
-        ("/dev/zero", "is no regular file"),
-        (tmp_path / "pipe", "is no regular file"),
+        ("/dev/zero", "is not a regular file"),
+        (tmp_path / "pipe", "is not a regular file"),
         (tmp_path / "large", "more than"),
     ):
         found = faults_of(changed("sink.connection_params.password", {"file": str(path)}))
@@ -421,11 +421,11 @@ def test_syntax_fault_names_the_line_and_not_the_text() -> None:
         ("!!binary x", "line 1, column 7: has a tag"),
         ("!!set {a}", "line 1, column 7: has a tag"),
         ("!mine {a: 1}", "line 1, column 7: has a tag"),
-        ("!!bool x", "line 1, column 7: is no bool"),
-        ("!!int x", "line 1, column 7: is no int"),
-        ("!!float x", "line 1, column 7: is no float"),
-        ("!!int ''", "line 1, column 7: is no int"),
-        (f"!!int {'9' * 5000}", "line 1, column 7: is no int"),
+        ("!!bool x", "line 1, column 7: is not a valid bool"),
+        ("!!int x", "line 1, column 7: is not a valid int"),
+        ("!!float x", "line 1, column 7: is not a valid float"),
+        ("!!int ''", "line 1, column 7: is not a valid int"),
+        (f"!!int {'9' * 5000}", "line 1, column 7: is not a valid int"),
         ("{<<: x}", None),
         ("*a", "line 1, column 7: starts with *"),
     ],
@@ -489,7 +489,12 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
         ("sources.0.type", "otlp.logs", "sources[0].type", "otlp.logs is not supported"),
         ("sources.0.format", "avro", "sources[0].format", "avro is not supported"),
         ("sources.0.schema_registry", {"uri": "x"}, "sources[0].schema_registry.uri", "did you mean 'url'?"),
-        ("resources.nats.stream", {"maxAge": "1h", "max_age": "1h"}, "resources.nats.stream.maxAge", "is max_age, which is given as well"),
+        (
+            "resources.nats.stream",
+            {"maxAge": "1h", "max_age": "1h"},
+            "resources.nats.stream.maxAge",
+            "is the same field as max_age, which is also given",
+        ),
         ("sources.0.schema", {}, "sources[0].schema", "Avro and Protobuf schemas are not supported"),
         ("sources.0.topic", "a b", "sources[0].topic", "must be a Kafka topic name"),
         ("sources.0.topic", "..", "sources[0].topic", "must be a Kafka topic name"),
@@ -530,7 +535,7 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
         ("sink.mapping", [], "sink.mapping", "must not be empty"),
         ("sink.mapping.1.column_name", "order_id", "sink.mapping[1].column_name", "mapped twice"),
         ("sink.ledger_table", "a; DROP TABLE b", "sink.ledger_table", "must be letters"),
-        ("sink.ledger_table", "orders", "sink.ledger_table", "needs one of its own"),
+        ("sink.ledger_table", "orders", "sink.ledger_table", "name another table for the ledger"),
         ("sink.max_insert_time", "0.5s", "sink.max_insert_time", "between 1s and 10m"),
         ("sink.max_insert_time", "11m", "sink.max_insert_time", "between 1s and 10m"),
         ("sink.max_outage", "0s", "sink.max_outage", "longer than zero"),
@@ -550,13 +555,13 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
             "resources.nats.stream.max_bytes",
             "at least 3670016 bytes for a topic of one partition",
         ),
-        ("resources.nats.stream.max_bytes", 3_670_015, "resources.nats.stream.max_bytes", "no dead letter might ever enter again"),
+        ("resources.nats.stream.max_bytes", 3_670_015, "resources.nats.stream.max_bytes", "dead letters could never be redriven"),
         ("metadata.tags", "demo", "metadata.tags", "must be a list"),
         ("buckets", 0, "buckets", "must be at least 1"),
         ("buckets", True, "buckets", "must be a whole number"),
         ("on_error", "ignore", "on_error", "must be one of dead_letter, halt"),
         ("nats.url", "http://n:4222", "nats.url", "must be nats://host:port"),
-        ("nats.url", f"nats://u:{CANARY}@a:4222,nats://b:4222", "nats.url", "give the login once"),
+        ("nats.url", f"nats://u:{CANARY}@a:4222,nats://b:4222", "nats.url", "give the credentials once"),
         ("nats.username", "u", "nats.password", "go together"),
         ("state_uri", "ftp://host/keys", "state_uri", "must be file:///path, or a URI of s3, gs"),
         ("state_uri", "/var/lib/keys", "state_uri", "must be file:///path"),
@@ -849,8 +854,8 @@ def test_a_field_that_no_record_can_be_read_by_is_a_fault(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "noted"),
     [
-        ({"nats": {"url": "nats://u:p@nats:4222"}}, "nats.url: the login travels unencrypted"),
-        ({"nats": {"url": "nats://127.0.0.1:4222,nats://nats:4222", "token": "t"}}, "nats.url: the login travels unencrypted"),
+        ({"nats": {"url": "nats://u:p@nats:4222"}}, "nats.url: the credentials are sent unencrypted"),
+        ({"nats": {"url": "nats://127.0.0.1:4222,nats://nats:4222", "token": "t"}}, "nats.url: the credentials are sent unencrypted"),
         ({"nats": {"url": "nats://u:p@127.0.0.1:4222"}}, None),
         ({"nats": {"url": "nats://u:p@localhost"}}, None),
         ({"nats": {"url": "tls://u:p@nats:4222"}}, None),
@@ -877,7 +882,7 @@ def test_a_login_at_nats_in_the_clear_is_noted(change: dict[str, Any], noted: st
 def test_a_password_for_clickhouse_in_the_clear_is_noted(host: str, secure: bool, password: str, is_noted: bool) -> None:
     sink = {"host": host, "port": 8123, "secure": secure, "password": password}
     found = notes(parsed(changed("sink.connection_params", sink)))
-    assert ("sink.connection_params.secure: the password and the rows travel unencrypted" in found) == is_noted
+    assert ("sink.connection_params.secure: the password and the rows are sent unencrypted" in found) == is_noted
 
 
 @pytest.mark.parametrize(
@@ -887,7 +892,7 @@ def test_an_oauth_endpoint_in_the_clear_is_noted(url: str, is_noted: bool) -> No
     oauth = {"oauth_token_endpoint_url": url, "oauth_client_id": "i", "oauth_client_secret": "s"}
     connection = {"brokers": ["k:1"], "protocol": "SASL_SSL", "mechanism": "OAUTHBEARER", **oauth}
     found = notes(parsed(changed("sources.0.connection_params", connection)))
-    assert any("the client secret travels unencrypted" in note for note in found) == is_noted
+    assert any("the client secret is sent unencrypted" in note for note in found) == is_noted
 
 
 def test_model_errors_hide_their_input() -> None:
@@ -903,14 +908,14 @@ def test_model_errors_hide_their_input() -> None:
     ("path", "value", "note"),
     [
         ("transforms", [changed("config.time_window", "7d", DEDUP)], "transforms[0].config.time_window: 168h is longer than"),
-        ("sources.0.connection_params.skip_tls_verification", True, "anyone can pose as the brokers"),
+        ("sources.0.connection_params.skip_tls_verification", True, "anyone can impersonate the brokers"),
         ("sources.0.connection_params.username", "u", "is not used"),
-        ("sink.connection_params.skip_certificate_verification", True, "anyone can pose as the server"),
+        ("sink.connection_params.skip_certificate_verification", True, "anyone can impersonate the server"),
         ("sink.connection_params.port", 9000, "is usually the native port"),
         ("sink.order_by", ["city"], "is ignored without create_table"),
-        ("sink.delivery", "at_least_once", "rows may repeat"),
+        ("sink.delivery", "at_least_once", "rows may be duplicated"),
         ("resources.sink.replicas", 2, "resources.sink: replicas"),
-        ("resources.nats.stream.max_bytes", 4_718_591, "the last frames of 8 buckets"),
+        ("resources.nats.stream.max_bytes", 4_718_591, "the last frame of each of 8 buckets"),
     ],
 )
 def test_note(path: str, value: Any, note: str) -> None:
@@ -983,7 +988,7 @@ def test_duration(text: str, duration: timedelta) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "5", "-1s", "1 s", "1h 2m", "1w", "1.s", "１s", "1ns", "9" * 40 + "d", "1s\n"])
 def test_text_that_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match=r"must be|is longer"):
+    with pytest.raises(ValueError, match=r"must be|is too long"):
         parse_duration(text)
 
 

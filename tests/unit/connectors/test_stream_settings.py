@@ -28,9 +28,9 @@ def test_a_stream_as_we_make_it_is_sound() -> None:
     ("changed", "fault", "remedy"),
     [
         ({"discard": api.DiscardPolicy.OLD}, "discards old messages", "--discard=new"),
-        ({"max_age": 3600.0}, "go after 3600 s", "--max-age=0"),
-        ({"max_msgs": 5}, "keeps 5 messages", "--max-msgs=-1"),
-        ({"max_msgs_per_subject": 1}, "keeps 1 messages of a subject", "--max-msgs-per-subject=-1"),
+        ({"max_age": 3600.0}, "expire after 3600 s", "--max-age=0"),
+        ({"max_msgs": 5}, "keeps only 5 messages", "--max-msgs=-1"),
+        ({"max_msgs_per_subject": 1}, "keeps only 1 messages per subject", "--max-msgs-per-subject=-1"),
         ({"storage": api.StorageType.MEMORY}, "in memory only", "start it anew"),
         ({"retention": api.RetentionPolicy.WORK_QUEUE}, "its retention is", "start it anew"),
         ({"subjects": ["tf.orders.>"]}, "its subjects are", "start it anew"),

@@ -253,7 +253,7 @@ def test_the_loaders_name_the_same_definitions() -> None:
 def test_a_faulty_file_is_told_in_the_log_and_only_where_it_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     definitions(tmp_path, document(), document(pipeline_id="x y"))
     (told,) = caplog.messages
-    assert told.startswith(f"pipeline file that is not used: {tmp_path / '1.yaml'}: 1 fault\n  - pipeline_id: must be")
+    assert told.startswith(f"ignoring a faulty pipeline file: {tmp_path / '1.yaml'}: 1 fault\n  - pipeline_id: must be")
     program = "import dagster_project.components"
     environment = {**os.environ, "TALLYFLOW_PIPELINES": str(tmp_path / "no-such-directory")}
     found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

@@ -53,7 +53,7 @@ def test_what_does_not_end_when_asked_is_killed_and_named(deaf: "subprocess.Pope
     (left,) = session(deaf)
     _end(deaf, timedelta(seconds=0.1))
     assert session(deaf) == []
-    assert f"Dagster has not ended within 0 s; killing process {left.pid}." in capfd.readouterr().err
+    assert f"Dagster did not stop within 0 s; killing process {left.pid}." in capfd.readouterr().err
 
 
 def test_what_ends_when_asked_is_not_killed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def test_a_file_that_is_there_stays_and_is_told_when_it_does_not_use_the_url(
 
 
 def test_a_url_without_a_driver_is_refused_without_telling_it(tmp_path: Path) -> None:
-    with pytest.raises(HaltError, match=r"begin it with postgresql\+psycopg2://$") as error:
+    with pytest.raises(HaltError, match=r"start it with postgresql\+psycopg2://$") as error:
         write_instance(tmp_path, "postgresql://dagster:sesame@db/dagster")
     assert "sesame" not in str(error.value)
 

@@ -41,7 +41,7 @@ def test_a_pipeline_that_is_silent_holds_up_no_other(monkeypatch: pytest.MonkeyP
     released.set()
     assert found["here"] == "here"
     told = {name: str(answer) for name, answer in found.items() if isinstance(answer, TallyflowError)}
-    assert told == {"silent": "not seen within 1 s", "away": "NATS did not answer"}
+    assert told == {"silent": "no answer within 1 s", "away": "NATS did not answer"}
 
 
 def test_each_check_stands_alone_and_what_may_pass_is_tried_again_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def test_a_version_that_ran_while_no_letters_waited_has_nothing_to_mend_later() 
 
 def test_a_configuration_that_began_to_run_while_no_letters_waited_sends_none_in_again() -> None:
     decision, memory = dead_letters(letters(0, version="v2"), LettersMemory("v1"), 0.0, DEFAULT)
-    assert (decision.action, decision.why, memory.version) == ("none", "no letters wait", "v2")
+    assert (decision.action, decision.why, memory.version) == ("none", "no dead letters wait", "v2")
 
 
 def test_new_letters_are_not_told_until_the_time_since_people_were_told_is_over() -> None:
@@ -214,16 +214,20 @@ def test_the_file_says_how_many_letters_and_how_old_ones_are_told_and_when_again
 
 def test_a_tick_without_an_act_says_the_numbers() -> None:
     assert dead_letters(letters(3, age=12), LettersMemory("v1"), 0.0, DEFAULT)[0].why == (
-        "3 letters wait, the oldest is 12 s old: fewer than 100, younger than 3,600 s"
+        "3 dead letters waiting, the oldest 12 s old: fewer than 100, younger than 3,600 s"
     )
 
 
 def test_files_that_came_changed_or_went_are_told_and_at_the_first_look_only_faults() -> None:
     seen = {"a": FileSeen("1", run="r"), "b": FileSeen("2", "sink.table: is required"), "c": FileSeen("3", run="s")}
     assert changed_files(seen, None) == {"b": "faulty"}
-    assert changed_files(seen, {"a": "r/1", "b": "/2", "c": "r/2", "d": "r/4"}) == {"c": "changed", "d": "gone"}
+    assert changed_files(seen, {"a": "r/1", "b": "/2", "c": "r/2", "d": "r/4"}) == {"c": "changed", "d": "deleted"}
     assert changed_files(seen, {"b": "/2", "c": "s/3"}) == {"a": "new"}
-    assert changed_files(seen, {"a": "r/0", "b": "r/0", "c": "/3"}) == {"a": "changed, not for its runner", "b": "faulty", "c": "changed"}
+    assert changed_files(seen, {"a": "r/0", "b": "r/0", "c": "/3"}) == {
+        "a": "changed, but not for its runner",
+        "b": "faulty",
+        "c": "changed",
+    }
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", None])
@@ -236,10 +240,10 @@ def test_a_cursor_gives_back_its_memory() -> None:
 
 
 def test_a_decision_says_the_state_what_is_missing_and_for_how_long() -> None:
-    assert health(replace(WELL, missing=("sink",)), None, 0.0, DEFAULT)[0].why == "running, not running: sink; restart 1 of 5"
+    assert health(replace(WELL, missing=("sink",)), None, 0.0, DEFAULT)[0].why == "running, without sink; restart 1 of 5"
     assert health(DEAD, None, 0.0, DEFAULT)[0].why == "stopped (killed); restart 1 of 5"
     told = lag(200_000, LagMemory(60.0, 150_000), 240.0, DEFAULT)[0].why
-    assert told == "lag 200,000 offsets, at least 100,000 for 3 minutes, 150,000 then"
+    assert told == "lag 200,000 offsets, at least 100,000 for 3 min, 150,000 at first"
 
 
 def test_a_memory_of_another_release_is_read_as_far_as_it_says_the_same() -> None:

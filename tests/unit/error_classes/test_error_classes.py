@@ -128,7 +128,7 @@ def test_an_error_that_may_be_the_tables_is_a_halt_at_once_where_the_file_says_s
 def test_a_letter_says_that_its_error_does_not_tell_a_rows_fault_from_the_tables() -> None:
     vague, known = clickhouse_errors.refusal(server_error(36)), clickhouse_errors.refusal(server_error(376))
     assert vague is not None and known is not None
-    assert vague.of_one_row == f"{vague}; the error does not tell whether a row is its cause: this one met it alone"
+    assert vague.of_one_row == f"{vague}; the error does not say whether a row is its cause, but this row failed alone"
     assert known.of_one_row == str(known)
 
 

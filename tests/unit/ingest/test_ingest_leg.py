@@ -68,5 +68,5 @@ def test_frames_that_a_replica_does_not_serve_yet_are_waited_for() -> None:
 
 
 def test_a_broker_without_topic_ids_is_told_at_the_start() -> None:
-    assert "never make a topic again under its name" in TopicFacts(str(Uuid(0, 0)), (0,)).note
+    assert "never recreate a topic under the same name" in TopicFacts(str(Uuid(0, 0)), (0,)).note
     assert TopicFacts(str(Uuid(7, 1)), (0,)).note == ""

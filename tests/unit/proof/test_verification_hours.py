@@ -62,7 +62,7 @@ def test_keys_are_those_of_hourly_partitions_whatever_the_zone() -> None:
 
 @pytest.mark.parametrize("key", ["yesterday", "2026-11-22-05:30"])
 def test_a_partition_that_is_no_hour_is_refused(key: str) -> None:
-    with pytest.raises(dg.Failure, match="is no hour such as"):
+    with pytest.raises(dg.Failure, match="is not an hour such as"):
         hour_of(key)
 
 

@@ -185,10 +185,7 @@ def test_a_range_that_holds_frames_of_an_open_plan_of_ingest_does_not_keep_the_o
     purged = read_purged(made.log, NAMES, "raw")
     assert purged == Purged(6, FIRST_INSTANT + 2 * HOUR, is_early=True)
     advice = StreamFacts("raw", RAW, 7, 100_000_000, False, purged).advice
-    assert (
-        advice
-        == "raw stream tf-orders-raw, 7 of 100,000,000 bytes, was purged before its retention to make room, up to 2026-01-01 02:00:00 UTC"
-    )
+    assert advice == "raw stream tf-orders-raw, 7 of 100,000,000 bytes, was purged early to free space, up to 2026-01-01 02:00:00 UTC"
 
 
 def enter_again(made: Pipeline, count: int) -> int:

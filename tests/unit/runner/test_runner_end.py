@@ -27,5 +27,5 @@ def test_a_step_of_the_end_that_fails_is_told_and_keeps_no_other_from_being_made
     runner.log = SimpleNamespace(close=lambda: step("log"))
     runner._shut_down(None, SimpleNamespace(stop=lambda: step("stop")))
     assert made == ["stop", "close", "release", "log"]
-    assert told == ["while ending: RetryableError: NATS did not answer"]
+    assert told == ["while stopping: RetryableError: NATS did not answer"]
     assert runner.stop_requested.is_set()
