@@ -47,7 +47,7 @@ def test_groups_account_for_every_letter_and_say_what_to_do(filled: PipelineCase
     assert sorted((group["code"], group["letters"]) for group in found[1:]) == [("invalid_json", 1), ("invalid_json", 1), ("tombstone", 1)]
     assert all(group["remedy"] for group in found)
     shown = filled.invoke("dlq", "groups", str(filled.file))
-    assert "2 letters  parse: wrong_type of id" in shown.stdout
+    assert "2 dead letters  parse: wrong_type of id" in shown.stdout
     assert "likely fix: correct the type in `schema_fields`, or the producer" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "5 dead letters in 4 groups"
 

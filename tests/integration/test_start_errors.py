@@ -266,7 +266,7 @@ def test_a_table_without_a_window_is_refused_and_works_after_the_statement_of_th
         f"checking table default.{case.table}: it remembers 0 insert tokens, exactly-once needs at least 4; run ALTER"
     )
     assert_nothing_was_made(case)
-    case.client().command(message.partition("; run ")[2].partition(", or say")[0])
+    case.client().command(message.partition("; run ")[2].partition(", or set")[0])
     case.warm_run()
     case.check()
 
