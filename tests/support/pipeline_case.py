@@ -169,8 +169,9 @@ class PipelineCase:
 
     def send(self, values: Iterable[bytes | None], partitions: int = 3, **settings: Any) -> None:
         """Sends values round robin, in their order; every one is acknowledged when this returns."""
-        # Without idempotence a retry at a topic that was just made may change the order.
-        ours = {"log_level": 0, **self.addresses.kafka_client, "linger.ms": 5, "enable.idempotence": True}
+        # One request at a time: a retry at a topic that was just made may not change the order. An idempotent producer keeps it, too, and
+        # waits half a second before its first record.
+        ours = {"log_level": 0, **self.addresses.kafka_client, "linger.ms": 5, "acks": "all", "max.in.flight": 1}
         producer = Producer({**ours, **settings})
         for number, value in enumerate(values):
             producer.produce(self.topic, value, key=str(number).encode(), partition=number % partitions)
@@ -178,7 +179,7 @@ class PipelineCase:
                 producer.poll(0)
         assert producer.flush(60) == 0
 
-    def send_events(self, count: int, partitions: int = 3, bad_every: int = 0, name_bytes: int = 0) -> None:
+    def send_events(self, count: int, partitions: int = 3, bad_every: int = 0, name_bytes: int = 0, **settings: Any) -> None:
         """Good events with running ids; with `bad_every`, each so-manieth record is broken JSON.
 
         `name_bytes` lengthens each name by so much that does not compress: a frame holds about 384 KiB.
@@ -186,16 +187,16 @@ class PipelineCase:
         first = self.sent
         self.sent += count
         self.good += sum(not _is_bad(number, bad_every) for number in range(first, first + count))
-        self.send((_event(number, bad_every, name_bytes) for number in range(first, first + count)), partitions)
+        self.send((_event(number, bad_every, name_bytes) for number in range(first, first + count)), partitions, **settings)
 
     @contextmanager
     def load(self, count: int = 300, pause_seconds: float = 0.1, bad_every: int = 100, name_bytes: int = 0) -> Iterator[None]:
-        """Sends `count` events again and again, from a thread, until the block ends."""
+        """Sends `count` events again and again, from a thread, until the block ends; none twice, whatever becomes of the broker."""
         stop = threading.Event()
 
         def send() -> None:
             while not stop.is_set():
-                self.send_events(count, bad_every=bad_every, name_bytes=name_bytes)
+                self.send_events(count, bad_every=bad_every, name_bytes=name_bytes, **{"enable.idempotence": True, "max.in.flight": 5})
                 stop.wait(pause_seconds)
 
         with ThreadPoolExecutor(1, "load") as pool:
