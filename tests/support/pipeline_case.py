@@ -41,9 +41,10 @@ from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.naming import LEGS, Names
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.tally import tally
+from pipelines.runner.queries import SparkEngine
 from pipelines.runner.runner import Runner, RunOptions
 from resources.local.stack import LocalStack
-from support.plain_runner import make_plain, plain_run
+from support.plain_runner import InvokedEngine, PlainEngine
 
 PATIENCE_SECONDS = 240.0
 """For whatever is awaited: it costs time only when it does not come, and a shared machine may be five times slower than ours."""
@@ -327,8 +328,8 @@ class PipelineCase:
 
     def invoke(self, *arguments: str, **environment: str) -> Result:
         """A `tallyflow` command inside this process, `run` without Spark; one of its own takes seconds to start. For the main thread."""
-        with _kept_signals(), plain_run():
-            return CliRunner().invoke(app, arguments, env=self.environment(**environment))
+        with _kept_signals():
+            return CliRunner().invoke(app, arguments, env=self.environment(**environment), obj=InvokedEngine())
 
     def status(self) -> dict[str, Any] | None:
         found = self.invoke("status", str(self.file), "--json")
@@ -377,11 +378,9 @@ class PipelineCase:
         config = parse(text, name=str(self.file), environment=os.environ)
         if self.session is None:
             options = {"driver_offsets": 1_000_000, "driver_frames": 1000, **options}
-        runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), expire_letters, self.told.append)
-        runner.shared_session = self.session
-        if self.session is None or not self.is_streaming:
-            make_plain(runner, self.session)
-        return runner
+        engine = SparkEngine(self.session) if self.session and self.is_streaming else PlainEngine(self.session)
+        run_options = RunOptions(until_caught_up=until_caught_up, **options)
+        return Runner(config, text, self.home, run_options, expire_letters, self.told.append, engine)
 
     def in_background(self, runner: Runner) -> threading.Thread:
         thread = threading.Thread(target=runner.run, daemon=True)
