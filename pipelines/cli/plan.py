@@ -10,8 +10,8 @@ from rich.table import Table
 from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, utc
 from pipelines.config import load
 from pipelines.errors import HaltError
+from pipelines.home import default_home
 from pipelines.protocol.naming import Names
-from resources.local.stack import default_home
 
 if TYPE_CHECKING:
     from pipelines.maintenance.plans import GivenUp, OpenPlan

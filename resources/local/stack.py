@@ -4,10 +4,9 @@ State lives under one home directory; ports are chosen once per home and kept. A
 home's file lock, so any number of `up` and `down` may run at once; whatever died in between, the next `up` repairs.
 """
 
-import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,12 +74,6 @@ class Addresses:
     def shell_exports(self) -> str:
         """One `export NAME=value` per line, with passwords, quoted for a POSIX shell."""
         return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in self.environment().items())
-
-
-def default_home(environment: Mapping[str, str] | None = None) -> Path:
-    """TALLYFLOW_HOME, else `.tallyflow` in the working directory; absolute."""
-    named = (os.environ if environment is None else environment).get("TALLYFLOW_HOME")
-    return Path(named or ".tallyflow").resolve()
 
 
 def ignore_progress(_server: str, _text: str) -> None:

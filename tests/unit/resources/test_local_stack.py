@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pipelines.home import default_home
 from pipelines.private import private_directory
 from resources.local.cli import app
 from resources.local.errors import LocalServerError
 from resources.local.passwords import keep_passwords, read_passwords
-from resources.local.stack import Addresses, LocalStack, default_home
+from resources.local.stack import Addresses, LocalStack
 
 ADDRESSES = Addresses("127.0.0.1:21001", "k-secret", "127.0.0.1:21002", "n-secret", "127.0.0.1", 21003, "default", "it's $ecret")
 
