@@ -81,7 +81,7 @@ def connect(case: PipelineCase, broker: tuple[Addresses, str, Path], **changes: 
     case.write_file(lambda document: document["sources"][0].update(connection_params={"brokers": [address], **login, **changes}))
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@pytest.mark.parametrize(("mechanism", "way"), [("PLAIN", "in tasks"), ("SCRAM-SHA-512", "in the driver")], indirect=["way"])
 def test_every_record_arrives_over_tls_with_a_login(
     secure_case: PipelineCase, way: dict[str, Any], broker: tuple[Addresses, str, Path], mechanism: str
 ) -> None:
