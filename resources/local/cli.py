@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pipelines.home import default_home
 from resources.local.errors import LocalServerError
-from resources.local.server import START_TIMEOUT, Progress, ServerStatus
+from resources.local.server import START_TIMEOUT, Patience, Progress, ServerStatus
 
 if TYPE_CHECKING:
     from resources.local.stack import LocalStack
@@ -87,7 +87,7 @@ def _stack(home: Path | None, start_timeout: timedelta = START_TIMEOUT) -> "Loca
     # It imports the clients of all three servers, which no other command of `tallyflow` needs.
     from resources.local.stack import LocalStack
 
-    return LocalStack(home or default_home(), start_timeout)
+    return LocalStack(home or default_home(), Patience(start=start_timeout))
 
 
 @contextmanager

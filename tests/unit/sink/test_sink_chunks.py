@@ -169,7 +169,6 @@ def test_a_chunk_of_empty_frames_is_an_empty_block() -> None:
 def test_the_same_chunk_gives_the_same_bytes() -> None:
     """ClickHouse's token covers one block; a retry must send the same one."""
 
-
     def planned() -> bytes:
         chunk = Chunk((frame(1, rows(1, 2)), frame(2, rows(3, topic="returns"))))
         return insert_block(chunk_rows(chunk, ["id", "_tf_topic"]))
