@@ -65,6 +65,19 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENC
     raise AssertionError(f"{what} did not come true within {seconds:.0f} s")
 
 
+@contextmanager
+def meanwhile(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Runs `work` in a thread until the block ends, which sets the event; what it raises is raised behind the block."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1, "meanwhile") as pool:
+        working = pool.submit(work, stop)
+        try:
+            yield
+        finally:
+            stop.set()
+            working.result()
+
+
 class PipelineCase:
     """Makes unique names, so that cases share servers without meeting."""
 
@@ -193,20 +206,14 @@ class PipelineCase:
     @contextmanager
     def load(self, count: int = 300, pause_seconds: float = 0.1, bad_every: int = 100, name_bytes: int = 0) -> Iterator[None]:
         """Sends `count` events again and again, from a thread, until the block ends; none twice, whatever becomes of the broker."""
-        stop = threading.Event()
 
-        def send() -> None:
+        def send(stop: threading.Event) -> None:
             while not stop.is_set():
                 self.send_events(count, bad_every=bad_every, name_bytes=name_bytes, **{"enable.idempotence": True, "max.in.flight": 5})
                 stop.wait(pause_seconds)
 
-        with ThreadPoolExecutor(1, "load") as pool:
-            sending = pool.submit(send)
-            try:
-                yield
-            finally:
-                stop.set()
-                sending.result()
+        with meanwhile(send):
+            yield
 
     def records(self) -> dict[Position, bytes | None]:
         """What Kafka holds, by (partition, offset), as a read_committed consumer sees it."""
