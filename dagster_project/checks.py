@@ -28,7 +28,7 @@ from pipelines.proof.checks.run import Look
 from resources.streaming_jobs import StreamingJobs
 
 _SEVERITIES = {"warn": AssetCheckSeverity.WARN, "error": AssetCheckSeverity.ERROR}
-_VERIFICATIONS_AT_ONCE = 500
+_VERIFICATIONS_AT_ONCE = 100
 PAUSES = (2.0, 5.0)
 """Seconds until a check is made again whose system is away."""
 

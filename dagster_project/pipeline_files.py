@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pipelines.config import PipelineConfig, load
 from pipelines.errors import ConfigurationError, Fault, TallyflowError
+from pipelines.home import default_home
 from pipelines.protocol.naming import Names
 from pipelines.runner.preflight import check_supported, check_types
-from resources.local.stack import default_home
 
 DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
 _LOG = logging.getLogger(__name__)

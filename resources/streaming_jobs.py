@@ -43,12 +43,12 @@ from pipelines.control.control import (
 from pipelines.control.job_state import JobState, judge
 from pipelines.control.processes import ProcessIdentity, spawn
 from pipelines.errors import ConfigurationError, HaltError, RetryableError
+from pipelines.home import default_home
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.naming import LEGS, Names
 from pipelines.runner.preflight import check_shape, check_supported, check_types
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
-from resources.local.stack import default_home
 from resources.nats import NatsResource
 from resources.runner_log import bound_log, last_words, new_log
 

@@ -5,6 +5,8 @@ import os
 # A worker of xdist sets them, and rich keeps what they were when a console was made, whatever width a case asks for.
 os.environ.pop("COLUMNS", None)
 os.environ.pop("LINES", None)
+# Where it is set, each process that a test starts compiles our 190 modules anew: 0.15 s of CPU.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import signal
 from collections.abc import Iterator
@@ -107,7 +109,9 @@ def running_stack(stack: LocalStack) -> LocalStack:
 
 @pytest.fixture(scope="session")
 def session(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One warm Spark session for all runners that run inside the test process; its workers inherit the servers' addresses."""
+    """One warm Spark session: for a case's runs (`case.session = session`), or for tasks beside them. Its workers inherit the servers'
+    addresses.
+    """
     os.environ.update(stack.addresses().environment())
     built = build_session("tests", tmp_path_factory.mktemp("spark"))
     yield built
@@ -115,11 +119,9 @@ def session(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def case(running_stack: LocalStack, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PipelineCase]:
+def case(running_stack: LocalStack, tmp_path: Path) -> Iterator[PipelineCase]:
     """A pipeline of its own: topic, file, table, home. Whatever it started has ended when the test has."""
     made = PipelineCase(running_stack, tmp_path)
-    if "session" in request.fixturenames:
-        made.session = request.getfixturevalue("session")
     yield made
     made.end()
 

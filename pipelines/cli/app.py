@@ -1,8 +1,6 @@
 """The `tallyflow` command. A composition root: the one place under pipelines/ (with demo.py) that knows the local servers."""
 
 import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,9 +26,9 @@ from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out
 from pipelines.config import PipelineConfig, json_schema, load, notes
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
+from pipelines.home import default_home
 from pipelines.protocol.naming import LEGS, Names
 from resources.local import cli as local_cli
-from resources.local.stack import default_home
 
 app = typer.Typer(
     help="Kafka into ClickHouse, exactly once, with every event accounted for.",
@@ -84,6 +82,7 @@ def schema() -> None:
 
 @app.command()
 def run(
+    context: typer.Context,
     file: File,
     leg: Annotated[list[str] | None, typer.Option(help=f"Run only this leg ({', '.join(LEGS)}); repeatable.")] = None,
     until_caught_up: Annotated[
@@ -99,9 +98,12 @@ def run(
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
     from pipelines.dead_letters.reprocess import expire_letters
+    from pipelines.runner.queries import SparkEngine
     from pipelines.runner.runner import Runner, RunOptions
     from pipelines.runner.status import StatusServer
 
+    # Who invokes the command from Python may hand in another engine as the context's object.
+    engine: SparkEngine = context.obj or SparkEngine()
     with errors_as_exit():
         config = load(file)
         legs = _legs(leg)
@@ -109,24 +111,14 @@ def run(
             err.print(f"note: {note}", style="yellow", markup=False)
         options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames, accept)
         tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
-        runner = Runner(config, file.read_text(), default_home(), options, expire_letters, tell)
+        runner = Runner(config, file.read_text(), default_home(), options, expire_letters, tell, engine)
         runner.on_start = StatusServer
         try:
             runner.run()
         except TallyflowError as error:
             err.print(str(error), style="red", markup=False, highlight=False)
-            _leave(2 if isinstance(error, ConfigurationError) else 1)
-        _leave(0)
-
-
-def _leave(code: int) -> None:
-    """End a process that ran Spark.
-
-    Everything is closed by now; the threads that Spark's gateway leaves behind would only delay the exit.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+            engine.leave(2 if isinstance(error, ConfigurationError) else 1)
+        engine.leave(0)
 
 
 @app.command()

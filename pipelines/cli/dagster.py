@@ -18,21 +18,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import httpx
 import psutil
 import typer
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipelines.cli.arguments import err, errors_as_exit, out
 from pipelines.config import load
-from pipelines.control.control import stop_runners
 from pipelines.errors import HaltError, RetryableError
+from pipelines.home import default_home
 from pipelines.protocol.naming import LEGS
 from resources.local import cli as local_cli
 from resources.local.errors import LocalServerError
 from resources.local.ports import HOST, is_free, keep_ports, port_holder
 from resources.local.server import START_TIMEOUT
-from resources.local.stack import LocalStack, default_home
 
 if TYPE_CHECKING:
     from pipelines.connectors.kafka.client import KafkaTopic
@@ -132,6 +130,8 @@ def _servers(home: Path, own_servers: bool) -> Iterator[dict[str, str]]:
             raise HaltError(f"starting Dagster with your own servers: set {', '.join(missing)}")
         yield environment
         return
+    from resources.local.stack import LocalStack
+
     stack = LocalStack(home)
     ran_before = all(one.state == "healthy" for one in stack.status())
     if not ran_before:
@@ -226,6 +226,8 @@ def _tell_home(directory: Path, foreign: str) -> None:
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    import httpx
+
     deadline = time.monotonic() + _START_SECONDS
     with err.status("starting Dagster"):
         while process.poll() is None and time.monotonic() < deadline:
@@ -285,6 +287,8 @@ def _stop_pipelines(home: Path) -> None:
 
     Their desired state stays `running`: the next start of Dagster resumes them.
     """
+    from pipelines.control.control import stop_runners
+
     directories = sorted((home / "pipelines").glob("*/"))
     with ThreadPoolExecutor(max(1, len(directories)), "stop") as pool:
         stopped = pool.map(lambda directory: stop_runners(directory, LEGS, _PATIENCE), directories)

@@ -11,8 +11,8 @@ from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, prin
 from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
+from pipelines.home import default_home
 from pipelines.protocol.naming import Names
-from resources.local.stack import default_home
 
 if TYPE_CHECKING:
     from pipelines.maintenance.plans import GivenUp, OpenPlan

@@ -27,8 +27,8 @@ from pipelines.cli.dlq import (
 from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault
+from pipelines.home import default_home
 from pipelines.protocol.naming import Names
-from resources.local.stack import default_home
 
 if TYPE_CHECKING:
     from pipelines.dead_letters.dry_run import Rehearsal

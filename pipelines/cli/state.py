@@ -13,7 +13,7 @@ from rich.table import Table
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, out, print_json, progress, utc
 from pipelines.config import load
 from pipelines.counts import count_of
-from resources.local.stack import default_home
+from pipelines.home import default_home
 
 if TYPE_CHECKING:
     from pipelines.maintenance.inspect import KeyHistory, KeyState, Seen

@@ -9,8 +9,8 @@ from rich.markup import escape
 from pipelines.cli.arguments import DIFFERS, NOT_PROVEN, AsJson, File, err, errors_as_exit, out, print_json, since_instant
 from pipelines.cli.audit import Examples
 from pipelines.config import load
+from pipelines.home import default_home
 from pipelines.protocol.naming import Names
-from resources.local.stack import default_home
 
 
 def hour_instant(text: str) -> datetime:

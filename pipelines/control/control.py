@@ -17,16 +17,19 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-import httpx
 from filelock import FileLock
 
 from pipelines.control.processes import POLL_SECONDS, ProcessIdentity, host_mark, start_mark
 from pipelines.errors import HaltError
 from pipelines.private import private_directory
 from pipelines.protocol.naming import LEGS
+
+if TYPE_CHECKING:
+    # Who looks at a runner needs it, the runner itself does not: 30 ms of CPU for each.
+    import httpx
 
 STATUS_FILE = "status.json"
 DESIRED_FILE = "desired.json"
@@ -186,7 +189,9 @@ def file_version(runners: Sequence[dict[str, Any]]) -> str | None:
 
 
 @cache
-def _client() -> httpx.Client:
+def _client() -> "httpx.Client":
+    import httpx
+
     # Never through a proxy, and made once: a client of its own for each question reads the certificates of the system each time.
     return httpx.Client(trust_env=False)
 
@@ -208,7 +213,9 @@ def ask_patiently(runner: dict[str, Any], timeout: timedelta) -> tuple[dict[str,
         return status.result(), status.result() is not None or health.result() is not None
 
 
-def _get(runner: dict[str, Any], path: str, timeout: timedelta) -> httpx.Response | None:
+def _get(runner: dict[str, Any], path: str, timeout: timedelta) -> "httpx.Response | None":
+    import httpx
+
     try:
         return _client().get(f"http://127.0.0.1:{runner['port']}/{path}", timeout=timeout.total_seconds())
     except httpx.HTTPError:

@@ -1,7 +1,6 @@
-"""Processes that outlive the command that started them, and the certainty never to signal anyone else's.
+"""Processes that outlive the command that started them, and signals that never reach another process.
 
-A process is known by its pid *and* the moment the kernel started it, so a pid that was given to another process in the meantime is not
-taken for it.
+A process is identified by its pid *and* the moment the kernel started it, so a reused pid is not mistaken for it.
 """
 
 import os
@@ -34,7 +33,7 @@ class ProcessIdentity:
 
     @property
     def since(self) -> datetime | None:
-        """When the process started (UTC), or None if it is gone."""
+        """Return when the process started (UTC), or None if it is gone."""
         if not self.is_running():
             return None
         try:
@@ -43,7 +42,7 @@ class ProcessIdentity:
             return None
 
     def is_running(self) -> bool:
-        """Whether this very process lives; a zombie does not."""
+        """Return whether this very process lives; a zombie does not."""
         child = _CHILDREN.get(self.pid)
         if child is not None and child.poll() is not None:
             _EXIT_CODES[self] = child.returncode
@@ -51,16 +50,16 @@ class ProcessIdentity:
         return start_mark(self.pid) == self.start
 
     def exit_code(self) -> int | None:
-        """Of a process that this one has started and that has ended; None for any other."""
+        """Return the exit code of a child of this process that has ended; None for any other process."""
         child = _CHILDREN.get(self.pid)
         if child is not None and not self.is_running():
-            # A process is a zombie from the end of its main thread on, and tells its status when the last thread has ended.
+            # A process is a zombie from the end of its main thread on, and has an exit status when its last thread has ended.
             child.wait(_LAST_THREAD_SECONDS)
             self.is_running()
         return _EXIT_CODES.get(self)
 
     def rss_bytes(self) -> int | None:
-        """Resident memory of the process and its children, or None if it is gone."""
+        """Return the resident memory of the process and its children, or None if it is gone."""
         if not self.is_running():
             return None
         try:
@@ -70,7 +69,7 @@ class ProcessIdentity:
             return None
 
     def send(self, number: signal.Signals) -> None:
-        """Signals the process; nothing happens if it is gone, even if its pid was given to another."""
+        """Signal the process; do nothing if it is gone, even if its pid was reused."""
         if not hasattr(os, "pidfd_open"):
             if self.is_running():
                 os.kill(self.pid, number)
@@ -89,7 +88,7 @@ class ProcessIdentity:
             os.close(descriptor)
 
     def wait_gone(self, timeout: timedelta) -> bool:
-        """Whether the process has ended within `timeout`."""
+        """Return whether the process has ended within `timeout`."""
         deadline = time.monotonic() + timeout.total_seconds()
         while self.is_running():
             if time.monotonic() >= deadline:
@@ -98,28 +97,28 @@ class ProcessIdentity:
         return True
 
     def stop(self, patience: timedelta) -> None:
-        """Ends the process: SIGTERM, and SIGKILL after `patience`; returns when it is gone."""
+        """End the process with SIGTERM, and with SIGKILL after `patience`; return when it is gone."""
         self.send(signal.SIGTERM)
         if not self.wait_gone(patience):
             self.kill()
 
     def kill(self) -> None:
-        """Ends the process with SIGKILL; returns when it is gone. A process stuck in the kernel for 30 s raises TimeoutError."""
+        """End the process with SIGKILL; return when it is gone. Raises TimeoutError for a process that the kernel holds for 30 s."""
         self.send(signal.SIGKILL)
         if not self.wait_gone(timedelta(seconds=30)):
             raise TimeoutError(f"killing process {self.pid}: still there 30 s after SIGKILL")
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """The identity of the process that has this pid now, or None."""
+    """Return the identity of the process that has this pid now, or None."""
     start = start_mark(pid)
     return None if start is None else ProcessIdentity(pid, start)
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], directory: Path, output: Path) -> ProcessIdentity:
-    """Starts a detached process: own session, no terminal, no open files of ours, stdout and stderr in `output` (truncated, then
-    appended to, so that it may be truncated again while the process writes). What it makes only this user can read.
+    """Start a detached process: own session, no terminal, no open files of ours; only this user can read what it makes.
 
+    Its stdout and stderr go to `output`, which is truncated, then appended to, so that it may be truncated again while the process writes.
     Raises OSError if the program cannot be started.
     """
     with output.open("wb"), output.open("ab") as log:
@@ -134,34 +133,27 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], directory: Pat
             umask=OWNER_ONLY,
         )
     _CHILDREN[child.pid] = child
-    # A child that has ended already is a zombie until it is asked, so it still has its start mark.
+    # A child that has ended already is a zombie until it is polled, so it still has its start mark.
     return ProcessIdentity(child.pid, start_mark(child.pid, zombie=True) or "ended at once")
 
 
 def host_mark() -> str:
-    """Changes with every start of the host, or of the container that this process is in."""
+    """Return a mark that changes with every start of the host, or of the container that this process is in."""
     # Where the first process is hidden from other users (hidepid), the boot alone.
     return start_mark(1) or (start_mark(os.getpid()) or "").partition("/")[0]
 
 
 def start_mark(pid: int, *, zombie: bool = False) -> str | None:
-    """When the kernel started `pid`, in a form that changes neither with the wall clock nor repeats after a boot."""
+    """Return when the kernel started `pid`, in a form that neither moves with the wall clock nor repeats after a boot; None without it.
+
+    `psutil.Process.create_time` adds the boot's wall-clock time, so it moves when the clock is set: a mark that is kept on disk may not.
+    """
     try:
         # proc(5): field 2 is the name in parentheses and may hold anything, field 3 is the state, field 22 the start in ticks since boot.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
-        return _portable_start_mark(pid, zombie=zombie) if not Path("/proc/self/stat").exists() else None
+        return None
     if fields[0] in "ZX" and not zombie:
         return None
     return f"{boot}/{fields[19]}"
-
-
-def _portable_start_mark(pid: int, *, zombie: bool) -> str | None:
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE and not zombie:
-            return None
-        return f"{process.create_time():.3f}"
-    except psutil.NoSuchProcess:
-        return None

@@ -32,6 +32,7 @@ from pipelines.counts import count_of
 from pipelines.demo.orders import Recipe
 from pipelines.demo.produce import ProduceSummary, produce
 from pipelines.errors import ConfigurationError, Fault
+from pipelines.home import default_home
 from pipelines.proof.positions import duplicates_by_key, read_dead_letters, read_table, read_topic, verify_positions
 from pipelines.proof.report import tally_table
 from pipelines.proof.verification.run import Request, verify
@@ -39,7 +40,7 @@ from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.tally import tally
 from resources.local.errors import LocalServerError
-from resources.local.stack import Addresses, LocalStack, default_home
+from resources.local.stack import Addresses, LocalStack
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "orders" / "pipeline.yaml"
 _PARTITIONS = 4

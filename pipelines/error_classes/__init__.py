@@ -7,16 +7,15 @@
 The connectors map their driver's errors by it, `on_error` of the pipeline file may put a row into another class, and docs/errors.md is made
 from it. Pure: no driver is imported here.
 
-    rows.py         what a row is                 clickhouse.py nats.py kafka.py own.py   the rows
+    clickhouse.toml nats.toml kafka.toml tallyflow.toml   the rows                  rows.py   what a row is, and how it is read
 """
 
 import re
 from collections.abc import Mapping
 
-from pipelines.error_classes import clickhouse, kafka, nats, own
-from pipelines.error_classes.rows import ErrorClass, ErrorRow, System
+from pipelines.error_classes.rows import ErrorClass, ErrorRow, System, read_table
 
-TABLE: tuple[ErrorRow, ...] = (*clickhouse.ROWS, *nats.ROWS, *kafka.ROWS, *own.ROWS)
+TABLE: tuple[ErrorRow, ...] = read_table()
 TUNABLE: tuple[System, ...] = ("clickhouse", "nats", "kafka")
 """The systems whose rows may be put into another class."""
 

@@ -1,19 +1,25 @@
-"""What a row of the table of errors is."""
+"""The rows of the table of errors, and how they are read from `<system>.toml`.
 
+A `[[group]]` there has what its errors share (class, remedy, traits by the names of `ErrorRow`), and `errors`: `[code, name, meaning]`
+each, or `[name, meaning]` where the system gives only a name.
+"""
+
+import tomllib
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 System = Literal["clickhouse", "nats", "kafka", "tallyflow"]
 ErrorClass = Literal["retryable", "record", "halt"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ErrorRow:
     """One error: its code (None where the system gives only a name), its name, its class, what it means, what to do next.
 
-    `may_be_record`: it is raised for what single values hold, so it may be made a `record`. `is_vague`: it does not tell whether a row or
-    the table is the cause, so a chunk that meets it again and again is cut, and a row that meets it alone is a dead letter.
-    `is_fixed`: the protocol answers it itself; no class but its own makes sense. `words`: only where the server says them with the code.
+    `is_vague`: it does not tell whether a row or the table is the cause, so a chunk that meets it again and again is cut, and a row that
+    meets it alone is a dead letter. `is_fixed`: the protocol answers it itself; no class but its own makes sense.
+    `words`: only where the server says them with the code.
     """
 
     system: System
@@ -22,29 +28,30 @@ class ErrorRow:
     error_class: ErrorClass
     meaning: str
     remedy: str
-    may_be_record: bool = False
     is_fixed: bool = False
-    words: str = ""
     is_vague: bool = False
+    words: str = ""
+
+    def __post_init__(self) -> None:
+        if self.error_class not in get_args(ErrorClass) or not (self.name and self.meaning and self.remedy):
+            raise ValueError(f"{self.system}.toml: {self.name or self.code} needs one of the classes {get_args(ErrorClass)} and its texts")
+
+    @property
+    def may_be_record(self) -> bool:
+        """Whether the error is raised for what single values hold, so that `on_error` may make it a `record` again."""
+        return self.error_class == "record"
 
 
-Fact = tuple[int | None, str, str]
-"""Code, name, meaning."""
+def read_rows(system: System, text: str) -> list[ErrorRow]:
+    """Return the rows of one system's file. Raises ValueError or TypeError for a class or a key that is none, before anything starts."""
+    found = []
+    for group in tomllib.loads(text)["group"]:
+        for *code, name, meaning in group.pop("errors"):
+            found.append(ErrorRow(system=system, code=code[0] if code else None, name=name, meaning=meaning, **group))
+    return found
 
 
-def rows(
-    system: System,
-    error_class: ErrorClass,
-    remedy: str,
-    *facts: Fact,
-    may_be_record: bool = False,
-    is_fixed: bool = False,
-    words: str = "",
-    is_vague: bool = False,
-) -> tuple[ErrorRow, ...]:
-    """Errors that have their class and their remedy in common."""
-    may_be_record = may_be_record or error_class == "record"
-    return tuple(
-        ErrorRow(system, code, name, error_class, meaning, remedy, may_be_record, is_fixed, words, is_vague)
-        for code, name, meaning in facts
-    )
+def read_table() -> tuple[ErrorRow, ...]:
+    """Return the rows of all systems."""
+    folder = Path(__file__).parent
+    return tuple(row for system in get_args(System) for row in read_rows(system, (folder / f"{system}.toml").read_text(encoding="utf-8")))

@@ -1,12 +1,15 @@
 """The streaming queries of a runner's legs: start them, notice that one ended, restart it if it may continue."""
 
+import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -14,15 +17,52 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipelines.engine.execute import last_words, run_in_tasks
 from pipelines.engine.leg import Leg, StoppedError
 from pipelines.engine.ranges import offset_text
-from pipelines.engine.session import is_jvm_alive
+from pipelines.engine.session import build_session, is_jvm_alive
 from pipelines.errors import HaltError
-from pipelines.host import remedy_in_words
+from pipelines.host import collect_rarely, remedy_in_words
 from pipelines.runner.warm import warm
 
 RESTARTS_WITHOUT_PROGRESS = 5
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.5, 15.0
 _INITIALIZING = "Initializing sources"
 _HALTS = ("HaltError", "DataLossError", "InvariantError")
+
+
+class SparkEngine:
+    """What a runner runs its legs on: a session of Spark, and queries on it. With `session`: on that one, which stays when the run ends."""
+
+    def __init__(self, session: SparkSession | None = None) -> None:
+        self._given = session
+
+    def open(self, name: str, directory: Path, master: str | None) -> SparkSession:
+        """Return the session; start one in `directory` where none was given."""
+        if self._given is not None:
+            return self._given
+        session = build_session(name, directory, master)
+        collect_rarely()
+        return session
+
+    def queries(
+        self,
+        session: SparkSession,
+        run_path: Path,
+        legs: Mapping[str, Leg],
+        sources: Mapping[str, dict[str, str]],
+        tell: Callable[[str], None],
+    ) -> "Queries":
+        """Return the queries of the legs, not yet started."""
+        return Queries(session, run_path, legs, sources, tell)
+
+    def close(self, session: SparkSession) -> None:
+        """Stop a session that `open` has started, unless its JVM is gone."""
+        if self._given is None and is_jvm_alive(session):
+            session.stop()
+
+    def leave(self, code: int) -> NoReturn:
+        """End the process at once: everything is closed by now, and the threads that Spark's gateway leaves would only delay the exit."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 class Queries:

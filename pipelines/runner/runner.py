@@ -38,9 +38,9 @@ from pipelines.engine.connections import Connections
 from pipelines.engine.leg import Leg
 from pipelines.engine.ranges import offset_text
 from pipelines.engine.run_spec import RunSpec, resolved_digest
-from pipelines.engine.session import build_session, is_jvm_alive
+from pipelines.engine.session import is_jvm_alive
 from pipelines.errors import ConfigurationError, FencedError, HaltError, ProcessLostError, RetryableError, TallyflowError
-from pipelines.host import RESERVED_FILES, collect_rarely, raise_file_limit, remedy
+from pipelines.host import RESERVED_FILES, raise_file_limit, remedy
 from pipelines.ingest.leg import DRIVER_OFFSETS, IngestLeg
 from pipelines.key_store.store import RUNS_PER_BUCKET
 from pipelines.private import private_directory
@@ -52,7 +52,7 @@ from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import LEGS, Names
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
-from pipelines.runner.queries import Queries
+from pipelines.runner.queries import Queries, SparkEngine
 from pipelines.runner.retention import LetterRetention, Retention
 from pipelines.sink.ledger_copier import LedgerCopier
 from pipelines.sink.leg import SinkLeg
@@ -110,6 +110,7 @@ class Runner:
         options: RunOptions,
         expire_letters: ExpireLetters,
         tell: Callable[[str], None] = print,
+        engine: SparkEngine | None = None,
     ) -> None:
         self.config, self.options = config, options
         self._text, self._tell, self._expire_letters = config_text, tell, expire_letters
@@ -127,9 +128,7 @@ class Runner:
         """Why the start is waiting before any leg is built, and what to do; else empty."""
         self._waiting_service: Service | None = None
         self.on_start: Callable[[Runner], Service] | None = None
-        self.shared_session: SparkSession | None = None
-        """A session to use and leave running, instead of our own: for several runners in one process (tests, bench)."""
-        self.queries_class = Queries
+        self._engine = engine or SparkEngine()
         self.started_at = time.time()
         self._targets: dict[int, int] | None = None
 
@@ -165,13 +164,11 @@ class Runner:
                 self._copy_ledger(prepared)
                 os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
                 name = f"tallyflow-{self.config.pipeline_id}"
-                session = self.shared_session or build_session(name, self.own_directory, self.options.master)
+                session = self._engine.open(name, self.own_directory, self.options.master)
                 self.stop_on_signals()
-                queries = self.queries_class(session, run_path, self.legs, self._sources(), self._tell)
+                queries = self._engine.queries(session, run_path, self.legs, self._sources(), self._tell)
                 queries.start()
                 self._keep_retention()
-                if self.shared_session is None:
-                    collect_rarely()
                 self.is_ready = True
                 self._watch(session, queries)
         except (Py4JError, OSError) as error:
@@ -425,8 +422,8 @@ class Runner:
             yield self.retention.close
         if self.pace is not None:
             yield self.pace.close
-        if session is not None and self.shared_session is None and is_jvm_alive(session):
-            yield session.stop
+        if session is not None:
+            yield partial(self._engine.close, session)
         for leg in self.legs.values():
             if leg.failure is None:
                 leg.status.state = "stopped"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,9 +13,12 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
+from pipelines.home import default_home
 from resources.local.errors import LocalServerError
-from resources.local.server import START_TIMEOUT, Progress, ServerStatus
-from resources.local.stack import LocalStack, default_home
+from resources.local.server import START_TIMEOUT, Patience, Progress, ServerStatus
+
+if TYPE_CHECKING:
+    from resources.local.stack import LocalStack
 
 app = typer.Typer(help="The local servers: real Kafka, NATS and ClickHouse on loopback.", no_args_is_help=True)
 
@@ -80,8 +83,11 @@ def env(home: Home = None, as_json: AsJson = False) -> None:
     typer.echo(json.dumps(addresses.environment(), indent=2) if as_json else addresses.shell_exports())
 
 
-def _stack(home: Path | None, start_timeout: timedelta = START_TIMEOUT) -> LocalStack:
-    return LocalStack(home or default_home(), start_timeout)
+def _stack(home: Path | None, start_timeout: timedelta = START_TIMEOUT) -> "LocalStack":
+    # It imports the clients of all three servers, which no other command of `tallyflow` needs.
+    from resources.local.stack import LocalStack
+
+    return LocalStack(home or default_home(), Patience(start=start_timeout))
 
 
 @contextmanager

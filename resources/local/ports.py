@@ -3,7 +3,7 @@
 import json
 import secrets
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -40,12 +40,15 @@ def accepts_connections(port: int) -> bool:
         return False
 
 
-def choose_port(taken: Iterable[int]) -> int:
-    """A free loopback port that is not in `taken`; raises LocalServerError if there is none to be found."""
+def _offers() -> Iterator[int]:
+    return (PORT_RANGE[secrets.randbelow(len(PORT_RANGE))] for _ in range(1000))
+
+
+def choose_port(taken: Iterable[int], offers: Iterable[int] | None = None, free: Callable[[int], bool] = is_free) -> int:
+    """Return the first of `offers` (without them: 1000 at random) that is free and not in `taken`; raises LocalServerError without one."""
     avoid = set(taken)
-    for _ in range(1000):
-        port = PORT_RANGE[secrets.randbelow(len(PORT_RANGE))]
-        if port not in avoid and is_free(port):
+    for port in offers or _offers():
+        if port not in avoid and free(port):
             return port
     raise LocalServerError(
         f"choosing a port: none free between {PORT_RANGE.start} and {PORT_RANGE.stop} on {HOST}; stop something that listens there"
@@ -65,12 +68,14 @@ def read_ports(path: Path) -> dict[str, int]:
     return kept
 
 
-def keep_ports(path: Path, names: Iterable[str], renew: Collection[str] = ()) -> dict[str, int]:
-    """The kept ports, with a fresh free one for each name that has none yet or is in `renew`; writes `path` if any changed."""
+def keep_ports(
+    path: Path, names: Iterable[str], renew: Collection[str] = (), choose: Callable[[Iterable[int]], int] = choose_port
+) -> dict[str, int]:
+    """Return the kept ports, with a fresh free one for each name that has none yet or is in `renew`; write `path` if any changed."""
     ports = {name: port for name, port in read_ports(path).items() if name not in renew}
     missing = [name for name in names if name not in ports]
     for name in missing:
-        ports[name] = choose_port(ports.values())
+        ports[name] = choose(ports.values())
     if missing:
         write_atomically(path, json.dumps(ports, indent=2) + "\n")
     return ports

@@ -36,9 +36,6 @@ dead: ended although nobody stopped it. stopped: was stopped, or never started."
 
 # Kafka re-reads its last segments after kill -9, NATS its streams: seconds per gigabyte on a slow disk.
 START_TIMEOUT = timedelta(minutes=3)
-# A server that once was ready has this long to answer before `up` takes it for hung and starts it anew.
-HUNG_AFTER = timedelta(seconds=15)
-STOP_PATIENCE = timedelta(seconds=30)
 PORT_PATIENCE = timedelta(seconds=20)
 PROBE_TIMEOUT = timedelta(seconds=5)
 LOG_TAIL_LINES = 20
@@ -46,6 +43,15 @@ LOG_TAIL_LINES = 20
 
 class NotReadyError(Exception):
     """A server does not answer as it should (yet); the message says what was asked and what came back."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server may take: to answer after its start; to answer when it once was ready, before `up` starts it anew; to end."""
+
+    start: timedelta = START_TIMEOUT
+    hung: timedelta = timedelta(seconds=15)
+    stop: timedelta = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
@@ -116,11 +122,20 @@ def _environment(home: Path, name: str) -> dict[str, str]:
 class LocalServer:
     """Starts, stops, kills and inspects one server. Safe against other processes that do the same to the same home."""
 
-    def __init__(self, kind: ServerKind, home: Path, port: int, password: str, lock: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(
+        self,
+        kind: ServerKind,
+        home: Path,
+        port: int,
+        password: str,
+        lock: Callable[[], AbstractContextManager[object]],
+        patience: Patience = Patience(),
+    ) -> None:
         self.kind = kind
         self.name = kind.name
         self._home = home
         self._lock = lock
+        self._patience = patience
         directory = home / "servers" / kind.name
         self.place = Place(directory, port, _environment(home, kind.name), password)
         self._record_path = directory / "pid.json"
@@ -131,7 +146,7 @@ class LocalServer:
             self.ensure(timeout, lambda _server, _text: None, Event())
 
     def stop(self) -> None:
-        """Ends it with SIGTERM (SIGKILL after 30 s) and waits until it is gone, with all that it started."""
+        """End it with SIGTERM, and SIGKILL when its patience ends; wait until it is gone, with all that it started."""
         with self._lock():
             self.end(lambda _server, _text: None)
 
@@ -170,10 +185,10 @@ class LocalServer:
         if record is not None and record.identity.is_running():
             if self._keep(record, timeout, progress, cancelled):
                 return
-            record.identity.stop(STOP_PATIENCE)
+            record.identity.stop(self._patience.stop)
         for stray in find_marked(self._home, self.name):
             progress(self.name, f"stopping process {stray.pid}, left over from an earlier start")
-            stray.stop(STOP_PATIENCE)
+            stray.stop(self._patience.stop)
         self._await_port(cancelled)
         self._launch(timeout, progress, cancelled)
 
@@ -182,10 +197,10 @@ class LocalServer:
         record = self._read_record()
         if record is not None and record.identity.is_running():
             progress(self.name, "stopping")
-            record.identity.stop(STOP_PATIENCE)
+            record.identity.stop(self._patience.stop)
         for stray in find_marked(self._home, self.name):
             progress(self.name, f"stopping process {stray.pid}")
-            stray.stop(STOP_PATIENCE)
+            stray.stop(self._patience.stop)
         self._record_path.unlink(missing_ok=True)
         progress(self.name, "stopped")
 
@@ -194,7 +209,7 @@ class LocalServer:
         if record.settings_sha256 != self._settings_sha256():
             progress(self.name, "restarting with changed settings")
             return False
-        patience = HUNG_AFTER if record.was_ready else timeout
+        patience = self._patience.hung if record.was_ready else timeout
         fault = self._await_answer(record.identity, patience, progress, cancelled)
         if fault is not None:
             progress(self.name, f"restarting: {fault}")
@@ -225,7 +240,7 @@ class LocalServer:
         self._write_record(record)
         fault = self._await_answer(identity, timeout, progress, cancelled)
         if fault is not None:
-            identity.stop(STOP_PATIENCE)
+            identity.stop(self._patience.stop)
             self._record_path.unlink(missing_ok=True)
             raise LocalServerError(f"starting {self.name} on {self.place.address}: {fault}\n{self.log_tail()}")
         self._write_record(replace(record, was_ready=True))

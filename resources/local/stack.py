@@ -4,10 +4,9 @@ State lives under one home directory; ports are chosen once per home and kept. A
 home's file lock, so any number of `up` and `down` may run at once; whatever died in between, the next `up` repairs.
 """
 
-import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from resources.local.kafka.broker import client_settings as kafka_client_setting
 from resources.local.nats import Nats
 from resources.local.passwords import USER, keep_passwords, read_passwords
 from resources.local.ports import HOST, is_free, keep_ports, read_ports
-from resources.local.server import START_TIMEOUT, LocalServer, Progress, ServerKind, ServerStatus
+from resources.local.server import LocalServer, Patience, Progress, ServerKind, ServerStatus
 
 LOCK_TIMEOUT = timedelta(minutes=10)
 
@@ -77,12 +76,6 @@ class Addresses:
         return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in self.environment().items())
 
 
-def default_home(environment: Mapping[str, str] | None = None) -> Path:
-    """TALLYFLOW_HOME, else `.tallyflow` in the working directory; absolute."""
-    named = (os.environ if environment is None else environment).get("TALLYFLOW_HOME")
-    return Path(named or ".tallyflow").resolve()
-
-
 def ignore_progress(_server: str, _text: str) -> None:
     """The progress of callers who want none."""
 
@@ -90,12 +83,11 @@ def ignore_progress(_server: str, _text: str) -> None:
 class LocalStack:
     """The local servers of one home. Cheap to make; nothing is read or started before a method is called."""
 
-    def __init__(self, home: Path, start_timeout: timedelta = START_TIMEOUT, servers: Sequence[str] = SERVERS) -> None:
-        """`servers` limits the stack to some of kafka, nats and clickhouse."""
+    def __init__(self, home: Path, patience: Patience = Patience(), kinds: Sequence[ServerKind] | None = None) -> None:  # noqa: B008
+        """Take the servers in `kinds`; without it all three, in the order of the data."""
         self.home = home.resolve()
-        self._start_timeout = start_timeout
-        kinds: Sequence[ServerKind] = (Kafka(), Nats(), ClickHouse())
-        self._kinds = {kind.name: kind for kind in kinds if kind.name in servers}
+        self._patience = patience
+        self._kinds: dict[str, ServerKind] = {kind.name: kind for kind in kinds or (Kafka(), Nats(), ClickHouse())}
         self._directory = self.home / "servers"
         self._ports_path = self._directory / "ports.json"
         self._passwords_path = self._directory / "passwords.json"
@@ -170,12 +162,12 @@ class LocalStack:
         return self._make(name, read_ports(self._ports_path)[name], read_passwords(self._passwords_path)[name])
 
     def _make(self, name: str, port: int, password: str) -> LocalServer:
-        return LocalServer(self._kinds[name], self.home, port, password, lambda: self._locked(ignore_progress))
+        return LocalServer(self._kinds[name], self.home, port, password, lambda: self._locked(ignore_progress), self._patience)
 
     def _ensure_all(self, servers: Sequence[LocalServer], progress: Progress) -> None:
         cancelled = Event()
         with ThreadPoolExecutor(max_workers=len(servers)) as pool:
-            started = [pool.submit(server.ensure, self._start_timeout, progress, cancelled) for server in servers]
+            started = [pool.submit(server.ensure, self._patience.start, progress, cancelled) for server in servers]
             try:
                 failures = [error for error in (future.exception() for future in started) if error is not None]
             except BaseException:

@@ -56,6 +56,7 @@ def test_a_kill_of_the_runner_and_its_jvm_is_repaired_by_the_next_run(case: Pipe
     "point", ["ingest.between-frames:3", "ingest.after-publish:1", "process.between-frames:2", "process.after-publish:1"]
 )
 def test_a_kill_of_the_runner_from_a_task_is_repaired_by_the_next_run(case: PipelineCase, session: SparkSession, point: str) -> None:
+    case.session = session
     _send_several_frames(case)
     if point.startswith("process."):
         # All buckets in one batch, or each could fall to the same worker, or to another one, alone.

@@ -19,6 +19,7 @@ def _of_session(words: str) -> list[psutil.Process]:
 
 
 def test_a_kill_between_insert_and_confirmation_and_a_lost_checkpoint_double_nothing(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     case.create_topic()
     case.send_events(6000, bad_every=100)
     killed = case.run(**{VARIABLE: "sink.after-insert:1"})
@@ -33,6 +34,7 @@ def test_a_kill_between_insert_and_confirmation_and_a_lost_checkpoint_double_not
 
 
 def test_a_runner_whose_jvm_was_killed_ends_and_the_next_goes_on(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     case.create_topic()
     process = case.start()
     case.wait_ready(process)
@@ -47,6 +49,7 @@ def test_a_runner_whose_jvm_was_killed_ends_and_the_next_goes_on(case: PipelineC
 
 
 def test_a_terminated_runner_finishes_its_batches_and_leaves_nothing_behind(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     case.create_topic()
     process = case.start()
     case.wait_ready(process)
@@ -61,6 +64,7 @@ def test_a_terminated_runner_finishes_its_batches_and_leaves_nothing_behind(case
 
 
 def test_a_killed_worker_costs_a_task_and_a_killed_planner_a_query(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False, driver_offsets=0, driver_frames=0)
     thread = case.in_background(runner)

@@ -7,12 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 from support.network_case import proxies, through
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, meanwhile, wait_until
 
 from pipelines.sink.chunks import MAX_CHUNK_ROWS
 
@@ -27,21 +26,15 @@ TIMES_AS_FAST = 3
 @contextmanager
 def _steady_load(case: PipelineCase) -> Iterator[None]:
     """EVENTS_PER_SECOND from a thread; ticks that come late are made up for."""
-    stop = threading.Event()
 
-    def send() -> None:
+    def send(stop: threading.Event) -> None:
         due = time.monotonic()
         while not stop.wait(max(0.0, due - time.monotonic())):
             case.send_events(int(EVENTS_PER_SECOND * TICK_SECONDS))
             due += TICK_SECONDS
 
-    with ThreadPoolExecutor(1, "load") as pool:
-        sending = pool.submit(send)
-        try:
-            yield
-        finally:
-            stop.set()
-            sending.result()
+    with meanwhile(send):
+        yield
 
 
 def _sink(case: PipelineCase) -> dict[str, str]:

@@ -40,6 +40,7 @@ def _held(leg: Leg) -> Iterator[threading.Event]:
 
 @pytest.mark.parametrize("server", list(SYSTEMS))
 def test_a_runner_waits_for_a_killed_server_and_goes_on(case: PipelineCase, session: SparkSession, server: str) -> None:
+    case.session = session
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False)
     thread = case.in_background(runner)

@@ -214,6 +214,8 @@ def test_rejected_halt_stops_at_the_first_record_and_goes_on_when_the_word_is_ch
 
 
 def test_with_dedup_rejected_halt_stops_before_the_exchange(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
+
     def change(document: dict[str, Any]) -> None:
         keyed_by("id")(document)
         halting(document)

@@ -159,7 +159,6 @@ def test_compaction_reports_before_and_after_and_its_proof(pipeline: DagsterCase
 
 @pytest.mark.spark
 def test_compaction_may_be_done_in_tasks_of_the_spark_resource(pipeline: DagsterCase, session: SparkSession) -> None:
-    pipeline.case.session = None
     for _ in range(2):
         pipeline.case.send_events(100)
         pipeline.case.warm_run()

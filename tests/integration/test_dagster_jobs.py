@@ -150,7 +150,6 @@ def test_a_run_is_tagged_with_its_pipeline_and_reports_to_the_asset_that_it_make
 
 @pytest.mark.spark
 def test_batch_work_may_be_done_in_tasks_of_the_spark_resource(case: PipelineCase, session: SparkSession) -> None:
-    case.session = None
     case.write_file(keyed_by("id", window="1s"))
     case.create_topic()
     for first in range(0, 1200, 400):

@@ -157,6 +157,7 @@ def test_aborted_transactions_leave_gaps_and_an_open_one_holds_back_what_follows
 
 
 def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     case.is_streaming = False
     case.create_topic(2)
     transaction(case, "a", range(0, 40, 2)).abort_transaction(30)

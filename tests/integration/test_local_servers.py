@@ -23,9 +23,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from nats.js.api import StorageType, StreamConfig
 
 from pipelines.control.processes import identify
-from resources.local import server
+from resources.local.clickhouse.service import ClickHouse
 from resources.local.errors import LocalServerError
+from resources.local.kafka.broker import Kafka
+from resources.local.nats import Nats
 from resources.local.processes import HOME_MARK
+from resources.local.server import Patience
 from resources.local.stack import SERVERS, Addresses, LocalStack
 
 pytestmark = pytest.mark.integration
@@ -42,7 +45,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 
 @pytest.fixture
 def small_stack(tmp_path: Path) -> Iterator[LocalStack]:
-    one = LocalStack(tmp_path / "home", servers=("nats",))
+    one = LocalStack(tmp_path / "home", kinds=[Nats()])
     yield one
     one.down()
 
@@ -167,7 +170,7 @@ def test_what_the_servers_keep_is_for_their_owner_only(stack: LocalStack) -> Non
 
 
 def test_servers_of_a_release_without_passwords_get_them_and_keep_what_they_hold(tmp_path: Path) -> None:
-    stack = LocalStack(tmp_path / "home", servers=("nats", "clickhouse"))
+    stack = LocalStack(tmp_path / "home", kinds=[Nats(), ClickHouse()])
     addresses = stack.up()
     try:
         query(addresses, "CREATE TABLE default.kept (n UInt64) ENGINE = MergeTree ORDER BY n")
@@ -247,7 +250,8 @@ def test_two_ups_at_once_start_each_server_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
     code = (
         "import sys; from pathlib import Path; from resources.local.stack import LocalStack\n"
-        "print(LocalStack(Path(sys.argv[1]), servers=('kafka', 'nats')).up())"
+        "from resources.local.kafka.broker import Kafka; from resources.local.nats import Nats\n"
+        "print(LocalStack(Path(sys.argv[1]), kinds=[Kafka(), Nats()]).up())"
     )
     ups = [subprocess.Popen([sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE, env=importing()) for _ in range(2)]
     try:
@@ -267,7 +271,7 @@ def importing() -> dict[str, str]:
 
 def test_up_after_the_command_was_killed_halfway_takes_over_what_it_started(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    stack = LocalStack(home, servers=("kafka",))
+    stack = LocalStack(home, kinds=[Kafka()])
     code = "import sys; from pathlib import Path; from resources.local.stack import LocalStack; LocalStack(Path(sys.argv[1])).up()"
     command = subprocess.Popen([sys.executable, "-c", code, str(home)], env=importing())
     try:
@@ -315,15 +319,15 @@ def test_server_that_ends_while_starting_shows_the_tail_of_its_log(small_stack: 
 
 
 def test_server_that_does_not_answer_in_time_is_stopped_and_shows_its_log(tmp_path: Path) -> None:
-    stack = LocalStack(tmp_path, start_timeout=timedelta(milliseconds=1), servers=("kafka",))
+    stack = LocalStack(tmp_path, Patience(start=timedelta(milliseconds=1)), [Kafka()])
     with pytest.raises(LocalServerError, match=r"(?s)no answer within 0 s .*asking Kafka for its topics.*\.log"):
         stack.up()
     assert processes_of(tmp_path) == []
 
 
-def test_hung_server_is_started_anew(small_stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HUNG_AFTER", timedelta(seconds=1))
-    monkeypatch.setattr(server, "STOP_PATIENCE", timedelta(seconds=1))
+def test_hung_server_is_started_anew(small_stack: LocalStack) -> None:
+    brief = Patience(hung=timedelta(seconds=1), stop=timedelta(seconds=1))
+    small_stack = LocalStack(small_stack.home, brief, [Nats()])
     small_stack.up()
     hung = small_stack.server("nats").pid
     assert hung is not None

@@ -90,18 +90,19 @@ def test_a_look_up_of_stored_rows_that_fails_is_repeated_before_anything_is_deci
     monkeypatch.setattr(clickhouse_connector, "RESPONSE_TIMEOUT_SECONDS", 1)
     case, _, clickhouse = proxied
     runner = stored_without_an_answer(proxied, lambda: clickhouse.cut(1_000_000, b"INSERT"))
-    before = clickhouse.cuts
+    # urllib3 asks three times at once where nothing was answered.
+    before, cuts = clickhouse.cuts, 6 if fault == "cut before the answer" else 2
     if fault == "late":
         clickhouse.cut(0, b"")
         clickhouse.mute(LOOK_UP)
     else:
-        clickhouse.cut(6, LOOK_UP, after_bytes=0 if fault == "cut before the answer" else 400)
+        clickhouse.cut(cuts, LOOK_UP, after_bytes=0 if fault == "cut before the answer" else 400)
     waits(runner, "sink", "reading which rows are in")
     assert runner.legs["sink"].status.totals.get("rows_in", 0) < 300
     if fault == "late":
         clickhouse.pass_on()
     else:
-        wait_until(lambda: clickhouse.cuts >= before + 6, "every cut")
+        wait_until(lambda: clickhouse.cuts >= before + cuts, "every cut")
     check_settled(case, runner)
 
 
@@ -188,7 +189,7 @@ def test_lists_of_runs_are_read_over_a_slow_network_and_one_that_breaks(proxied:
     case.write_file(deduplicated)
     case.create_topic()
     nats.latency_seconds = 0.02
-    for number in range(3):
+    for number in range(2):
         case.send(copies(400, first=400 * number, keys=701))
         before = nats.cuts
         nats.cut(2 * bool(number), b"$JS.API.STREAM.MSG.GET.%s" % case.names.stream("runs").encode())

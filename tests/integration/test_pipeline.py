@@ -20,6 +20,7 @@ def test_every_record_reaches_the_table_or_the_dead_letters_through_the_driver(c
 
 
 def test_every_record_reaches_the_table_or_the_dead_letters_through_tasks(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     case.create_topic()
     case.send_events(30_000, bad_every=1000)
     case.warm_run(driver_offsets=0, driver_frames=0)
@@ -27,6 +28,7 @@ def test_every_record_reaches_the_table_or_the_dead_letters_through_tasks(case: 
 
 
 def test_a_second_run_goes_on_where_the_first_ended(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     case.create_topic()
     case.send_events(3000)
     case.warm_run()
@@ -45,6 +47,7 @@ def test_legs_may_run_one_after_the_other(case: PipelineCase) -> None:
 
 
 def test_legs_may_run_in_runners_of_their_own_at_the_same_time(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     case.create_topic()
     case.send_events(2000, bad_every=50)
     runners = {leg: case.warm_runner(legs=(leg,)) for leg in LEGS}

@@ -74,6 +74,7 @@ def test_poison_becomes_dead_letters_and_nothing_else_does(case: PipelineCase, w
 
 
 def test_one_percent_of_poison_at_volume(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     case.is_streaming = False
     case.create_topic()
     poison = [value for value, code in LETTERS.values() if code == "invalid_json" and len(value) < 10_000]

@@ -56,7 +56,6 @@ def listed_files(case: PipelineCase) -> set[str]:
 
 def prepared(case: PipelineCase) -> None:
     """Four runs of the pipeline, and letters that entered again: some dedup had accepted, some it had not."""
-    case.session = None
     case.write_file(keyed_by("id"))
     case.create_topic()
     for number in range(4):
@@ -89,7 +88,6 @@ def test_tasks_rebuild_what_is_rebuilt_here(case: PipelineCase, session: SparkSe
 
 
 def test_keys_whose_window_ended_meanwhile_are_not_kept(case: PipelineCase, session: SparkSession) -> None:
-    case.session = None
     case.write_file(keyed_by("id", window="1ms"))
     case.create_topic(partitions=1)
     for number in range(3):
@@ -103,7 +101,6 @@ def test_keys_whose_window_ended_meanwhile_are_not_kept(case: PipelineCase, sess
 
 
 def test_tasks_rebuild_windows_of_event_times(case: PipelineCase, session: SparkSession) -> None:
-    case.session = None
     case.write_file(timed_by("at", "id", "15s", "5s"))
     case.create_topic()
     numbers = random.Random(7)
@@ -129,7 +126,6 @@ def test_a_record_that_a_plan_has_decided_is_not_tried_again(
     case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the stages still end on it or not, it stays the dead letter that it became."""
-    case.session = None
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(400))
@@ -208,7 +204,6 @@ async def delete_frame(case: PipelineCase, sequence: int) -> None:
 
 
 def test_tasks_rebuild_nothing_while_the_pipeline_runs(case: PipelineCase, session: SparkSession) -> None:
-    case.session = None
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(100))

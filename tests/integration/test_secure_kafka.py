@@ -12,7 +12,7 @@ from support.pipeline_case import PipelineCase
 
 from pipelines.errors import TallyflowError
 from resources.local.java import find_java
-from resources.local.kafka import broker as kafka
+from resources.local.kafka.broker import Kafka, render_properties
 from resources.local.ports import choose_port
 from resources.local.server import Place
 from resources.local.stack import Addresses, LocalStack
@@ -38,11 +38,10 @@ def broker(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Itera
     keytool("-genkeypair", *name, "-keyalg", "RSA", "-dname", "CN=127.0.0.1", "-ext", "SAN=IP:127.0.0.1", "-storetype", "PKCS12")
     keytool("-exportcert", "-rfc", *name, "-file", str(certificate))
     secure = f"127.0.0.1:{choose_port(())}"
-    rendered = kafka.render_properties
 
     def with_login(place: Place, log_directory: Path, controller_port: int) -> str:
         plain = f"CLIENT://{place.address}"
-        text = rendered(place, log_directory, controller_port)
+        text = render_properties(place, log_directory, controller_port)
         text = text.replace(f"listeners={plain},", f"listeners={plain},SECURE://{secure},")
         text = text.replace(f"advertised.listeners={plain}", f"advertised.listeners={plain},SECURE://{secure}")
         text = text.replace("protocol.map=", "protocol.map=SECURE:SASL_SSL,")
@@ -53,11 +52,9 @@ def broker(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Itera
             f"listener.name.secure.scram-sha-512.sasl.jaas.config={SCRAM}\n"
         )
 
-    servers = LocalStack(directory / "home", servers=["kafka"])
+    servers = LocalStack(directory / "home", kinds=[Kafka(with_login)])
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kafka, "render_properties", with_login)
-            addresses = servers.up()
+        addresses = servers.up()
         user = UserScramCredentialUpsertion("reader", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), b"right")
         admin = AdminClient({**addresses.kafka_client, "log_level": 0})
         admin.alter_user_scram_credentials([user])["reader"].result(30)
@@ -81,7 +78,7 @@ def connect(case: PipelineCase, broker: tuple[Addresses, str, Path], **changes: 
     case.write_file(lambda document: document["sources"][0].update(connection_params={"brokers": [address], **login, **changes}))
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@pytest.mark.parametrize(("mechanism", "way"), [("PLAIN", "in tasks"), ("SCRAM-SHA-512", "in the driver")], indirect=["way"])
 def test_every_record_arrives_over_tls_with_a_login(
     secure_case: PipelineCase, way: dict[str, Any], broker: tuple[Addresses, str, Path], mechanism: str
 ) -> None:

@@ -119,10 +119,10 @@ def test_an_insert_that_takes_too_long_is_cut(case: PipelineCase) -> None:
     case.write_file(lambda document: document["sink"].update(max_insert_time="1s"))
     case.create_topic()
     case.warm_run()
-    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN slow UInt8 MATERIALIZED sleepEachRow(0.004)")
-    case.send_events(600, partitions=1)
+    case.client().command(f"ALTER TABLE {case.table} ADD COLUMN slow UInt8 MATERIALIZED sleepEachRow(0.005)")
+    case.send_events(300, partitions=1)
     case.warm_run()
-    assert (positions(case), case.letters()) == ((600, 600), [])
+    assert (positions(case), case.letters()) == ((300, 300), [])
     case.check()
 
 

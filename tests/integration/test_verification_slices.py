@@ -73,7 +73,6 @@ def arrival_of(case: PipelineCase, where: str) -> datetime:
 
 def prepared(case: PipelineCase) -> list[datetime]:
     """Four runs over keys of which each has rows in the first run and copies in all others, and some new ones; the arrivals of these."""
-    case.session = None
     case.write_file(keyed_by("id"))
     case.create_topic(partitions=1)
     for number in range(4):
@@ -146,7 +145,6 @@ def test_a_raw_frame_that_is_gone_is_told_once(case: PipelineCase, session: Spar
 
 def run_timed(case: PipelineCase) -> None:
     """Eight runs over 30 s of event time each; sequence 1 is a frame without a record."""
-    case.session = None
     case.write_file(timed_by("at", "id", "10s", "5s"))
     case.create_topic(partitions=1)
     for first in range(0, 240, 30):

@@ -22,7 +22,6 @@ BUCKETS = 5
 
 @pytest.fixture
 def run_path(case: PipelineCase, session: SparkSession) -> str:
-    case.session = None
     case.create_topic()
     case.warm_run()
     (path,) = case.names.directory(case.home).glob("*/run.json")

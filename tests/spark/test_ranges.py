@@ -23,12 +23,6 @@ _SERIALIZED = Retrying(retry=retry_if_exception_message(match="(?s).*OptionalDat
 """Spark 4.3 now and then sends a task a map of the source that changed while it was written. A leg reads no rows of a source."""
 
 
-@pytest.fixture(autouse=True)
-def plain_runs(case: PipelineCase) -> None:
-    """The streams that a case plans ranges of are made without Spark."""
-    case.session = None
-
-
 def run_file(case: PipelineCase) -> str:
     (path,) = case.names.directory(case.home).glob("*/run.json")
     return str(path)

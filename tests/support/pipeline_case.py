@@ -41,9 +41,10 @@ from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.naming import LEGS, Names
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.tally import tally
+from pipelines.runner.queries import SparkEngine
 from pipelines.runner.runner import Runner, RunOptions
 from resources.local.stack import LocalStack
-from support.plain_runner import make_plain, plain_run
+from support.plain_runner import InvokedEngine, PlainEngine
 
 PATIENCE_SECONDS = 240.0
 """For whatever is awaited: it costs time only when it does not come, and a shared machine may be five times slower than ours."""
@@ -62,6 +63,19 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENC
             return found
         time.sleep(0.05)
     raise AssertionError(f"{what} did not come true within {seconds:.0f} s")
+
+
+@contextmanager
+def meanwhile(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Runs `work` in a thread until the block ends, which sets the event; what it raises is raised behind the block."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1, "meanwhile") as pool:
+        working = pool.submit(work, stop)
+        try:
+            yield
+        finally:
+            stop.set()
+            working.result()
 
 
 class PipelineCase:
@@ -169,8 +183,9 @@ class PipelineCase:
 
     def send(self, values: Iterable[bytes | None], partitions: int = 3, **settings: Any) -> None:
         """Sends values round robin, in their order; every one is acknowledged when this returns."""
-        # Without idempotence a retry at a topic that was just made may change the order.
-        ours = {"log_level": 0, **self.addresses.kafka_client, "linger.ms": 5, "enable.idempotence": True}
+        # One request at a time: a retry at a topic that was just made may not change the order. An idempotent producer keeps it, too, and
+        # waits half a second before its first record.
+        ours = {"log_level": 0, **self.addresses.kafka_client, "linger.ms": 5, "acks": "all", "max.in.flight": 1}
         producer = Producer({**ours, **settings})
         for number, value in enumerate(values):
             producer.produce(self.topic, value, key=str(number).encode(), partition=number % partitions)
@@ -178,7 +193,7 @@ class PipelineCase:
                 producer.poll(0)
         assert producer.flush(60) == 0
 
-    def send_events(self, count: int, partitions: int = 3, bad_every: int = 0, name_bytes: int = 0) -> None:
+    def send_events(self, count: int, partitions: int = 3, bad_every: int = 0, name_bytes: int = 0, **settings: Any) -> None:
         """Good events with running ids; with `bad_every`, each so-manieth record is broken JSON.
 
         `name_bytes` lengthens each name by so much that does not compress: a frame holds about 384 KiB.
@@ -186,25 +201,19 @@ class PipelineCase:
         first = self.sent
         self.sent += count
         self.good += sum(not _is_bad(number, bad_every) for number in range(first, first + count))
-        self.send((_event(number, bad_every, name_bytes) for number in range(first, first + count)), partitions)
+        self.send((_event(number, bad_every, name_bytes) for number in range(first, first + count)), partitions, **settings)
 
     @contextmanager
     def load(self, count: int = 300, pause_seconds: float = 0.1, bad_every: int = 100, name_bytes: int = 0) -> Iterator[None]:
-        """Sends `count` events again and again, from a thread, until the block ends."""
-        stop = threading.Event()
+        """Sends `count` events again and again, from a thread, until the block ends; none twice, whatever becomes of the broker."""
 
-        def send() -> None:
+        def send(stop: threading.Event) -> None:
             while not stop.is_set():
-                self.send_events(count, bad_every=bad_every, name_bytes=name_bytes)
+                self.send_events(count, bad_every=bad_every, name_bytes=name_bytes, **{"enable.idempotence": True, "max.in.flight": 5})
                 stop.wait(pause_seconds)
 
-        with ThreadPoolExecutor(1, "load") as pool:
-            sending = pool.submit(send)
-            try:
-                yield
-            finally:
-                stop.set()
-                sending.result()
+        with meanwhile(send):
+            yield
 
     def records(self) -> dict[Position, bytes | None]:
         """What Kafka holds, by (partition, offset), as a read_committed consumer sees it."""
@@ -326,8 +335,8 @@ class PipelineCase:
 
     def invoke(self, *arguments: str, **environment: str) -> Result:
         """A `tallyflow` command inside this process, `run` without Spark; one of its own takes seconds to start. For the main thread."""
-        with _kept_signals(), plain_run():
-            return CliRunner().invoke(app, arguments, env=self.environment(**environment))
+        with _kept_signals():
+            return CliRunner().invoke(app, arguments, env=self.environment(**environment), obj=InvokedEngine())
 
     def status(self) -> dict[str, Any] | None:
         found = self.invoke("status", str(self.file), "--json")
@@ -376,11 +385,9 @@ class PipelineCase:
         config = parse(text, name=str(self.file), environment=os.environ)
         if self.session is None:
             options = {"driver_offsets": 1_000_000, "driver_frames": 1000, **options}
-        runner = Runner(config, text, self.home, RunOptions(until_caught_up=until_caught_up, **options), expire_letters, self.told.append)
-        runner.shared_session = self.session
-        if self.session is None or not self.is_streaming:
-            make_plain(runner, self.session)
-        return runner
+        engine = SparkEngine(self.session) if self.session and self.is_streaming else PlainEngine(self.session)
+        run_options = RunOptions(until_caught_up=until_caught_up, **options)
+        return Runner(config, text, self.home, run_options, expire_letters, self.told.append, engine)
 
     def in_background(self, runner: Runner) -> threading.Thread:
         thread = threading.Thread(target=runner.run, daemon=True)

@@ -8,12 +8,10 @@ session it is only the loop: tasks run on Spark's workers.
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
+from typing import Any, NoReturn
 
 from pyspark.sql import SparkSession
 
@@ -23,7 +21,7 @@ from pipelines.engine.leg import Leg, ReplanError, StoppedError
 from pipelines.engine.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges, offset_text
 from pipelines.errors import HaltError
 from pipelines.runner import retention, runner
-from pipelines.runner.runner import Runner
+from pipelines.runner.queries import SparkEngine
 
 # A stop waits until the planners have looked once more, an end until the runner has: seconds of a run that takes none.
 ranges.IDLE_SECONDS = 0.05
@@ -36,8 +34,6 @@ class PlainSession:
     """As much of a Spark session as the runner looks at."""
 
     sparkContext = SimpleNamespace(_gateway=None)
-
-    def stop(self) -> None: ...
 
 
 class PlainQueries:
@@ -98,21 +94,22 @@ class PlainQueries:
             thread.join()
 
 
-def make_plain(made: Runner, session: SparkSession | None = None) -> None:
-    """Lets a runner that has not started run without Spark, or with nothing of it but tasks on that session."""
-    made.shared_session = session or PlainSession()
-    made.queries_class = PlainQueries
+class PlainEngine(SparkEngine):
+    """Runs legs without Spark, or, on a session, with nothing of it but tasks."""
+
+    def __init__(self, session: SparkSession | None = None) -> None:
+        super().__init__(session or PlainSession())
+
+    def queries(self, *arguments: Any) -> PlainQueries:
+        return PlainQueries(*arguments)
 
 
-@contextmanager
-def plain_run() -> Iterator[None]:
-    """`tallyflow run` inside this process goes without Spark until the block ends, and its end is not the end of the process."""
-    session = patch.object(runner, "build_session", lambda *_: PlainSession())
-    with session, patch.object(runner, "Queries", PlainQueries), patch("pipelines.cli.app._leave", sys.exit):
-        yield
+class InvokedEngine(PlainEngine):
+    """For `tallyflow run` inside a process that goes on behind it."""
+
+    def leave(self, code: int) -> NoReturn:
+        sys.exit(code)
 
 
 if __name__ == "__main__":
-    runner.Queries = PlainQueries
-    runner.build_session = lambda *_: PlainSession()
-    app()
+    app(obj=PlainEngine())

@@ -40,11 +40,7 @@ PURE_DECISIONS = (
 
 COMPOSITION_ROOTS = {
     "pipelines.cli.app",
-    "pipelines.cli.state",
-    "pipelines.cli.plan",
-    "pipelines.cli.redrive",
     "pipelines.cli.dagster",
-    "pipelines.cli.verify",
     "pipelines.demo.demo",
 }
 
@@ -167,7 +163,10 @@ def test_resources_do_not_import_the_project_that_uses_them(module: str) -> None
 @pytest.mark.parametrize("module", modules("resources.local"))
 def test_the_local_servers_know_no_dagster_and_no_data_path(module: str) -> None:
     assert not under(imports(module), "dagster")
-    allowed = {"pipelines", *(f"pipelines.{name}" for name in ("errors", "loopback", "private", "protocol.naming", "control.processes"))}
+    allowed = {
+        "pipelines",
+        *(f"pipelines.{name}" for name in ("errors", "home", "loopback", "private", "protocol.naming", "control.processes")),
+    }
     assert set(under(imports(module), "pipelines")) <= allowed
 
 

@@ -6,13 +6,14 @@ from clickhouse_connect.driver.exceptions import ClickHouseError, Error, Operati
 from urllib3.exceptions import HTTPError
 
 from pipelines.error_classes import ErrorClasses
-from pipelines.error_classes.clickhouse import ONE_BLOCK
 from pipelines.error_classes.rows import ErrorRow
 from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError, TallyflowError
 
 TABLE_CLASSES = ErrorClasses("clickhouse")
 
 _VIOLATED_CONSTRAINT = 469
+_CHECKED_FIRST = (252, _VIOLATED_CONSTRAINT)
+"""Codes of what the server looks at before it writes anything: the partitions of a block, a constraint (measured, 26.9)."""
 _PUSHING_TO_VIEW = "while pushing to view"
 """If a view refuses an insert, the table has stored the block all the same (measured, 26.9)."""
 _SERVER = re.compile(r"DB::\w*Exception: ")
@@ -84,8 +85,7 @@ def refusal(error: Exception, classes: ErrorClasses = TABLE_CLASSES) -> RefusedE
     words = _words(text, error.code, row)
     at = _AT_ROW.search(words)
     name = f" ({row.name})" if row else ""
-    # Constraints and the number of partitions are checked before anything is written (measured, 26.9).
-    is_whole = error.code == _VIOLATED_CONSTRAINT or (row is not None and row.words == ONE_BLOCK)
+    is_whole = error.code in _CHECKED_FIRST
     return RefusedError(f"ClickHouse error {error.code}{name}: {words}", int(at[1]) - 1 if at else None, is_whole, is_known)
 
 

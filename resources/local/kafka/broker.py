@@ -35,8 +35,12 @@ class Kafka:
 
     name = "kafka"
 
+    def __init__(self, render: "Callable[[Place, Path, int], str] | None" = None) -> None:
+        """`render` gives the text of server.properties, as `render_properties` does."""
+        self._render = render or render_properties
+
     def settings(self, place: Place) -> str:
-        return f"{KAFKA_VERSION} {' '.join(JVM_FLAGS)}\n{render_properties(place, place.directory / 'data', controller_port=0)}"
+        return f"{KAFKA_VERSION} {' '.join(JVM_FLAGS)}\n{self._render(place, place.directory / 'data', 0)}"
 
     def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
         java = find_java()
@@ -52,9 +56,10 @@ class Kafka:
         launch += [f"-XX:ErrorFile={place.directory / 'hs_err.log'}", "-cp", f"{jars}/*"]
         if not (place.directory / "data").exists():
             progress("formatting its storage")
-            _format(launch, place, controller_port)
+            fresh = place.directory / "data.formatting"
+            _format(launch, place, fresh, self._render(place, fresh, controller_port))
         properties = place.directory / "server.properties"
-        write_atomically(properties, render_properties(place, place.directory / "data", controller_port))
+        write_atomically(properties, self._render(place, place.directory / "data", controller_port))
         return [*launch, "kafka.Kafka", str(properties)]
 
     def probe(self, place: Place, timeout: timedelta) -> str:
@@ -138,12 +143,11 @@ def cluster_id(log_directory: Path) -> str | None:
     return next((line.partition("=")[2].strip() for line in lines if line.startswith("cluster.id=")), None)
 
 
-def _format(launch: Sequence[str], place: Place, controller_port: int) -> None:
-    """Formats the storage beside its final place and moves it there in one step, so that a crash leaves no half of it."""
-    fresh = place.directory / "data.formatting"
+def _format(launch: Sequence[str], place: Place, fresh: Path, text: str) -> None:
+    """Format the storage in `fresh`, beside its final place, and move it there in one step, so that a crash leaves no half of it."""
     shutil.rmtree(fresh, ignore_errors=True)
     properties = place.directory / "format.properties"
-    write_atomically(properties, render_properties(place, fresh, controller_port))
+    write_atomically(properties, text)
     identifier = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # `=`, because an identifier may begin with a dash.
     command = [*launch, "kafka.tools.StorageTool", "format", "--standalone", f"--cluster-id={identifier}", f"--config={properties}"]

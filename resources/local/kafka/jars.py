@@ -58,13 +58,13 @@ def find_faults(directory: Path, sums: Mapping[str, str]) -> list[str]:
     return faults
 
 
-def ensure_jars(java: Java, environment: Mapping[str, str], progress: Callable[[str], None]) -> Path:
-    """The directory that holds exactly the pinned jars; fetches them if they are not there or damaged (about 40 s).
+def ensure_jars(java: Java, environment: Mapping[str, str], progress: Callable[[str], None], sums: Mapping[str, str] | None = None) -> Path:
+    """Return the directory that holds exactly the pinned jars; fetch them if they are not there or damaged (about 40 s).
 
-    `environment` is what Ivy runs with. Two callers at once: the second waits and finds the jars of the first.
-    Raises LocalServerError if they cannot be fetched or differ from the pins; nothing is kept then.
+    `environment` is what Ivy runs with, `sums` the pins: `pinned_sums()` unless given. Of two callers at once, the second waits and finds
+    the jars of the first. Raises LocalServerError if they cannot be fetched or differ from the pins; nothing is kept then.
     """
-    sums, target = pinned_sums(), cache_directory()
+    sums, target = pinned_sums() if sums is None else sums, cache_directory()
     if not find_faults(target, sums):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -643,7 +643,8 @@ def test_login_that_cannot_work_is_refused(connection: dict[str, Any], expected:
     ],
 )
 def test_login_that_can_work_loads(connection: dict[str, Any]) -> None:
-    parsed(changed("sources.0.connection_params", {"brokers": ["k:1"], **connection}))
+    (source,) = parsed(changed("sources.0.connection_params", {"brokers": ["k:1"], **connection})).sources
+    assert source.connection_params.model_fields_set == {"brokers", *connection}
 
 
 # Transforms and join

@@ -19,7 +19,7 @@ from pipelines.connectors.kafka import client as kafka
 from pipelines.connectors.nats import errors as jetstream_errors
 from pipelines.error_classes import TABLE, ErrorClasses
 from pipelines.error_classes import docs as error_docs
-from pipelines.error_classes.rows import ErrorClass, ErrorRow, System
+from pipelines.error_classes.rows import ErrorClass, ErrorRow, System, read_rows
 from pipelines.errors import ConfigurationError, ConflictError, HaltError, RefusedError, RetryableError, TallyflowError
 
 PAGE = Path(__file__).parents[3] / error_docs.TARGET
@@ -48,8 +48,21 @@ def test_no_code_and_no_name_stands_twice() -> None:
 def test_every_error_has_a_meaning_and_a_remedy(row: ErrorRow) -> None:
     assert len(row.meaning) > 10
     assert len(row.remedy) > 10
-    assert row.error_class != "record" or row.may_be_record
-    assert not (row.error_class == "retryable" and row.may_be_record), "its rows may have been stored"
+
+
+@pytest.mark.parametrize(
+    ("group", "error"),
+    [
+        ('error_class = "drop"\nremedy = "wait"\nerrors = [[1, "NAME", "words"]]', ValueError),
+        ('error_class = "halt"\nremedy = ""\nerrors = [[1, "NAME", "words"]]', ValueError),
+        ('error_class = "halt"\nremedy = "wait"\nis_vage = true\nerrors = [[1, "NAME", "words"]]', TypeError),
+        ('error_class = "halt"\nremedy = "wait"\nerrors = [["words"]]', ValueError),
+    ],
+    ids=["unknown class", "no remedy", "unknown key", "no name"],
+)
+def test_a_faulty_file_of_errors_is_refused_when_it_is_read(group: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        read_rows("kafka", f"[[group]]\n{group}")
 
 
 def test_every_error_class_of_ours_is_in_the_table() -> None:

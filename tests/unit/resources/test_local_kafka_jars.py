@@ -9,7 +9,6 @@ import pytest
 
 from resources.local.errors import LocalServerError
 from resources.local.java import Java
-from resources.local.kafka import jars as kafka_jars
 from resources.local.kafka.jars import cache_directory, ensure_jars
 
 IVY = """\
@@ -21,6 +20,8 @@ printf '\\t[SUCCESSFUL ] org#one;1!one.jar (1ms)\\n\\t[SUCCESSFUL ] org#two;1!tw
 mkdir -p "$(dirname "$pattern")" && cp {offered}/* "$(dirname "$pattern")"
 exit {code}
 """
+JARS = {"one-1.jar": b"one", "two-1.jar": b"two"}
+PINS = {name: hashlib.sha256(content).hexdigest() for name, content in JARS.items()}
 
 
 @pytest.fixture
@@ -29,10 +30,8 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory = tmp_path / "offered"
     directory.mkdir()
-    (directory / "one-1.jar").write_bytes(b"one")
-    (directory / "two-1.jar").write_bytes(b"two")
-    pins = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
-    monkeypatch.setattr(kafka_jars, "pinned_sums", lambda: pins)
+    for name, content in JARS.items():
+        (directory / name).write_bytes(content)
     return directory
 
 
@@ -48,7 +47,7 @@ def count_runs(offered: Path) -> int:
 
 
 def fetch(java: Java, told: list[str] | None = None) -> Path:
-    return ensure_jars(java, dict(os.environ), (told if told is not None else []).append)
+    return ensure_jars(java, dict(os.environ), (told if told is not None else []).append, PINS)
 
 
 def test_jars_are_fetched_once_with_progress(offered: Path) -> None:

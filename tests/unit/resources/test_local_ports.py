@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,18 @@ def test_kept_ports_are_not_chosen_again(tmp_path: Path) -> None:
     assert ports.keep_ports(path, ["kafka", "nats"]) == {"kafka": 21001, "nats": 21002}
 
 
-def test_missing_and_renewed_ports_are_chosen_free_and_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_renewed_ports_are_chosen_free_and_distinct(tmp_path: Path) -> None:
     path = tmp_path / "ports.json"
     path.write_text('{"kafka": 21001, "nats": 21002}')
-    offered = iter([21001 - 20000, 500, 500, 700, 900])
-    monkeypatch.setattr(ports, "is_free", lambda port: port != 20700)
-    monkeypatch.setattr(ports.secrets, "randbelow", lambda _bound: next(offered))
-    assert ports.keep_ports(path, ["kafka", "nats", "clickhouse"], renew=["nats"]) == {"kafka": 21001, "nats": 20500, "clickhouse": 20900}
+    choose = partial(ports.choose_port, offers=iter([21001, 20500, 20500, 20700, 20900]), free=lambda port: port != 20700)
+    kept = ports.keep_ports(path, ["kafka", "nats", "clickhouse"], renew=["nats"], choose=choose)
+    assert kept == {"kafka": 21001, "nats": 20500, "clickhouse": 20900}
     assert json.loads(path.read_text()) == {"kafka": 21001, "nats": 20500, "clickhouse": 20900}
 
 
-def test_no_free_port_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "is_free", lambda _port: False)
+def test_no_free_port_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LocalServerError, match="none free"):
-        ports.keep_ports(tmp_path / "ports.json", ["kafka"])
+        ports.keep_ports(tmp_path / "ports.json", ["kafka"], choose=partial(ports.choose_port, free=lambda _port: False))
     assert not (tmp_path / "ports.json").exists()
 
 

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pipelines.home import default_home
 from pipelines.private import private_directory
 from resources.local.cli import app
 from resources.local.errors import LocalServerError
+from resources.local.nats import Nats
 from resources.local.passwords import keep_passwords, read_passwords
-from resources.local.stack import Addresses, LocalStack, default_home
+from resources.local.server import Patience
+from resources.local.stack import Addresses, LocalStack
 
 ADDRESSES = Addresses("127.0.0.1:21001", "k-secret", "127.0.0.1:21002", "n-secret", "127.0.0.1", 21003, "default", "it's $ecret")
 
@@ -92,7 +95,7 @@ def test_pid_file_of_a_gone_process_reads_as_dead_and_is_not_signalled(tmp_path:
     record = tmp_path / "servers" / "nats" / "pid.json"
     record.parent.mkdir()
     record.write_text('{"pid": 1, "start": "another-boot/1", "settings_sha256": "", "was_ready": true}')
-    stack = LocalStack(tmp_path, timedelta(seconds=1), servers=("nats",))
+    stack = LocalStack(tmp_path, Patience(start=timedelta(seconds=1)), [Nats()])
     (status,) = stack.status()
     assert (status.state, status.pid, status.address) == ("dead", None, "127.0.0.1:21002")
     stack.server("nats").kill()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,10 @@ def test_a_hard_limit_that_is_too_low_is_refused_before_anything_is_opened(tmp_p
 
 
 def test_a_limit_is_never_lowered() -> None:
-    assert raise_file_limit(10) == raise_file_limit(10) >= 256
+    raised, soft = raise_file_limit(10), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert raised >= 256
+    assert raise_file_limit(10) == raised
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == soft
 
 
 @pytest.mark.parametrize(

@@ -55,4 +55,6 @@ def test_close_waits_for_the_look_in_work() -> None:
 
 
 def test_what_was_never_started_may_be_closed() -> None:
-    Rounds("looking", LONG, lambda: None).close()
+    looks: list[str] = []
+    Rounds("looking", LONG, lambda: looks.append("a look")).close()
+    assert looks == []
