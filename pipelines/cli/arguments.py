@@ -18,12 +18,6 @@ from pipelines.errors import ConfigurationError, TallyflowError
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
-NOT_PROVEN, DIFFERS, RESIDUE = 3, 4, 5
-"""Exit codes: of `audit` and `verify` where something is not explained yet, where something differs, and of `tally` where the ledger's own
-numbers do not add up. 0 is said only when every row is explained, 1 is a command that could not do its work, 2 a file or an option that
-cannot be used.
-"""
-
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """What a terminal obeys and does not show; but for the ends of lines and tabs."""
 
