@@ -128,6 +128,16 @@ def test_copies_may_be_kept_from_some_time_on(case: PipelineCase) -> None:
     assert (records["out"], records["duplicates kept"], records["duplicates dropped"]) == (101, 297, 900 - 9 - 101 - 297)
 
 
+def test_copies_are_no_loss_whatever_window_dropped_them(case: PipelineCase) -> None:
+    case.create_topic()
+    for first, window in ((0, "1h"), (300, "2h"), (600, "1h")):
+        case.write_file(keyed_by("id", window=window))
+        case.send(copies(300, first=first, keys=101))
+        case.warm_run()
+    records = assert_clean(case)["counts"]
+    assert (records["out"], records["duplicates dropped"]) == (101, 900 - 9 - 101)
+
+
 def test_copies_by_the_time_of_the_event_are_no_loss(case: PipelineCase) -> None:
     case.write_file(timed_by("at", "id", "10s", "5s"))
     case.create_topic()
@@ -249,6 +259,17 @@ def test_what_is_purged_is_told_and_the_rest_is_judged(case: PipelineCase, has_p
         assert told["rows of the table whose raw frames are purged"] > 200
         case.client().command(f"INSERT INTO {case.table} (id, name, _tf_sequence) VALUES (-2, 'far', 999)")
         assert {*faults(case)} == {("out -> table", "extra")}
+
+
+def test_copies_by_the_time_of_the_event_behind_a_purge_are_not_proven(case: PipelineCase) -> None:
+    case.write_file(timed_by("at", "id", "10s", "5s"))
+    case.create_topic(partitions=1)
+    for first in range(0, 240, 60):
+        records = [{"id": n % 7, "name": "x", "at": 1_780_000_000 + n // 5} for n in range(first, first + 60)]
+        case.send([json.dumps(record).encode() for record in records], 1)
+        case.warm_run()
+    purge(case, "raw", 2)
+    assert {*not_proven(case)} == {"records that may be copies of one that is purged"}
 
 
 # -- planted faults ---------------------------------------------------------------------------------------------------------------
