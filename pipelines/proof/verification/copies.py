@@ -8,23 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
-from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.connectors.sql import filled
 from pipelines.process.stage_config import StageConfig
 from pipelines.proof.packed import NO_POSITIONS, RawPositions, first_position, last_position
 from pipelines.proof.report import Progress
-from pipelines.proof.verification.loading import Source, load_span
+from pipelines.proof.verification.loading import Source, load_span, reference_engine
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, dedup_settings, same_dedup_from, span_between
 
-ENGINE_MEMORY = "640MiB"
-"""Of DuckDB alone; what does not fit spills to disk."""
 _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEEN {first} AND {last}"
 
 
@@ -43,8 +39,7 @@ class Copies:
 def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], directory: Path, progress: Progress) -> Copies:
     """Compute the copies among the records of the history: those with a record of their key on out less than a window before them.
 
-    `accepted`: the positions on out of the records between two raw frames, both inclusive. What spills lies in a new directory below
-    `directory`.
+    `accepted`: the positions on out of the records between two raw frames, both inclusive. `directory`: as in `reference_engine`.
     """
     dropped, unsure, unread = [NO_POSITIONS], [NO_POSITIONS], []
     for first, last, config in stretches(source.history, source.configs):
@@ -54,10 +49,7 @@ def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], di
             unread.append((first, min(span.first - 1, last)))
         if span.first > last:
             continue
-        with (
-            TemporaryDirectory(prefix="copies-", dir=directory) as own,
-            open_spilling_engine(Path(own), ENGINE_MEMORY) as engine,
-        ):
+        with reference_engine(directory) as engine:
             reference = Reference(engine, [])
             load_span(reference, replace(source, history=history), span, progress)
             on_out = accepted(span.read_from, last)

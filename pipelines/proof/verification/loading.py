@@ -1,10 +1,15 @@
 """The records and dead letters of a span, read into the reference."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import duckdb
 import pyarrow as pa
 
+from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process.arrivals import Arrived
 from pipelines.process.stage_config import StageConfig
@@ -16,6 +21,20 @@ from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, Span
 from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.records import HEADER_PARTITION
+
+ENGINE_MEMORY = "640MiB"
+"""Of DuckDB alone; what does not fit spills to disk."""
+
+
+@contextmanager
+def reference_engine(directory: Path, threads: int = 2) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open an engine. Its tables, and what spills, lie in a new directory below `directory`, which is removed at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        TemporaryDirectory(prefix="verification-", dir=directory) as own,
+        open_spilling_engine(Path(own), ENGINE_MEMORY, threads) as engine,
+    ):
+        yield engine
 
 
 @dataclass

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import duckdb
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
-from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
 from pipelines.process.stage_config import StageConfig
@@ -23,9 +21,8 @@ from pipelines.proof.readers.streams import last_sequence
 from pipelines.proof.readers.table import count_rows, table_batches
 from pipelines.proof.report import Finding, Progress, no_progress
 from pipelines.proof.verification.columns import Judged, judged
-from pipelines.proof.verification.copies import ENGINE_MEMORY
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
-from pipelines.proof.verification.loading import FramesSeen, Source, load_span
+from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine
 from pipelines.proof.verification.reference import Column, Reference
 from pipelines.proof.verification.result import OPEN, UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, Verification
 from pipelines.proof.verification.rows import RowSide
@@ -128,11 +125,7 @@ class Verifier:
         if subject is None:
             return None
         compare = self._compare_positions if subject.has_positions else self._compare_rows
-        self._request.directory.mkdir(parents=True, exist_ok=True)
-        with (
-            TemporaryDirectory(prefix="verification-", dir=self._request.directory) as directory,
-            open_spilling_engine(Path(directory), ENGINE_MEMORY, threads) as engine,
-        ):
+        with reference_engine(self._request.directory, threads) as engine:
             span = compare(engine, subject)
         if span is not None:
             self.report.arrivals, self.report.sequences = arrivals_of(subject.history, span), (span.first, span.last)
