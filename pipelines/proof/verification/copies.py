@@ -28,7 +28,7 @@ _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEE
 class Copies:
     """Raw positions, ascending: `dropped` are copies that are kept nowhere, `unsure` may be copies of records that are purged.
 
-    `unread`: ranges of raw sequences, both inclusive, whose records all may be copies of purged ones: the watermark before them is gone.
+    `unread`: ranges of raw sequences, both inclusive, whose records may all be copies: the event times before them are purged.
     """
 
     dropped: RawPositions
@@ -43,12 +43,11 @@ def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], di
     """
     dropped, unsure, unread = [NO_POSITIONS], [NO_POSITIONS], []
     for first, last, config in stretches(source.history, source.configs):
+        if config.dedup_time_field and not source.history.is_whole:
+            unread.append((first, last))
+            continue
         history = replace(source.history, plans=[plan for plan in source.history.plans if plan.first <= last])
         span = span_between(history, first, last, config, same_dedup_from(history, source.configs, config))
-        if span.first > first:
-            unread.append((first, min(span.first - 1, last)))
-        if span.first > last:
-            continue
         with reference_engine(directory) as engine:
             reference = Reference(engine, [])
             load_span(reference, replace(source, history=history), span, progress)
@@ -56,7 +55,7 @@ def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], di
             reference.add_accepted_before(pa.table({"position": on_out}))
             progress("looking for copies")
             reference.judge(config, span.bounds)
-            for low, high, version in history.segments(span.first, last):
+            for low, high, version in history.segments(first, last):
                 if not source.configs[version].dedup_keeps:
                     bounds = {"first": first_position(low), "last": last_position(high)}
                     dropped.append(_positions(engine, filled("reference/covered", window_us=config.dedup_window_us, **bounds)))
