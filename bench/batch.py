@@ -81,7 +81,7 @@ def _compared(pipeline: MeasuredPipeline) -> Iterator[Batch]:
 
 
 def _sound(found: Verification) -> None:
-    if not found.is_match or not found.sequences:
+    if not found.is_clean or not found.sequences:
         raise RuntimeError("\n".join(found.lines()))
 
 

@@ -6,7 +6,7 @@ publication. What depends on `published` sees checked rows; what depends on the 
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,10 +20,11 @@ from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.jobs.repairs import note_pipeline
 from dagster_project.numbers import ROW_COUNT, numbers, read_account
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.report_metadata import examples_metadata
 from dagster_project.sensors.automation import PUBLISHED_AT, due
 from pipelines.config import Check, Checks
 from pipelines.errors import RetryableError, TallyflowError
-from pipelines.proof.checks.judge import NAMES, VERIFIED_AFTER, Hours, Verdict, Verified
+from pipelines.proof.checks.evaluate import NAMES, VERIFIED_AFTER, CheckResult, Hours, VerifiedHour
 from pipelines.proof.checks.run import Look
 from resources.streaming_jobs import StreamingJobs
 
@@ -85,33 +86,35 @@ def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
         with errors_as_failures(), Look(streaming_jobs.config(pipeline.path)) as look:
             verified = _verified(context.instance, pipeline) if "verification" in selected else None
             wanted = [name for name in enabled(checks) if name in selected]
-            for verdict in verdicts(wanted, lambda name: look.verdict(name, verified), context.log.error):
-                yield result(verdict, _check(checks, verdict.check), table)
+            for found in results(wanted, lambda name: look.check(name, verified), context.log.error):
+                yield asset_check_result(found, _check(checks, found.check), table)
 
     return run
 
 
-def verdicts(names: Sequence[str], judge: Callable[[str], Verdict], log: Callable[[str], None]) -> Iterator[Verdict]:
-    """One of each check, whatever becomes of the others. One that cannot be made is a failed one with the reason; where that may pass by
-    itself, it is made again first, once for each of `PAUSES`, behind the others.
+def results(names: Sequence[str], evaluate: Callable[[str], CheckResult], log: Callable[[str], None]) -> Iterator[CheckResult]:
+    """Yield a result per check, whatever becomes of the others.
+
+    A check that cannot be made fails with the reason. Where the cause may pass by itself, it is made again first, behind the others, once
+    for each of `PAUSES`.
     """
     left = list(names)
     for pause in (*PAUSES, None):
         waiting = []
         for name in left:
             try:
-                verdict = judge(name)
+                result = evaluate(name)
             except RetryableError as error:
                 if pause is not None:
                     waiting.append(name)
                     continue
-                verdict = Verdict.unknown(name, str(error))
+                result = CheckResult.unknown(name, str(error))
             except TallyflowError as error:
-                verdict = Verdict.unknown(name, str(error))
+                result = CheckResult.unknown(name, str(error))
             except Exception as error:
                 log(f"check {name}: {traceback.format_exc()}")
-                verdict = Verdict.unknown(name, f"{type(error).__name__}, a fault of Tallyflow itself; the run's log has it")
-            yield verdict
+                result = CheckResult.unknown(name, f"{type(error).__name__}, a fault of Tallyflow itself; the run's log has it")
+            yield result
         left = waiting
         if not left:
             return
@@ -119,37 +122,28 @@ def verdicts(names: Sequence[str], judge: Callable[[str], Verdict], log: Callabl
             time.sleep(pause)
 
 
-def result(verdict: Verdict, check: Check, asset: dg.AssetKey) -> dg.AssetCheckResult:
-    """The verdict with the severity that the file gives the check."""
-    metadata: dict[str, Any] = dict(verdict.facts)
-    if verdict.not_judged:
-        metadata["not judged"] = verdict.not_judged
-    if verdict.examples:
-        metadata["examples"] = dg.MetadataValue.md(examples_table(verdict.examples))
-    severity = AssetCheckSeverity.WARN if verdict.is_mild else _SEVERITIES[check.severity]
+def asset_check_result(result: CheckResult, check: Check, asset: dg.AssetKey) -> dg.AssetCheckResult:
+    """Return the result for Dagster's page, with the severity that the file gives the check."""
+    metadata: dict[str, Any] = {**result.facts, **examples_metadata(result.examples)}
+    if result.not_judged:
+        metadata["not judged"] = result.not_judged
+    severity = AssetCheckSeverity.WARN if result.is_mild else _SEVERITIES[check.severity]
     return dg.AssetCheckResult(
-        passed=verdict.passed, asset_key=asset, check_name=verdict.check, severity=severity, description=verdict.said, metadata=metadata
+        passed=result.passed, asset_key=asset, check_name=result.check, severity=severity, description=result.message, metadata=metadata
     )
 
 
-def examples_table(examples: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of rows that need not have the same keys."""
-    columns = list(dict.fromkeys(name for example in examples for name in example))
-    lines = [columns, ["---"] * len(columns), *([str(example.get(name, "")) for name in columns] for example in examples)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines)
-
-
 def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> Hours:
-    """The newest verification of each hour that was verified within the period of the check, and the hours of that period without one."""
+    """Return the newest verification of each hour within the period of the check, and the hours of that period without one."""
     now = datetime.now(UTC)
     since = now - pipeline.config.checks.verification.over
     wanted = dg.AssetRecordsFilter(asset_key=asset_key(pipeline, VERIFICATION), after_timestamp=since.timestamp())
-    newest: dict[str, Verified] = {}
+    newest: dict[str, VerifiedHour] = {}
     for event in _materializations(instance, wanted):
         if event.partition is not None:
             facts = {name: value.value for name, value in event.metadata.items()}
-            told = (bool(facts.get("is_match")), str(facts.get("said", "")), bool(facts.get("is_proven", True)))
-            newest.setdefault(event.partition, Verified(event.partition, *told))
+            summary = (bool(facts.get("is_match")), str(facts.get("said", "")), bool(facts.get("is_proven", True)))
+            newest.setdefault(event.partition, VerifiedHour(event.partition, *summary))
     due = key_of(now - VERIFIED_AFTER)
     missed = [hour for hour in hours_without_verdict(instance, pipeline, begin_of_hour(since) + HOUR) if hour <= due]
     return Hours(sorted(newest.values(), key=lambda one: one.hour), missed)

@@ -22,13 +22,12 @@ from dagster_project.assets.verification_hours import (
     partitions,
     partitions_name,
 )
-from dagster_project.checks import examples_table
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.jobs.repairs import note_pipeline
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.report_metadata import examples_metadata, report_metadata, summary
 from dagster_project.schedule_status import schedule_status
 from pipelines.connectors.nats.client import JetStream
-from pipelines.proof.verification.result import OPEN, Verification
 from pipelines.proof.verification.run import Request, verify
 from resources.streaming_jobs import StreamingJobs
 
@@ -89,56 +88,16 @@ def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
             config = streaming_jobs.config(pipeline.path)
             request = Request(streaming_jobs.directory(config.pipeline_id), hour, hour + HOUR)
             with closing(JetStream(config.nats).connect()) as log:
-                found = verify(config, log, request)
-        # Rows that are not proven yet are not a difference: a warning.
-        severity = dg.AssetCheckSeverity.ERROR if found.findings else dg.AssetCheckSeverity.WARN
+                report = verify(config, log, request)
+        # What is not proven yet is no difference: a warning.
+        severity = dg.AssetCheckSeverity.ERROR if report.findings else dg.AssetCheckSeverity.WARN
         result = dg.AssetCheckResult(
-            passed=found.is_match,
+            passed=report.is_clean,
             check_name=CHECK,
             severity=severity,
-            description=said(found),
-            metadata=examples_of(found),
+            description=summary(report),
+            metadata=examples_metadata(report.examples()),
         )
-        yield dg.MaterializeResult(asset_key=asset_key(pipeline, VERIFICATION), metadata=told(found), check_results=[result])
+        yield dg.MaterializeResult(asset_key=asset_key(pipeline, VERIFICATION), metadata=report_metadata(report), check_results=[result])
 
     return verification
-
-
-def said(found: Verification) -> str:
-    """Summarize a verification in a sentence."""
-    if found.verdict == "not proven" and any(gap.what == OPEN for gap in found.not_proven):
-        return "this hour has not ended yet by the clock of NATS; verify it again"
-    if found.verdict == "not proven" and not found.is_whole:
-        return "the sink has not confirmed all of this hour yet; verify it again"
-    if found.verdict == "not proven":
-        return "not proven: " + "; ".join(gap.what + (f" ({gap.count:,})" if gap.count is not None else "") for gap in found.not_proven)
-    if found.is_match:
-        return f"{found.counts.get('rows', 0):,} rows match" if found.sequences else "nothing to compare in this range"
-    return "; ".join(" ".join(filter(None, (f"{one.count:,}", one.kind, one.place, one.column))) for one in found.findings)
-
-
-def told(found: Verification) -> dict[str, Any]:
-    """Return the metadata of a verification: the plotted numbers, what was not proved, and the fields that the table's check reads.
-
-    The table's check reads `is_match`, `is_proven` and `said`.
-
-    `is_match`: nothing that was compared differs; `is_proven`: every row of the hour is explained.
-    """
-    return {
-        **dict(found.counts),
-        "differences": sum(one.count for one in found.findings),
-        "is_match": not found.findings,
-        "is_proven": not found.not_proven,
-        "said": said(found),
-        "not proved": "; ".join(one.what for one in found.not_proven) or "nothing",
-        # A list, whose lines are wrapped: the page cuts off wider text.
-        "report": dg.MetadataValue.md("\n".join(f"- {line}" for line in found.lines())),
-    }
-
-
-def examples_of(found: Verification) -> dict[str, Any]:
-    """Return the first faults as a table; empty if there are none."""
-    rows = [
-        {"place": one.place, "kind": one.kind, "column": one.column or "", **example} for one in found.findings for example in one.examples
-    ]
-    return {"examples": dg.MetadataValue.md(examples_table(rows))} if rows else {}

@@ -11,10 +11,10 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_project.assets.verification import examples_of, said, told
 from dagster_project.jobs.control import OfPipeline, done, job_of, known
 from dagster_project.jobs.repairs import WithSpark, check_same_pipeline, compacted, instant, key_state, spark_tasks
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
+from dagster_project.report_metadata import examples_metadata, report_metadata, summary
 from dagster_project.run_config import read_config
 from pipelines.connectors.nats.client import JetStream
 from pipelines.counts import count_of
@@ -90,10 +90,10 @@ def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config:
     with closing(JetStream(resolved.nats).connect()) as log:
         request = Request(jobs.directory(resolved.pipeline_id), since, until)
         found = put_back(resolved, log, request, config.feed_views, tell)
-    metadata = {"missing": found.missing, "put back": found.rows, **told(found.after)}
+    metadata = {"missing": found.missing, "put back": found.rows, **report_metadata(found.after)}
     if found.after.findings:
-        words = f"{count_of(found.rows, 'row')} put back; verified afterwards: {said(found.after)}"
-        raise dg.Failure(words, metadata={**metadata, **examples_of(found.after)}, allow_retries=False)
+        words = f"{count_of(found.rows, 'row')} put back; verified afterwards: {summary(found.after)}"
+        raise dg.Failure(words, metadata={**metadata, **examples_metadata(found.after.examples())}, allow_retries=False)
     return metadata
 
 
@@ -105,9 +105,10 @@ def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, con
     with closing(JetStream(resolved.nats).connect()) as log:
         if config.with_spark:
             run = RunSpec.beside(pipeline.path.read_text(), resolved)
-            found = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), tell)
+            report = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), tell)
         else:
-            found = verify(resolved, log, request, tell)
-    if found.findings:
-        raise dg.Failure(said(found), metadata={**told(found), **examples_of(found)}, allow_retries=False)
-    return told(found)
+            report = verify(resolved, log, request, tell)
+    metadata = report_metadata(report)
+    if report.findings:
+        raise dg.Failure(summary(report), metadata={**metadata, **examples_metadata(report.examples())}, allow_retries=False)
+    return metadata

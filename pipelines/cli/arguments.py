@@ -18,14 +18,6 @@ from pipelines.errors import ConfigurationError, TallyflowError
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-NOT_PROVEN, DIFFERS, RESIDUE = 3, 4, 5
-"""Exit codes.
-
-`audit` and `verify` exit with NOT_PROVEN if something is not explained yet and with DIFFERS if something differs; `tally` exits with
-RESIDUE if the ledger's own numbers do not add up. 0 means that every row is explained, 1 that a command failed, 2 that a file or an option
-is invalid.
-"""
-
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys instead of showing, except line ends and tabs."""
 

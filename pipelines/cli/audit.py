@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.cli.arguments import DIFFERS, NOT_PROVEN, RESIDUE, AsJson, File, err, errors_as_exit, out, print_json, since_instant
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, since_instant
 from pipelines.config import load
+from pipelines.proof.report import EXIT_CODES, RESIDUE_EXIT_CODE, Report
 from pipelines.protocol.naming import Names
 
 Since = Annotated[
@@ -37,11 +38,11 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
         told = {"since": since, "residue": found.residue, "legs": legs, "dead_letters": letters}
         print_json({"pipeline": config.pipeline_id, **told})
     else:
-        from pipelines.proof.report import tally_table
+        from pipelines.proof.terminal import tally_table
 
         out.print(tally_table(config.pipeline_id, found))
     if found.residue:
-        raise typer.Exit(RESIDUE)
+        raise typer.Exit(RESIDUE_EXIT_CODE)
 
 
 Examples = Annotated[int, typer.Option(min=0, help="How many faults of each kind to list with their coordinates.")]
@@ -64,13 +65,18 @@ def audit(
         config = load(file)
         log = JetStream(config.nats).connect()
         try:
-            found = Audit(config, log, examples).run(lambda doing: line.update(escape(doing)))
+            report = Audit(config, log, examples, lambda step: line.update(escape(step))).run()
         finally:
             log.close()
+    exit_with(report, as_json)
+
+
+def exit_with(report: Report, as_json: bool) -> None:
+    """Print a report, and exit with the code of its verdict."""
     if as_json:
-        print_json(found.plain())
+        print_json(report.plain())
     else:
-        for text in found.lines():
-            out.print(text, markup=False, highlight=False, soft_wrap=True)
-    if not found.is_clean:
-        raise typer.Exit(DIFFERS if found.findings else NOT_PROVEN)
+        from pipelines.proof.terminal import show_report
+
+        show_report(out, report)
+    raise typer.Exit(EXIT_CODES[report.verdict])

@@ -6,15 +6,15 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.cli.arguments import DIFFERS, NOT_PROVEN, AsJson, File, err, errors_as_exit, out, print_json, since_instant
-from pipelines.cli.audit import Examples
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, since_instant
+from pipelines.cli.audit import Examples, exit_with
 from pipelines.config import load
 from pipelines.home import default_home
 from pipelines.protocol.naming import Names
 
 
 def hour_instant(text: str) -> datetime:
-    """The beginning of an hour, UTC."""
+    """Parse the beginning of an hour, UTC."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H").replace(tzinfo=UTC)
     except ValueError:
@@ -41,10 +41,9 @@ def verify(
 ) -> None:
     """Compute the table's rows again from the raw records, in DuckDB, and compare.
 
-    The exit code is 0 for a match, 4 if anything differs, 3 if nothing does but something is not proven, such as rows that wait.
+    The exit code is 0 if all is clean, 4 if anything differs, 3 if nothing does but something is not proven, such as rows that wait.
     """
     from pipelines.connectors.nats.client import JetStream
-    from pipelines.proof.report import verification_table
     from pipelines.proof.verification.run import Request
     from pipelines.proof.verification.run import verify as run
 
@@ -57,16 +56,7 @@ def verify(
         directory = Names(config.pipeline_id).directory(default_home())
         log = JetStream(config.nats).connect()
         try:
-            found = run(config, log, Request(directory, since, until, examples, kafka), lambda doing: line.update(escape(doing)))
+            report = run(config, log, Request(directory, since, until, examples, kafka), lambda step: line.update(escape(step)))
         finally:
             log.close()
-    if as_json:
-        print_json(found.plain())
-    else:
-        for one in found.findings:
-            if one.examples:
-                out.print(verification_table(one))
-        for text in found.lines():
-            out.print(text, markup=False, highlight=False, soft_wrap=True)
-    if not found.is_match:
-        raise typer.Exit(DIFFERS if found.findings else NOT_PROVEN)
+    exit_with(report, as_json)

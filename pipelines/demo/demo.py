@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,8 +33,11 @@ from pipelines.demo.orders import Recipe
 from pipelines.demo.produce import ProduceSummary, produce
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.home import default_home
-from pipelines.proof.positions import duplicates_by_key, read_dead_letters, read_table, read_topic, verify_positions
-from pipelines.proof.report import tally_table
+from pipelines.proof.positions import POSITION_SCHEMA, compare_positions, duplicates_by_key
+from pipelines.proof.readers.kafka import read_topic
+from pipelines.proof.readers.streams import read_dead_letters
+from pipelines.proof.readers.table import table_batches
+from pipelines.proof.terminal import examples_table, tally_table
 from pipelines.proof.verification.run import Request, verify
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
@@ -342,23 +345,29 @@ class _Stage:
         _headline(self._console, 6, "Checking Kafka's positions against the table and the dead letters")
         records = read_topic(client_settings(self._config.sources[0]), produced.topic, ["key"])
         duplicates = duplicates_by_key(records)
-        rows = read_table(self._config.sink)
+        rows = _positions(table_batches(self._config.sink, POSITION_SCHEMA.names))
         log = JetStream(self._config.nats).connect()
         try:
-            letters = read_dead_letters(log, self._names)
+            letters = _positions(read_dead_letters(log, self._names, (*POSITION_SCHEMA.names, "code")), ("code", pa.string()))
             contents = verify(self._config, log, Request(self._directory, with_kafka=True))
         finally:
             log.close()
-        positions = verify_positions(records, rows, letters, produced.bad, duplicates)
-        lines = positions.lines()
-        is_exact = positions.is_exact and (positions.records, positions.duplicates) == (produced.produced, produced.duplicates)
-        lines.append(f"records produced: {produced.produced:,}, found in Kafka: {positions.records:,}")
-        is_exact = is_exact and contents.is_match
-        lines += contents.lines()
-        lines.append(f"dead letters by reason: {_reasons(letters)}")
+        positions = compare_positions(records, rows, letters, produced.bad, duplicates)
+        is_as_produced = (len(records), len(duplicates)) == (produced.produced, produced.duplicates)
+        lines = [*positions.lines(), f"records produced: {produced.produced:,}, found in Kafka: {len(records):,}"]
+        lines += [*contents.lines(), f"dead letters by reason: {_reasons(letters)}"]
+        for report in (positions, contents):
+            for finding in report.findings:
+                self._console.print(examples_table(finding))
         for line in lines:
             self._console.print(f"   {line}", markup=False, highlight=False, soft_wrap=True)
-        return is_exact
+        return positions.is_clean and contents.is_clean and is_as_produced
+
+
+def _positions(batches: Iterable[pa.Table], *columns: tuple[str, pa.DataType]) -> pa.Table:
+    """Return batches as one table with the columns of POSITION_SCHEMA and `columns`."""
+    schema = pa.schema([*POSITION_SCHEMA, *columns])
+    return pa.concat_tables([schema.empty_table(), *(batch.select(schema.names).cast(schema) for batch in batches)])
 
 
 def _reasons(letters: pa.Table) -> str:

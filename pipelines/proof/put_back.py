@@ -1,14 +1,15 @@
 """Rows that the sink has confirmed and the table has lost, put back: computed again from raw, by the stages that made them.
 
-In: what a verification finds missing. Out: those rows in the table, each once, and a second verification.
-Never doubles: only positions that the sink has confirmed are touched, which it never sends again; each block is sent after a look at which
-of its positions are in the table; one command at a time holds the lease `put-back`, and waits until no insert of an earlier one can be at
-work. May be killed at any time and repeated. Changes nothing on the ledger: the rows are counted there already.
+In: the positions that a verification finds missing. Out: their rows in the table, each once, and a second verification.
+
+It never doubles a row. Only positions that the sink has confirmed are touched; the sink never sends them again. Each block is sent after a
+look at which of its positions are in the table. One command at a time holds the lease `put-back`, and waits until no insert of an earlier
+command can be at work. It may be killed at any time and repeated. It changes nothing on the ledger: the rows are counted there already.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,30 +23,31 @@ from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError, RefusedError, RetryableError
-from pipelines.key_store.index import Words
 from pipelines.process.arrivals import Arrived, steps
 from pipelines.process.frames import new_counts, stages
 from pipelines.process.stage_config import StageConfig
+from pipelines.proof.packed import RawPositions, sequences_of
+from pipelines.proof.report import Progress, no_progress
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.run import Request, Subject, Verifier, verify
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.protocol.naming import PUT_BACK, STREAM_ID_KEY, Names
 from pipelines.protocol.purge import purge_lease
-from pipelines.protocol.records import ORDINAL_BITS, position_keys
+from pipelines.protocol.records import position_keys
 from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
 
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
 """How long an insert of a command that was killed may be on its way to ClickHouse."""
 _LOOK_EVERY_SECONDS = 0.5
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class PutBack:
-    """`before` found `missing` rows; `rows` were inserted, fewer where somebody else had put some back meanwhile. `after` is the
-    verification behind that, `before` itself where nothing was missing.
+    """The result: `before` found `missing` rows; `rows` were inserted, fewer where another writer had put some back meanwhile.
+
+    `after` is the second verification; `before` itself where nothing was missing.
     """
 
     before: Verification
@@ -60,22 +62,22 @@ class _Target:
 
     config: StageConfig
     table: Table
-    missing: Words
+    missing: RawPositions
 
 
 def put_back(
-    config: PipelineConfig, log: JetStream, request: Request, feed_views: bool = False, tell: Tell = lambda doing: None
+    config: PipelineConfig, log: JetStream, request: Request, feed_views: bool = False, progress: Progress = no_progress
 ) -> PutBack:
-    """Verifies the range of `request`, puts back what is missing, and verifies again. May be done beside the running pipeline.
+    """Verify the range of `request`, put back the rows that are missing, and verify again. It may run beside the pipeline.
 
-    `feed_views`: also where materialized views get the rows once more. Raises HaltError for a table whose rows cannot be put back (no
+    `feed_views`: do so where materialized views get the rows once more. Raises HaltError for a table whose rows cannot be put back (no
     position columns, other columns, rows that it removes by itself, views), and for a pipeline that was never started; FencedError while
     another command is at work; RetryableError while a system is away: what was inserted stays, and the same call goes on.
     """
-    verifier = Verifier(config, log, request, tell)
+    verifier = Verifier(config, log, request, progress)
     subject = verifier.subject()
-    before = verifier.verification(subject, verifier.compare(subject) if subject else None)
-    missing = verifier.found.missing
+    verifier.compare(subject)
+    before, missing = verifier.report, verifier.missing
     if subject is None or not len(missing):
         if subject is not None and not subject.has_positions and before.findings:
             raise HaltError(f"putting rows back into {before.table}: it has no position columns, so nobody can tell which rows are missing")
@@ -86,12 +88,12 @@ def put_back(
         targets = [_target(clickhouse, subject.configs[version], part) for part, version in _parts(subject, missing)]
         names = Names(config.pipeline_id)
         with _lease(names, log, request) as lease:
-            _wait_until_quiet(names, clickhouse, config.sink.max_insert_time.total_seconds(), tell)
-            inserts = _Inserts(names, log, clickhouse, lease, tell)
+            _wait_until_quiet(names, clickhouse, config.sink.max_insert_time.total_seconds(), progress)
+            inserts = _Inserts(names, log, clickhouse, lease, progress)
             rows = sum(inserts.insert(subject, target) for target in targets)
     finally:
         clickhouse.close()
-    return PutBack(before, len(missing), rows, verify(config, log, request, tell))
+    return PutBack(before, len(missing), rows, verify(config, log, request, progress))
 
 
 def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verification, feed_views: bool) -> None:
@@ -109,17 +111,17 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
         )
 
 
-def _parts(subject: Subject, missing: Words) -> Iterator[tuple[Words, str]]:
-    """The positions by the configuration that their rows were made under, in order."""
-    sequences = missing >> np.uint64(ORDINAL_BITS)
+def _parts(subject: Subject, missing: RawPositions) -> Iterator[tuple[RawPositions, str]]:
+    """Yield the positions by the configuration that their rows were made under, in order."""
+    sequences = sequences_of(missing)
     for first, last, version in subject.history.segments(int(sequences[0]), int(sequences[-1])):
         part = missing[(sequences >= first) & (sequences <= last)]
         if len(part):
             yield part, version
 
 
-def _target(clickhouse: ClickHouse, config: StageConfig, missing: Words) -> _Target:
-    """Raises HaltError where the table does not take the rows as they were made."""
+def _target(clickhouse: ClickHouse, config: StageConfig, missing: RawPositions) -> _Target:
+    """Return the positions with their table. Raises HaltError where the table does not take the rows as they were made."""
     table = clickhouse.inspect(config.database, config.table)
     if table is None:
         raise HaltError(f"putting rows back into {config.full_table}: the table is gone; put it back first")
@@ -147,39 +149,39 @@ def _lease(names: Names, log: JetStream, request: Request) -> Iterator[Lease]:
         lease.release()
 
 
-def _wait_until_quiet(names: Names, clickhouse: ClickHouse, longest_seconds: float, tell: Tell) -> None:
-    """Until no insert of a command that was killed can be at work: what it has sent must be in the table before anybody looks.
+def _wait_until_quiet(names: Names, clickhouse: ClickHouse, longest_seconds: float, progress: Progress) -> None:
+    """Wait until no insert of a command that was killed can be at work: its rows must be in the table before the first look.
 
-    `longest_seconds`: that of an insert, for a server that does not say what it works on.
+    `longest_seconds`: the longest an insert can take, for a server that does not list its inserts.
     """
     time.sleep(QUIET_SECONDS)
     while at_work := clickhouse.inserts_at_work(_work(names)):
-        tell(f"waiting for {at_work} inserts of an earlier command that ClickHouse still works on")
+        progress(f"waiting for {at_work} inserts of an earlier command that ClickHouse still works on")
         time.sleep(_LOOK_EVERY_SECONDS)
     if at_work is None:
         time.sleep(max(0.0, longest_seconds - QUIET_SECONDS))
 
 
 def _work(names: Names) -> str:
-    """Names the inserts of these commands in `system.processes`."""
+    """Return the name of the inserts of these commands in `system.processes`."""
     return f"tallyflow {names.pipeline} {PUT_BACK}"
 
 
 class _Inserts:
     """The inserts of one command, under its lease."""
 
-    def __init__(self, names: Names, log: JetStream, clickhouse: ClickHouse, lease: Lease, tell: Tell) -> None:
-        self._names, self._log, self._clickhouse, self._lease, self._tell = names, log, clickhouse, lease, tell
+    def __init__(self, names: Names, log: JetStream, clickhouse: ClickHouse, lease: Lease, progress: Progress) -> None:
+        self._names, self._log, self._clickhouse, self._lease, self._progress = names, log, clickhouse, lease, progress
 
     def insert(self, subject: Subject, target: _Target) -> int:
-        """How many rows were inserted."""
+        """Insert the missing rows of one target; return how many were inserted."""
         with open_engine() as engine:
             return sum(self._insert_step(engine, target, step) for step in steps(self._frames(subject, target.missing)))
 
-    def _frames(self, subject: Subject, missing: Words) -> Iterator[Arrived]:
-        """The raw frames with missing rows, with the arrivals that the ledger tells."""
+    def _frames(self, subject: Subject, missing: RawPositions) -> Iterator[Arrived]:
+        """Yield the raw frames with missing rows, with their arrivals by the ledger."""
         stream = self._names.stream("raw")
-        for sequence in np.unique(missing >> np.uint64(ORDINAL_BITS)).tolist():
+        for sequence in np.unique(sequences_of(missing)).tolist():
             message = self._log.get(stream, sequence)
             if message is None:
                 raise RetryableError(f"reading {stream}: sequence {sequence} was there a moment ago and is not; look again")
@@ -196,7 +198,7 @@ class _Inserts:
         positions = position_keys(rows)
         if len(np.unique(positions)) < len(positions):
             raise HaltError(f"putting rows back into {config.full_table}: a record has several rows; nothing of them was inserted")
-        self._tell(f"inserting {rows.num_rows:,} rows of raw {step[0].message.sequence}..{step[-1].message.sequence}")
+        self._progress(f"inserting {rows.num_rows:,} rows of raw {step[0].message.sequence}..{step[-1].message.sequence}")
         if self._lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
         columns = config.insert_columns
@@ -211,13 +213,13 @@ class _Inserts:
         reach("repair.after-insert")
         return len(positions)
 
-    def _held(self, table: Table, step: list[Arrived]) -> Words:
-        """Positions of these frames that are in the table now."""
-        found = self._clickhouse.stored_positions(table, (step[0].message.sequence, step[-1].message.sequence))
-        return position_keys(found.rename_columns(["_tf_sequence", "_tf_ordinal"]))
+    def _held(self, table: Table, step: list[Arrived]) -> RawPositions:
+        """Return the positions of these frames that are in the table now."""
+        stored = self._clickhouse.stored_positions(table, (step[0].message.sequence, step[-1].message.sequence))
+        return position_keys(stored.rename_columns(["_tf_sequence", "_tf_ordinal"]))
 
-    def _token(self, config: StageConfig, positions: Words) -> str:
-        """Of the positions, within this command: rows that are lost again must not look like a block that ClickHouse remembers."""
+    def _token(self, config: StageConfig, positions: RawPositions) -> str:
+        """Return an insert token for these positions, of this command alone: rows that are lost again must be another block."""
         state = self._log.state(self._names.stream("raw"))
         stream_id = state.metadata.get(STREAM_ID_KEY, "") if state else ""
         digest = hashlib.sha256(positions.tobytes()).hexdigest()[:32]

@@ -74,7 +74,7 @@ def test_the_next_command_goes_on_where_a_killed_one_stood(damaged: tuple[Pipeli
     assert (left < lost) == (point != "before-insert:1")
     assert left > 0, "several inserts"
     found = repaired(case)
-    assert (found.missing, found.rows, found.after.is_match) == (left, left, True)
+    assert (found.missing, found.rows, found.after.is_clean) == (left, left, True)
     assert everything(case) == before
     assert repaired(case).missing == 0
     case.check()

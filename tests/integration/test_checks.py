@@ -14,8 +14,8 @@ from pipelines.config import load
 from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
+from pipelines.proof.checks.evaluate import NAMES, CheckResult
 from pipelines.proof.checks.facts import behind
-from pipelines.proof.checks.judge import NAMES, Verdict
 from pipelines.proof.checks.run import Look
 from pipelines.protocol.failpoints import VARIABLE
 from pipelines.protocol.ledger import Chain, read_chain
@@ -30,9 +30,9 @@ def with_dedup(document: dict[str, Any]) -> None:
     document["transforms"] = [{"type": "dedup", "config": {"key": "id", "time_window": "1h"}}]
 
 
-def look(case: PipelineCase, *names: str) -> dict[str, Verdict]:
+def look(case: PipelineCase, *names: str) -> dict[str, CheckResult]:
     with Look(load(case.file, case.environment())) as found:
-        return {name: found.verdict(name) for name in names or SQL_PASSING}
+        return {name: found.check(name) for name in names or SQL_PASSING}
 
 
 def red(case: PipelineCase) -> set[str]:
@@ -51,7 +51,7 @@ def done(case: PipelineCase) -> PipelineCase:
 
 def test_a_clean_pipeline_passes_every_check(done: PipelineCase) -> None:
     found = look(done)
-    assert {name: verdict.said for name, verdict in found.items() if not verdict.passed} == {}
+    assert {name: verdict.message for name, verdict in found.items() if not verdict.passed} == {}
     assert found["gaps"].facts == {"confirmed": 60, "found": 60, "rows of no record of the topic": 0}
     assert {verdict.not_judged for verdict in found.values()} == {""}
 
@@ -60,7 +60,7 @@ def test_a_row_that_was_inserted_again_is_a_duplicate_and_named(done: PipelineCa
     done.client().command(f"INSERT INTO {done.table} SELECT * FROM {done.table} WHERE id = 17")
     assert red(done) == {"duplicates"}
     found = look(done, "duplicates")["duplicates"]
-    assert found.examples == ({"topic": done.topic, "partition": 17 % 3, "offset": 17 // 3, "rows": 2},)
+    assert found.examples == [{"topic": done.topic, "partition": 17 % 3, "offset": 17 // 3, "rows": 2}]
 
 
 def test_a_key_that_is_there_twice_within_its_window_is_a_duplicate_and_named(done: PipelineCase) -> None:
@@ -90,7 +90,7 @@ def test_a_deleted_row_is_a_gap_and_named(done: PipelineCase) -> None:
     done.client().command(f"ALTER TABLE {done.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
     assert red(done) == {"gaps"}
     found = look(done, "gaps")["gaps"]
-    assert found.said == "1 of 60 confirmed rows are missing"
+    assert found.message == "1 of 60 confirmed rows are missing"
     assert (found.examples[0]["kind"], found.examples[0]["partition"], found.examples[0]["offset"]) == ("missing", 17 % 3, 17 // 3)
 
 
@@ -99,10 +99,10 @@ def test_a_row_of_an_open_chunk_never_makes_up_for_one_that_is_missing(done: Pip
     killed = done.run_plain(**{VARIABLE: "sink.after-insert:1"})
     assert (killed.returncode, done.count()) == (-9, 90), "the chunk is in the table, and not confirmed"
     found = look(done, "gaps")["gaps"]
-    assert (found.passed, found.said, found.facts["found"]) == (True, "60 positions, as confirmed", 90)
+    assert (found.passed, found.message, found.facts["found"]) == (True, "60 positions, as confirmed", 90)
     done.client().command(f"ALTER TABLE {done.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
     found = look(done, "gaps")["gaps"]
-    assert (found.passed, found.said, found.facts["found"]) == (False, "1 of 60 confirmed rows are missing", 89)
+    assert (found.passed, found.message, found.facts["found"]) == (False, "1 of 60 confirmed rows are missing", 89)
 
 
 def test_a_gap_is_found_where_the_sink_stands_in_the_middle_of_a_range(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +124,13 @@ def test_a_gap_is_found_where_the_sink_stands_in_the_middle_of_a_range(case: Pip
     with pytest.raises(Exception, match="stopped by the test"):
         case.run_in_turn("sink")
     assert 0 < len(confirmed) < case.count() < 90
-    assert look(case, "gaps")["gaps"].said == f"{len(confirmed)} positions, as confirmed"
+    assert look(case, "gaps")["gaps"].message == f"{len(confirmed)} positions, as confirmed"
     (other,) = [row[1] for row in case.rows() if row[1] not in confirmed][:1]
     delete = f"ALTER TABLE {case.table} DELETE WHERE id = %d SETTINGS mutations_sync = 2"
     case.client().command(delete % other)
     assert look(case, "gaps")["gaps"].passed, "what is not confirmed may be there or not"
     case.client().command(delete % confirmed[0])
-    assert look(case, "gaps")["gaps"].said == f"1 of {len(confirmed)} confirmed rows are missing"
+    assert look(case, "gaps")["gaps"].message == f"1 of {len(confirmed)} confirmed rows are missing"
 
 
 def test_a_row_that_no_record_explains_is_found(done: PipelineCase) -> None:
@@ -138,7 +138,7 @@ def test_a_row_that_no_record_explains_is_found(done: PipelineCase) -> None:
     values = f"900, 'x', 1, 900, 0, 0, '{done.topic}', 0, 900, now64(6)"
     done.client().command(f"INSERT INTO {done.table} ({columns}) VALUES ({values})")
     assert red(done) == {"gaps"}
-    assert "1 positions more" in look(done, "gaps")["gaps"].said
+    assert "1 positions more" in look(done, "gaps")["gaps"].message
 
 
 def test_rows_without_a_position_of_the_topic_are_one_too_many_and_named(done: PipelineCase) -> None:
@@ -147,7 +147,7 @@ def test_rows_without_a_position_of_the_topic_are_one_too_many_and_named(done: P
     client.command(f"INSERT INTO {done.table} (id, name) VALUES (900, 'x')")
     assert red(done) == {"gaps"}
     found = look(done, "gaps")["gaps"]
-    assert found.said == "1 rows are of no record of the topic: another writer has made them"
+    assert found.message == "1 rows are of no record of the topic: another writer has made them"
     assert (found.examples[0]["kind"], found.examples[0]["position"]) == ("extra", "0.0")
     client.command(f"ALTER TABLE {done.table} DELETE WHERE id = 900 SETTINGS mutations_sync = 2")
     client.command(f"INSERT INTO {done.table} SELECT * REPLACE ('other' AS _tf_topic) FROM {done.table} WHERE id = 3")
@@ -181,8 +181,8 @@ def test_rows_that_the_table_removes_by_itself_are_missing_and_the_cause_is_told
     case.client().command(f"OPTIMIZE TABLE {case.table} FINAL")
     assert red(case) == ({"gaps"} if missing else set())
     if missing:
-        said = f"{missing} of 60 confirmed rows are missing, and {removes} removes rows: leave the check out if it shall"
-        assert look(case, "gaps")["gaps"].said == said
+        said = f"{missing} of 60 confirmed rows are missing, and {removes} removes rows: disable this check if that is intended"
+        assert look(case, "gaps")["gaps"].message == said
 
 
 def test_rows_of_a_detached_partition_are_missing_until_it_is_attached_again(case: PipelineCase) -> None:
@@ -191,7 +191,7 @@ def test_rows_of_a_detached_partition_are_missing_until_it_is_attached_again(cas
     case.send_events(60)
     case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} DETACH PARTITION 3")
-    assert look(case, "gaps")["gaps"].said == "9 of 60 confirmed rows are missing"
+    assert look(case, "gaps")["gaps"].message == "9 of 60 confirmed rows are missing"
     case.client().command(f"ALTER TABLE {case.table} ATTACH PARTITION 3")
     assert red(case) == set()
 
@@ -207,7 +207,7 @@ def test_rows_of_a_detached_partition_are_missing_until_it_is_attached_again(cas
 def test_an_altered_column_is_schema_drift_and_named(done: PipelineCase, alteration: str, word: str) -> None:
     done.client().command(f"ALTER TABLE {done.table} {alteration} SETTINGS mutations_sync = 2")
     assert red(done) == {"schema_drift"}
-    assert word in look(done, "schema_drift")["schema_drift"].said
+    assert word in look(done, "schema_drift")["schema_drift"].message
 
 
 def test_a_short_insert_window_is_found_at_a_views_target_too(case: PipelineCase) -> None:
@@ -219,7 +219,7 @@ def test_a_short_insert_window_is_found_at_a_views_target_too(case: PipelineCase
     client.command(f"CREATE MATERIALIZED VIEW {case.table}_view TO {copy} AS SELECT id FROM {case.table}")
     client.command(f"INSERT INTO {copy} SELECT id FROM {case.table}")
     assert red(case) == {"insert_window"}
-    assert f"{copy} remembers 5" in look(case, "insert_window")["insert_window"].said
+    assert f"{copy} remembers 5" in look(case, "insert_window")["insert_window"].message
 
 
 def test_views_are_added_up_and_a_lost_row_of_one_is_found(case: PipelineCase) -> None:
@@ -248,12 +248,12 @@ def test_views_are_added_up_and_a_lost_row_of_one_is_found(case: PipelineCase) -
     case.send_events(20)
     case.warm_run()
     found = look(case, "views")["views"]
-    assert found.passed, found.said
+    assert found.passed, found.message
     assert found.facts == {"views": 3, **{f"total of default.{name}": 50 for name in (rows, counts, states)}}
     client.command(f"ALTER TABLE {counts} UPDATE n = n - 1 WHERE k = 3 SETTINGS mutations_sync = 2")
     found = look(case, "views")["views"]
     assert not found.passed
-    assert f"{counts} adds up to" in found.said
+    assert f"{counts} adds up to" in found.message
 
 
 def test_views_that_no_sum_can_judge_are_told_and_no_fault(case: PipelineCase) -> None:
@@ -276,7 +276,7 @@ def test_views_that_no_sum_can_judge_are_told_and_no_fault(case: PipelineCase) -
     case.warm_run()
     client.command(f"DROP TABLE {case.table}_gone")
     found = look(case, "views")["views"]
-    assert found.passed, found.said
+    assert found.passed, found.message
     told = dict(one.split(": ", 1) for one in found.not_judged.split("; "))
     assert told[f"default.{best}"].startswith("it does not hold a row for each row")
     assert told[f"default.{old}"] == "its TTL removes rows"
@@ -297,7 +297,7 @@ def test_a_view_that_keeps_what_its_table_lets_expire_is_told_and_no_fault(case:
     client.command(f"OPTIMIZE TABLE {case.table} FINAL")
     found = look(case, "views")["views"]
     told = f"default.{copy}: the table has fewer rows than it was given, its TTL removes some"
-    assert (found.passed, found.said, found.not_judged) == (True, "0 of 1 views compared, all even", told)
+    assert (found.passed, found.message, found.not_judged) == (True, "0 of 1 views compared, all even", told)
 
 
 def test_a_view_that_was_made_later_than_rows_of_its_table_is_a_fault_until_they_are_inserted(case: PipelineCase) -> None:
@@ -315,7 +315,7 @@ def test_a_view_that_was_made_later_than_rows_of_its_table_is_a_fault_until_they
     client.command(f"CREATE TABLE {counts} (k Int64, n Nullable(UInt64)) ENGINE = SummingMergeTree ORDER BY k {WINDOW}")
     client.command(f"CREATE MATERIALIZED VIEW {counts}_view TO {counts} AS {select}")
     told = "; rows from before a view was made are not in it until they are inserted by hand"
-    assert look(case, "views")["views"].said == f"default.{counts} adds up to 0, the table has 30 rows{told}"
+    assert look(case, "views")["views"].message == f"default.{counts} adds up to 0, the table has 30 rows{told}"
     client.command(f"INSERT INTO {counts} {select}")
     assert look(case, "views")["views"].passed
 
@@ -338,7 +338,7 @@ def test_a_view_that_is_slower_than_its_table_is_no_fault_while_a_chunk_is_inser
     found = look(case, "views")["views"]
     assert running.is_alive(), "the view's target has the chunk, too"
     running.join()
-    assert found.passed, found.said
+    assert found.passed, found.message
     assert "than are being inserted" in found.not_judged
     found = look(case, "views")["views"]
     assert (found.passed, found.not_judged) == (True, "")
@@ -404,7 +404,7 @@ def test_many_dead_letters_are_told(case: PipelineCase) -> None:
     case.send_events(60, bad_every=20)
     case.warm_run()
     assert red(case) == {"dead_letters"}
-    assert "3 of 60 records are dead letters (5.00 %)" in look(case, "dead_letters")["dead_letters"].said
+    assert "3 of 60 records are dead letters (5.00 %)" in look(case, "dead_letters")["dead_letters"].message
 
 
 def test_a_period_ends_now_by_the_clock_of_nats(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:

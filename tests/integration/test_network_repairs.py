@@ -167,7 +167,7 @@ def test_rows_are_put_back_once_although_clickhouse_is_cut(proxied: Proxied, mon
 
     def is_repaired() -> bool:
         try:
-            return repaired(case).after.is_match
+            return repaired(case).after.is_clean
         except RetryableError:
             return False
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pipelines.demo.orders import Recipe, orders
 from pipelines.demo.produce import ensure_topic, produce
 from pipelines.errors import ConfigurationError, HaltError, TallyflowError
-from pipelines.proof.positions import read_topic
+from pipelines.proof.readers.kafka import read_topic
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration

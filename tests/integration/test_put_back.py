@@ -55,7 +55,7 @@ def delete(case: PipelineCase, where: str) -> None:
 
 def gaps(case: PipelineCase) -> str:
     with Look(load(case.file, case.environment())) as look:
-        return look.verdict("gaps").said
+        return look.check("gaps").message
 
 
 def test_lost_rows_come_back_with_their_values_and_a_second_time_nothing_happens(done: PipelineCase) -> None:
@@ -63,7 +63,7 @@ def test_lost_rows_come_back_with_their_values_and_a_second_time_nothing_happens
     delete(done, "id IN (3, 5, 17, 80)")
     assert gaps(done) == "4 of 87 confirmed rows are missing"
     found = repaired(done)
-    assert (found.missing, found.rows, found.before.is_match, found.after.is_match) == (4, 4, False, True)
+    assert (found.missing, found.rows, found.before.is_clean, found.after.is_clean) == (4, 4, False, True)
     assert everything(done) == before, "copies and broken records have no row, as before"
     assert gaps(done) == "87 positions, as confirmed"
     again = repaired(done)
@@ -105,7 +105,7 @@ def test_what_came_back_meanwhile_is_not_inserted_again(done: PipelineCase, monk
 
     monkeypatch.setattr(Lease, "acquire", landed)
     found = repaired(done)
-    assert (found.missing, found.rows, found.after.is_match) == (2, 1, True)
+    assert (found.missing, found.rows, found.after.is_clean) == (2, 1, True)
     assert everything(done) == before
 
 

@@ -28,7 +28,7 @@ def verify(case: PipelineCase, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 def assert_match(case: PipelineCase, *arguments: str) -> dict[str, Any]:
     code, said = verify(case, *arguments)
-    assert (said["verdict"], said["findings"], said["not_proven"], code) == ("match", [], [], 0)
+    assert (said["verdict"], said["findings"], said["not_proven"], code) == ("clean", [], [], 0)
     assert all(one["expected"] == one["found"] for one in said["checksums"])
     return said
 
@@ -43,7 +43,7 @@ def not_proven(case: PipelineCase, *arguments: str) -> dict[str, int]:
 def findings(case: PipelineCase, *arguments: str) -> dict[tuple[str, str, str | None], dict[str, Any]]:
     """By place, kind and column; there is one, and the exit code says so."""
     code, said = verify(case, *arguments)
-    assert (code, said["verdict"]) == (4, "mismatch")
+    assert (code, said["verdict"]) == (4, "differs")
     return {(one["place"], one["kind"], one["column"]): one for one in said["findings"]}
 
 
@@ -81,7 +81,7 @@ def test_a_sound_table_matches(case: PipelineCase, has_positions: bool) -> None:
         assert [one["column"] for one in said["checksums"]] == columns
         assert said["not_compared"] == []
     shown = case.invoke("verify", str(case.file))
-    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "match: ClickHouse holds what the records call for")
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "clean: ClickHouse holds what the records call for")
 
 
 @pytest.mark.parametrize("letters", [False, True], ids=["letters open", "a letter entered again"])
@@ -179,7 +179,7 @@ def test_a_pipeline_in_traffic_matches_as_far_as_the_sink_has_confirmed(case: Pi
         for rows in (1, 2000, 4000):
             case.wait_count(rows)
             code, said = verify(case)
-            assert (code, said["verdict"], said["findings"]) in [(0, "match", []), (3, "not proven", [])]
+            assert (code, said["verdict"], said["findings"]) in [(0, "clean", []), (3, "not proven", [])]
             assert all(gap["count"] > 0 for gap in said["not_proven"])
 
 
@@ -234,10 +234,10 @@ def test_rows_of_frames_that_come_while_foreign_ones_are_looked_for_are_no_fault
     with closing(Busy(case).connect()) as log:
         verifier = Verifier(load(case.file, case.environment()), log, Request(case.directory))
         verifier.find_strangers()
-        assert (verifier.found.findings, log.looks) == ([], 2)
+        assert (verifier.report.findings, log.looks) == ([], 2)
         case.client().command(f"INSERT INTO {case.table} (id, name, _tf_sequence) VALUES (-1, 'foreign', 0), (-2, 'foreign', 9999)")
         verifier.find_strangers()
-    assert [(one.kind, one.count) for one in verifier.found.findings] == [("extra", 2)]
+    assert [(one.kind, one.count) for one in verifier.report.findings] == [("extra", 2)]
 
 
 def test_two_values_that_changed_places_are_two_faults(case: PipelineCase) -> None:

@@ -86,7 +86,7 @@ def test_slices_of_a_sound_table_find_what_the_whole_finds(case: PipelineCase, s
     sliced = Sliced(case, session)
     found = sliced.between(borders, with_kafka=True)
     assert found == sliced.whole(with_kafka=True)
-    assert found["verdict"] == "match"
+    assert found["verdict"] == "clean"
     assert found["counts"] == {"records": 210, "rows": 53, "copies": 153, "rejected": 4, "refused": 0, "found": 53, "in Kafka": 210}
     within = {"since": borders[0], "until": borders[2]}
     assert sliced.between(borders[1:2], **within) == sliced.whole(**within)
@@ -110,7 +110,7 @@ def test_faults_of_one_slice_are_named_as_the_whole_names_them(case: PipelineCas
     assert named["doubled", None] == [51 + 1 + 50]
     assert [one["count"] for one in found["findings"] if one["kind"] in ("missing", "doubled")] == [1, 1]
     assert [one["count"] for one in found["findings"] if one["kind"] == "extra"] == [1, 1]
-    assert found["verdict"] == "mismatch"
+    assert found["verdict"] == "differs"
 
 
 def test_a_copy_of_a_row_that_is_missing_in_the_slice_before_is_no_fault_of_its_own(case: PipelineCase, session: SparkSession) -> None:
@@ -159,6 +159,6 @@ def test_a_range_is_cut_where_windows_are_short(case: PipelineCase, session: Spa
     found = sliced.as_worth()
     assert sliced.told == ["reading the ledger", "verifying 2 slices as Spark tasks"]
     assert found == sliced.whole()
-    assert (found["verdict"] == "match", min(found["counts"]["copies"], found["counts"]["rejected"]) > 0) == (True, True)
+    assert (found["verdict"] == "clean", min(found["counts"]["copies"], found["counts"]["rejected"]) > 0) == (True, True)
     case.client().command(f"DELETE FROM {case.table} WHERE _tf_sequence = 4")
     assert sliced.as_worth() == sliced.whole()

@@ -32,9 +32,10 @@ PURE_DECISIONS = (
     "control.job_state",
     "dead_letters.triage",
     "proof.audit.account",
-    "proof.audit.rows",
-    "proof.audit.report",
-    "proof.checks.judge",
+    "proof.checks.evaluate",
+    "proof.packed",
+    "proof.positions",
+    "proof.report",
 )
 """Modules that decide, from facts that they are given."""
 
@@ -47,8 +48,8 @@ COMPOSITION_ROOTS = {
 DRIVERS = {"confluent_kafka", "nats", "clickhouse_connect", "chdb"}
 DRIVER_EXCEPTIONS = {
     ("pipelines.demo.produce", "confluent_kafka"): "a producer of sample records: the only writer to Kafka, and no part of the data path",
-    ("pipelines.proof.positions", "confluent_kafka"): "reads Kafka with a client of its own, or it would repeat the data path's faults",
-    ("pipelines.proof.positions", "clickhouse_connect"): "reads the table with a client of its own, for the same reason",
+    ("pipelines.proof.readers.kafka", "confluent_kafka"): "reads Kafka with a client of its own, or it would repeat the data path's faults",
+    ("pipelines.proof.readers.table", "clickhouse_connect"): "reads the table with a client of its own, for the same reason",
 }
 
 SPARK_EXCEPTIONS = {

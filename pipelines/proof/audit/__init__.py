@@ -1,1 +1,1 @@
-"""The audit: every position counted again, from Kafka, the streams and the table themselves. `run.py` reads, `account.py` judges."""
+"""The audit: every position counted again, from Kafka, the streams and the table themselves. `run.py` reads, `account.py` compares."""

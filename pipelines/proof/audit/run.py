@@ -1,56 +1,90 @@
 """`tallyflow audit`: everything counted again, from Kafka, the streams and the table themselves. Reads only; may run beside the pipeline.
 
 The ledger says how far each leg has confirmed, downstream read first, and under which configuration; none of its counts is asked. Then
-come raw, the table, out, dead letters and duplicates, and Kafka last: what came in meanwhile is not judged.
+come raw, the table, out, dead letters and duplicates, and Kafka last: what came in meanwhile is not compared.
+
+It counts positions and looks at no contents. Two questions need contents, and verification answers them: which records without a row are
+copies that dedup has dropped, and what a table without position columns holds.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
-import duckdb
 import numpy as np
+import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.duckdb import open_engine, open_spilling_engine
 from pipelines.connectors.kafka.settings import client_settings
-from pipelines.connectors.nats.client import JetStream, fetch_whole
-from pipelines.key_store.index import Words
+from pipelines.connectors.nats.client import JetStream
 from pipelines.process import stage_config
-from pipelines.process.arrivals import Arrived, arrivals, clock_resets, steps
-from pipelines.process.frames import new_counts, stages
 from pipelines.process.stage_config import StageConfig
-from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, RAW_TO_OUT, Account, Limits, Place, decoded, judge
-from pipelines.proof.audit.copies import Copies, config_at
-from pipelines.proof.audit.report import Audited
-from pipelines.proof.audit.streams import (
-    Coordinates,
-    RawRead,
-    RawWanted,
-    Subjects,
-    abandoned_in,
-    codes_of,
-    coordinates,
-    read_frames,
-    read_raw,
+from pipelines.proof.audit.account import (
+    DOUBLED,
+    EXTRA,
+    KAFKA_TO_RAW,
+    MISSING,
+    OUT_TO_TABLE,
+    RAW_TO_OUT,
+    Account,
+    Limits,
+    Place,
+    compare,
 )
-from pipelines.proof.audit.table import TableRows
-from pipelines.proof.positions import count_rows, end_offsets, first_offsets, is_compacted, table_batches, topic_batches
+from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
+from pipelines.proof.packed import RawPositions, decoded, position_text, sequences_of
+from pipelines.proof.readers.kafka import end_offsets, first_offsets, is_compacted, topic_batches
+from pipelines.proof.readers.streams import (
+    Coordinates,
+    Subjects,
+    coordinates,
+    first_sequence,
+    last_sequence,
+    positions_of,
+    read_dead_letters,
+    read_frames,
+)
+from pipelines.proof.readers.table import SEQUENCE_AND_ORDINAL, count_rows, position_batches, table_batches
+from pipelines.proof.report import Kind, Progress, Report, no_progress
+from pipelines.proof.verification.copies import find_copies
+from pipelines.proof.verification.loading import Source
+from pipelines.proof.verification.result import WAITING
+from pipelines.proof.verification.run import Request, Verifier
+from pipelines.proof.verification.span import load_configs, read_history
 from pipelines.protocol.existence import check_started
-from pipelines.protocol.ledger import Entry, read_chain
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import LEGS, Names
 from pipelines.protocol.purge import read_purged
-from pipelines.protocol.records import position_keys
 
-NO_POSITIONS: Words = np.zeros(0, dtype=np.uint64)
-_PLACE = ("_tf_sequence", "_tf_ordinal")
+_COORDINATES = ("_tf_topic", "_tf_partition", "_tf_offset")
 _POSITIONS_PER_QUERY = 1000
-_ABANDONED = "given up by `plan abandon` (of the dead letters)"
-Tell = Callable[[str], None]
+
+
+@dataclass
+class AuditReport(Report):
+    """The report of one audit. `counts`: how many records each place holds.
+
+    `ranges`: what was compared, first and last, both inclusive; the last is below the first where there was nothing.
+    """
+
+    clean_means: ClassVar[str] = "every record that was compared is accounted for, once"
+
+    ranges: dict[str, Any] = field(default_factory=dict)
+
+    def heading(self) -> Iterator[str]:
+        """Yield the counts, and a line per range."""
+        yield from super().heading()
+        for name, ends in self.ranges.items():
+            parts = ends if isinstance(ends, dict) else {"": ends}
+            yield f"compared: {name}: " + ", ".join(f"{part} {_range_text(*part_ends)}".strip() for part, part_ends in parts.items())
+
+
+def _range_text(first: int, last: int) -> str:
+    return f"{first}..{last}" if first <= last else "none"
 
 
 class Audit:
@@ -59,45 +93,44 @@ class Audit:
     Raises HaltError for a pipeline that was never started, RetryableError while a system is away.
     """
 
-    def __init__(self, config: PipelineConfig, log: JetStream, examples: int) -> None:
-        self._config, self._log, self._examples = config, log, examples
+    def __init__(self, config: PipelineConfig, log: JetStream, examples: int, progress: Progress = no_progress) -> None:
+        self._config, self._log, self._examples, self._progress = config, log, examples, progress
         self._names = Names(config.pipeline_id)
         self._topic, self._settings = config.sources[0].topic, client_settings(config.sources[0])
         self._streams = {role: Subjects(self._names.stream(role)) for role in ("raw", "out", "dlq", "duplicates")}
-        self._found = Audited(config.pipeline_id)
+        self._report = AuditReport(config.pipeline_id)
 
-    def run(self, tell: Tell = lambda doing: None) -> Audited:
+    def run(self) -> AuditReport:
+        """Read everything and compare."""
         check_started(self._log, self._names)
         ledger = self._names.stream("ledger")
         self._chains = {leg: read_chain(self._log, ledger, self._names.chain(leg)) for leg in reversed(LEGS)}
-        tell("reading the raw stream")
+        self._progress("reading the raw stream")
         read_to, self._out_read_to = self._last("raw"), self._last("out")
         self._kafka_ends = end_offsets(self._settings, self._topic)
         ends = {int(partition): end for partition, end in (self._chains["ingest"].to or {}).items()}
         firsts = first_offsets(self._settings, self._topic)
-        wanted = RawWanted(read_to, ends, firsts)
-        raw = read_raw(self._log, self._names, self._streams["raw"], wanted)
-        with TemporaryDirectory(prefix="tallyflow-audit-") as directory, open_spilling_engine(Path(directory)) as engine:
-            rows = self._table_rows(engine)
-            account = self._read_places(raw, rows, tell)
-            limits = Limits(self._floor(), self._to("process"), read_to, self._last("raw"))
-            tell("comparing")
-            self._judge(account, limits, engine, tell)
-            if rows is not None:
-                self._judge_rows(rows, account)
-        self._tell_ranges(raw, limits)
-        tell("reading Kafka")
+        raw = read_raw(self._log, self._names, self._streams["raw"], RawRange(read_to, ends, firsts))
+        account = self._read_places(raw)
+        limits = Limits(self._floor(), self._to("process"), read_to, self._last("raw"))
+        self._progress("comparing")
+        with TemporaryDirectory(prefix="tallyflow-audit-") as directory:
+            self._compare(account, limits, Path(directory))
+            if self._stage_config is not None and not self._has_positions:
+                self._verify_rows(Path(directory))
+        self._note_ranges(raw, limits)
+        self._progress("reading Kafka")
         self._compare_kafka(raw)
-        removed = [str(one) for subjects in self._streams.values() for one in subjects.removed]
-        self._found.find("streams", "removed", len(removed), [{"found": one} for one in removed[: self._examples]])
-        return self._found
+        removed = [str(gap) for subjects in self._streams.values() for gap in subjects.removed]
+        self._report.find("streams", MISSING, len(removed), [{"found": gap} for gap in removed[: self._examples]])
+        return self._report
 
     def _floor(self) -> int:
-        """Asked when all streams have been read: the purge may have been at work meanwhile."""
+        """Return the raw sequence up to which a purge may have been at work. Ask when all streams have been read."""
         below = {role: read_purged(self._log, self._names, role).below for role in self._streams}
         for role, subjects in self._streams.items():
             subjects.settle(self._log, sys.maxsize if role == "duplicates" else below[role])
-        # Kept duplicates go with the raw ranges that they come from.
+        # Kept duplicates are purged with the raw ranges that they come from.
         duplicates = min(self._streams["duplicates"].purged_to, below["raw"] - 1)
         return max(duplicates, *(self._streams[role].purged_to for role in ("raw", "out", "dlq")))
 
@@ -105,204 +138,172 @@ class Audit:
         return self._chains[leg].to or 0
 
     def _last(self, role: str) -> int:
-        state = self._log.state(self._names.stream(role))
-        return state.last_sequence if state else 0
+        return last_sequence(self._log, self._names.stream(role))
 
     # -- the places ---------------------------------------------------------------------------------------------------------
 
     @cached_property
     def _stage_config(self) -> StageConfig | None:
-        """That of the last range that was done; None before the first."""
+        """The configuration of the last range that was done; None before the first."""
         done = self._chains["process"].done
         return stage_config.load(self._log, self._names, done.body["config"]) if done else None
 
     @property
     def _has_positions(self) -> bool:
-        return self._stage_config is not None and {*_PLACE} <= {*self._stage_config.position_columns}
+        return self._stage_config is not None and {*SEQUENCE_AND_ORDINAL} <= {*self._stage_config.position_columns}
 
-    def _table_rows(self, engine: duckdb.DuckDBPyConnection) -> TableRows | None:
-        """The table's rows where they have no positions."""
-        if self._stage_config is None or self._has_positions:
-            return None
-        return TableRows(engine, self._config.sink, self._stage_config)
-
-    def _read_places(self, raw: RawRead, rows: TableRows | None, tell: Tell) -> Account:
-        out, confirmed, letters, duplicates, refused, entered = (Place(raw.frames) for _ in range(6))
+    def _read_places(self, raw: RawRead) -> Account:
+        out, confirmed, dead_letters, duplicates, refused, entered = (Place(raw.frames) for _ in range(6))
         table = Place(raw.frames) if self._has_positions else None
         if table is not None:
-            tell("reading the table")
+            self._progress("reading the table")
             self._read_table(table, raw)
-        tell("reading dead letters, out and duplicates")
-        of_sink = self._names.dead_letters("sink", 0).removesuffix("0")
-        refused_codes = [NO_POSITIONS]
-        for message in read_frames(self._log, self._names, "dlq", self._streams["dlq"]):
-            codes = codes_of(message)
-            is_refused = message.subject.startswith(of_sink)
-            (refused if is_refused else letters).add(codes)
-            if is_refused and (abandoned := abandoned_in(message)):
-                of_these = self._found.records.get(_ABANDONED, 0)
-                self._found.records[_ABANDONED] = of_these + abandoned
-            refused_codes += [codes] if is_refused else []
-        self._refused = np.sort(np.concatenate(refused_codes))
+        self._progress("reading dead letters, out and duplicates")
+        self._read_dead_letters(dead_letters, refused)
         waiting = 0
         for message in read_frames(self._log, self._names, "out", self._streams["out"]):
-            codes = codes_of(message)
+            codes = positions_of(message)
             out.add(codes)
-            is_confirmed = message.sequence <= self._to("sink")
-            if is_confirmed:
+            if message.sequence <= self._to("sink"):
                 confirmed.add(codes)
             elif message.sequence <= self._out_read_to:
                 waiting += len(codes)
-            if rows is not None:
-                rows.add_out(message, is_confirmed, self._refused)
-        self._found.cannot_prove("rows on out that the sink has not confirmed", waiting)
+        self._report.cannot_prove("rows on out that the sink has not confirmed", waiting)
         for message in read_frames(self._log, self._names, "duplicates", self._streams["duplicates"]):
-            duplicates.add(codes_of(message))
+            duplicates.add(positions_of(message))
         entered.add(raw.entered)
-        return Account(raw.frames, out, confirmed, letters, duplicates, refused, entered, table)
+        return Account(raw.frames, out, confirmed, dead_letters, duplicates, refused, entered, table)
 
     def _read_table(self, table: Place, raw: RawRead) -> None:
-        """Rows of raw frames that are purged are left in ClickHouse, however many there are: they are only counted."""
+        """Read the rows of raw frames that exist; those of purged frames stay in ClickHouse and are only counted."""
         first = raw.frames.first_sequence
-        for batch in table_batches(self._config.sink, _PLACE, f"_tf_sequence = 0 OR _tf_sequence >= {first}"):
-            table.add(position_keys(batch))
+        for positions in position_batches(self._config.sink, f"_tf_sequence = 0 OR _tf_sequence >= {first}"):
+            table.add(positions)
         older = count_rows(self._config.sink, f"_tf_sequence > 0 AND _tf_sequence < {first}")
-        self._found.leaves_out("rows of the table whose raw frames are purged", older)
+        self._report.leave_out("rows of the table whose raw frames are purged", older)
 
-    # -- the verdict --------------------------------------------------------------------------------------------------------
+    def _read_dead_letters(self, dead_letters: Place, refused: Place) -> None:
+        abandoned = 0
+        for batch in read_dead_letters(self._log, self._names, ("stage", "code"), self._streams["dlq"]):
+            is_refused = pc.equal(batch.column("stage"), "sink")
+            dead_letters.add(batch.filter(pc.invert(is_refused)).column("position").to_numpy())
+            of_sink = batch.filter(is_refused)
+            refused.add(of_sink.column("position").to_numpy())
+            abandoned += int(pc.sum(pc.equal(of_sink.column("code"), "abandoned")).as_py() or 0)
+        if abandoned:
+            self._report.counts["given up by `plan abandon` (of the dead letters)"] = abandoned
 
-    def _judge(self, account: Account, limits: Limits, engine: duckdb.DuckDBPyConnection, tell: Tell) -> None:
-        letters = account.letters.rows + account.refused.rows
-        self._found.records |= {"raw": len(account.raw), "out": account.out.rows, "dead letters": letters}
-        self._found.records |= {"entered again": account.entered.rows, "duplicates kept": account.duplicates.rows}
+    # -- the comparison -----------------------------------------------------------------------------------------------------
+
+    def _compare(self, account: Account, limits: Limits, directory: Path) -> None:
+        counts = {"raw": len(account.raw), "out": account.out.rows, "dead letters": account.dead_letters.rows + account.refused.rows}
+        counts |= {"entered again": account.entered.rows, "duplicates kept": account.duplicates.rows}
         if account.table is not None:
-            self._found.records["table"] = account.table.rows
+            counts["table"] = account.table.rows
+        self._report.counts |= counts
         unread = len(account.raw) - account.raw.up_to(limits.process_to)
-        self._found.cannot_prove("records on raw that process has not read", unread)
-        for fault in judge(account, limits):
+        self._report.cannot_prove("records on raw that process has not read", unread)
+        for fault in compare(account, limits):
             codes = fault.codes
-            if (fault.seam, fault.kind) == (RAW_TO_OUT, MISSING) and len(codes):
-                codes = self._without_copies(codes, account, limits, engine, tell)
-            self._found.find(fault.seam, fault.kind, len(codes), self._named(account, codes[: self._examples]))
+            if (fault.hop, fault.kind) == (RAW_TO_OUT, MISSING) and len(codes):
+                codes = self._without_copies(codes, account, limits, directory)
+            self._report.find(fault.hop, fault.kind, len(codes), self._named(account, codes[: self._examples]))
 
-    def _judge_rows(self, rows: TableRows, account: Account) -> None:
-        self._found.records["table"] = rows.count
-        if rows.not_compared:
-            self._found.leaves_out(f"the contents of the columns {', '.join(rows.not_compared)}")
-        frames = read_frames(self._log, self._names, "out", Subjects(self._names.stream("out")))
-        rows.judge(self._found, frames, self._refused, self._examples, is_whole=not self._streams["out"].purged_to)
+    def _without_copies(self, codes: RawPositions, account: Account, limits: Limits, directory: Path) -> RawPositions:
+        """Return the unexplained positions that verification does not prove to be copies."""
+        history = read_history(self._log, self._names, None).after(limits.floor)
+        self._progress(f"looking for the originals of {len(codes):,} records that may be copies")
+        source = Source(self._log, self._names, history, load_configs(self._log, self._names, history))
+        copies = find_copies(source, account.accepted, directory, self._progress)
+        sequences, dropped = sequences_of(codes), np.intersect1d(codes, copies.dropped)
+        unread = [codes[(sequences >= first) & (sequences <= last)] for first, last in copies.unread]
+        unsure = np.unique(np.concatenate([np.intersect1d(codes, copies.unsure), *unread]))
+        self._report.cannot_prove("records that may be copies of one that is purged", len(unsure))
+        if len(dropped):
+            self._report.counts["duplicates dropped"] = len(dropped)
+        return np.setdiff1d(codes, np.concatenate([dropped, unsure]))
 
-    def _named(self, account: Account, codes: Words) -> list[dict[str, Any]]:
-        """Positions with their Kafka coordinates: those in raw, or else those that the table says."""
+    def _verify_rows(self, directory: Path) -> None:
+        """Compare a table without position columns by what its rows hold: verification computes them again."""
+        verifier = Verifier(self._config, self._log, Request(directory, examples=self._examples), self._progress)
+        self._report.counts["table"] = rows = count_rows(self._config.sink, "true")
+        subject = verifier.subject()
+        if subject is None or not subject.history.is_whole:
+            self._report.cannot_prove("rows of a table without position columns: a part of raw is purged", rows)
+            return
+        verifier.compare(subject)
+        places = {"rows": OUT_TO_TABLE, "schema": "schema"}
+        self._report.findings += [replace(one, place=places[one.place]) for one in verifier.report.findings if one.place in places]
+        self._report.not_proven += [gap for gap in verifier.report.not_proven if gap.what not in WAITING]
+        self._report.not_compared += verifier.report.not_compared
+
+    def _named(self, account: Account, codes: RawPositions) -> list[dict[str, Any]]:
+        """Return positions as examples, with their Kafka coordinates in raw, or else those that the table holds."""
         positions = [decoded(code) for code in codes]
-        known = coordinates(self._log, self._names, positions)
-        known |= self._coordinates_in_table([position for position in positions if position not in known])
+        places = coordinates(self._log, self._names, positions)
+        places |= self._coordinates_in_table([position for position in positions if position not in places])
         named = []
         for code, position in zip(codes, positions, strict=True):
-            topic, partition, offset = known.get(position, (None, None, None))
-            where = {"topic": topic, "partition": partition, "offset": offset}
-            named.append({**where, "position": f"{position[0]}.{position[1]}", "found": account.told(code)})
+            topic, partition, offset = places.get(position, (None, None, None))
+            where = {"topic": topic, "partition": partition, "offset": offset, "position": position_text(code)}
+            named.append({**where, "found": account.describe(code)})
         return named
 
     def _coordinates_in_table(self, positions: list[tuple[int, int]]) -> dict[tuple[int, int], Coordinates]:
-        columns = (*_PLACE, "_tf_topic", "_tf_partition", "_tf_offset")
-        found: dict[tuple[int, int], Coordinates] = {}
+        columns = (*SEQUENCE_AND_ORDINAL, *_COORDINATES)
+        by_position: dict[tuple[int, int], Coordinates] = {}
         if self._stage_config is None or not {*columns} <= {*self._stage_config.position_columns}:
-            return found
+            return by_position
         for start in range(0, len(positions), _POSITIONS_PER_QUERY):
             among = ", ".join(f"({sequence}, {ordinal})" for sequence, ordinal in positions[start : start + _POSITIONS_PER_QUERY])
             for batch in table_batches(self._config.sink, columns, f"(_tf_sequence, _tf_ordinal) IN ({among})"):
                 rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-                found |= {(sequence, ordinal): (topic, partition, offset) for sequence, ordinal, topic, partition, offset in rows}
-        return found
-
-    # -- copies that dedup has dropped --------------------------------------------------------------------------------------
-
-    def _without_copies(self, codes: Words, account: Account, limits: Limits, engine: duckdb.DuckDBPyConnection, tell: Tell) -> Words:
-        """Those of the unexplained positions that are no copies of an accepted record."""
-        ranges = self._done_ranges()
-        configs = {version: stage_config.load(self._log, self._names, version) for _, version in ranges}
-        if not any(config.dedup_key and not config.dedup_keeps for config in configs.values()):
-            return codes
-        is_whole = account.raw.first_sequence == 1 and not limits.floor
-        if not is_whole and any(config.dedup_time_field for config in configs.values()):
-            self._found.cannot_prove("records that may be copies: the event times before what is left of raw are purged", len(codes))
-            return NO_POSITIONS
-        tell(f"looking for the originals of {len(codes):,} records that may be copies")
-        copies = Copies(engine, codes)
-        purged_us: int | None = None
-        with open_engine() as stage_engine:
-            for version, step in self._steps(ranges, limits.process_to):
-                if not is_whole:
-                    before = [frame.arrival_us for frame in step if frame.message.sequence <= limits.floor]
-                    purged_us = before[-1] if before else purged_us or step[0].arrival_us
-                if configs[version].dedup_key:
-                    rows, _ = stages(stage_engine, configs[version], "", step, new_counts())
-                    copies.add(rows, [frame.message for frame in step], configs[version], account.is_accepted)
-        found, may_be = copies.verdict(purged_us)
-        self._found.cannot_prove("records that may be copies of one that is purged", len(may_be))
-        self._found.records["duplicates dropped"] = len(codes) - len(found) - len(may_be)
-        return found
-
-    def _steps(self, ranges: list[tuple[int, str]], to: int) -> Iterator[tuple[str, list[Arrived]]]:
-        """The raw frames that process has done, in portions of one configuration."""
-        done = self._chains["process"].done
-        resets = clock_resets(done.body) if done else []
-        messages = read_frames(self._log, self._names, "raw", Subjects(self._names.stream("raw")), to)
-        for version, frames in groupby(arrivals(messages, 0, resets), lambda frame: config_at(ranges, frame.message.sequence)):
-            yield from ((version, step) for step in steps(frames))
-
-    def _done_ranges(self) -> list[tuple[int, str]]:
-        """(end, version of the configuration) of what process has done, as far as the ledger keeps single entries."""
-        chain, ledger = self._chains["process"], self._names.stream("ledger")
-        entries = map(Entry.decode, fetch_whole(self._log, ledger, self._names.chain("process"), 0, chain.sequence))
-        ends = [(entry.body["to"], entry.body["config"]) for entry in entries if entry.kind == "done"]
-        return [end for end, after in zip(ends, [*ends[1:], None], strict=True) if after is None or after[1] != end[1]]
+                by_position |= {(sequence, ordinal): (topic, partition, offset) for sequence, ordinal, topic, partition, offset in rows}
+        return by_position
 
     # -- Kafka --------------------------------------------------------------------------------------------------------------
 
     def _compare_kafka(self, raw: RawRead) -> None:
-        waiting = 0
-        for batch in topic_batches(self._settings, self._topic):
-            partitions, found = (batch.column(name).to_numpy() for name in ("_tf_partition", "_tf_offset"))
-            for partition in np.unique(partitions).tolist():
-                offsets = found[partitions == partition]
-                known = raw.offsets.get(partition)
-                if known is not None:
-                    known.add_kafka(offsets)
-                # What has come in since the audit began is not asked about.
-                is_unread = (offsets >= (known.end if known else 0)) & (offsets < self._kafka_ends.get(partition, 0))
-                waiting += int(np.count_nonzero(is_unread))
-        self._found.cannot_prove("records in Kafka that ingest has not read", waiting)
+        self._report.cannot_prove("records in Kafka that ingest has not read", self._read_kafka(raw))
         firsts = first_offsets(self._settings, self._topic)
-        counts = dict.fromkeys((MISSING, DOUBLED, EXTRA), 0)
-        examples: dict[str, list[dict[str, Any]]] = {kind: [] for kind in counts}
+        counts: dict[Kind, int] = dict.fromkeys((MISSING, DOUBLED, EXTRA), 0)
+        examples: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in counts}
         for partition, offsets in sorted(raw.offsets.items()):
-            for kind, found in offsets.faults(firsts.get(partition, offsets.end)).items():
-                counts[kind] += len(found)
-                shown = found[: self._examples - len(examples[kind])].tolist()
+            for kind, faulty in offsets.faults(firsts.get(partition, offsets.end)).items():
+                counts[kind] += len(faulty)
+                shown = faulty[: self._examples - len(examples[kind])].tolist()
                 examples[kind] += [{"topic": self._topic, "partition": partition, "offset": offset} for offset in shown]
         if counts[EXTRA] and is_compacted(self._settings, self._topic):
-            self._found.leaves_out("records in raw that Kafka has compacted away since", counts.pop(EXTRA))
+            self._report.leave_out("records in raw that Kafka has compacted away since", counts.pop(EXTRA))
         for kind, count in counts.items():
-            self._found.find("Kafka -> raw", kind, count, examples[kind])
-        self._found.ranges["Kafka offsets in raw"] = {
+            self._report.find(KAFKA_TO_RAW, kind, count, examples[kind])
+        self._report.ranges["Kafka offsets in raw"] = {
             f"{self._topic}/{partition}": [max(offsets.start, firsts.get(partition, offsets.end)), offsets.end - 1]
             for partition, offsets in sorted(raw.offsets.items())
         }
 
-    def _tell_ranges(self, raw: RawRead, limits: Limits) -> None:
+    def _read_kafka(self, raw: RawRead) -> int:
+        """Note Kafka's offsets; return how many records ingest had not read when the audit began."""
+        waiting = 0
+        for batch in topic_batches(self._settings, self._topic):
+            partitions, all_offsets = (batch.column(name).to_numpy() for name in ("_tf_partition", "_tf_offset"))
+            for partition in np.unique(partitions).tolist():
+                offsets = all_offsets[partitions == partition]
+                in_raw = raw.offsets.get(partition)
+                if in_raw is not None:
+                    in_raw.add_kafka(offsets)
+                is_unread = (offsets >= (in_raw.end if in_raw else 0)) & (offsets < self._kafka_ends.get(partition, 0))
+                waiting += int(np.count_nonzero(is_unread))
+        return waiting
+
+    def _note_ranges(self, raw: RawRead, limits: Limits) -> None:
         first = max(limits.floor + 1, raw.frames.first_sequence)
-        self._found.ranges |= {
+        self._report.ranges |= {
             "raw sequences in out": [first, limits.process_to],
-            "out sequences in the table": [self._first("out"), self._to("sink")],
+            "out sequences in the table": [first_sequence(self._log, self._names.stream("out")), self._to("sink")],
         }
-        self._found.leaves_out(
+        self._report.leave_out(
             f"raw sequences up to {limits.floor}: what became of them is purged, or may be", raw.frames.up_to(limits.floor)
         )
         if raw.frames.first_sequence > 1:
-            self._found.leaves_out(f"records before raw sequence {raw.frames.first_sequence}: they are purged")
-
-    def _first(self, role: str) -> int:
-        state = self._log.state(self._names.stream(role))
-        return state.first_sequence if state else 0
+            self._report.leave_out(f"records before raw sequence {raw.frames.first_sequence}: they are purged")

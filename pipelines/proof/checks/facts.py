@@ -1,4 +1,4 @@
-"""What the checks ask of the ledger, Kafka and ClickHouse. Reads only; queries spill what memory does not hold.
+"""The facts of the checks, from the ledger, Kafka and ClickHouse. Reads only; queries spill what memory does not hold.
 
 Values go to the server as parameters, names as `Identifier` parameters or as checked identifiers.
 """
@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.config import DedupConfig, PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse, Table, TableColumn, View
@@ -19,15 +18,14 @@ from pipelines.connectors.clickhouse.removal import KEEPS_EVERY_ROW, has_removin
 from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sql import filled, statement
-from pipelines.proof.checks.judge import Behind, Positions, RepeatedKeys, ViewSum
-from pipelines.proof.positions import table_batches
+from pipelines.proof.checks.evaluate import Behind, PositionCounts, RepeatedKeys, ViewSum
+from pipelines.proof.packed import NO_POSITIONS, RawPositions, sequences_of
+from pipelines.proof.readers.streams import positions_of
+from pipelines.proof.readers.table import position_batches
 from pipelines.protocol.ledger import Entry, read_chain
 from pipelines.protocol.naming import LEGS, Names, is_redriven
-from pipelines.protocol.records import ORDINAL_BITS, decode_columns, position_keys
 from pipelines.types.columns import parse_type, quote_identifier
 
-Places = npt.NDArray[np.uint64]
-"""Positions as `position_keys`."""
 EXAMPLES = 20
 _SPILL_BYTES = 512 * 2**20
 _POSITIONS = frozenset({"_tf_topic", "_tf_partition", "_tf_offset", "_tf_emit", "_tf_sequence", "_tf_ordinal", "_tf_arrival"})
@@ -46,22 +44,27 @@ class TableFacts:
         self._database, self._name = config.sink.connection_params.database, config.sink.table
 
     def columns(self) -> tuple[TableColumn, ...]:
-        """As they are now; none when the table does not exist."""
+        """Return the columns as they are now; none when the table does not exist."""
         return self._clickhouse.columns(self._database, self._name)
 
     def has_positions(self) -> bool:
+        """Tell whether the table has all position columns."""
         return {column.name for column in self.columns()} >= _POSITIONS
 
     def removes(self) -> str:
-        """As `removes_rows`; nothing when the table does not exist."""
+        """Return what removes rows, as `removes_rows`; nothing when the table does not exist."""
         table = self._clickhouse.inspect(self._database, self._name)
         return removes_rows(table) if table else ""
 
     def rows(self) -> int:
+        """Count the rows."""
         return self._number("counting the rows of", "checks/rows", self._database, self._name)
 
-    def positions(self, settled_to: int) -> Positions:
-        """Of rows of the pipeline's topic; the table has position columns. `settled_to`: rows of raw frames up to there are confirmed."""
+    def positions(self, settled_to: int) -> PositionCounts:
+        """Count the positions of the topic's rows; the table has position columns.
+
+        `settled_to`: rows of raw frames up to there are confirmed.
+        """
         parameters = {**self._of_topic(), "spill_bytes": _SPILL_BYTES, "settled_to": settled_to}
         rows, positions, doubled, settled = self._clickhouse.rows(
             self._doing("counting the positions of"), statement("checks/positions"), parameters
@@ -69,22 +72,25 @@ class TableFacts:
         examples: tuple[dict[str, Any], ...] = ()
         if doubled:
             parameters["examples"] = EXAMPLES
-            found = self._clickhouse.rows(self._doing("naming positions of"), statement("checks/doubled_positions"), parameters)
-            examples = tuple({"topic": self._topic, "partition": p, "offset": o, "rows": n} for p, o, n in found)
+            named = self._clickhouse.rows(self._doing("naming positions of"), statement("checks/doubled_positions"), parameters)
+            examples = tuple({"topic": self._topic, "partition": p, "offset": o, "rows": n} for p, o, n in named)
         foreign = self._clickhouse.rows(self._doing("counting foreign rows of"), statement("checks/foreign_rows"), self._of_topic())[0][0]
-        return Positions(int(rows), int(positions), int(doubled), examples, int(foreign), int(settled))
+        return PositionCounts(int(rows), int(positions), int(doubled), examples, int(foreign), int(settled))
 
-    def held_of(self, places: Places) -> int:
-        """How many of these places have a row; the table has position columns. Reads the rows of all raw frames in between."""
-        if not len(places):
+    def held_of(self, positions: RawPositions) -> int:
+        """Count those of the ascending positions that have a row; the table has position columns.
+
+        Reads the rows of all raw frames in between.
+        """
+        if not len(positions):
             return 0
-        first, last = (int(place) >> ORDINAL_BITS for place in (places[0], places[-1]))
-        rows = table_batches(self._config.sink, ("_tf_sequence", "_tf_ordinal"), f"_tf_sequence BETWEEN {first} AND {last}")
-        found = [np.intersect1d(position_keys(batch), places) for batch in rows]
-        return len(np.unique(np.concatenate(found))) if found else 0
+        first, last = sequences_of(positions[[0, -1]]).tolist()
+        rows = position_batches(self._config.sink, f"_tf_sequence BETWEEN {first} AND {last}")
+        held = [np.intersect1d(batch, positions) for batch in rows]
+        return len(np.unique(np.concatenate(held))) if held else 0
 
     def key_columns(self, dedup: DedupConfig) -> tuple[str, ...] | str:
-        """The columns that hold the key of the dedup; or why its rows cannot be compared by key."""
+        """Return the columns that hold the key of the dedup; or why its rows cannot be compared by key."""
         if dedup.time == "event":
             return "keys: the window is measured on a field, which verification compares"
         columns = {entry.name: entry for entry in self._config.sink.mapping}
@@ -97,32 +103,33 @@ class TableFacts:
         return tuple(columns[name].column_name for name in dedup.key)
 
     def repeated_keys(self, columns: Sequence[str], window: timedelta, since: datetime, log: JetStream) -> RepeatedKeys:
-        """Rows since the instant (arrival) whose key was there less than the window before.
+        """Return pairs of rows with one key and less than the window between them; the later one arrived at `since` or later.
 
         Dead letters of the sink enter behind dedup, so a pair with such a row is none.
         """
         parameters = {**self._of_topic(), "spill_bytes": _SPILL_BYTES, "limit": 50 * EXAMPLES}
         parameters |= {"since": f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}", "window_us": window // timedelta(microseconds=1)}
         text = filled("checks/repeated_keys", key=", ".join(map(quote_identifier, columns)))
-        found = self._clickhouse.rows(self._doing("comparing the keys of"), text, parameters)
+        rows = self._clickhouse.rows(self._doing("comparing the keys of"), text, parameters)
         redriven = _Redriven(log, Names(self._config.pipeline_id))
         pairs = [
             {"topic": self._topic, "partition": p, "offset": o, "partition before": pb, "offset before": ob}
-            for p, o, sequence, pb, ob, sequence_before in found
+            for p, o, sequence, pb, ob, sequence_before in rows
             if not redriven.has(sequence) and not redriven.has(sequence_before)
         ]
-        return RepeatedKeys(tuple(pairs), len(found) == parameters["limit"])
+        return RepeatedKeys(tuple(pairs), len(rows) == parameters["limit"])
 
     def tables(self) -> Iterator[Table]:
-        """The table and the targets of its views, those of views on views included."""
+        """Yield the table and the targets of its views, views on views included."""
         table = self._clickhouse.inspect(self._database, self._name)
         if table is not None:
             yield table
             yield from self._clickhouse.view_targets(self._database, self._name)
 
     def view_sums(self, inserting: Callable[[], int]) -> Iterator[ViewSum]:
-        """Of the targets of views on the table itself, each once. `inserting`: how many rows the sink may be inserting now, which a view
-        may have earlier or later than the table.
+        """Yield the sums of the targets of views on the table itself, each once.
+
+        `inserting`: counts the rows that the sink may be inserting now, which a view may have earlier or later than the table.
         """
         counted = {total.table: total.count_column for total in self._config.checks.views.totals}
         views: dict[str, list[tuple[View, Table]]] = {}
@@ -144,7 +151,7 @@ class TableFacts:
             yield ViewSum(name, total, before, self.rows(), reason, max(inserted_first, inserted_last))
 
     def _view_total(self, view: View, target: Table, count_column: str | None) -> tuple[int | None, str]:
-        """What the view's target adds up to; or why that cannot be compared."""
+        """Return the sum of the view's target; or None and why it cannot be compared."""
         if has_removing_ttl(target):
             return None, "its TTL removes rows"
         if count_column is not None:
@@ -160,13 +167,13 @@ class TableFacts:
         return self._number("counting the rows of", "checks/rows", target.database, target.name), ""
 
     def _number(self, doing: str, name: str, database: str, table: str, **parameters: Any) -> int:
-        found = self._clickhouse.rows(f"{doing} {database}.{table}", statement(name), {"database": database, "table": table, **parameters})
-        return int(found[0][0])
+        names = {"database": database, "table": table}
+        return int(self._clickhouse.rows(f"{doing} {database}.{table}", statement(name), {**names, **parameters})[0][0])
 
     @cached_property
     def _aggregates(self) -> frozenset[str]:
-        found = self._clickhouse.rows("listing aggregate functions", statement("checks/aggregate_functions"))
-        return frozenset(name for (name,) in found)
+        names = self._clickhouse.rows("listing aggregate functions", statement("checks/aggregate_functions"))
+        return frozenset(name for (name,) in names)
 
     @property
     def _topic(self) -> str:
@@ -175,12 +182,12 @@ class TableFacts:
     def _of_topic(self) -> dict[str, Any]:
         return {"database": self._database, "table": self._name, "topic": self._topic}
 
-    def _doing(self, words: str) -> str:
-        return f"{words} {self._database}.{self._name}"
+    def _doing(self, verb: str) -> str:
+        return f"{verb} {self._database}.{self._name}"
 
 
 def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
-    """True if the view's SELECT surely gives one row for each row of its table; False where that cannot be told from its words.
+    """Tell whether the view's SELECT surely gives one row for each row of its table; False where its text does not show it.
 
     `aggregates`: names of the server's aggregate functions, in lower case. A name that only begins like one counts as one, with a
     combinator: `sumIf`.
@@ -193,29 +200,32 @@ def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
 
 
 class _Redriven:
-    """Which raw frames are of dead letters that entered again; each is looked up once."""
+    """The raw frames of dead letters that entered again; each is looked up once."""
 
     def __init__(self, log: JetStream, names: Names) -> None:
         self._log, self._stream = log, names.stream("raw")
-        self._known: dict[int, bool] = {}
+        self._looked_up: dict[int, bool] = {}
 
     def has(self, sequence: int) -> bool:
-        if sequence not in self._known:
+        if sequence not in self._looked_up:
             message = self._log.get(self._stream, sequence)
-            self._known[sequence] = message is not None and is_redriven(message.subject)
-        return self._known[sequence]
+            self._looked_up[sequence] = message is not None and is_redriven(message.subject)
+        return self._looked_up[sequence]
 
 
 @dataclass(frozen=True)
 class Settled:
-    """Which rows the sink has confirmed: those of all raw frames up to `sequence`, and, of later ones, those at `places` (ascending)."""
+    """The rows that the sink has confirmed: of all raw frames up to `sequence`, and, of later frames, at `positions` (ascending)."""
 
     sequence: int
-    places: Places
+    positions: RawPositions
 
 
 def settled(log: JetStream, names: Names) -> Settled | None:
-    """None where the ledger, or out, does not reach back to where the sink is any more. Call it before the table is counted."""
+    """Return the rows that the sink has confirmed. Call it before the table is counted.
+
+    None where the ledger, or out, does not reach back to the sink's last chunk any more.
+    """
     ledger = names.stream("ledger")
     confirmed = read_chain(log, ledger, names.chain("sink")).to or 0
     done = read_chain(log, ledger, names.chain("process")).done
@@ -228,12 +238,11 @@ def settled(log: JetStream, names: Names) -> Settled | None:
     frames = [*log.fetch(names.stream("out"), names.subjects("out"), out, confirmed)] if confirmed > out else []
     if len(frames) < confirmed - out:
         return None
-    places = [position_keys(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
-    return Settled(sequence, np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *places])))
+    return Settled(sequence, np.unique(np.concatenate([NO_POSITIONS, *map(positions_of, frames)])))
 
 
 def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
-    """(rows that ClickHouse has confirmed, the same with the chunk that is being inserted)."""
+    """Return (rows that ClickHouse has confirmed, the same with the chunk that is being inserted)."""
     state = read_chain(log, names.stream("ledger"), names.chain("sink"))
     done = int(state.done.body["totals"].get("rows_out", 0)) if state.done else 0
     return done, done + (int(state.plan.body["rows"]) if state.plan else 0)
@@ -242,8 +251,9 @@ def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
 def behind(
     log: JetStream, names: Names, topic: KafkaTopic, rows: int, now: datetime, warn_after: timedelta, fail_after: timedelta
 ) -> Behind:
-    """What waits before each leg; `rows` of it in the streams. Its first record there is as old as its message by the clock of NATS,
-    records in Kafka as old at `now` as they say themselves.
+    """Return what waits before each leg; `rows` of it in the streams.
+
+    A record in a stream is as old as its message by the clock of NATS, a record in Kafka as its own timestamp at `now`.
     """
     chains = {leg: read_chain(log, names.stream("ledger"), names.chain(leg)) for leg in LEGS}
     oldest = timedelta(0)

@@ -1,4 +1,4 @@
-"""One look at a pipeline: asks for the facts, gives the verdicts. May be made beside the running pipeline; changes nothing."""
+"""One look at a pipeline: reads the facts and evaluates the checks. It may run beside the pipeline, and changes nothing."""
 
 import time
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
 from pipelines.proof.audit.run import Audit
-from pipelines.proof.checks import judge
+from pipelines.proof.checks import evaluate
+from pipelines.proof.checks.evaluate import CheckResult, Confirmed, Held, Hours, PositionCounts
 from pipelines.proof.checks.facts import TableFacts, behind, confirmed_rows, settled
-from pipelines.proof.checks.judge import Confirmed, Held, Hours, Positions, Verdict
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.protocol.tally import tally
@@ -30,8 +30,8 @@ _LOOKS, _PAUSE_SECONDS = 5, 0.2
 class Look:
     """The connections of one look; use it as a context. Connects to each system when the first check needs it.
 
-    `verdict` raises HaltError for a pipeline that was never started, RetryableError while a system that the check needs is away: then
-    nothing is known of that check; of others it is.
+    `check` raises HaltError for a pipeline that was never started, RetryableError while a system that the check needs is away: then this
+    check has no result, and others may have one.
     """
 
     def __init__(self, config: PipelineConfig) -> None:
@@ -47,25 +47,28 @@ class Look:
         self._log.close()
         self._clickhouse.close()
 
-    def verdict(self, check: str, verified: Hours | None = None) -> Verdict:
-        """The verdict of one check of `judge.NAMES`; `verified` is what verifications have found, for the check of that name."""
-        if check == "verification":
-            return judge.verification(verified or Hours(), self._first_arrival(), self._now)
-        checks: dict[str, Callable[[], Verdict]] = {
-            "conservation": lambda: judge.conservation(tally(self._log, self._names)),
+    def check(self, name: str, verified: Hours | None = None) -> CheckResult:
+        """Evaluate one check of `evaluate.NAMES`. `verified`: the results of verifications, for the check of that name."""
+        if name == "verification":
+            return evaluate.verification(verified or Hours(), self._first_arrival(), self._now)
+        checks: dict[str, Callable[[], CheckResult]] = {
+            "conservation": lambda: evaluate.conservation(tally(self._log, self._names)),
             "duplicates": self._duplicates,
             "gaps": self._gaps,
             "freshness": self._freshness,
             "dead_letters": self._dead_letters,
             "schema_drift": self._schema_drift,
-            "views": lambda: judge.views(list(self._table.view_sums(self._inserting))),
+            "views": lambda: evaluate.views(list(self._table.view_sums(self._inserting))),
             "insert_window": self._insert_window,
         }
-        return checks[check]()
+        return checks[name]()
 
     @cached_property
-    def _positions(self) -> tuple[Confirmed, Positions, int | None] | None:
-        """How many were confirmed, what is held, and how much of it is of the confirmed; None where the table has no position columns."""
+    def _positions(self) -> tuple[Confirmed, PositionCounts, int | None] | None:
+        """Return how many rows were confirmed, the positions in the table, and how many of these are of the confirmed rows.
+
+        None where the table has no position columns.
+        """
         if not self._table.has_positions():
             return None
         for _ in range(_LOOKS):
@@ -75,18 +78,21 @@ class Look:
                 break
         else:
             reached = None
-        found = self._table.positions(reached.sequence if reached else 0)
+        positions = self._table.positions(reached.sequence if reached else 0)
         after = confirmed_rows(self._log, self._names)[1]
-        return Confirmed(before, after), found, found.settled + self._table.held_of(reached.places) if reached else None
+        return Confirmed(before, after), positions, positions.settled + self._table.held_of(reached.positions) if reached else None
 
     @cached_property
     def _now(self) -> datetime:
-        """One for the whole look, by the clock of NATS, which tells arrivals; by this host's for a pipeline that was never started."""
+        """Return one instant for the whole look, by the clock of NATS as arrivals are.
+
+        Of a pipeline that was never started, by this host's clock.
+        """
         stream = self._names.stream("raw")
         return self._log.clock(stream) if self._log.state(stream) is not None else datetime.now(UTC)
 
     def _first_arrival(self) -> datetime | None:
-        """Of the raw stream's first frame within the period that is judged: hours without records are not verified."""
+        """Return the arrival of the first raw frame within the period to check: hours without records are not verified."""
         stream = self._names.stream("raw")
         if self._log.state(stream) is None:
             return None
@@ -94,34 +100,34 @@ class Look:
         first = self._log.first_since(stream, self._names.subjects("raw"), since)
         return first.time if first else None
 
-    def _duplicates(self) -> Verdict:
+    def _duplicates(self) -> CheckResult:
         if self._positions is None:
-            return judge.duplicates(None, None, "the table has no position columns, its rows cannot be told apart")
+            return evaluate.duplicates(None, None, "the table has no position columns, its rows cannot be told apart")
         dedup = self._dedup
         if dedup is None:
-            return judge.duplicates(self._positions[1], None)
+            return evaluate.duplicates(self._positions[1], None)
         columns = self._table.key_columns(dedup)
         if isinstance(columns, str):
-            return judge.duplicates(self._positions[1], None, columns)
+            return evaluate.duplicates(self._positions[1], None, columns)
         since = self._now - self._config.checks.duplicates.over
-        return judge.duplicates(self._positions[1], self._table.repeated_keys(columns, dedup.time_window, since, self._log))
+        return evaluate.duplicates(self._positions[1], self._table.repeated_keys(columns, dedup.time_window, since, self._log))
 
     @property
     def _dedup(self) -> DedupConfig | None:
         return next((transform.config for transform in self._config.transforms if transform.type == "dedup"), None)
 
-    def _gaps(self) -> Verdict:
+    def _gaps(self) -> CheckResult:
         if self._positions is None:
             return self._gaps_of_rows()
-        confirmed, found, of_confirmed = self._positions
-        held = Held(found.positions, True, found.foreign, self._table.removes(), of_confirmed)
-        verdict = judge.gaps(confirmed, held)
-        if verdict.passed or found.rows + found.foreign > AUDITED_ROWS:
-            return verdict
-        return judge.gaps(confirmed, held, Audit(self._config, self._log, _EXAMPLES).run().findings)
+        confirmed, positions, of_confirmed = self._positions
+        held = Held(positions.positions, True, positions.foreign, self._table.removes(), of_confirmed)
+        result = evaluate.gaps(confirmed, held)
+        if result.passed or positions.rows + positions.foreign > AUDITED_ROWS:
+            return result
+        return evaluate.gaps(confirmed, held, Audit(self._config, self._log, _EXAMPLES).run().findings)
 
-    def _gaps_of_rows(self) -> Verdict:
-        """Looked at again where a chunk was being inserted: between two chunks the numbers are clear."""
+    def _gaps_of_rows(self) -> CheckResult:
+        """Compare numbers of rows; count again where a chunk was being inserted: between two chunks the numbers are clear."""
         for look in range(_LOOKS):
             before, _ = confirmed_rows(self._log, self._names)
             rows = self._table.rows() if self._table.columns() else 0
@@ -130,31 +136,31 @@ class Look:
                 break
             if look + 1 < _LOOKS:
                 time.sleep(_PAUSE_SECONDS)
-        return judge.gaps(confirmed, Held(rows, is_by_position=False, removes=self._table.removes()))
+        return evaluate.gaps(confirmed, Held(rows, is_by_position=False, removes=self._table.removes()))
 
-    def _freshness(self) -> Verdict:
+    def _freshness(self) -> CheckResult:
         limits = self._config.checks.freshness
         waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names).legs)
         topic = KafkaTopic(self._config.sources[0])
         now = datetime.now(UTC)
         found = behind(self._log, self._names, topic, waiting, now, limits.warn_after, limits.fail_after)
-        return judge.freshness(found, limits.warn_after, limits.fail_after)
+        return evaluate.freshness(found, limits.warn_after, limits.fail_after)
 
-    def _dead_letters(self) -> Verdict:
+    def _dead_letters(self) -> CheckResult:
         limits = self._config.checks.dead_letters
         account = tally(self._log, self._names)
         # Where the ledger does not reach back so far, the whole is judged.
         with suppress(HaltError):
             account = tally(self._log, self._names, self._now - limits.over)
-        return judge.dead_letters(account, limits.max_percent)
+        return evaluate.dead_letters(account, limits.max_percent)
 
-    def _schema_drift(self) -> Verdict:
+    def _schema_drift(self) -> CheckResult:
         columns = self._table.columns()
         if not columns:
-            return judge.schema_drift([f"the table {self._config.sink.table} does not exist"], [], [])
+            return evaluate.schema_drift([f"the table {self._config.sink.table} does not exist"], [], [])
         there, positions = [column.name for column in columns], [name for name, _ in POSITION_COLUMN_TYPES]
         filled = {entry.column_name for entry in self._config.sink.mapping} | {*positions}
-        return judge.schema_drift(
+        return evaluate.schema_drift(
             [str(fault) for fault in column_faults(self._config, columns)],
             [name for name in there if name not in filled],
             [name for name in positions if name not in there],
@@ -164,6 +170,6 @@ class Look:
         confirmed, with_open_chunk = confirmed_rows(self._log, self._names)
         return with_open_chunk - confirmed
 
-    def _insert_window(self) -> Verdict:
+    def _insert_window(self) -> CheckResult:
         tokens = [(table.full_name, table.dedup_window) for table in self._table.tables()]
-        return judge.insert_window(tokens, self._config.checks.insert_window.min_tokens)
+        return evaluate.insert_window(tokens, self._config.checks.insert_window.min_tokens)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse.client import TableColumn
 from pipelines.process.stage_config import StageConfig
+from pipelines.proof.report import Finding
 from pipelines.proof.verification.reference import Column, compared_columns
-from pipelines.proof.verification.result import Finding
 from pipelines.proof.verification.span import History
 from pipelines.protocol.records import ORDINAL_BITS
 from pipelines.types.columns import parse_type

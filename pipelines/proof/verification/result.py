@@ -1,23 +1,20 @@
-"""What a verification has found, for people and machines."""
+"""The report of a verification, and one report of several that cover neighbouring ranges."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-Place = Literal["schema", "rows", "dead letters", "streams"]
-Verdict = Literal["match", "not proven", "mismatch"]
+from pipelines.process.arrivals import microseconds
+from pipelines.proof.report import Finding, Gap, Report
+from pipelines.protocol.records import instant
+
 UNCONFIRMED = "raw frames of the range whose rows the sink has not confirmed yet: verify again"
 WAITING_RECORDS = "records on raw that process has not read, as the ledger tells it: verify again"
 WAITING_ROWS = "rows on out that the sink has not confirmed, as the ledger tells it: verify again"
+WAITING = (UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS)
 OPEN = "records that may still arrive in the range, as the clock of NATS is behind this host's: verify again"
-Kind = Literal["missing", "extra", "doubled", "different"]
-
-_VERDICTS: dict[Verdict, str] = {
-    "match": "match: ClickHouse holds what the records call for",
-    "not proven": "NOT PROVEN: nothing that was compared differs, and the lines above say what nothing explains yet",
-    "mismatch": "MISMATCH",
-}
 
 
 @dataclass(frozen=True)
@@ -32,85 +29,108 @@ class Checksum:
     found: str
 
 
-@dataclass(frozen=True)
-class Finding:
-    """`count` faults of one kind; `column` where it is one column that differs.
+@dataclass
+class Verification(Report):
+    """The report of one verification.
 
-    The first of them, by position, are in `examples`, each with what is known of `topic`, `partition`, `offset`, `position` (raw sequence
-    and ordinal), and, in words, what was `expected` and `found`.
-    """
-
-    place: Place
-    kind: Kind
-    count: int
-    column: str | None = None
-    examples: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Something that could not be proved or was not compared; of how many records, where that is known."""
-
-    what: str
-    count: int | None = None
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The range: arrivals (aware UTC, both inclusive) and raw sequences (inclusive) of the frames whose records were compared; None where
+    The range: arrivals (aware UTC, both inclusive) and raw sequences (inclusive) of the frames whose records were compared; None where
     there was nothing to compare. `counts`: records read for it (`records`), what must become of them (`rows`, `copies`, `rejected`,
     `refused`; `abandoned` where rows were given up), and rows found in the table (`found`).
-
-    `not_proven`: records and rows that belong to the range and that nothing explains yet. `not_compared`: what lies outside of the range
-    that can be proved, and values that were left out; no row is unexplained because of it.
     """
 
-    pipeline: str
-    table: str
+    clean_means: ClassVar[str] = "ClickHouse holds what the records call for"
+
+    table: str = ""
     arrivals: tuple[datetime, datetime] | None = None
     sequences: tuple[int, int] | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    checksums: Sequence[Checksum] = ()
-    findings: Sequence[Finding] = ()
-    not_proven: Sequence[Gap] = ()
-    not_compared: Sequence[Gap] = ()
-
-    @property
-    def verdict(self) -> Verdict:
-        """Name the outcome: `mismatch` when something differs, `match` only when nothing does and every row of the range is explained."""
-        if self.findings:
-            return "mismatch"
-        return "not proven" if self.not_proven else "match"
-
-    @property
-    def is_match(self) -> bool:
-        return self.verdict == "match"
+    checksums: list[Checksum] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
-        """False where the sink had not confirmed all of the range yet, or nothing, or records may still arrive in it: the same verification
-        later compares more.
+        """Tell whether the same verification could compare no more later.
+
+        False where the sink had not confirmed all of the range yet, or records may still arrive in it.
         """
-        return all(gap.what not in (UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, OPEN) for gap in self.not_proven)
+        return all(gap.what not in (*WAITING, OPEN) for gap in self.not_proven)
 
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"verdict": self.verdict, **asdict(self)}
-
-    def lines(self) -> Iterator[str]:
-        """In words, without the examples."""
+    def heading(self) -> Iterator[str]:
+        """Yield the range, the counts, and the columns whose checksums are equal."""
         if self.arrivals is None or self.sequences is None:
             yield f"pipeline {self.pipeline}, table {self.table}: no rows that the sink has confirmed lie in this range"
         else:
-            since, until = (f"{one:%Y-%m-%d %H:%M:%S.%f} UTC" for one in self.arrivals)
+            since, until = (f"{arrival:%Y-%m-%d %H:%M:%S.%f} UTC" for arrival in self.arrivals)
             first, last = self.sequences
             yield f"pipeline {self.pipeline}, table {self.table}: arrivals {since} to {until}, raw sequences {first}..{last}"
             yield ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
-        same = [one.column for one in self.checksums if one.expected == one.found]
+        same = [checksum.column for checksum in self.checksums if checksum.expected == checksum.found]
         if same:
             yield f"same checksum on both sides: {', '.join(same)}"
-        for told, gaps in (("not compared", self.not_compared), ("not proven", self.not_proven)):
-            yield from (f"{told}: {gap.what}" + (f" ({gap.count:,})" if gap.count is not None else "") for gap in gaps)
-        for one in self.findings:
-            yield f"{one.kind.upper()} {one.place}" + (f", column {one.column}" if one.column else "") + f": {one.count:,}"
-        yield _VERDICTS[self.verdict]
+
+    def encode(self) -> dict[str, Any]:
+        """Return the verification as JSON values, for `decode`."""
+        return {**asdict(self), "arrivals": [microseconds(arrival) for arrival in self.arrivals or ()]}
+
+    @classmethod
+    def decode(cls, plain: Mapping[str, Any]) -> "Verification":
+        """Return the verification that `encode` was given."""
+        arrivals, sequences = tuple(map(instant, plain["arrivals"])), plain["sequences"]
+        return cls(
+            plain["pipeline"],
+            plain["counts"],
+            [Finding(**finding) for finding in plain["findings"]],
+            [Gap(**gap) for gap in plain["not_proven"]],
+            [Gap(**gap) for gap in plain["not_compared"]],
+            plain["table"],
+            (arrivals[0], arrivals[1]) if arrivals else None,
+            (sequences[0], sequences[1]) if sequences else None,
+            [Checksum(**checksum) for checksum in plain["checksums"]],
+        )
+
+
+def add_up(parts: Sequence[Verification], examples: int) -> Verification:
+    """Return one verification for those of neighbouring ranges, in their order: counts and checksums add up, the first examples stay."""
+    ranges = [part for part in parts if part.arrivals and part.sequences]
+    first, last = (ranges[0], ranges[-1]) if ranges else (parts[0], parts[0])
+    counts: Counter[str] = Counter()
+    findings: dict[tuple[str, str, str | None], Finding] = {}
+    for part in parts:
+        counts.update(part.counts)
+        for finding in part.findings:
+            key = (finding.place, finding.kind, finding.column)
+            before = findings.get(key, replace(finding, count=0, examples=()))
+            both = [*before.examples, *finding.examples][:examples]
+            findings[key] = replace(before, count=before.count + finding.count, examples=both)
+    return Verification(
+        first.pipeline,
+        dict(counts),
+        [*findings.values()],
+        _gaps_added_up(gap for part in parts for gap in part.not_proven),
+        _gaps_added_up(gap for part in parts for gap in part.not_compared),
+        first.table,
+        (first.arrivals[0], last.arrivals[1]) if first.arrivals and last.arrivals else None,
+        (first.sequences[0], last.sequences[1]) if first.sequences and last.sequences else None,
+        _checksums_added_up(parts),
+    )
+
+
+def _checksums_added_up(parts: Iterable[Verification]) -> list[Checksum]:
+    sums: Counter[tuple[str, str]] = Counter()
+    for checksum in (checksum for part in parts for checksum in part.checksums):
+        sums.update({(checksum.column, "expected"): int(checksum.expected, 16), (checksum.column, "found"): int(checksum.found, 16)})
+    columns = dict.fromkeys(column for column, _ in sums)
+    return [Checksum(column, hex_sum(sums[column, "expected"]), hex_sum(sums[column, "found"])) for column in columns]
+
+
+def _gaps_added_up(gaps: Iterable[Gap]) -> list[Gap]:
+    """Join the gaps of one kind; their counts add up."""
+    by_kind: dict[str, Gap] = {}
+    for gap in gaps:
+        before = by_kind.get(gap.what)
+        count = gap.count if before is None or gap.count is None else (before.count or 0) + gap.count
+        by_kind[gap.what] = Gap(gap.what, count)
+    return [*by_kind.values()]
+
+
+def hex_sum(of_hashes: int) -> str:
+    """Return the sum modulo 2^64, as a checksum is written."""
+    return f"{of_hashes & (1 << 64) - 1:016x}"

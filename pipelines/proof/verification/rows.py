@@ -7,11 +7,11 @@ import duckdb
 
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled
-from pipelines.proof.positions import full_name, stream_rows
+from pipelines.proof.readers.table import full_name, stream_rows
+from pipelines.proof.report import Finding
 from pipelines.proof.verification.reference import Column
-from pipelines.proof.verification.result import Finding
 from pipelines.proof.verification.table import examples_of
-from pipelines.proof.verification.values import duckdb_type, found, shown
+from pipelines.proof.verification.values import duckdb_type, plain_sql, text_sql
 from pipelines.types.columns import quote_identifier
 
 
@@ -26,10 +26,10 @@ class RowSide:
         self._engine, self._sink, self._columns = engine, sink, mapped
 
     def read(self) -> int:
-        """Reads the table, before the frames that its rows are made of; how many rows it has."""
+        """Read the table and return the number of its rows. Call it before the frames are read that its rows are made of."""
         types = "".join(f", {column.label} {duckdb_type(column.type)}" for column in self._columns)
         self._engine.execute(f"CREATE TABLE found (n BIGINT{types})")
-        selected = ", ".join(f"{found(column.type, quote_identifier(column.name))} AS {column.label}" for column in self._columns)
+        selected = ", ".join(f"{plain_sql(column.type, quote_identifier(column.name))} AS {column.label}" for column in self._columns)
         values = "".join(f", {column.label}" for column in self._columns)
         for batch in stream_rows(self._sink, f"SELECT {selected} FROM {full_name(self._sink)}"):  # noqa: S608
             self._engine.register("clickhouse", batch)
@@ -38,32 +38,32 @@ class RowSide:
         return int(self._engine.execute("SELECT count(*) FROM found").fetchall()[0][0])
 
     def faults(self, confirmed: int, examples: int, topic: str) -> Iterator[Finding]:
-        """`confirmed`: the last position whose row must be there; rows behind it may be."""
+        """Yield what differs. `confirmed`: the last position whose row must be there; rows behind it may be there."""
         columns = ", ".join(column.label for column in self._columns)
         self._engine.execute(filled("reference/multiset", columns=columns, confirmed=confirmed))
         missing = self._count("greatest(wanted - found, 0)", "true")
         if missing:
             rows = "SELECT position, 'a row' AS wanted, 'fewer rows like it' AS found FROM multiset WHERE wanted > multiset.found"
             yield Finding("rows", "missing", missing, None, examples_of(self._engine, rows, examples, topic))
-        over = "greatest(found - wanted - pending, 0)"
-        doubled = self._count(over, "wanted + pending > 0")
+        surplus = "greatest(found - wanted - pending, 0)"
+        doubled = self._count(surplus, "wanted + pending > 0")
         if doubled:
             rows = (
                 "SELECT position, (wanted + pending) || ' rows like it' AS wanted, multiset.found || ' rows' AS found "
                 "FROM multiset WHERE wanted + pending > 0 AND multiset.found > wanted + pending"
             )
             yield Finding("rows", "doubled", doubled, None, examples_of(self._engine, rows, examples, topic))
-        extra = self._count(over, "wanted + pending = 0")
+        extra = self._count(surplus, "wanted + pending = 0")
         if extra:
             yield Finding("rows", "extra", extra, None, self._strangers(columns, examples))
 
-    def _count(self, what: str, where: str) -> int:
-        return int(self._engine.execute(f"SELECT coalesce(sum({what}), 0) FROM multiset WHERE {where}").fetchall()[0][0])  # noqa: S608
+    def _count(self, expression: str, where: str) -> int:
+        return int(self._engine.execute(f"SELECT coalesce(sum({expression}), 0) FROM multiset WHERE {where}").fetchall()[0][0])  # noqa: S608
 
     def _strangers(self, columns: str, most: int) -> list[dict[str, Any]]:
-        """Rows that no record calls for, by what they hold."""
+        """Return rows that no record calls for, by their values: they have no coordinates."""
         values = " || ', ' || ".join(
-            f"'{column.name}=' || coalesce({shown(column.type, column.label)}, 'NULL')" for column in self._columns
+            f"'{column.name}=' || coalesce({text_sql(column.type, column.label)}, 'NULL')" for column in self._columns
         )
         sql = (
             f"SELECT {values} FROM found SEMI JOIN (FROM multiset WHERE wanted + pending = 0) AS strangers "  # noqa: S608

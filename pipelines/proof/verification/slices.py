@@ -1,12 +1,11 @@
 """A verification in slices of its range, each by a Spark task with a DuckDB of its own; the verdict is that of one run over the whole.
 
-A slice takes from the table which records of the window before it were accepted. Where a slice before has found the table wrong in just
-these rows, both are verified again as one: a copy of a row that is missing is no fault of its own.
+A slice takes from the table which records of the window before it were accepted. Where an earlier slice has found the table wrong in these
+rows, both are verified again as one: a copy of a row that is missing is no fault of its own.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -18,9 +17,10 @@ from pipelines.engine.connections import Connections
 from pipelines.engine.execute import Item, Report, Tasks
 from pipelines.process.arrivals import microseconds
 from pipelines.process.stage_config import config_of
+from pipelines.proof.report import Progress, no_progress
 from pipelines.proof.verification.reference import Column
-from pipelines.proof.verification.result import Checksum, Finding, Gap, Verification
-from pipelines.proof.verification.run import Request, Subject, Tell, Verifier
+from pipelines.proof.verification.result import Verification, add_up
+from pipelines.proof.verification.run import Request, Subject, Verifier
 from pipelines.proof.verification.span import Span, load_configs, read_history
 from pipelines.protocol.records import ORDINAL_BITS, instant
 from pipelines.types.columns import parse_type
@@ -41,36 +41,37 @@ class Slice:
 
 @dataclass(frozen=True)
 class Verified:
-    """A slice with what was found. `relies_from`: the first raw sequence whose rows were believed, its own first one if none were.
+    """A slice with its report. `relies_from`: the first raw sequence whose rows were believed, its own first one if none were.
 
     `last_fault`: the last raw sequence with a row that is missing or extra; 0 for none.
     """
 
     slice: Slice
-    result: Verification
+    report: Verification
     relies_from: int
     last_fault: int
 
 
 def verify_in_tasks(
-    config: PipelineConfig, log: JetStream, request: Request, tasks: Tasks, tell: Tell = lambda doing: None
+    config: PipelineConfig, log: JetStream, request: Request, tasks: Tasks, progress: Progress = no_progress
 ) -> Verification:
-    """As `run.verify`, with one task per slot. What is not worth cutting is verified here, a table without position columns as well.
+    """Verify as `run.verify`, with one task per slot. A range that is not worth cutting, and a table without position columns, stay here.
 
     Each worker has DuckDB's memory for itself, and needs room below `request.directory`.
     """
-    verifier = Verifier(config, log, request, tell)
+    verifier = Verifier(config, log, request, progress)
     subject = verifier.subject()
     slices = cut(subject, request, tasks.slots) if subject and subject.has_positions else []
     if subject is None or len(slices) < 2:
-        tell("verifying here: the range is not worth cutting")
-        return verifier.verification(subject, verifier.compare(subject) if subject else None)
-    tell(f"verifying {len(slices)} slices as Spark tasks")
+        progress("verifying here: the range is not worth cutting")
+        verifier.compare(subject)
+        return verifier.report
+    progress(f"verifying {len(slices)} slices as Spark tasks")
     return verify_slices(verifier, subject, request, slices, tasks)
 
 
 def cut(subject: Subject, request: Request, most: int) -> list[Slice]:
-    """At most so many slices of about as many frames each; one where no cut is worth it; none without a frame.
+    """Cut a range into at most so many slices of about as many frames each; one where no cut is worth it; none without a frame.
 
     A slice is worth it that reads no more frames before it than it has, which bounds the work, and _WORTH of the whole at most.
     """
@@ -89,7 +90,7 @@ def cut(subject: Subject, request: Request, most: int) -> list[Slice]:
 
 
 def slices_between(request: Request, borders: Sequence[datetime]) -> list[Slice]:
-    """The request's range, parted at these arrivals."""
+    """Return the slices of the request's range between these arrivals."""
     ends = [request.since, *borders, request.until]
     return [Slice(since, until, follows=number > 0) for number, (since, until) in enumerate(pairwise(ends))]
 
@@ -103,23 +104,22 @@ def _is_worth(subject: Subject, one: Slice, of_frames: int) -> bool:
 
 
 def verify_slices(verifier: Verifier, subject: Subject, request: Request, slices: Sequence[Slice], tasks: Tasks) -> Verification:
-    """What `verifier`, which has looked at the table's columns, would find in the whole range."""
+    """Return the report that `verifier`, which has compared the table's columns, would give of the whole range."""
     parts = _verified(subject, request, slices, tasks)
     while len(groups := joined(parts)) < len(parts):
         again = [_one(group) for group in groups if len(group) > 1]
         new = {one.slice: one for one in _verified(subject, request, again, tasks)}
         parts = [new.get(_one(group), group[0]) for group in groups]
-    found = together([part.result for part in parts], request.examples)
-    verifier.found.findings += found.findings
-    verifier.found.not_proven += found.not_proven
-    verifier.found.not_compared += found.not_compared
+    whole, noted = add_up([part.report for part in parts], request.examples), verifier.report
+    noted.findings += whole.findings
+    noted.not_proven += whole.not_proven
+    noted.not_compared += whole.not_compared
     verifier.find_strangers()
-    noted = verifier.found
-    return replace(found, findings=noted.findings, not_proven=noted.not_proven, not_compared=noted.not_compared)
+    return replace(whole, findings=noted.findings, not_proven=noted.not_proven, not_compared=noted.not_compared)
 
 
 def joined(parts: Sequence[Verified]) -> list[list[Verified]]:
-    """Neighbours that must be one: the later one believed rows of the table that an earlier one has found to be missing or extra."""
+    """Group neighbours that must be one: the later one believed rows of the table that an earlier one has found missing or extra."""
     groups: list[list[Verified]] = []
     for part in parts:
         groups.append([part])
@@ -145,13 +145,13 @@ def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks
     items = [{**shared, "since": _us(one.since), "until": _us(one.until), "follows": one.follows} for one in slices]
     reports = tasks.run(verify_slice, items)
     return [
-        Verified(one, _result(report["result"]), report["relies_from"], report["last_fault"])
+        Verified(one, Verification.decode(report["result"]), report["relies_from"], report["last_fault"])
         for one, report in zip(slices, reports, strict=True)
     ]
 
 
 def verify_slice(connections: Connections, item: Item) -> Report:
-    """One slice in a task; what `_verified` reads."""
+    """Verify one slice in a task; return what `_verified` reads."""
     since, until = (None if item[end] is None else instant(item[end]) for end in ("since", "until"))
     request = Request(Path(item["directory"]), since, until, item["examples"], item["with_kafka"])
     verifier = Verifier(connections.config, connections.log, request, follows=item["follows"])
@@ -160,22 +160,21 @@ def verify_slice(connections: Connections, item: Item) -> Report:
     columns = [column_of(told) for told in item["columns"]]
     subject = Subject(history, configs, config, columns, item["gone"])
     span = verifier.compare(subject, threads=1)
-    result = verifier.verification(subject, span)
-    return {"result": _plain(result), "relies_from": _relies_from(span), "last_fault": verifier.found.last_fault >> ORDINAL_BITS}
+    return {"result": verifier.report.encode(), "relies_from": _relies_from(span), "last_fault": verifier.last_fault >> ORDINAL_BITS}
 
 
 def column_told(column: Column) -> dict[str, Any]:
-    """For JSON, and for `column_of`."""
+    """Return the column as JSON values, for `column_of`."""
     return {**vars(column), "type": str(column.type)}
 
 
 def column_of(told: Mapping[str, Any]) -> Column:
-    """Inverse of `column_told`."""
+    """Return the column that `column_told` was given."""
     return Column(**{**told, "type": parse_type(told["type"]), "former": tuple(told["former"])})
 
 
 def _relies_from(span: Span | None) -> int:
-    """Nothing was believed where nothing was compared: beyond every sequence."""
+    """Return the first sequence that was believed: beyond all of them where nothing was compared."""
     if span is None:
         return _BEYOND
     return span.read_from if span.is_seeded else span.first
@@ -183,60 +182,3 @@ def _relies_from(span: Span | None) -> int:
 
 def _us(at: datetime | None) -> int | None:
     return None if at is None else microseconds(at)
-
-
-def _plain(result: Verification) -> dict[str, Any]:
-    """For JSON, and for `_result`."""
-    return {**asdict(result), "arrivals": [microseconds(at) for at in result.arrivals or ()]}
-
-
-def _result(plain: dict[str, Any]) -> Verification:
-    arrivals, sequences = tuple(map(instant, plain["arrivals"])), plain["sequences"]
-    return Verification(
-        plain["pipeline"],
-        plain["table"],
-        (arrivals[0], arrivals[1]) if arrivals else None,
-        (sequences[0], sequences[1]) if sequences else None,
-        plain["counts"],
-        [Checksum(**one) for one in plain["checksums"]],
-        [Finding(**one) for one in plain["findings"]],
-        [Gap(**one) for one in plain["not_proven"]],
-        [Gap(**one) for one in plain["not_compared"]],
-    )
-
-
-def together(parts: Sequence[Verification], examples: int) -> Verification:
-    """One result of those of neighbouring ranges, in their order: counts and checksums add up, the first examples are kept."""
-    told = [part for part in parts if part.arrivals and part.sequences]
-    first, last = (told[0], told[-1]) if told else (parts[0], parts[0])
-    arrivals = (first.arrivals[0], last.arrivals[1]) if first.arrivals and last.arrivals else None
-    sequences = (first.sequences[0], last.sequences[1]) if first.sequences and last.sequences else None
-    counts: Counter[str] = Counter()
-    sums: Counter[tuple[str, str]] = Counter()
-    findings: dict[tuple[str, str, str | None], Finding] = {}
-    for part in parts:
-        counts.update(part.counts)
-        for checksum in part.checksums:
-            sums.update({(checksum.column, side): int(getattr(checksum, side), 16) for side in ("expected", "found")})
-        for one in part.findings:
-            key = (one.place, one.kind, one.column)
-            known = findings.get(key, replace(one, count=0, examples=()))
-            findings[key] = replace(known, count=known.count + one.count, examples=[*known.examples, *one.examples][:examples])
-    columns = dict.fromkeys(column for column, _ in sums)
-    checksums = [Checksum(column, _sum(sums[column, "expected"]), _sum(sums[column, "found"])) for column in columns]
-    gaps = (_added_up(gap for part in parts for gap in part.not_proven), _added_up(gap for part in parts for gap in part.not_compared))
-    return Verification(first.pipeline, first.table, arrivals, sequences, dict(counts), checksums, [*findings.values()], *gaps)
-
-
-def _added_up(gaps: Iterable[Gap]) -> list[Gap]:
-    """One gap of each kind; the counts are added."""
-    found: dict[str, Gap] = {}
-    for gap in gaps:
-        before = found.get(gap.what)
-        count = gap.count if before is None or gap.count is None else (before.count or 0) + gap.count
-        found[gap.what] = Gap(gap.what, count)
-    return [*found.values()]
-
-
-def _sum(of_hashes: int) -> str:
-    return f"{of_hashes & (1 << 64) - 1:016x}"

@@ -1,12 +1,12 @@
-"""Which raw frames a verification is about: hours of arrival as sequences of the raw stream, by what the process leg's ledger entries say.
+"""The raw frames of a verification: hours of arrival as sequences of the raw stream, by the entries of the process leg's ledger.
 
-The ledger tells of each frame when it arrived and under which configuration it was processed, and how far the sink has confirmed. Of
-frames that are purged nothing can be proven any more; entries and frames reach back to the same range.
+The ledger holds for each frame when it arrived and under which configuration it was processed, and how far the sink has confirmed. Frames
+that are purged cannot be proved; entries and frames reach back to the same range.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pipelines.connectors.nats.client import JetStream, fetch_whole
@@ -14,6 +14,7 @@ from pipelines.process import stage_config
 from pipelines.process.arrivals import ClockReset, clock_resets, microseconds, unpacked
 from pipelines.process.stage_config import StageConfig
 from pipelines.process.watermarks import NEVER, NOTHING, Watermarks
+from pipelines.proof.packed import first_position, last_position
 from pipelines.proof.verification.reference import Bounds
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import ChainState, Entry, read_chain
@@ -21,7 +22,6 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 
-_ORDINAL_BITS = 20
 _CLOCKS_APART_US = 60_000_000
 """How far the times of a stream may step back."""
 
@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class History:
-    """What the ledger tells of the frames that raw still holds. `sequences` and `arrivals_us` ascend, one entry per frame.
+    """The ledger's account of the frames that raw still holds. `sequences` and `arrivals_us` ascend, one entry per frame.
 
     `is_whole`: they reach back to the first frame that ever was. `confirmed_to`: rows of all frames up to there are confirmed by the sink.
     """
@@ -51,12 +51,12 @@ class History:
     resets: Sequence[ClockReset] = ()
 
     def since(self, arrival_us: int) -> int:
-        """The first sequence that arrived then or later; behind the last one if none did."""
+        """Return the first sequence that arrived then or later; the one behind the last if none did."""
         place = bisect_left(self.arrivals_us, arrival_us)
         return self.sequences[place] if place < len(self.sequences) else self.last + 1
 
     def arrival_us(self, sequence: int) -> int:
-        """That of the first frame from `sequence` on; of the last one behind it."""
+        """Return the arrival of the first frame from `sequence` on; of the last frame if none follows."""
         return self.arrivals_us[min(bisect_left(self.sequences, sequence), len(self.sequences) - 1)]
 
     @property
@@ -64,10 +64,11 @@ class History:
         return self.sequences[-1] if self.sequences else 0
 
     def frames(self, first: int, last: int) -> Sequence[int]:
+        """Return the sequences of the frames between two, both inclusive."""
         return self.sequences[bisect_left(self.sequences, first) : bisect_right(self.sequences, last)]
 
     def segments(self, first: int, last: int) -> Iterator[tuple[int, int, str]]:
-        """(first sequence, last sequence, version) of the stretches with one configuration."""
+        """Yield (first sequence, last sequence, version) of the stretches with one configuration."""
         stretch: tuple[int, int, str] | None = None
         for plan in self.plans:
             low, high = max(plan.first, first), min(plan.to, last)
@@ -82,11 +83,21 @@ class History:
         if stretch:
             yield stretch
 
+    def after(self, floor: int) -> "History":
+        """Return the history of the frames behind raw sequence `floor`, as if a purge had taken the others."""
+        if floor < (self.sequences[0] if self.sequences else 1):
+            return self
+        place = bisect_right(self.sequences, floor)
+        plans = [plan for plan in self.plans if plan.to > floor]
+        return replace(self, plans=plans, sequences=self.sequences[place:], arrivals_us=self.arrivals_us[place:], is_whole=False)
+
 
 @dataclass(frozen=True)
 class Span:
-    """Raw sequences, inclusive: `first` to `last` are compared, from `read_from` on they are read, from `first_judged` on the reference
-    finds the copies itself; which records before that were accepted, the table says. `before`: the watermarks before `read_from`.
+    """Raw sequences, inclusive: `first` to `last` are compared, and raw is read from `read_from` on.
+
+    From `first_judged` on the reference finds the copies itself; the table shows which records before that were accepted. `before`: the
+    watermarks before `read_from`.
     """
 
     first: int
@@ -101,12 +112,12 @@ class Span:
 
     @property
     def bounds(self) -> Bounds:
-        first, judged = self.first << _ORDINAL_BITS, self.first_judged << _ORDINAL_BITS
-        return Bounds(first, (self.last + 1 << _ORDINAL_BITS) - 1, judged if self.is_seeded else 0, self.before)
+        first_judged = first_position(self.first_judged) if self.is_seeded else 0
+        return Bounds(first_position(self.first), last_position(self.last), first_judged, self.before)
 
 
 def read_history(log: JetStream, names: Names, since: datetime | None) -> History:
-    """Of all that the ledger tells, or, by arrival, of what arrived from one window before `since` on, and one range before that.
+    """Read the ledger: all of it, or, by arrival, from one window before `since` on, and one range before that.
 
     Raises HaltError for a pipeline that was never started, RetryableError while NATS is away.
     """
@@ -140,7 +151,7 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
 
 
 def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datetime | None) -> int:
-    """The ledger sequence behind which the entries are needed. An entry is written after its frames have arrived."""
+    """Return the ledger sequence behind which the entries are needed. An entry is written after its frames have arrived."""
     if since is None or chain.done is None:
         return 0
     config = stage_config.load(log, names, chain.done.body["config"])
@@ -154,15 +165,19 @@ def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datet
 
 
 def span_of(history: History, since: datetime | None, until: datetime | None, config: StageConfig, same_dedup_from: int) -> Span | None:
-    """The frames that arrived from `since` (inclusive) to `until` (exclusive), as far as the sink has confirmed them; None if there are
-    none.
+    """Return the span of the frames that arrived from `since` (inclusive) to `until` (exclusive), as far as the sink has confirmed them.
 
-    `same_dedup_from`: the first sequence from which on dedup was configured as in `config`.
+    None if there is no such frame. `same_dedup_from`: as the function of that name.
     """
     first = history.since(microseconds(since)) if since else (history.sequences[0] if history.sequences else 1)
     last = history.confirmed_to if until is None else min(history.confirmed_to, history.since(microseconds(until)) - 1)
     if not history.frames(first, last):
         return None
+    return span_between(history, first, last, config, same_dedup_from)
+
+
+def span_between(history: History, first: int, last: int, config: StageConfig, same_dedup_from: int) -> Span:
+    """Return the span of the frames from `first` to `last`, both inclusive, of which there is at least one."""
     if not config.dedup_key:
         return Span(first, last, first, first)
     if config.dedup_time_field:
@@ -171,8 +186,10 @@ def span_of(history: History, since: datetime | None, until: datetime | None, co
 
 
 def _by_arrival(history: History, first: int, last: int, window_us: int, same_dedup_from: int) -> Span:
-    """One window before the range lie all records that a record of the range can be a copy of; at most one of a key was accepted there, but
-    which one depends on records before: the table tells. Where the window reaches back to the first frame of all, nothing is before.
+    """Return the span where copies are found by arrival.
+
+    One window before the range lie all records that a record of the range can be a copy of. At most one of a key was accepted there; which
+    one depends on records before, so the table tells. Where the window reaches back to the first frame of all, nothing is before.
     """
     read_from, first_judged = history.since(history.arrival_us(first) - window_us + 1), first
     if read_from <= history.sequences[0]:
@@ -182,19 +199,22 @@ def _by_arrival(history: History, first: int, last: int, window_us: int, same_de
 
 
 def _by_event(history: History, first: int, last: int, config: StageConfig, same_dedup_from: int) -> Span:
-    """As by arrival; a record is forgotten once the combined watermark, which only plans tell, has passed its window."""
-    over_us = config.dedup_lateness_us + config.dedup_window_us
+    """Return the span where copies are found by event time: a record expires once the combined watermark has passed its window.
+
+    Only plans hold the watermark.
+    """
+    expiry_us = config.dedup_lateness_us + config.dedup_window_us
     before = [plan for plan in history.plans if plan.to < first]
     combined_us = before[-1].watermarks.combined_us if before else NEVER
     newest = [(plan, plan.watermarks.newest_us) for plan in before]
-    over = [plan for plan, newest_us in newest if newest_us == NEVER or newest_us <= combined_us - over_us]
-    if history.is_whole and not over:
+    expired = [plan for plan, newest_us in newest if newest_us == NEVER or newest_us <= combined_us - expiry_us]
+    if history.is_whole and not expired:
         return Span(first, last, 1, _settled(1, same_dedup_from))
-    if over:
-        return Span(first, last, over[-1].to + 1, _settled(first, same_dedup_from), over[-1].watermarks)
+    if expired:
+        return Span(first, last, expired[-1].to + 1, _settled(first, same_dedup_from), expired[-1].watermarks)
     # Purged: the newest time in what is gone is known behind the oldest plan only.
     oldest = history.plans[0]
-    settled = [plan.to + 1 for plan in history.plans if plan.watermarks.combined_us - over_us >= oldest.watermarks.newest_us]
+    settled = [plan.to + 1 for plan in history.plans if plan.watermarks.combined_us - expiry_us >= oldest.watermarks.newest_us]
     return Span(
         max(first, oldest.to + 1),
         last,
@@ -208,27 +228,27 @@ def _settled(first_judged: int, same_dedup_from: int) -> int:
     return max(first_judged, same_dedup_from) if same_dedup_from > 1 else first_judged
 
 
-def same_dedup_from(history: History, configs: dict[str, StageConfig], config: StageConfig) -> int:
-    """The first sequence from which on dedup was configured as in `config`, which is the last configuration; 1 if always."""
-    first = 1
-    for plan in history.plans:
-        other = configs[plan.version]
-        settings = ("dedup_key", "dedup_window_us", "dedup_time_field", "dedup_lateness_us")
-        if any(getattr(other, name) != getattr(config, name) for name in settings):
-            first = plan.to + 1
-    return first
+def dedup_settings(config: StageConfig) -> tuple[object, ...]:
+    """Return what decides which records are copies. Two configurations that agree in it drop the same records."""
+    return config.dedup_key, config.dedup_window_us, config.dedup_time_field, config.dedup_lateness_us
+
+
+def same_dedup_from(history: History, configs: Mapping[str, StageConfig], config: StageConfig) -> int:
+    """Return the first sequence from which on dedup was configured as in `config`, the last configuration; 1 if always."""
+    others = [plan.to for plan in history.plans if dedup_settings(configs[plan.version]) != dedup_settings(config)]
+    return others[-1] + 1 if others else 1
 
 
 def load_configs(log: JetStream, names: Names, history: History) -> dict[str, StageConfig]:
-    """By version, those of the plans. Raises HaltError for one that is gone or that this release reads in another way."""
+    """Return the configurations of the plans by version. Raises HaltError for one that is gone or that this release cannot read."""
     return {version: stage_config.load(log, names, version) for version in {plan.version for plan in history.plans}}
 
 
 def is_open(until: datetime, now: datetime, clock: datetime) -> bool:
-    """Whether a range that has ended at `now`, by this host's clock, has not by that of NATS, which arrivals are told by."""
+    """Tell whether a range that has ended at `now`, by this host's clock, has not ended by the clock of NATS, which arrivals follow."""
     return clock < until <= now
 
 
-def told_range(history: History, span: Span) -> tuple[datetime, datetime]:
-    """The arrivals of the first and the last frame, both inclusive."""
+def arrivals_of(history: History, span: Span) -> tuple[datetime, datetime]:
+    """Return the arrivals of the first and the last frame, both inclusive."""
     return instant(history.arrival_us(span.first)), instant(history.arrivals_us[bisect_right(history.sequences, span.last) - 1])

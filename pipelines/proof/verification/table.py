@@ -8,24 +8,23 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled, statement
-from pipelines.proof.positions import full_name, stream_rows
+from pipelines.proof.packed import NO_POSITIONS, RawPositions, position_text
+from pipelines.proof.readers.table import full_name, stream_rows
+from pipelines.proof.report import Finding, Kind
 from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES, Column
-from pipelines.proof.verification.result import Checksum, Finding
-from pipelines.proof.verification.values import duckdb_type, found, literal, shown
-from pipelines.protocol.records import POSITION_COLUMN_TYPES
+from pipelines.proof.verification.result import Checksum, hex_sum
+from pipelines.proof.verification.values import duckdb_type, literal, plain_sql, text_sql
+from pipelines.protocol.records import ORDINAL_BITS, POSITION_COLUMN_TYPES
 from pipelines.types.columns import parse_type, quote_identifier
 
 _COORDINATES = {"_tf_topic": "topic", "_tf_partition": "partition", "_tf_offset": "offset", "_tf_arrival": "arrival_us"}
-"""Position columns that are compared like the others, and what they are called in the engine."""
-_SEQUENCE_AND_ORDINAL = {"_tf_sequence", "_tf_ordinal"}
-_POSITION = "bitShiftLeft(toUInt64(_tf_sequence), 20) + _tf_ordinal"
+"""Position columns that are compared like the others, and their names in the engine."""
+_POSITION = f"bitShiftLeft(toUInt64(_tf_sequence), {ORDINAL_BITS}) + _tf_ordinal"
 _MOST_RANGES = 500
-_LAST = 2**64 - 1
 
 
 class TableSide:
@@ -47,17 +46,17 @@ class TableSide:
         self._range = "false"
         self.last_fault = 0
         """The last position that is missing or extra; 0 for none."""
-        self.missing: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        self.missing: RawPositions = NO_POSITIONS
         """Positions that are missing, ascending."""
         self.unsure: dict[Column, int] = {}
         """Values that differ in rows that were made when their column had another name."""
 
     def positions(self, first: int, last: int) -> Iterator[pa.Table]:
-        """`position` of the rows of these raw sequences."""
+        """Yield `position` of the rows of these raw sequences."""
         yield from self._stream([f"{_POSITION} AS position"], f"_tf_sequence BETWEEN {first} AND {last}")
 
     def sum_up(self, first: int, last: int) -> list[Checksum]:
-        """Fills `sums` and `mismatching` for the rows of these raw sequences; the sums of all buckets together, by column."""
+        """Fill `sums` and `mismatching` for the rows of these raw sequences; return the sums of all buckets together, by column."""
         self._range = f"_tf_sequence BETWEEN {first} AND {last}"
         labels = [column.label for column in self.columns]
         self._note_defaults()
@@ -72,36 +71,38 @@ class TableSide:
         return list(self._checksums())
 
     def counts(self) -> dict[str, int]:
-        """Rows by side, of what was summed up."""
-        found = dict(self._engine.execute("SELECT side, sum(rows) FROM sums GROUP BY side").fetchall())
-        return {side: int(found.get(side, 0)) for side in ("expected", "found")}
+        """Count the rows that were summed up, by side."""
+        rows = dict(self._engine.execute("SELECT side, sum(rows) FROM sums GROUP BY side").fetchall())
+        return {side: int(rows.get(side, 0)) for side in ("expected", "found")}
 
     def defaults(self) -> dict[str, int]:
-        """How many values of a column the table's DEFAULT gave: what they must be is not known."""
+        """Count by column the values that the table's DEFAULT gave: nothing tells what they must be."""
         names = {column.label: column.name for column in self.columns}
         counts = self._engine.execute("SELECT label, count(*) FROM defaulted GROUP BY label").fetchall()
         return {names[label]: count for label, count in counts}
 
     def faults(self, examples: int, topic: str) -> Iterator[Finding]:
-        """What differs in the rows of the buckets that differ, one by one."""
+        """Yield what differs in the rows of the buckets that differ, one by one."""
         ranges = self._mismatching_ranges()
         if not ranges:
             return
-        found = list(self._row_faults(ranges, examples, topic))
-        told = {"expected": "at both looks the same rows", "found": "no row that differs: the table was changed meanwhile, verify again"}
-        if not self.unsure:
-            found = found or [Finding("rows", "different", len(ranges), None, [told])]
-        yield from found
+        findings = list(self._row_faults(ranges, examples, topic))
+        if not findings and not self.unsure:
+            changed = "no row that differs: the table was changed meanwhile, verify again"
+            example = {"expected": "at both looks the same rows", "found": changed}
+            findings = [Finding("rows", "different", len(ranges), None, [example])]
+        yield from findings
 
     def _row_faults(self, ranges: Sequence[tuple[int, int]], examples: int, topic: str) -> Iterator[Finding]:
         self._engine.execute("CREATE TABLE wanted AS FROM expected SEMI JOIN mismatching USING (bucket)")
         differing = " OR ".join(f"_tf_sequence BETWEEN {low} AND {high}" for low, high in ranges)
         self._with_rows(f"{self._range} AND ({differing})", f"CREATE TABLE found AS {self._plain()}")
         self._engine.execute("DELETE FROM found WHERE bucket NOT IN (SELECT bucket FROM mismatching)")
-        for kind in ("missing", "extra", "doubled"):
+        kinds: tuple[Kind, ...] = ("missing", "extra", "doubled")
+        for kind in kinds:
             yield from self._finding(kind, statement(f"reference/{kind}"), examples, topic)
         for column in self.columns:
-            sides = {side: shown(column.type, f'{side}."{column.label}"') for side in ("wanted", "found")}
+            sides = {side: text_sql(column.type, f'{side}."{column.label}"') for side in ("wanted", "found")}
             different = filled("reference/different", column=f'"{column.label}"', **sides)
             if column.since:
                 before = f"SELECT count(*) FROM ({different}) WHERE position < {column.since}"  # noqa: S608
@@ -110,8 +111,8 @@ class TableSide:
                 different = f"SELECT * FROM ({different}) WHERE position >= {column.since}"  # noqa: S608
             yield from self._finding("different", different, examples, topic, column.name)
 
-    def _finding(self, kind: Any, faults: str, examples: int, topic: str, column: str | None = None) -> Iterator[Finding]:
-        """`faults`: a SELECT of position, wanted and found."""
+    def _finding(self, kind: Kind, faults: str, examples: int, topic: str, column: str | None = None) -> Iterator[Finding]:
+        """Yield a finding where there is one. `faults`: a SELECT of position, wanted and found."""
         count, last = self._engine.execute(f"SELECT count(*), max(position) FROM ({faults})").fetchall()[0]  # noqa: S608
         if count:
             if kind == "missing":
@@ -128,8 +129,8 @@ class TableSide:
         return stream_rows(self._sink, sql)
 
     def _with_rows(self, where: str, sql: str) -> None:
-        """Runs `sql` over the table `clickhouse`, which streams from the server."""
-        selected = [f"{found(column.type, quote_identifier(column.name))} AS {_quoted(column.label)}" for column in self.columns]
+        """Run `sql` over the table `clickhouse`, which streams from the server."""
+        selected = [f"{plain_sql(column.type, quote_identifier(column.name))} AS {_quoted(column.label)}" for column in self.columns]
         batches = self._stream([f"{_POSITION} AS position", *selected], where)
         first = next(batches, None)
         if first is None:
@@ -141,18 +142,18 @@ class TableSide:
             self._engine.unregister("clickhouse")
 
     def _no_rows(self) -> pa.Table:
-        """As ClickHouse sends no row at all, not even its columns."""
+        """Return an empty batch: ClickHouse sends not even the columns where it has no row."""
         values = ", ".join(f"NULL::{duckdb_type(column.type)} AS {_quoted(column.label)}" for column in self.columns)
         return self._engine.sql(f"SELECT NULL::UBIGINT AS position, {values} WHERE false").to_arrow_table()
 
     def _plain(self) -> str:
-        """SELECT of the rows that stream from the server, in the types of `expected`; what a DEFAULT gave is NULL, as it is there."""
+        """Return a SELECT of the rows that stream from the server, in the types of `expected`; values that a DEFAULT gave are NULL."""
         values = []
         for column in self.columns:
             value = f"{_quoted(column.label)}::{duckdb_type(column.type)}"
             if column.label in self._defaulted:
-                known = f"SELECT position FROM defaulted WHERE label = {literal(column.label)}"  # noqa: S608
-                value = f"CASE WHEN position IN ({known}) THEN NULL ELSE {value} END"
+                defaulted = f"SELECT position FROM defaulted WHERE label = {literal(column.label)}"  # noqa: S608
+                value = f"CASE WHEN position IN ({defaulted}) THEN NULL ELSE {value} END"
             values.append(f", {value} AS {_quoted(column.label)}")
         return f"SELECT position, position >> {BUCKET_BITS} AS bucket{''.join(values)} FROM clickhouse"  # noqa: S608
 
@@ -168,11 +169,10 @@ class TableSide:
     def _checksums(self) -> Iterator[Checksum]:
         for column in self.columns:
             sums = dict(self._engine.execute(f"SELECT side, sum(s_{column.label}) FROM sums GROUP BY side").fetchall())  # noqa: S608
-            sides = (f"{int(sums.get(side, 0)) & _LAST:016x}" for side in ("expected", "found"))
-            yield Checksum(column.name, *sides)
+            yield Checksum(column.name, *(hex_sum(int(sums.get(side, 0))) for side in ("expected", "found")))
 
     def _mismatching_ranges(self) -> list[tuple[int, int]]:
-        """Raw sequences, inclusive, of the buckets that differ; with very many, all between the first and the last."""
+        """Return the raw sequences, inclusive, of the buckets that differ; with very many, all between the first and the last."""
         buckets = [bucket for (bucket,) in self._engine.execute("SELECT bucket FROM mismatching ORDER BY bucket").fetchall()]
         ranges: list[tuple[int, int]] = []
         for bucket in buckets:
@@ -185,7 +185,7 @@ class TableSide:
 
 
 def examples_of(engine: duckdb.DuckDBPyConnection, faults: str, most: int, topic: str) -> list[dict[str, Any]]:
-    """The first of some faults by position, each with its Kafka coordinates where a raw record is there."""
+    """Return the first of some faults by position, each with its Kafka coordinates where a raw record is there."""
     rows = engine.execute(
         f'SELECT position, "partition", "offset", wanted, found FROM ({faults}) LEFT JOIN parsed USING (position) '  # noqa: S608
         "ORDER BY position LIMIT ?",
@@ -196,7 +196,7 @@ def examples_of(engine: duckdb.DuckDBPyConnection, faults: str, most: int, topic
             "topic": topic if partition is not None else None,
             "partition": partition,
             "offset": offset,
-            "position": f"{position >> 20}.{position & (1 << 20) - 1}",
+            "position": position_text(position),
             "expected": wanted,
             "found": found,
         }

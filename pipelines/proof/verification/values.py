@@ -1,4 +1,4 @@
-"""What value a column must have for a JSON value, as SQL for DuckDB; and the same column of ClickHouse, brought into the same form.
+"""The value that a column must have for a JSON value, as SQL for DuckDB; and the same column of ClickHouse, brought into the same form.
 
 Independent of the stages: it says what docs/clickhouse.md and docs/pipeline-file.md say, over DuckDB's own `json_type` and
 `json_extract_string`. Each column has a **plain form**, in which both sides are compared: numbers and booleans as they are; texts, enums,
@@ -33,7 +33,7 @@ _KINDS = {
     "map": ("OBJECT",),
     "decimal": ("UBIGINT", "BIGINT", "DOUBLE", "VARCHAR"),
 }
-"""What `json_type` may say of a value, by the declared type of its field; `decimal` is a Decimal inside of a composite."""
+"""The answers of `json_type` that a field takes, by its declared type; `decimal` is a Decimal inside of a composite."""
 _PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _DUCKDB_INTEGERS = {8: "TINYINT", 16: "SMALLINT", 32: "INTEGER", 64: "BIGINT"}
 _WIDEST_DECIMAL = 38
@@ -54,12 +54,12 @@ class Reading:
 
 
 def literal(text: str) -> str:
-    """`text` as a DuckDB string literal."""
+    """Return `text` as a DuckDB string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def is_sound(source: str, kind: str, text: str) -> str:
-    """SQL: may a field of this declared type hold this value? A JSON null, and nothing at all (kind 'NULL'), may always."""
+    """Return SQL: whether a field of this declared type may hold this value. A JSON null and a missing value (kind 'NULL') always fit."""
     wanted = f"{kind} IN ({', '.join(literal(one) for one in _KINDS[source])})"
     if source in _INTEGERS:
         wanted += f" AND try_cast({text} AS {_INTEGERS[source]}) IS NOT NULL"
@@ -73,13 +73,13 @@ def is_sound(source: str, kind: str, text: str) -> str:
 
 
 def _number(source: str, text: str) -> str:
-    """A JSON number is a DOUBLE; a float32 is the nearest FLOAT of that."""
+    """Return SQL of a JSON number: a DOUBLE; a float32 is the FLOAT nearest to it."""
     number = f"try_cast({text} AS DOUBLE)"
     return number if _FLOATS[source] == "DOUBLE" else f"try_cast({number} AS {_FLOATS[source]})"
 
 
 def key_text(source: str, text: str) -> str:
-    """SQL: a text that two values of a key's field share exactly when they are equal."""
+    """Return SQL of a text that two values of a key's field share exactly when they are equal."""
     if source in _FLOATS:
         # 0.0 makes one zero of the two.
         return f"(({_number(source, text)} + 0.0)::VARCHAR)"
@@ -87,7 +87,7 @@ def key_text(source: str, text: str) -> str:
 
 
 def is_compared(kind: ColumnType) -> bool:
-    """False for types whose values ClickHouse may write in another way than it was given them."""
+    """Tell whether ClickHouse writes values of the type as it was given them."""
     return kind.name != "JSON" and all(is_compared(inner) for inner in kind.inner)
 
 
@@ -99,9 +99,10 @@ def takes_null(kind: ColumnType, has_default: bool) -> bool:
 
 
 def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int = 0, unit: str = "") -> Reading:
-    """Of a value with this declared type, whose `json_type` is `json_kind` and whose text is `text`, for a column. The value is NULL where
-    it is null or has no place. `fits` says nothing of nulls: the caller knows what the column does with them. `unit` is that of a number
-    since 1970.
+    """Return the reading of a value with this declared type, whose `json_type` is `json_kind` and whose text is `text`, for a column.
+
+    The value is NULL where it is null or has no place. `fits` does not cover nulls: the caller knows what the column does with them. `unit`
+    is the unit of a number since 1970.
     """
     if kind.name == "Array":
         return _array(kind, text, depth)
@@ -125,7 +126,7 @@ def _is_object_text(text: str) -> str:
 
 
 def _element(kind: ColumnType, document: str, depth: int) -> Reading:
-    """Of a JSON document inside of a composite; here `fits` covers nulls."""
+    """Return the reading of a JSON document inside of a composite; here `fits` covers nulls."""
     source = _element_source(kind)
     json_kind, text = f"coalesce(json_type({document}), 'NULL')", f"json_extract_string({document}, '$')"
     inner = reading(source, kind, json_kind, text, depth)
@@ -135,7 +136,7 @@ def _element(kind: ColumnType, document: str, depth: int) -> Reading:
 
 
 def _element_source(kind: ColumnType) -> str:
-    """As what an element is read: instants, dates, addresses and enums are texts there, decimals texts or numbers."""
+    """Return the declared type of an element: instants, dates, addresses and enums are texts, decimals texts or numbers."""
     if kind.name in INTEGER_BITS:
         return "uint64" if kind.name.startswith("U") else "int64"
     known = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"}
@@ -154,7 +155,7 @@ def _array(kind: ColumnType, text: str, depth: int) -> Reading:
 
 
 def _map(kind: ColumnType, text: str, depth: int) -> Reading:
-    """Values of a Map of strings that are no JSON strings stand there as their JSON text. Keys are distinct."""
+    """Return the reading of a Map: in a Map of strings, other values become their JSON text. Keys are distinct."""
     name = f"e{depth}"
     keys, values = f"json_keys(try_cast({text} AS JSON))", f"json_extract(try_cast({text} AS JSON), '$.*')"
     pairs = f"list_zip({keys}, {values})"
@@ -223,7 +224,7 @@ def _float(source: str, name: str, text: str) -> str:
 
 
 def _decimal(source: str, kind: ColumnType, text: str) -> str:
-    """The nearest decimal of a float (`format` writes the digits of the exact number); of a text or an integer all digits must fit."""
+    """Return SQL of a decimal: the nearest of a float (`format` writes the exact digits); of a text or an integer all digits must fit."""
     precision, scale = kind.number(0), kind.number(1)
     digits = f"format('{{:.{scale}f}}', {_number(source, text)}::DOUBLE)" if source in _FLOATS else text
     fits = f"regexp_full_match({digits}, '-?0*[0-9]{{0,{precision - scale}}}(\\.[0-9]{{0,{scale}}}0*)?')"
@@ -255,7 +256,7 @@ def _instant(source: str, kind: ColumnType, text: str) -> str:
 
 
 def _instant_of_unit(source: str, kind: ColumnType, text: str, unit: str) -> str:
-    """Of a number since 1970, exact in nanoseconds; only a float is taken to the nearest microsecond, and lies between whole seconds."""
+    """Return SQL of a number since 1970, exact in nanoseconds; a float is taken to the nearest microsecond, between whole seconds."""
     digits = kind.number(0) if kind.name == "DateTime64" else 0
     low, high = _instant_bounds(kind.name, digits)
     places = 9 - _PLACES[unit]
@@ -277,7 +278,7 @@ def _instant_of_unit(source: str, kind: ColumnType, text: str, unit: str) -> str
 
 
 def _instant_bounds(name: str, digits: int) -> tuple[int, int]:
-    """In microseconds, inclusive; from the ClickHouse manual, as in docs/pipeline-file.md."""
+    """Return the bounds in microseconds, inclusive; from the ClickHouse manual, as in docs/pipeline-file.md."""
     first, last = datetime(1900, 1, 1, tzinfo=UTC), datetime(2299, 12, 31, 23, 59, 59, tzinfo=UTC)
     if name == "DateTime":
         first, last = _EPOCH, datetime(2106, 2, 7, 6, 28, 15, tzinfo=UTC)
@@ -290,7 +291,7 @@ def _instant_bounds(name: str, digits: int) -> tuple[int, int]:
 
 
 def duckdb_type(kind: ColumnType) -> str:
-    """The DuckDB type of the plain form."""
+    """Return the DuckDB type of the plain form."""
     if kind.name == "Array":
         return f"{duckdb_type(kind.inner[0])}[]"
     if kind.name in ("Map", "Tuple"):
@@ -304,19 +305,21 @@ def duckdb_type(kind: ColumnType) -> str:
     return known.get(kind.name, "INTEGER" if kind.name in _LAST_DAYS else "BLOB")
 
 
-def found(kind: ColumnType, value: str, depth: int = 0) -> str:
-    """ClickHouse SQL: `value`, of type `kind`, in the plain form. Texts must be sent as bytes (`output_format_arrow_string_as_string =
-    0`)."""
+def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
+    """Return ClickHouse SQL of `value`, of type `kind`, in the plain form.
+
+    Texts must be sent as bytes (`output_format_arrow_string_as_string = 0`).
+    """
     name = f"e{depth}"
     if kind.name == "Array":
-        inner = found(kind.inner[0], name, depth + 1)
+        inner = plain_sql(kind.inner[0], name, depth + 1)
         return value if inner == name else f"arrayMap({name} -> {inner}, {value})"
     if kind.name == "Map":
-        key, entry = (found(inner, f"{side}{depth}", depth + 1) for side, inner in zip("kv", kind.inner, strict=True))
+        key, entry = (plain_sql(inner, f"{side}{depth}", depth + 1) for side, inner in zip("kv", kind.inner, strict=True))
         pairs = f"arrayMap((k{depth}, v{depth}) -> tuple({key}, {entry}), mapKeys({value}), mapValues({value}))"
         return f"arraySort({name} -> {name}.1, {pairs})"
     if kind.name == "Tuple":
-        members = (found(inner, f"tupleElement({value}, {place})", depth) for place, inner in enumerate(kind.inner, 1))
+        members = (plain_sql(inner, f"tupleElement({value}, {place})", depth) for place, inner in enumerate(kind.inner, 1))
         return f"tuple({', '.join(members)})"
     if kind.name == "DateTime64":
         return f"reinterpret({value}, 'Int64')"
@@ -333,8 +336,8 @@ def found(kind: ColumnType, value: str, depth: int = 0) -> str:
     return f"toString({value})" if is_text or is_wide else value
 
 
-def shown(kind: ColumnType, value: str) -> str:
-    """DuckDB SQL: a value in the plain form as a text for people."""
+def text_sql(kind: ColumnType, value: str) -> str:
+    """Return DuckDB SQL of a value in the plain form as a text for people."""
     plain = duckdb_type(kind)
     if plain == "BLOB":
         return f"coalesce(try(decode({value})), {value}::VARCHAR)"

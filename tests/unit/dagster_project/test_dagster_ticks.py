@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from dagster_project import checks as table_checks
-from dagster_project.checks import verdicts
+from dagster_project.checks import results
 from dagster_project.pipeline_files import Pipeline
 from dagster_project.sensors import side_by_side
 from dagster_project.sensors.observation import RUNNING, Reported, Seen, ended_as
 from dagster_project.sensors.side_by_side import look_at_all
 from pipelines.control.job_state import JobState
 from pipelines.errors import HaltError, RetryableError, TallyflowError
-from pipelines.proof.checks.judge import Verdict
+from pipelines.proof.checks.evaluate import CheckResult
 
 
 def pipeline(name: str) -> Pipeline:
@@ -49,7 +49,7 @@ def test_each_check_stands_alone_and_what_may_pass_is_tried_again_behind_the_oth
     asked: list[str] = []
     logged: list[str] = []
 
-    def judge(name: str) -> Verdict:
+    def evaluate(name: str) -> CheckResult:
         asked.append(name)
         if name == "never started":
             raise HaltError("pipeline p was never started")
@@ -57,10 +57,10 @@ def test_each_check_stands_alone_and_what_may_pass_is_tried_again_behind_the_oth
             raise RetryableError("ClickHouse did not answer")
         if name == "faulty":
             raise KeyError("secret-7d1f")
-        return Verdict(name, True, "well")
+        return CheckResult(name, success="well")
 
     names = ["away", "never started", "faulty", "away for a moment", "here"]
-    found = {one.check: one for one in verdicts(names, judge, logged.append)}
+    found = {one.check: one for one in results(names, evaluate, logged.append)}
     assert {name: one.passed for name, one in found.items()} == {
         "never started": False,
         "faulty": False,
@@ -68,11 +68,11 @@ def test_each_check_stands_alone_and_what_may_pass_is_tried_again_behind_the_oth
         "away for a moment": True,
         "away": False,
     }
-    assert found["away"].said == "could not be checked: ClickHouse did not answer"
+    assert found["away"].message == "could not be checked: ClickHouse did not answer"
     assert not found["away"].is_mild
     assert asked.count("away") == 3
     assert (asked.count("never started"), asked.count("faulty")) == (1, 1)
-    assert "secret" not in found["faulty"].said
+    assert "secret" not in found["faulty"].message
     assert "KeyError" in logged[0]
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, decoded, encoded, judge
-from pipelines.proof.audit.report import Audited
+from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, compare
+from pipelines.proof.audit.run import AuditReport
+from pipelines.proof.packed import decoded, encoded
 from pipelines.protocol.records import position_keys
 
 Spot = tuple[int, int]
@@ -37,10 +38,10 @@ def account(confirmed_to: int = 9, **places: list[Spot]) -> Account:
 
 
 def test_ranges_are_told_with_both_ends_and_an_empty_one_as_such() -> None:
-    found = Audited("orders", {"Kafka offsets in raw": {"t/0": [60, 99], "t/1": [5, 4]}, "raw sequences in out": [1, 7]})
-    assert [line for line in found.lines() if line.startswith("judged")] == [
-        "judged: Kafka offsets in raw: t/0 60..99, t/1 none",
-        "judged: raw sequences in out: 1..7",
+    found = AuditReport("orders", ranges={"Kafka offsets in raw": {"t/0": [60, 99], "t/1": [5, 4]}, "raw sequences in out": [1, 7]})
+    assert [line for line in found.lines() if line.startswith("compared")] == [
+        "compared: Kafka offsets in raw: t/0 60..99, t/1 none",
+        "compared: raw sequences in out: 1..7",
     ]
 
 
@@ -48,7 +49,7 @@ ALL = Limits(floor=0, process_to=6, read_to=6, newest=6)
 
 
 def faults(found: Account, limits: Limits = ALL) -> dict[tuple[str, str], list[Spot]]:
-    return {(fault.seam, fault.kind): [decoded(code) for code in fault.codes] for fault in judge(found, limits) if len(fault.codes)}
+    return {(fault.hop, fault.kind): [decoded(code) for code in fault.codes] for fault in compare(found, limits) if len(fault.codes)}
 
 
 def test_positions_are_encoded_as_the_streams_do() -> None:
@@ -59,7 +60,7 @@ def test_positions_are_encoded_as_the_streams_do() -> None:
 def test_every_record_in_one_place_is_clean() -> None:
     clean = account(out=SPOTS[:3], rows=SPOTS[:2], refused=SPOTS[2:3], letters=SPOTS[3:5], duplicates=SPOTS[5:])
     assert faults(clean) == {}
-    assert clean.told(int(codes(SPOTS[2:3])[0])) == "out 1, dead letters of the sink 1"
+    assert clean.describe(int(codes(SPOTS[2:3])[0])) == "out 1, dead letters of the sink 1"
 
 
 def test_each_fault_is_named_by_its_position() -> None:
@@ -72,8 +73,14 @@ def test_each_fault_is_named_by_its_position() -> None:
         ("out -> table", DOUBLED): [(2, 2)],
         ("out -> table", EXTRA): [(0, 0), (6, 0)],
     }
-    assert found.told(int(codes([(9, 0)])[0])) == "no raw record, out 1"
-    assert found.told(int(codes([(5, 0)])[0])) == "nowhere"
+    assert found.describe(int(codes([(9, 0)])[0])) == "no raw record, out 1"
+    assert found.describe(int(codes([(5, 0)])[0])) == "nowhere"
+
+
+def test_what_is_on_out_is_known_by_raw_frame() -> None:
+    found = account(out=[(2, 1), (5, 0), (5, 0), (6, 0)])
+    assert [decoded(code) for code in found.accepted(2, 5)] == [(2, 1), (5, 0)]
+    assert [decoded(code) for code in found.accepted(6, 9)] == [(6, 0)]
 
 
 def test_what_the_legs_have_not_confirmed_may_be_there_or_not() -> None:
@@ -82,7 +89,7 @@ def test_what_the_legs_have_not_confirmed_may_be_there_or_not() -> None:
     assert faults(found, limits) == {("out -> table", EXTRA): [(9, 0)]}
 
 
-def test_what_may_have_been_purged_is_not_judged() -> None:
+def test_what_may_have_been_purged_is_not_compared() -> None:
     limits = Limits(floor=5, process_to=6, read_to=6, newest=6)
     assert faults(account(out=[(6, 0)], rows=[(6, 0), (4, 0), (2, 1)]), limits) == {}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.proof.audit.streams import Subjects
+from pipelines.proof.readers.streams import Subjects
 from pipelines.protocol.records import Message
 from pipelines.testing import MemoryLog
 

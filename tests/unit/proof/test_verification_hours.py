@@ -5,9 +5,10 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 import pytest
 
-from dagster_project.assets.verification import said
 from dagster_project.assets.verification_hours import hour_of, hours_with_records, key_of
-from pipelines.proof.verification.result import OPEN, UNCONFIRMED, Finding, Gap, Verification
+from dagster_project.report_metadata import summary
+from pipelines.proof.report import Finding, Gap
+from pipelines.proof.verification.result import OPEN, UNCONFIRMED, Verification
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purged
 from pipelines.testing import ManualClock, MemoryLog
@@ -75,6 +76,6 @@ def test_a_partition_that_is_no_hour_is_refused(key: str) -> None:
     ],
 )
 def test_an_hour_that_is_not_proven_says_why_unless_it_differs(gap: str, words: str) -> None:
-    found = Verification("orders", "default.t", not_proven=[Gap(gap)])
-    assert (said(found), found.verdict) == (words, "not proven")
-    assert said(Verification("orders", "default.t", findings=[Finding("rows", "missing", 2)], not_proven=[Gap(gap)])) == "2 missing rows"
+    found = Verification("orders", not_proven=[Gap(gap)])
+    assert (summary(found), found.verdict) == (words, "not proven")
+    assert summary(Verification("orders", findings=[Finding("rows", "missing", 2)], not_proven=[Gap(gap)])) == "2 missing rows"

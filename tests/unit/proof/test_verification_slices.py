@@ -1,5 +1,6 @@
 """How a range is cut, which slices must be one, and what several results come to."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -7,9 +8,10 @@ import pytest
 from support.verification_case import CONFIG, KEYED, SECOND
 
 from pipelines.process.stage_config import StageConfig
-from pipelines.proof.verification.result import Checksum, Finding, Gap, Verification
+from pipelines.proof.report import Finding, Gap
+from pipelines.proof.verification.result import Checksum, Verification, add_up
 from pipelines.proof.verification.run import Request, Subject
-from pipelines.proof.verification.slices import Slice, Verified, cut, joined, together
+from pipelines.proof.verification.slices import Slice, Verified, cut, joined
 from pipelines.proof.verification.span import History, Plan
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -53,7 +55,7 @@ def test_frames_of_one_arrival_are_not_parted() -> None:
 
 
 def part(number: int, relies_from: int, last_fault: int) -> Verified:
-    return Verified(Slice(after(number), after(number + 1), number > 0), Verification("p", "t"), relies_from, last_fault)
+    return Verified(Slice(after(number), after(number + 1), number > 0), Verification("p", table="t"), relies_from, last_fault)
 
 
 def test_a_slice_that_believed_faulty_rows_is_joined_with_those_that_told_so() -> None:
@@ -66,42 +68,51 @@ def test_a_slice_that_believed_faulty_rows_is_joined_with_those_that_told_so() -
 def test_results_add_up() -> None:
     fault = {"position": "1.0"}
     later = {"position": "9.0"}
-    found = together(
+    found = add_up(
         [
             Verification(
                 "p",
-                "t",
-                (after(1), after(2)),
-                (1, 4),
                 {"records": 5, "copies": 0},
-                [Checksum("a", "ffffffffffffffff", "0000000000000001")],
                 [Finding("rows", "missing", 2, None, [fault, fault])],
                 [Gap("unsure", 3)],
                 [Gap("purged")],
+                "t",
+                (after(1), after(2)),
+                (1, 4),
+                [Checksum("a", "ffffffffffffffff", "0000000000000001")],
             ),
-            Verification("p", "t"),
+            Verification("p", table="t"),
             Verification(
                 "p",
-                "t",
-                (after(3), after(4)),
-                (5, 9),
                 {"records": 7, "copies": 1},
-                [Checksum("a", "0000000000000002", "0000000000000002")],
                 [Finding("rows", "missing", 3, None, [later]), Finding("rows", "different", 1, "a", [later])],
                 [Gap("unsure", 4)],
                 [Gap("purged")],
+                "t",
+                (after(3), after(4)),
+                (5, 9),
+                [Checksum("a", "0000000000000002", "0000000000000002")],
             ),
         ],
         2,
     )
     assert found == Verification(
         "p",
-        "t",
-        (after(1), after(4)),
-        (1, 9),
         {"records": 12, "copies": 1},
-        [Checksum("a", "0000000000000001", "0000000000000003")],
         [Finding("rows", "missing", 5, None, [fault, fault]), Finding("rows", "different", 1, "a", [later])],
         [Gap("unsure", 7)],
         [Gap("purged")],
+        "t",
+        (after(1), after(4)),
+        (1, 9),
+        [Checksum("a", "0000000000000001", "0000000000000003")],
     )
+
+
+def test_a_report_of_a_task_is_read_as_it_was_written() -> None:
+    findings = [Finding("rows", "missing", 2, "a", [{"position": "1.0"}])]
+    whole = Verification(
+        "p", {"rows": 3}, findings, [Gap("unsure", 3)], [Gap("purged")], "t", (after(1), after(2)), (1, 4), [Checksum("a", "0", "1")]
+    )
+    for report in (whole, Verification("p", table="t")):
+        assert Verification.decode(json.loads(json.dumps(report.encode()))) == report

@@ -8,7 +8,7 @@ from support.verification_case import CONFIG, KEYED, SECOND, TIMED
 
 from pipelines.process.watermarks import Watermarks
 from pipelines.proof.verification.reference import Bounds
-from pipelines.proof.verification.span import History, Plan, Span, is_open, same_dedup_from, span_of, told_range
+from pipelines.proof.verification.span import History, Plan, Span, arrivals_of, is_open, same_dedup_from, span_of
 from pipelines.protocol.records import instant
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -111,4 +111,4 @@ def test_a_stretch_has_one_configuration() -> None:
 
 
 def test_the_range_is_told_by_its_first_and_last_arrival() -> None:
-    assert told_range(history(), Span(3, 5, 3, 3)) == (instant(12 * SECOND), instant(20 * SECOND))
+    assert arrivals_of(history(), Span(3, 5, 3, 3)) == (instant(12 * SECOND), instant(20 * SECOND))

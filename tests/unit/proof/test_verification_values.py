@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.sql import statement
-from pipelines.proof.verification.values import MACROS, duckdb_type, found, is_sound, reading, shown
+from pipelines.proof.verification.values import MACROS, duckdb_type, is_sound, plain_sql, reading, text_sql
 from pipelines.types.columns import parse_type
 
 REJECTED, UNREADABLE = "no place", "another type"
@@ -186,7 +186,7 @@ def test_members_of_an_enum_are_literals() -> None:
 
 def test_clickhouse_is_asked_for_the_plain_form() -> None:
     kind = parse_type("Array(Tuple(a Nullable(DateTime64(3)), b Map(UUID, Int8)))")
-    assert found(kind, "c") == (
+    assert plain_sql(kind, "c") == (
         "arrayMap(e0 -> tuple(reinterpret(tupleElement(e0, 1), 'Int64'), arraySort(e1 -> e1.1, arrayMap((k1, v1) -> "
         "tuple(toString(k1), v1), mapKeys(tupleElement(e0, 2)), mapValues(tupleElement(e0, 2))))), c)"
     )
@@ -204,7 +204,7 @@ def test_clickhouse_is_asked_for_the_plain_form() -> None:
     ],
 )
 def test_people_see_days_and_instants(engine: duckdb.DuckDBPyConnection, column: str, plain: str, wanted: str) -> None:
-    assert engine.execute(f"SELECT {shown(parse_type(column), plain)}").fetchall() == [(wanted,)]
+    assert engine.execute(f"SELECT {text_sql(parse_type(column), plain)}").fetchall() == [(wanted,)]
 
 
 def test_json_is_read_as_it_stands(engine: duckdb.DuckDBPyConnection) -> None:

@@ -1,4 +1,4 @@
-"""Raw frames as what the reference reads: batches of positions, coordinates, arrivals and bytes."""
+"""Raw frames as batches of records, for the reference: positions, coordinates, arrivals and bytes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -10,23 +10,22 @@ from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process.arrivals import Arrived, ClockReset, arrivals
 from pipelines.proof.verification.reference import FRAME_SCHEMA
 from pipelines.protocol.naming import Names, is_redriven
-from pipelines.protocol.records import decode_columns
+from pipelines.protocol.records import ORDINAL_BITS, decode_columns
 
 _BATCH_RECORDS = 20_000
 _BATCH_BYTES = 16 * 1024 * 1024
-_ORDINAL_BITS = np.uint64(20)
 
 
 def read_batches(
     log: JetStream, names: Names, first: int, last: int, first_us: int, resets: Sequence[ClockReset], see: Callable[[Arrived], None]
 ) -> Iterator[pa.RecordBatch]:
-    """The records of the raw frames from `first` to `last` that are there, as batches of FRAME_SCHEMA; `see` is told each frame.
+    """Yield the records of the raw frames from `first` to `last`, both inclusive, that exist, as batches of FRAME_SCHEMA.
 
-    `first_us`: the arrival of frame `first`. Those of the others are computed again, from the times that the server has noted, and
-    from `resets`.
+    `first_us`: the arrival of frame `first`. Later arrivals follow from the times that the server has noted, and from `resets`. `see` is
+    called with each frame.
     """
     messages = fetch_whole(log, names.stream("raw"), names.subjects("raw"), first - 1, last)
-    return _together(_records(frame) for frame in _seen(arrivals(messages, first_us, resets), see) if frame.message.rows)
+    return _in_batches(_records(frame) for frame in _seen(arrivals(messages, first_us, resets), see) if frame.message.rows)
 
 
 def _seen(frames: Iterable[Arrived], see: Callable[[Arrived], None]) -> Iterator[Arrived]:
@@ -36,12 +35,12 @@ def _seen(frames: Iterable[Arrived], see: Callable[[Arrived], None]) -> Iterator
 
 
 def _records(frame: Arrived) -> pa.RecordBatch:
-    """Only what the reference needs is uncompressed."""
+    """Decode only the columns that the reference needs."""
     message, has_history = frame.message, is_redriven(frame.message.subject)
     names = ("value", "partition", "offset", "oversize", *(("past_dedup",) if has_history else ()))
     table = decode_columns(message.payload, names)
     rows = table.num_rows
-    positions = (np.uint64(message.sequence) << _ORDINAL_BITS) | np.arange(rows, dtype=np.uint64)
+    positions = (np.uint64(message.sequence) << np.uint64(ORDINAL_BITS)) | np.arange(rows, dtype=np.uint64)
     oversize = table.column("oversize")
     is_oversize = np.zeros(rows, dtype=bool) if oversize.null_count == rows else pc.is_valid(oversize).to_numpy()
     is_past = pc.fill_null(table.column("past_dedup"), False).to_numpy() if has_history else np.zeros(rows, dtype=bool)
@@ -57,19 +56,19 @@ def _records(frame: Arrived) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)
 
 
-def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small frames in batches that are worth a step of the engine."""
+def _in_batches(frames: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small frames until a batch is worth a step of the engine."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in batches:
-        held.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
+    for frame in frames:
+        held.append(frame)
+        rows, size = rows + frame.num_rows, size + frame.nbytes
         if rows >= _BATCH_RECORDS or size >= _BATCH_BYTES:
-            yield _one(held)
+            yield _joined(held)
             held, rows, size = [], 0, 0
     if held:
-        yield _one(held)
+        yield _joined(held)
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -6,10 +6,10 @@ import pytest
 
 from pipelines.connectors.clickhouse.client import Table
 from pipelines.connectors.clickhouse.removal import removes_rows
-from pipelines.proof.audit.report import Finding
-from pipelines.proof.checks import judge
+from pipelines.proof.checks import evaluate
+from pipelines.proof.checks.evaluate import Behind, Confirmed, Held, Hours, PositionCounts, RepeatedKeys, VerifiedHour, ViewSum
 from pipelines.proof.checks.facts import passes_every_row
-from pipelines.proof.checks.judge import Behind, Confirmed, Held, Hours, Positions, RepeatedKeys, Verified, ViewSum
+from pipelines.proof.report import Finding
 from pipelines.protocol.tally import LegTally, Tally
 
 FIRST, LATER = datetime(2026, 11, 22, 3, 59, tzinfo=UTC), datetime(2026, 11, 22, 5, 30, tzinfo=UTC)
@@ -26,39 +26,39 @@ def account(written: int = 10, rejected: int = 0, lost: int = 0, sunk: int = 10)
 
 
 def test_conservation_holds_where_every_event_is_accounted_for() -> None:
-    found = judge.conservation(account(written=8, rejected=2, sunk=5))
+    found = evaluate.conservation(account(written=8, rejected=2, sunk=5))
     assert (found.passed, found.facts["residue"], found.facts["waiting before sink"]) == (True, 0, 3)
 
 
 def test_conservation_names_the_leg_that_lost_an_event() -> None:
-    found = judge.conservation(account(lost=1, sunk=9))
+    found = evaluate.conservation(account(lost=1, sunk=9))
     assert not found.passed
-    assert "process +1" in found.said
+    assert "process +1" in found.message
 
 
 def test_conservation_names_a_leg_that_read_what_nobody_wrote() -> None:
-    found = judge.conservation(account(written=10, sunk=12))
+    found = evaluate.conservation(account(written=10, sunk=12))
     assert not found.passed
-    assert "sink has read 2 rows more" in found.said
+    assert "sink has read 2 rows more" in found.message
 
 
 def test_a_doubled_position_and_a_repeated_key_are_each_named() -> None:
-    positions = Positions(11, 10, 1, ({"topic": "t", "partition": 0, "offset": 4, "rows": 2},))
+    positions = PositionCounts(11, 10, 1, ({"topic": "t", "partition": 0, "offset": 4, "rows": 2},))
     keys = RepeatedKeys(({"topic": "t", "partition": 0, "offset": 9},), False)
-    found = judge.duplicates(positions, keys)
+    found = evaluate.duplicates(positions, keys)
     assert not found.passed
-    assert found.said == "1 positions are in the table more than once; 1 rows repeat a key within the window"
+    assert found.message == "1 positions are in the table more than once; 1 rows repeat a key within the window"
     assert [example["offset"] for example in found.examples] == [4, 9]
 
 
 def test_duplicates_that_cannot_be_told_are_said_to_be_unjudged() -> None:
-    found = judge.duplicates(None, None, "the table has no position columns")
+    found = evaluate.duplicates(None, None, "the table has no position columns")
     assert (found.passed, found.not_judged) == (True, "the table has no position columns")
 
 
 @pytest.mark.parametrize(("found", "passed"), [(99, False), (100, True), (101, False)])
 def test_as_many_positions_are_there_as_were_confirmed(found: int, passed: bool) -> None:
-    assert judge.gaps(Confirmed(100, 100), Held(found, is_by_position=True)).passed == passed
+    assert evaluate.gaps(Confirmed(100, 100), Held(found, is_by_position=True)).passed == passed
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_as_many_positions_are_there_as_were_confirmed(found: int, passed: bool)
         (Held(104, True, confirmed=99), "1 of 100 confirmed rows are missing"),
         (
             Held(99, True, removes="its TTL", confirmed=99),
-            "1 of 100 confirmed rows are missing, and its TTL removes rows: leave the check out if it shall",
+            "1 of 100 confirmed rows are missing, and its TTL removes rows: disable this check if that is intended",
         ),
         (Held(107, True, removes="its TTL", confirmed=100), "2 positions more than the 105 that were confirmed"),
         (Held(105, True, confirmed=103), "3 positions more than the 100 that were confirmed before"),
@@ -78,30 +78,30 @@ def test_as_many_positions_are_there_as_were_confirmed(found: int, passed: bool)
     ],
 )
 def test_a_gap_is_told_in_numbers_and_rows_of_an_open_chunk_never_hide_it(held: Held, said: str) -> None:
-    found = judge.gaps(Confirmed(100, 105), held)
-    assert (found.said, found.facts["found"]) == (said, held.count)
+    found = evaluate.gaps(Confirmed(100, 105), held)
+    assert (found.message, found.facts["found"]) == (said, held.count)
     assert found.passed == said.endswith(", as confirmed")
     assert found.not_judged == ("" if held.is_by_position else "the table has no position columns: rows were counted")
 
 
 @pytest.mark.parametrize("held", [Held(100, False), Held(103, False), Held(105, True)])
 def test_nothing_is_judged_where_rows_of_an_open_chunk_cannot_be_told_from_confirmed_ones(held: Held) -> None:
-    found = judge.gaps(Confirmed(100, 105), held)
+    found = evaluate.gaps(Confirmed(100, 105), held)
     assert (found.passed, found.is_mild) == (False, True)
     assert "a chunk was being inserted" in found.not_judged
 
 
 def test_a_row_of_no_record_of_the_topic_is_one_too_many_also_where_a_row_is_missing() -> None:
-    found = judge.gaps(Confirmed(100, 100), Held(100, True, foreign=1))
-    assert (found.passed, found.said) == (False, "1 rows are of no record of the topic: another writer has made them")
-    assert "1 of 100 confirmed rows are missing; 1 rows" in judge.gaps(Confirmed(100, 100), Held(99, True, foreign=1)).said
+    found = evaluate.gaps(Confirmed(100, 100), Held(100, True, foreign=1))
+    assert (found.passed, found.message) == (False, "1 rows are of no record of the topic: another writer has made them")
+    assert "1 of 100 confirmed rows are missing; 1 rows" in evaluate.gaps(Confirmed(100, 100), Held(99, True, foreign=1)).message
 
 
 def test_a_gap_carries_what_the_audit_has_named() -> None:
-    finding = Finding("out -> table", "missing", 1, [{"topic": "t", "partition": 2, "offset": 7}])
-    found = judge.gaps(Confirmed(100, 100), Held(99, True), [finding])
-    assert "1 of 100 confirmed rows are missing" in found.said
-    assert found.examples == ({"seam": "out -> table", "kind": "missing", "count": 1, "topic": "t", "partition": 2, "offset": 7},)
+    finding = Finding("out -> table", "missing", 1, None, [{"topic": "t", "partition": 2, "offset": 7}])
+    found = evaluate.gaps(Confirmed(100, 100), Held(99, True), [finding])
+    assert "1 of 100 confirmed rows are missing" in found.message
+    assert found.examples == [{"place": "out -> table", "kind": "missing", "count": 1, "topic": "t", "partition": 2, "offset": 7}]
 
 
 WARN, FAIL = timedelta(minutes=2), timedelta(minutes=10)
@@ -119,94 +119,96 @@ WARN, FAIL = timedelta(minutes=2), timedelta(minutes=10)
     ],
 )
 def test_freshness_is_about_what_waits_and_for_how_long(behind: Behind, passed: bool, is_mild: bool) -> None:
-    found = judge.freshness(behind, WARN, FAIL)
+    found = evaluate.freshness(behind, WARN, FAIL)
     assert (found.passed, found.is_mild) == (passed, is_mild)
 
 
 @pytest.mark.parametrize(("rejected", "passed"), [(0, True), (1, True), (2, False)])
 def test_dead_letters_may_be_as_many_as_the_file_says(rejected: int, passed: bool) -> None:
-    found = judge.dead_letters(account(10 - rejected, rejected, sunk=10 - rejected), max_percent=10.0)
+    found = evaluate.dead_letters(account(10 - rejected, rejected, sunk=10 - rejected), max_percent=10.0)
     assert (found.passed, found.facts["dead letters"]) == (passed, rejected)
 
 
 def test_dead_letters_that_entered_again_count_no_more() -> None:
     legs = account(6, 4, sunk=6).legs
     letters = LegTally("redrive", 4, {"entered again": 3, "discarded": 0, "still dead letters": 1}, 1, False)
-    found = judge.dead_letters(Tally(legs, letters), max_percent=10.0)
+    found = evaluate.dead_letters(Tally(legs, letters), max_percent=10.0)
     assert (found.passed, found.facts["dead letters"], found.facts["still there"]) == (True, 4, 1)
 
 
 def test_letters_of_an_earlier_time_are_no_share_of_this_one() -> None:
     legs = account(10, 0, sunk=10).legs
     letters = LegTally("redrive", 0, {"entered again": 0, "discarded": 0, "still dead letters": 0}, 7, False, 7)
-    assert judge.dead_letters(Tally(legs, letters), max_percent=0.0).passed
+    assert evaluate.dead_letters(Tally(legs, letters), max_percent=0.0).passed
 
 
 def test_no_record_is_no_share_of_dead_letters() -> None:
     nothing = Tally(tuple(LegTally(leg, 0, {}, 0, False) for leg in ("ingest", "process", "sink")), LegTally("redrive", 0, {}, 0, False))
-    assert judge.dead_letters(nothing, 0.0).passed
+    assert evaluate.dead_letters(nothing, 0.0).passed
 
 
 def test_an_additional_column_is_no_drift_and_a_changed_one_is_named() -> None:
-    assert judge.schema_drift([], ["added"], []).passed
-    found = judge.schema_drift(["sink.mapping[0].column_type: column 'id' is String, the file says Int64"], [], [])
+    assert evaluate.schema_drift([], ["added"], []).passed
+    found = evaluate.schema_drift(["sink.mapping[0].column_type: column 'id' is String, the file says Int64"], [], [])
     assert not found.passed
-    assert "'id' is String" in found.said
+    assert "'id' is String" in found.message
 
 
 def test_a_view_that_lags_is_named_and_one_that_cannot_be_compared_is_told() -> None:
     sums = [ViewSum("d.even", 10, 10, 10), ViewSum("d.odd", 9, 10, 10), ViewSum("d.unknown", None, 10, 10, "no count")]
-    found = judge.views(sums)
+    found = evaluate.views(sums)
     assert not found.passed
-    assert found.said == (
+    assert found.message == (
         "d.odd adds up to 9, the table has 10 rows; rows from before a view was made are not in it until they are inserted by hand"
     )
     assert found.not_judged == "d.unknown: no count"
 
 
 def test_a_view_may_be_ahead_of_the_first_count_of_a_live_table() -> None:
-    assert judge.views([ViewSum("d.live", 12, 10, 12)]).passed
-    ahead = judge.views([ViewSum("d.live", 13, 10, 12)])
-    assert (ahead.passed, ahead.said) == (False, "d.live adds up to 13, the table has 10 rows")
+    assert evaluate.views([ViewSum("d.live", 12, 10, 12)]).passed
+    ahead = evaluate.views([ViewSum("d.live", 13, 10, 12)])
+    assert (ahead.passed, ahead.message) == (False, "d.live adds up to 13, the table has 10 rows")
 
 
 @pytest.mark.parametrize(("total", "passed"), [(6, False), (7, True), (10, True), (12, True), (15, True), (16, False)])
 def test_a_view_may_have_what_is_being_inserted_earlier_or_later_than_the_table(total: int, passed: bool) -> None:
-    found = judge.views([ViewSum("d.live", total, 10, 12, inserting=3)])
+    found = evaluate.views([ViewSum("d.live", total, 10, 12, inserting=3)])
     assert found.passed == passed
     is_clear = 10 <= total <= 12
     assert bool(found.not_judged) == (passed and not is_clear), "what is not certain is told"
 
 
 def test_a_short_insert_window_is_named() -> None:
-    found = judge.insert_window([("d.t", 10_000), ("d.view", 4)], 100)
+    found = evaluate.insert_window([("d.t", 10_000), ("d.view", 4)], 100)
     assert not found.passed
-    assert "d.view remembers 4" in found.said
+    assert "d.view remembers 4" in found.message
 
 
 def test_hours_that_differ_are_named() -> None:
-    hours = Hours([Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", False, "1 row differs")], ["2026-11-22-02:00"])
-    found = judge.verification(hours, FIRST, LATER)
+    hours = Hours(
+        [VerifiedHour("2026-11-22-03:00", True, ""), VerifiedHour("2026-11-22-04:00", False, "1 row differs")], ["2026-11-22-02:00"]
+    )
+    found = evaluate.verification(hours, FIRST, LATER)
     assert not found.passed
-    assert found.examples == ({"hour": "2026-11-22-04:00", "found": "1 row differs"},)
+    assert found.examples == [{"hour": "2026-11-22-04:00", "found": "1 row differs"}]
     assert not found.is_mild
-    matching = judge.verification(Hours([Verified("2026-11-22-03:00", True, "")]), None, LATER)
-    assert (matching.passed, matching.said, matching.not_judged) == (True, "1 verified hours match", "")
+    matching = evaluate.verification(Hours([VerifiedHour("2026-11-22-03:00", True, "")]), None, LATER)
+    assert (matching.passed, matching.message, matching.not_judged) == (True, "1 verified hours match", "")
 
 
 def test_an_hour_that_was_not_verified_is_a_mild_fault_though_others_match() -> None:
-    hours = Hours([Verified("2026-11-22-03:00", True, "")], ["2026-11-22-02:00"])
-    found = judge.verification(hours, FIRST, LATER)
+    hours = Hours([VerifiedHour("2026-11-22-03:00", True, "")], ["2026-11-22-02:00"])
+    found = evaluate.verification(hours, FIRST, LATER)
     assert (found.passed, found.is_mild, found.facts["hours missed"]) == (False, True, 1)
-    assert "1 hours with records were not verified: 2026-11-22-02:00;" in found.said
+    assert "1 hours with records were not verified: 2026-11-22-02:00;" in found.message
 
 
 def test_an_hour_that_is_not_proven_yet_is_a_mild_fault() -> None:
-    hours = [Verified("2026-11-22-03:00", True, ""), Verified("2026-11-22-04:00", True, "", is_proven=False)]
-    found = judge.verification(Hours(hours), FIRST, LATER)
+    hours = [VerifiedHour("2026-11-22-03:00", True, ""), VerifiedHour("2026-11-22-04:00", True, "", is_proven=False)]
+    found = evaluate.verification(Hours(hours), FIRST, LATER)
     assert (found.passed, found.is_mild) == (False, True)
-    assert "1 of 2 verified hours are not proven: 2026-11-22-04:00" in found.said
-    both = judge.verification(Hours([*hours, Verified("2026-11-22-05:00", False, "1 row differs")]), FIRST, LATER)
+    assert "1 of 2 verified hours are not proven: 2026-11-22-04:00" in found.message
+    both = evaluate.verification(Hours([*hours, VerifiedHour("2026-11-22-05:00", False, "1 row differs")]), FIRST, LATER)
     assert (both.passed, both.is_mild) == (False, False)
 
 
@@ -220,7 +222,7 @@ def test_an_hour_that_is_not_proven_yet_is_a_mild_fault() -> None:
     ],
 )
 def test_an_hour_that_was_due_and_was_not_verified_is_a_mild_fault(first: datetime | None, passed: bool) -> None:
-    found = judge.verification(Hours(), first, LATER)
+    found = evaluate.verification(Hours(), first, LATER)
     assert (found.passed, found.is_mild, bool(found.not_judged)) == (passed, not passed, passed)
 
 

@@ -1,0 +1,48 @@
+"""Raw positions as single integers that sort like them, as `records.position_keys` packs them."""
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.protocol.records import ORDINAL_BITS
+
+RawPositions = npt.NDArray[np.uint64]
+NO_POSITIONS: RawPositions = np.zeros(0, dtype=np.uint64)
+_BITS = np.uint64(ORDINAL_BITS)
+_MASK = (1 << ORDINAL_BITS) - 1
+
+
+def encoded(sequences: npt.NDArray[np.integer], ordinals: npt.NDArray[np.integer]) -> RawPositions:
+    """Pack sequences and ordinals."""
+    codes: RawPositions = (sequences.astype(np.uint64) << _BITS) | ordinals.astype(np.uint64)
+    return codes
+
+
+def decoded(code: int) -> tuple[int, int]:
+    """Return the sequence and the ordinal of one position."""
+    return int(code) >> ORDINAL_BITS, int(code) & _MASK
+
+
+def sequences_of(codes: RawPositions) -> npt.NDArray[np.int64]:
+    """Return the sequences of positions."""
+    return (codes >> _BITS).astype(np.int64)
+
+
+def ordinals_of(codes: RawPositions) -> npt.NDArray[np.int64]:
+    """Return the ordinals of positions."""
+    return (codes & np.uint64(_MASK)).astype(np.int64)
+
+
+def position_text(code: int) -> str:
+    """Return one position as people write it: 17.3."""
+    sequence, ordinal = decoded(code)
+    return f"{sequence}.{ordinal}"
+
+
+def first_position(sequence: int) -> int:
+    """Return the position of the first record of a frame."""
+    return sequence << ORDINAL_BITS
+
+
+def last_position(sequence: int) -> int:
+    """Return the greatest position that a record of a frame can have."""
+    return (sequence << ORDINAL_BITS) | _MASK

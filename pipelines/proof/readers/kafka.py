@@ -1,0 +1,149 @@
+"""Kafka, read with a consumer of its own: the reader of `pipelines.connectors.kafka` could hide its own faults."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from pipelines.connectors.kafka.client import map_error
+from pipelines.errors import RetryableError
+from pipelines.proof.positions import POSITION_SCHEMA
+
+_QUIET_SECONDS = 30.0
+_CONSUME_MESSAGES = 10_000
+Settings = Mapping[str, str | bool | int]
+
+
+def read_topic(settings: Settings, topic: str, columns: Sequence[str] = ()) -> pa.Table:
+    """Read every committed record of a topic, from its first offset to its present end: POSITION_SCHEMA, and `key` or `value` if asked.
+
+    `settings` are librdkafka's, `bootstrap.servers` at least. Offsets may have gaps. Raises RetryableError when Kafka gives nothing for
+    30 s, HaltError when the topic does not exist.
+    """
+    return pa.concat_tables([_topic_schema(columns).empty_table(), *topic_batches(settings, topic, columns)])
+
+
+def topic_batches(
+    settings: Settings, topic: str, columns: Sequence[str] = (), within: Mapping[int, tuple[int, int]] | None = None
+) -> Iterator[pa.Table]:
+    """Yield what `read_topic` reads batch by batch, so that memory holds one.
+
+    `within`: only these partitions, each from one offset to another, both inclusive, as far as Kafka still holds them.
+    """
+    with _consumer(f"verifying topic {topic}", settings) as consumer:
+        ends, starts = _bounds(consumer, topic)
+        if within is not None:
+            ends = {partition: min(ends[partition], last + 1) for partition, (_, last) in within.items() if partition in ends}
+            starts = {partition: max(starts[partition], within[partition][0]) for partition in ends}
+        consumer.assign([TopicPartition(topic, partition, starts[partition]) for partition, end in ends.items() if starts[partition] < end])
+        for messages in _messages(consumer, topic, starts, ends):
+            yield _records(topic, messages, _topic_schema(columns))
+
+
+def first_offsets(settings: Settings, topic: str) -> dict[int, int]:
+    """Return the first offset that each partition holds now. Raises as `read_topic`."""
+    with _consumer(f"looking at topic {topic}", settings) as consumer:
+        return _bounds(consumer, topic)[1]
+
+
+def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
+    """Return the end of each partition now, exclusive. Raises as `read_topic`."""
+    with _consumer(f"looking at topic {topic}", settings) as consumer:
+        return _bounds(consumer, topic)[0]
+
+
+def is_compacted(settings: Settings, topic: str) -> bool:
+    """Tell whether Kafka may remove records of the topic before they expire."""
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    # A client without a reference is closed, and its futures fail.
+    admin = AdminClient({**settings, "log_level": 0})
+    try:
+        config = admin.describe_configs([resource])[resource].result(_QUIET_SECONDS)
+    except TimeoutError as error:
+        raise RetryableError(f"looking at the settings of topic {topic}: Kafka gave no answer for {_QUIET_SECONDS:.0f} s") from error
+    except KafkaException as error:
+        raise map_error(f"looking at the settings of topic {topic}", error) from error
+    return "compact" in config["cleanup.policy"].value
+
+
+def _topic_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([*POSITION_SCHEMA, *((name, pa.binary()) for name in columns)])
+
+
+@contextmanager
+def _consumer(doing: str, settings: Settings) -> Iterator[Consumer]:
+    consumer = Consumer(
+        {
+            **settings,
+            "group.id": f"tallyflow-verify-{uuid4().hex}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
+    )
+    try:
+        yield consumer
+    except KafkaException as error:
+        raise map_error(doing, error) from error
+    finally:
+        consumer.close()
+
+
+def _bounds(consumer: Consumer, topic: str) -> tuple[dict[int, int], dict[int, int]]:
+    """Return ({partition: end, exclusive}, {partition: first offset})."""
+    metadata = consumer.list_topics(topic, timeout=_QUIET_SECONDS).topics[topic]
+    if metadata.error is not None:
+        raise KafkaException(metadata.error)
+    marks = {
+        partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_QUIET_SECONDS)
+        for partition in metadata.partitions
+    }
+    return {partition: high for partition, (_, high) in marks.items()}, {partition: low for partition, (low, _) in marks.items()}
+
+
+def _messages(consumer: Consumer, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[list[Message]]:
+    """Yield the records before `ends` in batches.
+
+    A partition is complete when the consumer's position is its end, whether or not a record is there.
+    """
+    reached = {partition: start for partition, start in starts.items() if start < ends[partition]}
+    last_answer = time.monotonic()
+    while reached:
+        left = sum(ends[partition] - offset for partition, offset in reached.items())
+        messages = consumer.consume(min(left + len(reached), _CONSUME_MESSAGES), timeout=0.1)
+        if messages:
+            last_answer = time.monotonic()
+        elif time.monotonic() - last_answer > _QUIET_SECONDS:
+            raise RetryableError(f"verifying topic {topic}: Kafka gave no record for {_QUIET_SECONDS:.0f} s")
+        records = []
+        for message in messages:
+            error, partition = message.error(), message.partition()
+            if error is None:
+                reached[partition] = message.offset() + 1
+                if message.offset() < ends[partition]:
+                    records.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                reached[partition] = message.offset()
+            elif not isinstance(map_error(f"verifying topic {topic}", error), RetryableError):
+                raise KafkaException(error)
+        reached = {partition: offset for partition, offset in reached.items() if offset < ends[partition]}
+        yield records
+
+
+def _records(topic: str, messages: Sequence[Message], schema: pa.Schema) -> pa.Table:
+    count = len(messages)
+    positions = [
+        pa.repeat(pa.scalar(topic), count),
+        pa.array(np.fromiter(map(Message.partition, messages), dtype=np.int32, count=count)),
+        pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
+    ]
+    parts = {"key": Message.key, "value": Message.value}
+    others = [pa.array(list(map(part, messages)), pa.binary()) for name, part in parts.items() if name in schema.names]
+    return pa.table([*positions, *others], schema=schema)

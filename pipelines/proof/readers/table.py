@@ -1,0 +1,75 @@
+"""The sink's table, read with a client of its own: the client that inserts could hide its own faults.
+
+Functions raise RetryableError or HaltError as ClickHouse answers. `where` is a condition over position columns and numbers; nothing in it
+comes from outside.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import clickhouse_connect
+import numpy as np
+import pyarrow as pa
+from clickhouse_connect.driver.client import Client
+
+from pipelines.config import ClickHouseSink
+from pipelines.connectors.clickhouse.answers import pool_for
+from pipelines.connectors.clickhouse.errors import map_error
+from pipelines.protocol.records import position_keys
+from pipelines.types.columns import quote_identifier
+
+SEQUENCE_AND_ORDINAL = ("_tf_sequence", "_tf_ordinal")
+
+
+def full_name(sink: ClickHouseSink) -> str:
+    """Return the quoted name of the sink's table, for a statement."""
+    return f"{quote_identifier(sink.connection_params.database)}.{quote_identifier(sink.table)}"
+
+
+def table_batches(sink: ClickHouseSink, columns: Sequence[str], where: str = "true") -> Iterator[pa.Table]:
+    """Yield these columns of the rows, as the server streams them. Text columns are text."""
+    names = ", ".join(quote_identifier(name) for name in columns)
+    yield from stream_rows(sink, f"SELECT {names} FROM {full_name(sink)} WHERE {where}", as_text=True)  # noqa: S608
+
+
+def position_batches(sink: ClickHouseSink, where: str = "true") -> Iterator[np.ndarray]:
+    """Yield the positions of the rows as `records.position_keys`, as the server streams them."""
+    yield from map(position_keys, table_batches(sink, SEQUENCE_AND_ORDINAL, where))
+
+
+def stream_rows(sink: ClickHouseSink, sql: str, as_text: bool = False) -> Iterator[pa.Table]:
+    """Yield the rows of a SELECT of checked identifiers and numbers, as the server streams them; nothing where there is no row.
+
+    Strings are bytes unless `as_text`.
+    """
+    settings = {"output_format_arrow_low_cardinality_as_dictionary": 0}
+    with _client(sink) as client, client.query_arrow_stream(sql, settings=settings, use_strings=as_text) as batches:
+        for batch in batches:
+            yield pa.Table.from_batches([batch])
+
+
+def count_rows(sink: ClickHouseSink, where: str) -> int:
+    """Return the number of rows."""
+    with _client(sink) as client:
+        return int(client.query(f"SELECT count() FROM {full_name(sink)} WHERE {where}").result_rows[0][0])  # noqa: S608
+
+
+@contextmanager
+def _client(sink: ClickHouseSink) -> Iterator[Client]:
+    connection = sink.connection_params
+    try:
+        client = clickhouse_connect.get_client(
+            host=connection.host,
+            port=connection.http_port_effective,
+            username=connection.username,
+            password=connection.password.get_secret_value(),
+            secure=connection.secure,
+            verify=not connection.skip_certificate_verification,
+            pool_mgr=pool_for(connection),
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+    except Exception as error:
+        raise map_error(f"verifying table {full_name(sink)}", error) from error

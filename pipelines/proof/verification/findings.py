@@ -1,0 +1,88 @@
+"""What the loaded reference finds besides the table's rows: dead letters, Kafka's bytes, the counts, and values that the table has lost."""
+
+from collections.abc import Mapping, Sequence
+
+import duckdb
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.kafka.settings import client_settings
+from pipelines.connectors.sql import filled
+from pipelines.proof.readers.kafka import topic_batches
+from pipelines.proof.verification.result import Verification
+from pipelines.proof.verification.span import History, Span
+from pipelines.proof.verification.table import examples_of
+from pipelines.protocol.records import ORDINAL_BITS
+
+
+def find_dead_letters(
+    engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, topic: str, examples: int, is_purged: bool
+) -> None:
+    """Compare the dead letters with the records that the reference rejects. `is_purged`: dead letters were discarded."""
+    faults = filled("reference/letter_faults", first=span.bounds.first, last=span.bounds.last)
+    for kind, count in engine.execute(f"SELECT kind, count(*) FROM ({faults}) GROUP BY kind ORDER BY kind").fetchall():  # noqa: S608
+        if kind == "missing" and is_purged:
+            report.cannot_prove("records that must be dead letters: the oldest dead letters are discarded and gone", count)
+            continue
+        named = (
+            "SELECT position, coalesce('a dead letter of ' || wanted, 'no dead letter') AS wanted, "  # noqa: S608
+            f"coalesce('one of ' || found, 'none') AS found FROM ({faults}) WHERE kind = '{kind}'"
+        )
+        report.find("dead letters", kind, count, examples_of(engine, named, examples, topic))
+    wide = _number(engine, "SELECT count(*) FROM letters WHERE code = 'row_too_large' AND position >= $first", first=span.bounds.first)
+    report.leave_out("dead letters of rows that are too large for a frame: their size is not computed again", wide)
+    ended = "SELECT count(*) FROM letters WHERE code = 'internal_error' AND position BETWEEN $first AND $last"
+    believed = _number(engine, ended, first=span.bounds.first, last=span.bounds.last)
+    report.leave_out("dead letters of records that a stage ended on: they are believed", believed)
+
+
+def find_other_bytes(
+    engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, config: PipelineConfig, redriven: Sequence[int], examples: int
+) -> None:
+    """Compare the bytes of the raw records with Kafka's. `redriven`: raw frames of dead letters that entered again."""
+    topic, bounds = config.sources[0].topic, {"first": span.bounds.first, "last": span.bounds.last}
+    engine.execute("CREATE TABLE redriven AS SELECT unnest($sequences::UBIGINT[]) AS sequence", {"sequences": redriven})
+    first_and_last = (
+        'SELECT "partition", min("offset"), max("offset") FROM parsed WHERE position BETWEEN $first AND $last '  # noqa: S608
+        f'AND position >> {ORDINAL_BITS} NOT IN (SELECT sequence FROM redriven) GROUP BY "partition"'
+    )
+    within = {partition: (first, last) for partition, first, last in engine.execute(first_and_last, bounds).fetchall()}
+    engine.execute('CREATE TABLE kafka ("partition" INTEGER, "offset" BIGINT, bytes UBIGINT)')
+    for batch in topic_batches(client_settings(config.sources[0]), topic, ["value"], within):
+        engine.register("batch", batch)
+        engine.execute("INSERT INTO kafka SELECT _tf_partition, _tf_offset, hash(value) FROM batch")
+        engine.unregister("batch")
+    report.counts["in Kafka"] = _number(engine, "SELECT count(*) FROM kafka")
+    faults = filled("reference/other_bytes", **bounds)
+    count = _number(engine, f"SELECT count(*) FROM ({faults})")  # noqa: S608
+    report.find("streams", "different", count, examples_of(engine, faults, examples, topic) if count else (), "value")
+
+
+def note_lost_values(
+    engine: duckdb.DuckDBPyConnection, report: Verification, history: History, span: Span, gone: Mapping[str, Sequence[str]]
+) -> None:
+    """Note, by the reason in `gone`, the rows whose values the table has no more; they were made under these versions."""
+    for reason, versions in gone.items():
+        parts = [(low, high) for low, high, version in history.segments(span.first, span.last) if version in versions]
+        inside = " OR ".join(f"position >> {ORDINAL_BITS} BETWEEN {low} AND {high}" for low, high in parts) or "false"
+        report.cannot_prove(reason, _number(engine, f"SELECT count(*) FROM expected WHERE {inside}"))  # noqa: S608
+
+
+def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
+    """Count what must become of the records of the range."""
+    inside = f"position BETWEEN {span.bounds.first} AND {span.bounds.last}"
+    statements = {
+        "records": f"SELECT count(*) FROM parsed WHERE {inside}",  # noqa: S608
+        "rows": "SELECT count(*) FROM expected",
+        "copies": f"SELECT count(*) FROM dropped WHERE why = 'copy' AND {inside}",  # noqa: S608
+        "rejected": f"SELECT count(*) FROM parsed WHERE stage IS NOT NULL AND {inside}",  # noqa: S608
+        "refused": f"SELECT count(*) FROM letters WHERE stage = 'sink' AND code != 'abandoned' AND {inside}",  # noqa: S608
+        "abandoned": f"SELECT count(*) FROM letters WHERE stage = 'sink' AND code = 'abandoned' AND {inside}",  # noqa: S608
+    }
+    counts = {name: _number(engine, sql) for name, sql in statements.items()}
+    if not counts["abandoned"]:
+        del counts["abandoned"]
+    return counts
+
+
+def _number(engine: duckdb.DuckDBPyConnection, sql: str, **bounds: int) -> int:
+    return int(engine.execute(sql, bounds or None).fetchall()[0][0])

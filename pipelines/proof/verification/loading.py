@@ -1,0 +1,84 @@
+"""The records and dead letters of a span, read into the reference."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+import pyarrow as pa
+
+from pipelines.connectors.duckdb import open_spilling_engine
+from pipelines.connectors.nats.client import JetStream
+from pipelines.process.arrivals import Arrived
+from pipelines.process.stage_config import StageConfig
+from pipelines.proof.packed import first_position
+from pipelines.proof.readers.frames import read_batches
+from pipelines.proof.readers.streams import read_dead_letters
+from pipelines.proof.report import Progress
+from pipelines.proof.verification.reference import Reference
+from pipelines.proof.verification.span import History, Span
+from pipelines.protocol.naming import Names, is_redriven
+from pipelines.protocol.records import HEADER_PARTITION
+
+ENGINE_MEMORY = "640MiB"
+"""Of DuckDB alone; what does not fit spills to disk."""
+
+
+@contextmanager
+def reference_engine(directory: Path, threads: int = 2) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open an engine. Its tables, and what spills, lie in a new directory below `directory`, which is removed at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        TemporaryDirectory(prefix="verification-", dir=directory) as own,
+        open_spilling_engine(Path(own), ENGINE_MEMORY, threads) as engine,
+    ):
+        yield engine
+
+
+@dataclass
+class FramesSeen:
+    """The raw frames that were read, by sequence: their arrivals, and their partitions, None where dead letters entered again."""
+
+    arrivals_us: dict[int, int] = field(default_factory=dict)
+    partitions: dict[int, int | None] = field(default_factory=dict)
+
+    def add(self, frame: Arrived) -> None:
+        """Note a frame; nothing of its contents is kept."""
+        sequence, message = frame.message.sequence, frame.message
+        self.arrivals_us[sequence] = frame.arrival_us
+        self.partitions[sequence] = None if is_redriven(message.subject) else int(message.headers[HEADER_PARTITION])
+
+    @property
+    def redriven(self) -> list[int]:
+        return [sequence for sequence, partition in self.partitions.items() if partition is None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The streams of one pipeline, what its ledger says of raw, and the configurations of its ranges by version."""
+
+    log: JetStream
+    names: Names
+    history: History
+    configs: Mapping[str, StageConfig]
+
+
+def load_span(reference: Reference, source: Source, span: Span, progress: Progress) -> FramesSeen:
+    """Read the raw frames of a span, from `read_from` on, and the dead letters of their records into the reference."""
+    progress("reading dead letters")
+    for dead_letters in read_dead_letters(source.log, source.names, ("stage", "code")):
+        positions = dead_letters.column("position").to_numpy()
+        is_inside = (positions >= first_position(span.read_from)) & (positions <= span.bounds.last)
+        if is_inside.any():
+            reference.add_letters(dead_letters.filter(pa.array(is_inside)))
+    history, seen = source.history, FramesSeen()
+    clock_us = history.arrival_us(span.read_from)
+    for first, last, version in history.segments(span.read_from, span.last):
+        progress(f"reading raw {first}..{last}")
+        frames = read_batches(source.log, source.names, first, last, clock_us, history.resets, seen.add)
+        reference.load(frames, source.configs[version])
+        clock_us = max([clock_us, *seen.arrivals_us.values()])
+    reference.add_frames(seen.partitions)
+    return seen
