@@ -87,7 +87,7 @@ def _new_runs(state: KeyState, found: ChainState, config: StageConfig, bucket: i
     """The entries of one new bucket, from all old ones, as one run."""
     assert found.done is not None
     parts = [part for part in _parts(state, found, bucket, buckets) if len(part)]
-    together = merge(parts, config.dedup_expired_us(found.done.body)) if parts else None
+    together = merge(parts, config.dedup.expired_us(found.done.body)) if parts else None
     if together is None or not len(together):
         return []
     to = found.done.body["to"]

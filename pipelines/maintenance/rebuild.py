@@ -110,10 +110,10 @@ class _Rebuilding:
     def _oldest_needed(self, purged: Purged) -> Entry:
         """The newest `done` at whose end the windows of all keys before are over by now."""
         config = self._state.stage_config_of(self._done)
-        expired = config.dedup_expired_us(self._done.body)
+        expired = config.dedup.expired_us(self._done.body)
 
         def newest_us(entry: Entry) -> int:
-            return Watermarks.of(entry.body).newest_us if config.dedup_time_field else int(entry.body["clock_us"])
+            return Watermarks.of(entry.body).newest_us if config.dedup.time_field else int(entry.body["clock_us"])
 
         over = [entry for entry in self._entries() if entry.kind == "done" and newest_us(entry) <= expired]
         if not over or over[-1].body["to"] < purged.below:
@@ -179,8 +179,8 @@ class _Rebuilding:
             "buckets": self._done.body["buckets"],
             "from": self._from,
             "to": to,
-            "expired": config.dedup_expired_us({"clock_us": self._clock_us, "watermarks": self._watermarks.encoded()}),
-            "expired_after": config.dedup_expired_us({"clock_us": frames[-1].arrival_us, "watermarks": self._watermarks.encoded()}),
+            "expired": config.dedup.expired_us({"clock_us": self._clock_us, "watermarks": self._watermarks.encoded()}),
+            "expired_after": config.dedup.expired_us({"clock_us": frames[-1].arrival_us, "watermarks": self._watermarks.encoded()}),
             "watermarks": self._watermarks.encoded(),
             "poison": [place for (sequence, _), place in self._poison.items() if self._from < sequence <= to],
             "runs": self.runs,

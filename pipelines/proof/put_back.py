@@ -24,7 +24,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError, RefusedError, RetryableError
 from pipelines.key_store.index import Words
 from pipelines.process.arrivals import Arrived, steps
-from pipelines.process.frames import new_counts, stages
+from pipelines.process.program import run
 from pipelines.process.stage_config import StageConfig
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.run import Request, Subject, Verifier, verify
@@ -187,7 +187,7 @@ class _Inserts:
 
     def _insert_step(self, engine: duckdb.DuckDBPyConnection, target: _Target, step: list[Arrived]) -> int:
         config = target.config
-        rows, _ = stages(engine, config, config.version, step, new_counts())
+        rows = run(config, engine, step).rows
         rows = rows.filter(pa.array(np.isin(position_keys(rows), target.missing)))
         rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, step)))).unify_dictionaries().combine_chunks()
         if not rows.num_rows:

@@ -57,11 +57,11 @@ class Copies:
             rows, times, marks = rows.filter(pa.array(is_judged)), times[is_judged], marks[is_judged]
         codes = position_keys(rows)
         accepted = is_accepted(codes)
-        wanted = np.flatnonzero(accepted | (_among(codes, self._unexplained) & (not config.dedup_keeps)))
+        wanted = np.flatnonzero(accepted | (_among(codes, self._unexplained) & (not config.dedup.keeps)))
         if not len(wanted):
             return
         hi, lo = (rows.column(name).to_numpy()[wanted] for name in KEY_COLUMNS)
-        window = np.full(len(wanted), config.dedup_window_us)
+        window = np.full(len(wanted), config.dedup.window_us)
         columns = [codes[wanted], hi, lo, times[wanted], marks[wanted], window, accepted[wanted]]
         names = ["code", "hi", "lo", "at_us", "watermark_us", "window_us", "is_accepted"]
         self._engine.register("_tf_seen", pa.table(columns, names=names))
@@ -70,11 +70,11 @@ class Copies:
 
     def _times(self, rows: pa.Table, frames: Iterable[Message], config: StageConfig) -> tuple[Times, Times]:
         """(the time that the window is measured on, the watermark) of each row."""
-        if not config.dedup_time_field:
+        if not config.dedup.time_field:
             return rows.column("_tf_arrival").cast(pa.int64()).to_numpy(), np.full(rows.num_rows, NEVER)
-        times = FrameTimes.of(rows, frames, self._watermarks, config.dedup_window_us)
+        times = FrameTimes.of(rows, frames, self._watermarks, config.dedup.window_us)
         self._watermarks = times.last
-        return rows.column(TIME_COLUMN).to_numpy(), times.watermarks(rows, config.dedup_lateness_us)
+        return rows.column(TIME_COLUMN).to_numpy(), times.watermarks(rows, config.dedup.lateness_us)
 
     def verdict(self, purged_us: int | None) -> tuple[Words, Words]:
         """(positions that are no copy, positions that may be one of a record that is gone), both sorted.

@@ -22,7 +22,7 @@ from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.key_store.index import Words
 from pipelines.process import stage_config
 from pipelines.process.arrivals import Arrived, arrivals, clock_resets, steps
-from pipelines.process.frames import new_counts, stages
+from pipelines.process.program import run
 from pipelines.process.stage_config import StageConfig
 from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, RAW_TO_OUT, Account, Limits, Place, decoded, judge
 from pipelines.proof.audit.copies import Copies, config_at
@@ -222,10 +222,10 @@ class Audit:
         """Those of the unexplained positions that are no copies of an accepted record."""
         ranges = self._done_ranges()
         configs = {version: stage_config.load(self._log, self._names, version) for _, version in ranges}
-        if not any(config.dedup_key and not config.dedup_keeps for config in configs.values()):
+        if not any(config.dedup.key and not config.dedup.keeps for config in configs.values()):
             return codes
         is_whole = account.raw.first_sequence == 1 and not limits.floor
-        if not is_whole and any(config.dedup_time_field for config in configs.values()):
+        if not is_whole and any(config.dedup.time_field for config in configs.values()):
             self._found.cannot_prove("records that may be copies: the event times before what is left of raw are purged", len(codes))
             return NO_POSITIONS
         tell(f"looking for the originals of {len(codes):,} records that may be copies")
@@ -236,8 +236,8 @@ class Audit:
                 if not is_whole:
                     before = [frame.arrival_us for frame in step if frame.message.sequence <= limits.floor]
                     purged_us = before[-1] if before else purged_us or step[0].arrival_us
-                if configs[version].dedup_key:
-                    rows, _ = stages(stage_engine, configs[version], "", step, new_counts())
+                if configs[version].dedup.key:
+                    rows = run(configs[version], stage_engine, step).rows
                     copies.add(rows, [frame.message for frame in step], configs[version], account.is_accepted)
         found, may_be = copies.verdict(purged_us)
         self._found.cannot_prove("records that may be copies of one that is purged", len(may_be))

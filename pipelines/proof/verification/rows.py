@@ -8,8 +8,8 @@ import duckdb
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled
 from pipelines.proof.positions import full_name, stream_rows
-from pipelines.proof.verification.reference import Column
 from pipelines.proof.verification.result import Finding
+from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import examples_of
 from pipelines.proof.verification.values import duckdb_type, found, shown
 from pipelines.types.columns import quote_identifier

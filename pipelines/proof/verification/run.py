@@ -29,10 +29,11 @@ from pipelines.proof.audit.streams import Subjects, read_frames
 from pipelines.proof.positions import count_rows, table_batches, topic_batches
 from pipelines.proof.verification.columns import Judged, judged
 from pipelines.proof.verification.frames import read_batches
-from pipelines.proof.verification.reference import Column, Reference
+from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.result import OPEN, UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, Checksum, Finding, Gap, Verification
 from pipelines.proof.verification.rows import RowSide
 from pipelines.proof.verification.span import History, Span, is_open, load_configs, read_history, same_dedup_from, span_of, told_range
+from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import TableSide, examples_of
 from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.purge import read_purged

@@ -144,9 +144,9 @@ def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datet
     if since is None or chain.done is None:
         return 0
     config = stage_config.load(log, names, chain.done.body["config"])
-    if config.dedup_time_field:
+    if config.dedup.time_field:
         return 0
-    needed_from = instant(max(0, microseconds(since) - config.dedup_window_us - _CLOCKS_APART_US))
+    needed_from = instant(max(0, microseconds(since) - config.dedup.window_us - _CLOCKS_APART_US))
     first = log.first_since(names.stream("ledger"), names.chain("process"), needed_from)
     # The range before reaches back to where nothing is needed any more, so that its frames do not look like what a purge has left.
     before = Entry.decode(first).previous_done if first else chain.done.sequence
@@ -163,11 +163,11 @@ def span_of(history: History, since: datetime | None, until: datetime | None, co
     last = history.confirmed_to if until is None else min(history.confirmed_to, history.since(microseconds(until)) - 1)
     if not history.frames(first, last):
         return None
-    if not config.dedup_key:
+    if not config.dedup.key:
         return Span(first, last, first, first)
-    if config.dedup_time_field:
+    if config.dedup.time_field:
         return _by_event(history, first, last, config, same_dedup_from)
-    return _by_arrival(history, first, last, config.dedup_window_us, same_dedup_from)
+    return _by_arrival(history, first, last, config.dedup.window_us, same_dedup_from)
 
 
 def _by_arrival(history: History, first: int, last: int, window_us: int, same_dedup_from: int) -> Span:
@@ -183,7 +183,7 @@ def _by_arrival(history: History, first: int, last: int, window_us: int, same_de
 
 def _by_event(history: History, first: int, last: int, config: StageConfig, same_dedup_from: int) -> Span:
     """As by arrival; a record is forgotten once the combined watermark, which only plans tell, has passed its window."""
-    over_us = config.dedup_lateness_us + config.dedup_window_us
+    over_us = config.dedup.lateness_us + config.dedup.window_us
     before = [plan for plan in history.plans if plan.to < first]
     combined_us = before[-1].watermarks.combined_us if before else NEVER
     newest = [(plan, plan.watermarks.newest_us) for plan in before]
@@ -212,9 +212,9 @@ def same_dedup_from(history: History, configs: dict[str, StageConfig], config: S
     """The first sequence from which on dedup was configured as in `config`, which is the last configuration; 1 if always."""
     first = 1
     for plan in history.plans:
-        other = configs[plan.version]
-        settings = ("dedup_key", "dedup_window_us", "dedup_time_field", "dedup_lateness_us")
-        if any(getattr(other, name) != getattr(config, name) for name in settings):
+        other = configs[plan.version].dedup
+        settings = ("key", "window_us", "time_field", "lateness_us")
+        if any(getattr(other, name) != getattr(config.dedup, name) for name in settings):
             first = plan.to + 1
     return first
 

@@ -14,8 +14,9 @@ import pyarrow as pa
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled, statement
 from pipelines.proof.positions import full_name, stream_rows
-from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES, Column
+from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES
 from pipelines.proof.verification.result import Checksum, Finding
+from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.values import duckdb_type, found, literal, shown
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.types.columns import parse_type, quote_identifier

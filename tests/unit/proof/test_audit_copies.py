@@ -1,6 +1,5 @@
 """Which records are copies of one that stands on out, against a dictionary."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,17 +8,19 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.programs import first_of, program
 
 from pipelines.connectors.duckdb import open_spilling_engine
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.process.watermarks import with_newest_before
 from pipelines.proof.audit.account import encoded
 from pipelines.proof.audit.copies import Copies, config_at
 from pipelines.protocol.records import HEADER_PARTITION, Message
 
 WINDOW_US = 10
-CONFIG = StageConfig(1, "events", "t", 8, (("id", "int"),), (), "d", "t", (), ("id",), WINDOW_US)
-BY_FIELD = replace(CONFIG, dedup_time_field="at", dedup_lateness_us=3)
+CONFIG = program([("id", "int")], [], first_of("id", WINDOW_US))
+KEEPS = program([("id", "int")], [], first_of("id", WINDOW_US, keeps=True))
+BY_FIELD = program([("id", "int")], [], first_of("id", WINDOW_US, time_field="at", lateness_us=3))
 Seen = list[tuple[int, int, bool]]
 """(key, time, whether the record stands on out), a frame each."""
 
@@ -28,9 +29,7 @@ def frame(sequence: int) -> Message:
     return Message("tf.p.raw.events.0", sequence, datetime(2026, 1, 1, tzinfo=UTC), b"", {HEADER_PARTITION: "0"})
 
 
-def verdict(
-    directory: Path, seen: Seen, config: StageConfig, purged_us: int | None = None, portion: int = 3
-) -> tuple[list[int], list[int]]:
+def verdict(directory: Path, seen: Seen, config: Program, purged_us: int | None = None, portion: int = 3) -> tuple[list[int], list[int]]:
     """(records that are no copy, records that may be one of a purged record), by their numbers from 1."""
     codes = encoded(np.arange(1, len(seen) + 1), np.zeros(len(seen)).astype(np.int64))
     on_out = {int(code): accepted for code, (_, _, accepted) in zip(codes, seen, strict=True)}
@@ -50,7 +49,7 @@ def verdict(
             }
             frames = [frame(start + number) for number in range(1, len(part) + 1)]
             copies.add(
-                with_newest_before(pa.table(rows), frames),
+                with_newest_before(pa.table(rows)),
                 frames,
                 config,
                 lambda found: np.array([on_out[int(code)] for code in found], dtype=bool),
@@ -100,7 +99,7 @@ def test_the_original_may_be_purged_while_a_window_reaches_back_to_it(tmp_path: 
 
 
 def test_where_copies_are_kept_a_record_that_is_nowhere_is_none(tmp_path: Path) -> None:
-    assert verdict(tmp_path, [(1, 0, True), (1, 1, False)], replace(CONFIG, dedup_keeps=True)) == ([2], [])
+    assert verdict(tmp_path, [(1, 0, True), (1, 1, False)], KEEPS) == ([2], [])
 
 
 @pytest.mark.parametrize(("sequence", "version"), [(1, "a"), (5, "a"), (6, "b"), (9, "b"), (10, "b")])
