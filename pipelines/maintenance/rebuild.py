@@ -27,6 +27,7 @@ from pipelines.process.frames import new_counts
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import NOTHING, Watermarks
 from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.outcomes import DUPLICATE, WRITTEN, residue
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import decode_columns
 from pipelines.protocol.run_lists import Lists, RunLists
@@ -128,13 +129,13 @@ class _Rebuilding:
         """Makes ready to judge what came after `done` by what went out. Raises DataLossError when the out stream does not tell."""
         self._from, self._clock_us, self._watermarks = done.body["to"], done.body["clock_us"], Watermarks.of(done.body)
         self._totals_before = dict(done.body["totals"])
-        names = ("rows_in", "rows_out", "duplicates", "rows_rejected")
-        rows_in, rows_out, duplicates, rejected = (self._counted(name) for name in names)
+        totals = {name: self._counted(name) for name in self._done.body["totals"]}
+        rows_out, missing = totals.get(WRITTEN.total, 0), residue("process", totals.get("rows_in", 0), totals)
         self._accepted_places = self._places_in_out()
         found = len(self._accepted_places)
-        if found != rows_out or rows_in != rows_out + duplicates + rejected:
+        if found != rows_out or missing:
             raise DataLossError(
-                f"rebuilding the key store: of {rows_in - duplicates - rejected:,} records that were accepted while their keys are "
+                f"rebuilding the key store: of {rows_out + missing:,} records that were accepted while their keys are "
                 f"remembered, {self._state.names.stream('out')} holds {found:,}; restore the key store or the streams from a backup, or "
                 "delete the pipeline and start it anew"
             )
@@ -204,7 +205,7 @@ class _Rebuilding:
 
     def result(self) -> Rebuilt:
         """Raises InvariantError when what was judged is not what the ledger counted."""
-        counted = tuple(self._counted(name) for name in ("rows_in", "rows_out", "duplicates"))
+        counted = tuple(self._counted(name) for name in ("rows_in", WRITTEN.total, DUPLICATE.total))
         # Of what went out nothing may seem a copy now.
         dropped = 0 if self._accepted_places is None else counted[2]
         found = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)

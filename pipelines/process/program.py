@@ -23,7 +23,7 @@ from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.dead_letter_rows import letters
 from pipelines.process.isolation import Decided, take_out
 from pipelines.process.mapping.step import TargetColumn
-from pipelines.process.steps import Columns, Context, Passed, State, Step, kinds, pass_through
+from pipelines.process.steps import Columns, Context, Passed, Place, State, Step, kinds, pass_through
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
 from pipelines.process.steps.mapping import MappedColumn, MapToTable
 from pipelines.process.steps.parse import Parse
@@ -50,7 +50,7 @@ class Program:
 
     def __post_init__(self) -> None:
         names = [step.name for step in self.steps]
-        if [*names[:1], *names[1:][-1:]] != [Parse.name, MapToTable.name] or not {*names[1:-1]}.isdisjoint({Parse.name, MapToTable.name}):
+        if [step.place for step in self.steps] != [Place.FIRST, *[Place.TRANSFORM] * (len(names) - 2), Place.LAST]:
             raise ValueError(f"the steps {', '.join(names)} do not begin with the one {Parse.name} and end with the one {MapToTable.name}")
         keyed = [place for place, step in enumerate(self.steps) if step.state is State.PER_BUCKET]
         if keyed and keyed != [len(names) - 2]:

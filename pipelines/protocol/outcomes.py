@@ -31,7 +31,7 @@ class Outcome:
         return totals.get(self.total, 0) - (totals.get(self.less, 0) if self.less else 0)
 
 
-RAW = Outcome("rows_out", "written to raw")
+RAW_ROWS = Outcome("rows_out", "written to raw")
 WRITTEN = Outcome("rows_out", "written to out")
 DUPLICATE = Outcome("duplicates", "duplicates dropped")
 REJECTED = Outcome("rows_rejected", "dead letters")
@@ -40,14 +40,17 @@ ABANDONED = Outcome("rejected.sink.abandoned", "abandoned (dead letters)", is_ra
 """Given up by `tallyflow plan abandon`: dead letters as well."""
 
 _OF: dict[str, list[Outcome]] = {
-    "ingest": [RAW, Outcome("offsets_without_record", "offsets without a record"), Outcome("offsets_skipped", "expired and skipped")],
+    "ingest": [RAW_ROWS, Outcome("offsets_without_record", "offsets without a record"), Outcome("offsets_skipped", "expired and skipped")],
     "process": [WRITTEN, DUPLICATE, REJECTED],
     "sink": [CONFIRMED, Outcome(REJECTED.total, REJECTED.label, less=ABANDONED.total), ABANDONED],
 }
 
 
 def register(name: str, label: str) -> Outcome:
-    """Add an outcome of the process leg that a step brings; `name` ends its total. Raises InvariantError for a name or label that is taken."""
+    """Add an outcome of the process leg that a step brings; `name` ends its total.
+
+    Raises InvariantError for a name or a label that is taken.
+    """
     made = Outcome(DROPPED + name, label, is_rare=True)
     if any(made.total == known.total or label == known.label for known in _OF["process"]):
         raise InvariantError(f"registering outcome {name!r} ({label}): there is one of this name or label already")

@@ -10,9 +10,9 @@ finds the key, and a part behind it, which its users know by its type.
 
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Protocol, Self
@@ -35,6 +35,14 @@ class State(Enum):
 
     NONE = "none"
     PER_BUCKET = "per bucket"
+
+
+class Place(IntEnum):
+    """Where in a program a kind of step stands: at its ends each once, between them as the file says."""
+
+    FIRST = 0
+    TRANSFORM = 1
+    LAST = 2
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,7 @@ class Step(Protocol):
     stage: ClassVar[str]
     outcomes: ClassVar[tuple[Outcome, ...]]
     state: ClassVar[State] = State.NONE
+    place: ClassVar[Place] = Place.TRANSFORM
     carried: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -108,6 +117,11 @@ def kinds() -> Mapping[str, type[Step]]:
         check_registered(kind.name, kind.outcomes)
         found[kind.name] = kind
     return found
+
+
+def in_order(kinds: Iterable[type[Step]]) -> list[type[Step]]:
+    """Return kinds as a program has them: the first, those of transforms by name, the last."""
+    return sorted(kinds, key=lambda kind: (kind.place, kind.name))
 
 
 @dataclass(frozen=True)

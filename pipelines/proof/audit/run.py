@@ -43,6 +43,7 @@ from pipelines.proof.positions import count_rows, end_offsets, first_offsets, is
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import Entry, read_chain
 from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.outcomes import DUPLICATE
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import position_keys
 
@@ -241,7 +242,7 @@ class Audit:
                     copies.add(rows, [frame.message for frame in step], configs[version], account.is_accepted)
         found, may_be = copies.verdict(purged_us)
         self._found.cannot_prove("records that may be copies of one that is purged", len(may_be))
-        self._found.records["duplicates dropped"] = len(codes) - len(found) - len(may_be)
+        self._found.records[DUPLICATE.label] = len(codes) - len(found) - len(may_be)
         return found
 
     def _steps(self, ranges: list[tuple[int, str]], to: int) -> Iterator[tuple[str, list[Arrived]]]:

@@ -23,6 +23,7 @@ from pipelines.proof.checks.judge import Behind, Positions, RepeatedKeys, ViewSu
 from pipelines.proof.positions import table_batches
 from pipelines.protocol.ledger import Entry, read_chain
 from pipelines.protocol.naming import LEGS, Names, is_redriven
+from pipelines.protocol.outcomes import CONFIRMED
 from pipelines.protocol.records import ORDINAL_BITS, decode_columns, position_keys
 from pipelines.types.columns import parse_type, quote_identifier
 
@@ -235,7 +236,7 @@ def settled(log: JetStream, names: Names) -> Settled | None:
 def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
     """(rows that ClickHouse has confirmed, the same with the chunk that is being inserted)."""
     state = read_chain(log, names.stream("ledger"), names.chain("sink"))
-    done = int(state.done.body["totals"].get("rows_out", 0)) if state.done else 0
+    done = int(state.done.body["totals"].get(CONFIRMED.total, 0)) if state.done else 0
     return done, done + (int(state.plan.body["rows"]) if state.plan else 0)
 
 

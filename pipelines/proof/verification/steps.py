@@ -1,8 +1,8 @@
-"""The reference of each step: a statement of sql/reference/steps, found by the step's name, that is applied to the one of the step before.
+"""The reference of each step: a statement of sql/reference/steps, found by the step's name, applied to that of the step before.
 
-A statement selects from `$rows`: of each record its position, its arrival, its fields as `json_type` and text, `stage`, the one that rejects
-it so far (NULL: none), `key`, and `at_us`. It gives the same columns back, and may add some. Its other parameters are, as literals, what
-the step's configuration says; those of our own steps are made here, from types and names. Nothing of the steps themselves is used.
+A statement selects from `$rows`: of each record its position, its arrival, its fields as `json_type` and text, `stage`, the one that
+rejects it so far (NULL: none), `key`, and `at_us`. It gives the same columns back, and may add some. Its other parameters are, as literals,
+what the step's configuration says; those of our own steps are made here, from types and names. Nothing of the steps' work is used.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
