@@ -23,7 +23,7 @@ from pipelines.key_store.index import Words
 from pipelines.maintenance.inspect import KeyState
 from pipelines.maintenance.rebuild_ways import SEQUENCE_BITS, Here, InTasks, Way, places
 from pipelines.process.arrivals import Arrived, clock_resets
-from pipelines.process.frames import new_counts
+from pipelines.process.program import new_counts
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import NOTHING, Watermarks
 from pipelines.protocol.ledger import Chain, Entry

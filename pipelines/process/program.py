@@ -130,7 +130,9 @@ class Program:
         path = []
         for place, step in enumerate(self.steps):
             known, later = step.columns_out(known), self.steps[place + 1 :]
-            path.append((step, frozenset(known.keys() - set().union(*(one.fields_read() for one in later))) if later else frozenset()))
+            needed = frozenset[str]().union(*(one.fields_read() for one in later)) if later else frozenset(known)
+            path.append((step, frozenset(known.keys() - needed)))
+            known = {name: kind for name, kind in known.items() if name in needed}
         return path
 
 
