@@ -45,7 +45,7 @@ def load(log: Log, names: Names, version: str) -> Program:
         record = json.loads(message.payload)
         if record["release"] != RELEASE:
             raise HaltError(
-                f"configuration {version} was written in format {record['release']} of the steps, this release reads {RELEASE}: "
+                f"configuration {version} was written by release {record['release']} of the stages, this is {RELEASE}: "
                 "start the older version once with --until-caught-up, then this one"
             )
         return Program.decode(record)

@@ -94,7 +94,7 @@ def test_a_configuration_of_another_format_is_refused_with_the_way_on() -> None:
     """The flat record of format 2, as a release before this one has written it."""
     log = MemoryLog()
     version = publish(log, {"release": 2, "source": "orders", "topic": "orders", "buckets": 4, "fields": [["v", "string"]], "mapping": []})
-    with pytest.raises(HaltError, match=f"format 2 of the steps, this release reads {RELEASE}: start the older version once"):
+    with pytest.raises(HaltError, match=f"written by release 2 of the stages, this is {RELEASE}: start the older version once"):
         load(log, NAMES, version)
 
 
