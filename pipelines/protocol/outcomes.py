@@ -8,8 +8,6 @@ does not know a step still counts its records, and calls them by the step's name
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipelines.errors import InvariantError
-
 DROPPED = "dropped."
 """Begins the total of every outcome that a step brings."""
 
@@ -49,20 +47,20 @@ _OF: dict[str, list[Outcome]] = {
 def register(name: str, label: str) -> Outcome:
     """Add an outcome of the process leg that a step brings; `name` ends its total.
 
-    Raises InvariantError for a name or a label that is taken.
+    Raises TypeError for a name or a label that is taken.
     """
     made = Outcome(DROPPED + name, label, is_rare=True)
     if any(made.total == known.total or label == known.label for known in _OF["process"]):
-        raise InvariantError(f"registering outcome {name!r} ({label}): there is one of this name or label already")
+        raise TypeError(f"registering outcome {name!r} ({label}): there is one of this name or label already")
     _OF["process"].insert(-1, made)
     return made
 
 
 def check_registered(step: str, outcomes: tuple[Outcome, ...]) -> None:
-    """Raise InvariantError for an outcome that nobody registered: records that end so would be missing from every account."""
+    """Raise TypeError for an outcome that nobody registered: records that end so would be missing from every account."""
     for outcome in outcomes:
         if outcome not in _OF["process"]:
-            raise InvariantError(f"step {step!r}: its outcome {outcome.label!r} is not registered (protocol.outcomes.register)")
+            raise TypeError(f"step {step!r}: its outcome {outcome.label!r} is not registered (protocol.outcomes.register)")
 
 
 def of(leg: str) -> tuple[Outcome, ...]:

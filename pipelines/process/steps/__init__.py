@@ -21,7 +21,6 @@ import duckdb
 import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter
 
-from pipelines.errors import InvariantError
 from pipelines.process.isolation import isolated
 from pipelines.protocol.outcomes import Outcome, check_registered
 from pipelines.protocol.records import StageOutput
@@ -75,7 +74,7 @@ class Step(Protocol):
     @classmethod
     def of_file(cls, config: Any, fields: Sequence[Any]) -> Self:
         """Return the step for the `config` of a transform of the file; `fields`: the source's `schema_fields`."""
-        raise InvariantError(f"step {cls.name!r} is no transform")
+        raise TypeError(f"step {cls.name!r} is no transform")
 
     def encode(self) -> dict[str, Any]:
         """Return the configuration as JSON values."""
@@ -110,7 +109,7 @@ def _adapter(kind: type[Step]) -> TypeAdapter[Any]:
 
 @cache
 def kinds() -> Mapping[str, type[Step]]:
-    """Return every kind of step by its name. Raises InvariantError for one with an outcome that nobody registered."""
+    """Return every kind of step by its name. Raises TypeError for one with an outcome that nobody registered."""
     found: dict[str, type[Step]] = {}
     for module in pkgutil.iter_modules(__path__):
         kind: type[Step] = import_module(f"{__name__}.{module.name}").STEP
@@ -162,4 +161,4 @@ def _applied(step: Step, context: Context) -> Callable[[duckdb.DuckDBPyConnectio
 def _check_dropped(step: Step, found: StageOutput) -> None:
     unknown = found.dropped.keys() - {outcome.total for outcome in step.outcomes}
     if unknown:
-        raise InvariantError(f"step {step.name!r} has dropped records as {', '.join(sorted(unknown))}, which is none of its outcomes")
+        raise TypeError(f"step {step.name!r} has dropped records as {', '.join(sorted(unknown))}, which is none of its outcomes")

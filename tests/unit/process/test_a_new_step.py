@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import InvariantError
 from pipelines.process.steps import kinds
 from pipelines.protocol import outcomes
 
@@ -53,7 +52,7 @@ def test_this_tree_has_no_such_step() -> None:
 
 
 def test_an_outcome_that_nobody_registered_is_an_error_before_any_record() -> None:
-    with pytest.raises(InvariantError, match="step 'filter': its outcome 'filtered' is not registered"):
+    with pytest.raises(TypeError, match="step 'filter': its outcome 'filtered' is not registered"):
         outcomes.check_registered("filter", (outcomes.Outcome("dropped.filter", "filtered"),))
 
 

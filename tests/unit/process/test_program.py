@@ -16,7 +16,7 @@ from pipelines.config import parse
 from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.clickhouse.client import Table, TableColumn
 from pipelines.connectors.duckdb import open_engine
-from pipelines.errors import ConfigurationError, InvariantError
+from pipelines.errors import ConfigurationError
 from pipelines.key_store.storage import Place
 from pipelines.key_store.store import KeyedStore
 from pipelines.process.arrivals import Arrived
@@ -144,7 +144,7 @@ class Loose(Step):
 
 
 def test_a_record_that_is_dropped_for_no_registered_reason_is_an_error_and_no_residue() -> None:
-    with open_engine() as engine, pytest.raises(InvariantError, match=r"step 'loose' has dropped records as dropped\.loose"):
+    with open_engine() as engine, pytest.raises(TypeError, match=r"step 'loose' has dropped records as dropped\.loose"):
         run(program(FIELDS, COLUMNS, Loose()), engine, [frame(1, [event(Random(1))])])
 
 
