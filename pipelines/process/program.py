@@ -154,7 +154,7 @@ def run(program: Program, engine: duckdb.DuckDBPyConnection, frames: Sequence[Ar
     passed = run_records(program, engine, records, decided)
     rejected = passed.rejected
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
-    if program.dedup is NO_DEDUP:
+    if not program.dedup.key:
         counts[WRITTEN.total] = passed.rows.num_rows
     reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
     counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}

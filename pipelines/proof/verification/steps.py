@@ -1,10 +1,12 @@
 """The reference of each step: a statement of sql/reference/steps, found by the step's name, applied to that of the step before.
 
 A statement selects from `$rows`: of each record its position, its arrival, its fields as `json_type` and text, `stage`, the one that
-rejects it so far (NULL: none), `key`, and `at_us`. It gives the same columns back, and may add some. Its other parameters are, as literals,
-what the step's configuration says; those of our own steps are made here, from types and names. Nothing of the steps' work is used.
+rejects it so far (NULL: none), `key`, and `at_us`. It gives the same columns back, and may add some. Its other parameters are what the
+step's configuration says: `$limit` is a literal; of a `field` that is read there are also `$field_kind` and `$field_text`. Those of our
+own steps are made here, from types and names. Nothing of the steps' work is used.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +77,7 @@ def statement_of(program: Program, wanted: Wanted) -> str:
     rows = ""
     for step in program.steps:
         make = _PARAMETERS.get(step.name, _literals)
-        rows = filled(f"reference/steps/{step.name}", **{"rows": rows, **make(step, fields, wanted)})
+        rows = filled(f"reference/steps/{step.name}", **{**make(step, fields, wanted), "rows": rows})
     return filled("reference/load", labels="".join(f", {column.label}" for column in wanted.columns), rows=rows)
 
 
@@ -94,8 +96,17 @@ def json_path(path: tuple[str, ...]) -> str:
 
 
 def _literals(step: Step, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
-    """The configuration of a step, name by name."""
-    return {name: literal(value if isinstance(value, str) else str(value)) for name, value in step.encode().items()}
+    """The configuration of a step, name by name; of a setting that names a field also where its kind and its text stand."""
+    settings = step.encode()
+    named = {name: fields[value] for name, value in settings.items() if isinstance(value, str) and value in fields}
+    places = {f"{name}_{part}": getattr(field, part) for name, field in named.items() for part in ("kind", "text")}
+    return {name: _literal(value) for name, value in settings.items()} | places
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    return literal(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _parse(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:

@@ -70,7 +70,7 @@ def test_a_plan_finds_it_again_on_the_ledger() -> None:
 
 def test_a_verification_applies_its_statement_between_those_of_the_others() -> None:
     with_it = program(NOTHING)
-    assert "'city' AS looked_at" in statement_of(with_it, Wanted([], {}))
+    assert "t3 AS looked_at" in statement_of(with_it, Wanted([], {}))
     frame = {
         "position": range(3),
         "partition": [0] * 3,
