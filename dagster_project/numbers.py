@@ -11,6 +11,7 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import STREAM_ID_KEY, Names
+from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE, RAW_ROWS, WRITTEN
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import Tally, tally
 
@@ -70,11 +71,11 @@ def numbers(account: Account, seam: str) -> dict[str, int | float]:
     ingest, process, sink = account.tally.legs
     letters = account.tally.letters
     found: dict[str, dict[str, int | float]] = {
-        RAW: {"rows": ingest.outcomes["written to raw"], "waiting_rows": process.waiting},
-        DEDUP: {"keys": account.keys, "runs": account.runs, **_duplicates(process.outcomes["duplicates dropped"], process.rows_in)},
-        OUT: {"rows": process.outcomes["written to out"], "waiting_rows": sink.waiting},
+        RAW: {"rows": ingest.outcomes[RAW_ROWS.label], "waiting_rows": process.waiting},
+        DEDUP: {"keys": account.keys, "runs": account.runs, **_duplicates(process.outcomes[DUPLICATE.label], process.rows_in)},
+        OUT: {"rows": process.outcomes[WRITTEN.label], "waiting_rows": sink.waiting},
         TABLE: {
-            ROW_COUNT: sink.outcomes["confirmed by ClickHouse"],
+            ROW_COUNT: sink.outcomes[CONFIRMED.label],
             "waiting_rows": process.waiting + sink.waiting,
             "residue": account.tally.residue,
         },

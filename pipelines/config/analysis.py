@@ -157,8 +157,10 @@ def unsupported(config: PipelineConfig) -> list[str]:
     """List what the file asks for and this release does not run: one sentence each, with its path."""
     found: list[str] = []
     for index, transform in enumerate(config.transforms):
-        if transform.type != "dedup":
+        if not transform.is_run:
             found.append(f"transforms[{index}]: {transform.type} is not supported yet")
+        elif "dedup" in (before.type for before in config.transforms[:index]) and transform.type != "dedup":
+            found.append(f"transforms[{index}]: {transform.type} behind dedup is not supported yet")
     if rules.joins(config):
         found.append("join: is not supported yet")
     if len(config.sources) > 1:

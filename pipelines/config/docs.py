@@ -2,10 +2,14 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
+from pipelines.config.base import models_in
 from pipelines.config.schema import model_schema
+from pipelines.config.transform_model import TransformModel
+from pipelines.config.transforms import transform_models
 
 TARGET = Path("docs/pipeline-file.md")
 
@@ -104,19 +108,27 @@ GlassFlow's files are read as they are, with these exceptions.
   fields, several filters and stateless transforms, both with a join, mutual TLS, OAUTHBEARER, and every field marked `+`.
 """
 
+
+def _transform_titles(model: type[TransformModel]) -> Iterator[tuple[str, str]]:
+    """Yield (model, title) of a kind of transform: its own model, its config, and the objects in the config."""
+    (kind,) = get_args(model.model_fields["type"].annotation)
+    yield model.__name__, f"transforms[]: {kind}"
+    waiting = [("transforms[].config", inner) for inner in models_in(model.model_fields["config"].annotation)]
+    while waiting:
+        path, one = waiting.pop(0)
+        yield one.__name__, f"{path} of {kind}"
+        for name, field in one.model_fields.items():
+            many = "[]" if get_origin(field.annotation) is tuple else ""
+            waiting += [(f"{path}.{name}{many}", inner) for inner in models_in(field.annotation)]
+
+
 _TITLES = {
     "KafkaSource": "sources[]",
     "KafkaConnection": "sources[].connection_params",
     "SchemaField": "sources[].schema_fields[]",
     "SchemaRegistry": "sources[].schema_registry",
     "KafkaColumn": "sources[].columns[]",
-    "DedupTransform": "transforms[]: dedup",
-    "DedupConfig": "transforms[].config of dedup",
-    "FilterTransform": "transforms[]: filter",
-    "FilterConfig": "transforms[].config of filter",
-    "StatelessTransform": "transforms[]: stateless",
-    "StatelessConfig": "transforms[].config of stateless",
-    "StatelessOutput": "transforms[].config.transforms[] of stateless",
+    **{name: title for model in transform_models() for name, title in _transform_titles(model)},
     "Join": "join",
     "JoinSide": "join.left_source, join.right_source",
     "JoinOutput": "join.output_fields[]",

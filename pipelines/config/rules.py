@@ -16,7 +16,7 @@ _MAX_NAME = 80
 
 def faults(config: Any) -> Faults:
     """Yield every fault between the sections of `config` as (location, sentence)."""
-    for rule in (_sources, _transform_sources, _dedups, _join_sources, _mapping):
+    for rule in (_sources, _transform_sources, _dedups, _transform_fields, _join_sources, _mapping):
         try:
             yield from rule(config)
         except Unjudged:
@@ -58,10 +58,16 @@ def _dedups(config: Any) -> Faults:
         if source.source_id in seen:
             yield ("transforms", index), f"a source has at most one dedup, and {source.source_id!r} has one already"
         seen.add(source.source_id)
-        at: Location = ("transforms", index, "config")
-        yield from _unknown_fields((*at, "key"), transform.config.key, source.field_names)
-        if transform.config.time_field:
-            yield from _unknown_fields((*at, "time_field"), [transform.config.time_field], source.field_names)
+
+
+def _transform_fields(config: Any) -> Faults:
+    for index, transform in enumerate(config.transforms):
+        try:
+            source = source_of(config, transform.source_id)
+            for location, names in transform.config.fields_read() if source else ():
+                yield from _unknown_fields(("transforms", index, "config", *location), names, source.field_names)
+        except Unjudged:
+            continue
 
 
 def _join_sources(config: Any) -> Faults:

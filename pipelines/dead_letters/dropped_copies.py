@@ -24,8 +24,7 @@ from pipelines.maintenance.replay import Judged, Tell, judged, start_at
 from pipelines.process import stage_config
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.fingerprints import with_fingerprints
-from pipelines.process.frames import new_counts, stages
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program, run
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
@@ -97,20 +96,20 @@ def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wan
     ledger = names.stream("ledger")
     done = read_chain(log, ledger, names.chain("process")).done if log.state(ledger) is not None else None
     config = stage_config.load(log, names, done.body["config"]) if done else None
-    if done is None or config is None or not config.dedup_key:
+    if done is None or config is None or not config.dedup.key:
         return _counted({}, {}, Purged())
     purged = read_purged(log, names, "raw")
     with open_engine() as engine, open_engine() as counting:
         roots, accepted = _accepted(engine, config, frames, wanted)
         if not accepted.num_rows:
             return _counted({}, {}, purged)
-        copies = CopiesByLetter(counting, accepted, config.dedup_window_us)
+        copies = CopiesByLetter(counting, accepted, config.dedup.window_us)
         first, arrival_us = (accepted.column(name)[0].as_py() for name in ("letter", "at_us"))
         start = start_at(log, names, config, first >> ORDINAL_BITS, arrival_us, purged.below)
-        over_us = pc.max(accepted.column("at_us")).as_py() + config.dedup_window_us
+        over_us = pc.max(accepted.column("at_us")).as_py() + config.dedup.window_us
         for portion in judged(log, names, engine, config, start, done.body["to"], tell):
             copies.add(portion)
-            if not config.dedup_time_field and portion.times.max(initial=0) >= over_us:
+            if not config.dedup.time_field and portion.times.max(initial=0) >= over_us:
                 break
         counts = dict.fromkeys(accepted.column("letter").to_pylist(), 0) | copies.counts()
     return _counted(roots, counts, purged)
@@ -123,7 +122,7 @@ def _counted(roots: dict[int, int], counts: dict[int, int], purged: Purged) -> D
 
 
 def _accepted(
-    engine: duckdb.DuckDBPyConnection, config: StageConfig, frames: Iterable[pa.Table], wanted: Selection
+    engine: duckdb.DuckDBPyConnection, config: Program, frames: Iterable[pa.Table], wanted: Selection
 ) -> tuple[dict[int, int], pa.Table]:
     """(of each wanted letter the position at which dedup accepted the record, those with their keys: _ACCEPTED in position order)."""
     roots: dict[int, int] = {}
@@ -144,11 +143,11 @@ def _accepted(
     return roots, together.filter(is_root).sort_by("letter")
 
 
-def _keyed(engine: duckdb.DuckDBPyConnection, config: StageConfig, letters: pa.Table) -> pa.Table:
+def _keyed(engine: duckdb.DuckDBPyConnection, config: Program, letters: pa.Table) -> pa.Table:
     """_ACCEPTED of the letters' own records, but for those that the stages before dedup would reject today."""
-    rows, _ = stages(engine, config, "", list(frames_of_letters([letters], [])), new_counts())
+    rows = run(config, engine, list(frames_of_letters([letters], []))).rows
     here = letters.take(rows.column("_tf_ordinal"))
-    times = rows.column(TIME_COLUMN) if config.dedup_time_field else here.column("_tf_arrival").cast(pa.int64())
+    times = rows.column(TIME_COLUMN) if config.dedup.time_field else here.column("_tf_arrival").cast(pa.int64())
     return pa.table([pa.array(position_keys(here)), *(rows.column(name) for name in KEY_COLUMNS), times], schema=_ACCEPTED)
 
 

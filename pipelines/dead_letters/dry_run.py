@@ -19,9 +19,9 @@ from pipelines.dead_letters.triage import Group, Selection, groups
 from pipelines.errors import HaltError
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import Arrived, microseconds, steps
-from pipelines.process.buckets import first_of_keys, key_owners, live_runs, shares
-from pipelines.process.frames import frame_times, new_counts, stages
-from pipelines.process.stage_config import StageConfig, stage_config
+from pipelines.process.buckets import key_owners, live_runs, shares
+from pipelines.process.frames import frame_times
+from pipelines.process.program import Program, compile_program, run
 from pipelines.protocol.ledger import ChainState
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
@@ -58,12 +58,12 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
     frames: list[Arrived] = []
     for step in steps(frames_of_letters(itertools.chain([first], remaining), tried)):
         frames += step
-        passed, failed = stages(state.connections.engine, stage, "", step, new_counts())
-        rows.append(passed)
-        rejected.append(failed)
+        made = run(stage, state.connections.engine, step)
+        rows.append(made.rows)
+        rejected.append(made.letters)
     together = pa.concat_tables(rows, promote_options="default").unify_dictionaries()
     accepted, duplicates, late = together.num_rows, 0, 0
-    if stage.dedup_key:
+    if stage.dedup.key:
         accepted, duplicates, late = state.settled(lambda chain: _judged(state, chain, stage, together, frames))
     codes_before = pc.value_counts(pa.chunked_array([part for table in tried for part in table.column("code").chunks])).to_pylist()
     refused = sum(one["counts"] for one in codes_before if one["values"] == "refused")
@@ -71,7 +71,7 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
     return Rehearsal(sum(table.num_rows for table in tried), refused, accepted, duplicates, late, tuple(causes))
 
 
-def _stages_now(config: PipelineConfig) -> StageConfig:
+def _stages_now(config: PipelineConfig) -> Program:
     clickhouse = ClickHouse(config.sink)
     try:
         clickhouse.connect()
@@ -81,7 +81,7 @@ def _stages_now(config: PipelineConfig) -> StageConfig:
     if table is None:
         raise HaltError(f"trying dead letters: table {config.sink.table} does not exist; create it, or start the pipeline")
     check_columns(config, table)
-    return stage_config(config, table)
+    return compile_program(config, table)
 
 
 def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
@@ -94,7 +94,7 @@ def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Ite
         yield Arrived(Message(subject, number, now, encode_frame(records_of_letters(table)), headers), microseconds(now))
 
 
-def _judged(state: KeyState, chain: ChainState, stage: StageConfig, rows: pa.Table, frames: list[Arrived]) -> tuple[int, int, int]:
+def _judged(state: KeyState, chain: ChainState, stage: Program, rows: pa.Table, frames: list[Arrived]) -> tuple[int, int, int]:
     """(accepted, duplicates, late) of rows with their keys."""
     before, lists = chain.done.body if chain.done else {}, state.lists(chain)
     times = frame_times(rows, frames, before, stage)
@@ -102,7 +102,7 @@ def _judged(state: KeyState, chain: ChainState, stage: StageConfig, rows: pa.Tab
     for bucket, share in shares(rows, key_owners(rows, stage.buckets)):
         store = state.connections.dedup_store(bucket)
         store.open(live_runs(lists, bucket))
-        found, late = first_of_keys(stage, share, store, times)
+        found, late = stage.dedup.first_of_keys(share, store, times)
         counts += (found.accepted.num_rows, found.duplicates.num_rows, late.num_rows)
     accepted, duplicates, late_rows = counts.tolist()
     return accepted, duplicates, late_rows

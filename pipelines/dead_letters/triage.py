@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.process.fingerprints import CAUSE, with_fingerprints
+from pipelines.process.steps import in_order, kinds
 from pipelines.protocol.records import Position
 
 COPIES_COLUMN, COUNTED_FROM_COLUMN = "copies_dropped", "copies_counted_from"
 """Where they were counted (`dropped_copies`): copies that dedup dropped in favour of a letter, and from when on where that is not all."""
-STAGES = ("parse", "dedup", "transform", "sink")
+STAGES = (*(kind.stage for kind in in_order(kinds().values())), "sink")
 """Where a record may be rejected."""
 _TRANSFORM = "correct the mapping or the column's type in ClickHouse"
 REMEDIES = {

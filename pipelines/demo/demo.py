@@ -41,6 +41,7 @@ from pipelines.proof.terminal import examples_table, tally_table
 from pipelines.proof.verification.run import Request, verify
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
+from pipelines.protocol.outcomes import DUPLICATE
 from pipelines.protocol.tally import tally
 from resources.local.errors import LocalServerError
 from resources.local.stack import Addresses, LocalStack
@@ -172,7 +173,7 @@ class _Arrivals:
         # The ledger is the last stream that a start makes.
         ledger = self._names.stream("ledger")
         done = read_chain(self._log, ledger, self._names.chain("process")).done if self._log.state(ledger) is not None else None
-        duplicates = done.body["totals"].get("duplicates", 0) if done else 0
+        duplicates = done.body["totals"].get(DUPLICATE.total, 0) if done else 0
         return self._dead_letters + int(duplicates) + int(found[0][0] or 0 if found else 0)
 
     def close(self) -> None:
@@ -320,7 +321,7 @@ class _Stage:
         finally:
             log.close()
         self._console.print(tally_table(self._config.pipeline_id, found))
-        return found.residue != 0, sum(leg.outcomes.get("duplicates dropped", 0) for leg in found.legs)
+        return found.residue != 0, sum(leg.outcomes.get(DUPLICATE.label, 0) for leg in found.legs)
 
     def _show_rows(self) -> None:
         sink = self._config.sink

@@ -154,7 +154,7 @@ def _delete(state: KeyState, bucket: int, runs: tuple[RunFacts, ...], kept: tupl
 def _merge_all(state: KeyState, found: ChainState, share: Share) -> list[_Merged]:
     config = state.stage_config(found)
     assert found.done is not None
-    facts = {"expired": config.dedup_expired_us(found.done.body), "to": found.done.body["to"]}
+    facts = {"expired": config.dedup.expired_us(found.done.body), "to": found.done.body["to"]}
     lists = state.lists(found)
     runs = {str(bucket): lists.get(str(bucket), []) for bucket in range(state.buckets(found))}
     return [*map(_merged, share(_merge, [{"bucket": int(bucket), "runs": {bucket: listing}, **facts} for bucket, listing in runs.items()]))]

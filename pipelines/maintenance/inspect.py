@@ -23,7 +23,8 @@ from pipelines.maintenance.replay import Start, Tell, judged, start_at
 from pipelines.process.buckets import live_runs
 from pipelines.process.dedup import KEY_COLUMNS, with_keys
 from pipelines.process.parse.step import parse
-from pipelines.process.stage_config import StageConfig, config_of
+from pipelines.process.program import Program
+from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import NEVER
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.lease import Lease
@@ -119,13 +120,13 @@ class KeyState:
         check_started(self.connections.log, self.names)
         return Lease(self.connections.log, self.names, self.directory, "process")
 
-    def stage_config(self, state: ChainState) -> StageConfig:
+    def stage_config(self, state: ChainState) -> Program:
         """The configuration of the last range that was done. Raises HaltError before the first."""
         if state.done is None:
             raise HaltError(f"looking into the key store of {self.names.pipeline}: no record has gone through the pipeline yet")
         return self.stage_config_of(state.done)
 
-    def stage_config_of(self, done: Entry) -> StageConfig:
+    def stage_config_of(self, done: Entry) -> Program:
         return config_of(self.connections, done.body["config"])
 
     def buckets(self, state: ChainState) -> int:
@@ -173,8 +174,8 @@ class KeyState:
             store = self.store(state, bucket)
             sizes = [store.place.size(facts.name) for facts in store.live]
             found.append(BucketState(bucket, sum(facts.rows for facts in store.live), sum(sizes), len(sizes)))
-        window = timedelta(microseconds=config.dedup_window_us)
-        return StoreState(self.names.pipeline, config.dedup_key, window, clock(state, config), tuple(found))
+        window = timedelta(microseconds=config.dedup.window_us)
+        return StoreState(self.names.pipeline, config.dedup.key, window, clock(state, config), tuple(found))
 
     def why(self, texts: Sequence[str], tell: Tell = lambda done, of: None) -> KeyHistory:
         """The history of the key whose fields have these values, in the order of the file's `key`.
@@ -192,7 +193,7 @@ class KeyState:
         if not found.is_found[0]:
             return KeyHistory(values, bucket, None, None, False, 0, (), 0)
         at, first = instant(int(found.time[0])), Position(int(found.sequence[0]), int(found.ordinal[0]), 0)
-        expires = at + timedelta(microseconds=config.dedup_window_us)
+        expires = at + timedelta(microseconds=config.dedup.window_us)
         purged = read_purged(self.connections.log, self.names, "raw")
         start = start_at(self.connections.log, self.names, config, first.sequence, int(found.time[0]), purged.below)
         duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, start, tell)
@@ -200,14 +201,14 @@ class KeyState:
         is_over, counted_from = now is not None and expires <= now, purged.since if first.sequence < purged.below else None
         return KeyHistory(values, bucket, self._seen(at, first), expires, is_over, duplicates, tuple(dropped), scanned, counted_from)
 
-    def _hashed(self, config: StageConfig, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
+    def _hashed(self, config: Program, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
         """The key's values by field, and its hash, by way of the stages' own reading of a record with these fields."""
-        if len(texts) != len(config.dedup_key):
-            wanted = f"the key has {len(config.dedup_key)} fields ({', '.join(config.dedup_key)}), {len(texts)} values were given"
+        if len(texts) != len(config.dedup.key):
+            wanted = f"the key has {len(config.dedup.key)} fields ({', '.join(config.dedup.key)}), {len(texts)} values were given"
             raise ConfigurationError("reading the key", [Fault("", wanted)])
-        fields = {field.name: field for field in config.parsed_fields}
+        fields = {field.name: field for field in config.parse.parsed_fields}
         record = {}
-        for name, text in zip(config.dedup_key, texts, strict=True):
+        for name, text in zip(config.dedup.key, texts, strict=True):
             is_text = fields[name].type in ("string", "bytes")
             try:
                 record[name] = text if is_text else json.loads(text)
@@ -216,8 +217,8 @@ class KeyState:
         row = {**dict.fromkeys(RAW_SCHEMA.names), "value": json.dumps(record).encode(), "partition": 0, "offset": 0}
         row |= {"timestamp": datetime.now(UTC)}
         records = with_positions(pa.Table.from_pylist([row], schema=RAW_SCHEMA), 1, config.topic, 0)
-        parsed = parse(self.connections.engine, records, [fields[name] for name in config.dedup_key])
-        keyed = with_keys(self.connections.engine, parsed.accepted, config.dedup_key)
+        parsed = parse(self.connections.engine, records, [fields[name] for name in config.dedup.key])
+        keyed = with_keys(self.connections.engine, parsed.accepted, config.dedup.key)
         refused = [*parsed.rejected.to_pylist(), *keyed.rejected.to_pylist()]
         if refused:
             raise ConfigurationError("reading the key", [Fault(refused[0]["field"] or "", refused[0]["message"])])
@@ -232,7 +233,7 @@ class KeyState:
         return Seen(at, str(position), message.headers["Tf-Topic"], row["partition"], row["offset"])
 
     def _copies(
-        self, state: ChainState, config: StageConfig, key: tuple[Any, Any], first: Position, start: Start, tell: Tell
+        self, state: ChainState, config: Program, key: tuple[Any, Any], first: Position, start: Start, tell: Tell
     ) -> tuple[int, list[Seen], int]:
         """(how many, the first of them, records looked at): the records of the key behind `first` that had been judged by `state`."""
         assert state.done is not None
@@ -248,9 +249,9 @@ class KeyState:
         return count, shown, records
 
 
-def clock(state: ChainState, config: StageConfig) -> datetime | None:
+def clock(state: ChainState, config: Program) -> datetime | None:
     """What windows are over by."""
-    found = config.dedup_clock_us(state.done.body) if state.done else NEVER
+    found = config.dedup.clock_us(state.done.body) if state.done else NEVER
     return None if found == NEVER else instant(found)
 
 

@@ -17,7 +17,7 @@ from pipelines.key_store.store import merge, run_name
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.buckets import MAX_EMIT, listed, live_runs
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.protocol.append import Appender, last_position
 from pipelines.protocol.lease import acquire_all
 from pipelines.protocol.ledger import Chain, ChainState
@@ -83,11 +83,11 @@ def _rewritten(state: KeyState, chain: Chain, found: ChainState, buckets: int) -
     return Rebucketed(before, buckets, *counted)
 
 
-def _new_runs(state: KeyState, found: ChainState, config: StageConfig, bucket: int, buckets: int) -> list[RunFacts]:
+def _new_runs(state: KeyState, found: ChainState, config: Program, bucket: int, buckets: int) -> list[RunFacts]:
     """The entries of one new bucket, from all old ones, as one run."""
     assert found.done is not None
     parts = [part for part in _parts(state, found, bucket, buckets) if len(part)]
-    together = merge(parts, config.dedup_expired_us(found.done.body)) if parts else None
+    together = merge(parts, config.dedup.expired_us(found.done.body)) if parts else None
     if together is None or not len(together):
         return []
     to = found.done.body["to"]

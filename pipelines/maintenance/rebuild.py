@@ -23,10 +23,11 @@ from pipelines.key_store.index import Words
 from pipelines.maintenance.inspect import KeyState
 from pipelines.maintenance.rebuild_ways import SEQUENCE_BITS, Here, InTasks, Way, places
 from pipelines.process.arrivals import Arrived, clock_resets
-from pipelines.process.frames import new_counts
+from pipelines.process.program import new_counts
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import NOTHING, Watermarks
 from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.outcomes import DUPLICATE, WRITTEN, residue
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import decode_columns
 from pipelines.protocol.run_lists import Lists, RunLists
@@ -110,10 +111,10 @@ class _Rebuilding:
     def _oldest_needed(self, purged: Purged) -> Entry:
         """The newest `done` at whose end the windows of all keys before are over by now."""
         config = self._state.stage_config_of(self._done)
-        expired = config.dedup_expired_us(self._done.body)
+        expired = config.dedup.expired_us(self._done.body)
 
         def newest_us(entry: Entry) -> int:
-            return Watermarks.of(entry.body).newest_us if config.dedup_time_field else int(entry.body["clock_us"])
+            return Watermarks.of(entry.body).newest_us if config.dedup.time_field else int(entry.body["clock_us"])
 
         over = [entry for entry in self._entries() if entry.kind == "done" and newest_us(entry) <= expired]
         if not over or over[-1].body["to"] < purged.below:
@@ -128,13 +129,13 @@ class _Rebuilding:
         """Makes ready to judge what came after `done` by what went out. Raises DataLossError when the out stream does not tell."""
         self._from, self._clock_us, self._watermarks = done.body["to"], done.body["clock_us"], Watermarks.of(done.body)
         self._totals_before = dict(done.body["totals"])
-        names = ("rows_in", "rows_out", "duplicates", "rows_rejected")
-        rows_in, rows_out, duplicates, rejected = (self._counted(name) for name in names)
+        totals = {name: self._counted(name) for name in self._done.body["totals"]}
+        rows_out, missing = totals.get(WRITTEN.total, 0), residue("process", totals.get("rows_in", 0), totals)
         self._accepted_places = self._places_in_out()
         found = len(self._accepted_places)
-        if found != rows_out or rows_in != rows_out + duplicates + rejected:
+        if found != rows_out or missing:
             raise DataLossError(
-                f"rebuilding the key store: of {rows_in - duplicates - rejected:,} records that were accepted while their keys are "
+                f"rebuilding the key store: of {rows_out + missing:,} records that were accepted while their keys are "
                 f"remembered, {self._state.names.stream('out')} holds {found:,}; restore the key store or the streams from a backup, or "
                 "delete the pipeline and start it anew"
             )
@@ -179,8 +180,8 @@ class _Rebuilding:
             "buckets": self._done.body["buckets"],
             "from": self._from,
             "to": to,
-            "expired": config.dedup_expired_us({"clock_us": self._clock_us, "watermarks": self._watermarks.encoded()}),
-            "expired_after": config.dedup_expired_us({"clock_us": frames[-1].arrival_us, "watermarks": self._watermarks.encoded()}),
+            "expired": config.dedup.expired_us({"clock_us": self._clock_us, "watermarks": self._watermarks.encoded()}),
+            "expired_after": config.dedup.expired_us({"clock_us": frames[-1].arrival_us, "watermarks": self._watermarks.encoded()}),
             "watermarks": self._watermarks.encoded(),
             "poison": [place for (sequence, _), place in self._poison.items() if self._from < sequence <= to],
             "runs": self.runs,
@@ -204,7 +205,7 @@ class _Rebuilding:
 
     def result(self) -> Rebuilt:
         """Raises InvariantError when what was judged is not what the ledger counted."""
-        counted = tuple(self._counted(name) for name in ("rows_in", "rows_out", "duplicates"))
+        counted = tuple(self._counted(name) for name in ("rows_in", WRITTEN.total, DUPLICATE.total))
         # Of what went out nothing may seem a copy now.
         dropped = 0 if self._accepted_places is None else counted[2]
         found = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)

@@ -24,9 +24,10 @@ from pipelines.engine.connections import Connections
 from pipelines.engine.execute import Item, Parcel, Report, Tasks
 from pipelines.key_store.index import Words
 from pipelines.process.arrivals import Arrived, ClockReset, arrivals, steps
-from pipelines.process.buckets import first_of_keys, key_owners, listed, live_runs, shares
+from pipelines.process.buckets import key_owners, listed, live_runs, shares
 from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN
-from pipelines.process.frames import COUNTS, ROWS, fetched, frame_times, new_counts, stages, times_of, times_to_all
+from pipelines.process.frames import COUNTS, ROWS, fetched, frame_times, times_of, times_to_all
+from pipelines.process.program import add_counts, new_counts, run
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
 from pipelines.protocol.records import decode_parcel, encode_frame
@@ -118,7 +119,7 @@ def send_keys(connections: Connections, item: Item) -> Iterator[Parcel]:
     config, counts = config_of(connections, item["config"]), new_counts()
     for step in steps(fetched(connections, item, item["share"])):
         rows = _judged_rows(connections, item, step, counts)
-        if config.dedup_time_field:
+        if config.dedup.time_field:
             yield from times_to_all(rows, step, item["buckets"])
         if "accepted" in item:
             rows = among(rows, _accepted(step, item["accepted"]))
@@ -145,7 +146,7 @@ def add_keys(connections: Connections, item: Item, bucket: int, parcels: list[tu
 def _add(connections: Connections, item: Item, bucket: int, rows: pa.Table, times: FrameTimes | None) -> Report:
     config, store = config_of(connections, item["config"]), connections.dedup_store(bucket)
     store.open(live_runs(item["runs"], bucket))
-    found, _ = first_of_keys(config, rows, store, times)
+    found, _ = config.dedup.first_of_keys(rows, store, times)
     entries = found.entries
     if times is None:
         # By arrival older entries of a key are over as well; by event time one of these may hide one that is not.
@@ -156,8 +157,9 @@ def _add(connections: Connections, item: Item, bucket: int, rows: pa.Table, time
 
 def _judged_rows(connections: Connections, item: Item, step: Sequence[Arrived], counts: dict[str, int]) -> pa.Table:
     """What dedup goes by, of the rows that come through the stages; what a plan has decided is not tried again."""
-    rows, _ = stages(connections.engine, config_of(connections, item["config"]), "", step, counts, item["poison"])
-    return rows.select([name for name in _JUDGED if name in rows.column_names])
+    made = run(config_of(connections, item["config"]), connections.engine, step, item["poison"])
+    add_counts(counts, made.counts)
+    return made.rows.select([name for name in _JUDGED if name in made.rows.column_names])
 
 
 def _cut(frames: list[Arrived], most: int) -> Iterator[list[Arrived]]:

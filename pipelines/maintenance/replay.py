@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process.arrivals import arrivals, clock_resets, steps
 from pipelines.process.dedup import PAST_COLUMN
-from pipelines.process.frames import new_counts, stages
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program, run
 from pipelines.process.watermarks import NEVER, NOTHING, TIME_COLUMN, FrameTimes, Times, Watermarks
 from pipelines.protocol.ledger import Entry, read_chain
 from pipelines.protocol.naming import Names
@@ -43,9 +42,9 @@ class Judged:
     records: int
 
 
-def start_at(log: JetStream, names: Names, config: StageConfig, sequence: int, arrival_us: int, purged_below: int) -> Start:
+def start_at(log: JetStream, names: Names, config: Program, sequence: int, arrival_us: int, purged_below: int) -> Start:
     """Where to begin so that the frame at `sequence`, of that arrival, and all behind it that are left are read."""
-    if sequence < purged_below or config.dedup_time_field:
+    if sequence < purged_below or config.dedup.time_field:
         return _done_before(log, names, max(sequence, purged_below + 1))
     return Start(sequence - 1, NOTHING, arrival_us)
 
@@ -63,7 +62,7 @@ def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
 
 
 def judged(
-    log: JetStream, names: Names, engine: duckdb.DuckDBPyConnection, config: StageConfig, start: Start, to: int, tell: Tell
+    log: JetStream, names: Names, engine: duckdb.DuckDBPyConnection, config: Program, start: Start, to: int, tell: Tell
 ) -> Iterator[Judged]:
     """What lies behind `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
     before = start.watermarks
@@ -71,19 +70,19 @@ def judged(
     resets = clock_resets(done.body) if done else []
     for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.arrival_us, resets)):
         tell(step[-1].message.sequence - start.sequence, to - start.sequence)
-        counts = new_counts()
-        rows, _ = stages(engine, config, "", step, counts)
+        made = run(config, engine, step)
+        rows, records = made.rows, made.counts["rows_in"]
         frames = None
-        if config.dedup_time_field:
-            frames = FrameTimes.of(rows, (frame.message for frame in step), before, config.dedup_window_us)
+        if config.dedup.time_field:
+            frames = FrameTimes.of(rows, (frame.message for frame in step), before, config.dedup.window_us)
             before = frames.last
         if PAST_COLUMN in rows.column_names:
             rows = rows.filter(pc.invert(pc.fill_null(rows.column(PAST_COLUMN), False)))
         if frames is None:
             times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
-            yield Judged(rows, times, np.full(rows.num_rows, NEVER), counts["rows_in"])
+            yield Judged(rows, times, np.full(rows.num_rows, NEVER), records)
             continue
         times = rows.column(TIME_COLUMN).to_numpy()
-        marks = frames.watermarks(rows, config.dedup_lateness_us)
+        marks = frames.watermarks(rows, config.dedup.lateness_us)
         is_judged = times >= marks
-        yield Judged(rows.filter(pa.array(is_judged)), times[is_judged], marks[is_judged], counts["rows_in"])
+        yield Judged(rows.filter(pa.array(is_judged)), times[is_judged], marks[is_judged], records)

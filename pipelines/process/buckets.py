@@ -6,28 +6,27 @@ order; without, it is a function of the Kafka partition. A dead letter's bucket 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.engine.connections import Connections
 from pipelines.engine.execute import Item
 from pipelines.key_store.segments import RunFacts
-from pipelines.key_store.store import KeyedStore, bucket_with_turn
+from pipelines.key_store.store import bucket_with_turn
 from pipelines.process.admission import LATE, admit
 from pipelines.process.arrivals import read_again
 from pipelines.process.dead_letter_rows import letters
-from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN, Deduplicated, dedup
+from pipelines.process.dedup import KEY_COLUMNS
+from pipelines.process.program import Program
 from pipelines.process.rejections import Rejections
-from pipelines.process.stage_config import StageConfig
-from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
+from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.append import Appender, Tail, append_rows, last_position
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import bucket_of_key, bucket_of_partition
+from pipelines.protocol.outcomes import DUPLICATE, REJECTED, WRITTEN
 from pipelines.protocol.records import HEADER_CONFIG, Position, in_position_order
 from pipelines.protocol.run_lists import Listing, Lists
 
@@ -41,7 +40,7 @@ class Buckets:
     bucket, `clock_us` and `watermarks`.
     """
 
-    def __init__(self, connections: Connections, config: StageConfig, item: Item) -> None:
+    def __init__(self, connections: Connections, config: Program, item: Item) -> None:
         self._connections, self._config, self._item = connections, config, item
         self._headers = {HEADER_CONFIG: item["config"]}
         self._by_subject: dict[str, Appender[Position]] = {}
@@ -72,7 +71,7 @@ class Buckets:
             admit(self._connections, self._item, LATE, seen, letters_of_late)
             if late.num_rows:
                 refused.append(letters_of_late)
-                counts.update({"rows_rejected": late.num_rows, "rejected.dedup.late": late.num_rows})
+                counts.update({REJECTED.total: late.num_rows, "rejected.dedup.late": late.num_rows})
         reach("process.between-frames")
         if refused:
             together = in_position_order(pa.concat_tables(refused, promote_options="default").unify_dictionaries())
@@ -84,20 +83,20 @@ class Buckets:
         names, span = self._connections.names, (self._item["from"], self._item["to"])
         store = self._connections.dedup_store(bucket)
         store.open(live_runs(self._item["runs"], bucket))
-        found, late = first_of_keys(self._config, rows, store, frames)
+        found, late = self._config.dedup.first_of_keys(rows, store, frames)
         reach("process.before-state")
         has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
-        self.runs[str(bucket)] = listed(store.add(found.entries, span, self._config.dedup_expired_us(self._item), has_turn))
+        self.runs[str(bucket)] = listed(store.add(found.entries, span, self._config.dedup.expired_us(self._item), has_turn))
         reach("process.after-state")
         append_rows(self._appender("out", names.out(bucket)), found.accepted, self._headers)
-        if self._config.dedup_keeps:
+        if self._config.dedup.keeps:
             append_rows(self._appender("duplicates", names.duplicates(bucket)), found.duplicates)
-        counts.update({"rows_out": found.accepted.num_rows, "duplicates": found.duplicates.num_rows})
+        counts.update({WRITTEN.total: found.accepted.num_rows, DUPLICATE.total: found.duplicates.num_rows})
         return late
 
     def _late_letters(self, late: pa.Table) -> pa.Table:
         """Dead letters for rows whose bytes did not come along: they are read again from their raw frames."""
-        field = self._config.dedup_time_field
+        field = self._config.dedup.time_field
         rejections = Rejections("dedup", late.num_rows)
         rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
         records = read_again(self._connections.log, self._connections.names.stream("raw"), late)
@@ -120,37 +119,6 @@ class Buckets:
             stream = self._connections.names.stream(role)
             self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail)
         return self._by_subject[subject]
-
-
-def first_of_keys(config: StageConfig, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
-    """(all rows of a range that fall into one bucket, in any order, judged against its store; the late ones, which are not judged).
-
-    The store is open on what came before. `frames`: of the whole range, where the window is measured on a field. Rows of PAST_COLUMN were
-    accepted when they came first: they go on without being judged.
-    """
-    rows = in_position_order(rows)
-    if PAST_COLUMN not in rows.column_names:
-        return _judged(config, rows, store, frames)
-    is_past = pc.fill_null(rows.column(PAST_COLUMN), False)
-    past = rows.filter(is_past)
-    found, late = _judged(config, rows.filter(pc.invert(is_past)).drop_columns([PAST_COLUMN]), store, frames)
-    accepted = pa.concat_tables([found.accepted, past.select(found.accepted.column_names)]).unify_dictionaries()
-    return replace(found, accepted=in_position_order(accepted)), late
-
-
-def _judged(config: StageConfig, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
-    if frames is None:
-        times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
-        return dedup(rows, times, config.dedup_window_us, store.find), rows.slice(0, 0)
-    times = rows.column(TIME_COLUMN).to_numpy()
-    marks = frames.watermarks(rows, config.dedup_lateness_us)
-    is_late = times < marks
-    plain = rows.drop_columns([TIME_COLUMN, BEFORE_COLUMN])
-    if not is_late.any():
-        return dedup(plain, times, config.dedup_window_us, store.find, marks), plain.slice(0, 0)
-    kept = plain.filter(pa.array(~is_late))
-    judged = dedup(kept, times[~is_late], config.dedup_window_us, store.find, marks[~is_late])
-    return judged, plain.filter(pa.array(is_late)).drop_columns(list(KEY_COLUMNS))
 
 
 def listed(runs: Iterable[RunFacts]) -> Listing:

@@ -12,27 +12,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from heapq import merge
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.engine.connections import Connections
 from pipelines.engine.execute import Item, Parcel, Report
 from pipelines.errors import RetryableError, UndecidedError
 from pipelines.process.admission import STAGES, admit
-from pipelines.process.arrivals import STEP_BYTES, Arrived, records_of, steps
+from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.buckets import Buckets, key_owners, partition_owners, shares
-from pipelines.process.dead_letter_rows import letters
-from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN, with_keys, with_times
-from pipelines.process.isolation import INTERNAL_ERROR, Decided, Stage, isolated, take_out
-from pipelines.process.mapping.step import map_columns, reject_wide
-from pipelines.process.parse.step import parse
-from pipelines.process.stage_config import StageConfig, config_of
-from pipelines.process.watermarks import NOTHING, TIME_COLUMN, FrameTimes, Watermarks, with_newest_before
+from pipelines.process.isolation import INTERNAL_ERROR, Decided
+from pipelines.process.program import Program, add_counts, new_counts, run, together
+from pipelines.process.stage_config import config_of
+from pipelines.process.watermarks import NOTHING, FrameTimes, Watermarks
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import is_redriven
-from pipelines.protocol.records import StageOutput, decode_parcel, encode_frame
+from pipelines.protocol.records import decode_parcel, encode_frame
 
 BUCKET_THREADS = 8
 ROWS, LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
@@ -62,7 +57,7 @@ def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
                 yield bucket, ROWS, encode_frame(part)
             for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
                 yield bucket, LETTERS, encode_frame(part)
-            if config.dedup_time_field:
+            if config.dedup.time_field:
                 yield from times_to_all(rows, step, config.buckets)
     yield 0, COUNTS, json.dumps(counts).encode()
 
@@ -74,19 +69,19 @@ def times_to_all(rows: pa.Table, step: Sequence[Arrived], buckets: int) -> Itera
     yield from ((bucket, TIMES, times) for bucket in range(buckets))
 
 
-def times_of(parcels: Iterable[tuple[str, bytes]], item: Item, config: StageConfig) -> FrameTimes | None:
+def times_of(parcels: Iterable[tuple[str, bytes]], item: Item, config: Program) -> FrameTimes | None:
     """What `times_to_all` has sent of all frames of a range; None where the window is not measured on a field."""
-    if not config.dedup_time_field:
+    if not config.dedup.time_field:
         return None
     rows = (tuple(row) for kind, payload in parcels if kind == TIMES for row in json.loads(payload))
-    return FrameTimes.of_rows(rows, Watermarks.of(item), config.dedup_window_us)
+    return FrameTimes.of_rows(rows, Watermarks.of(item), config.dedup.window_us)
 
 
-def frame_times(rows: pa.Table, frames: Iterable[Arrived], item: Mapping[str, Any], config: StageConfig) -> FrameTimes | None:
+def frame_times(rows: pa.Table, frames: Iterable[Arrived], item: Mapping[str, Any], config: Program) -> FrameTimes | None:
     """As `times_of`, of all frames of a range and their rows."""
-    if not config.dedup_time_field:
+    if not config.dedup.time_field:
         return None
-    return FrameTimes.of(rows, (frame.message for frame in frames), Watermarks.of(item), config.dedup_window_us)
+    return FrameTimes.of(rows, (frame.message for frame in frames), Watermarks.of(item), config.dedup.window_us)
 
 
 def after_exchange(connections: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
@@ -109,14 +104,6 @@ def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -
     return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs, "watermarks": watermarks}
 
 
-def together(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
-
-
-def new_counts() -> dict[str, int]:
-    return {"rows_in": 0, "rows_out": 0, "rows_rejected": 0, "frames": 0}
-
-
 def fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Iterator[Arrived]:
     """The bucket's frames, exactly those that the driver's scan named: a gap must stop the task before it writes beyond it."""
     stream = connections.names.stream("raw")
@@ -129,7 +116,7 @@ def fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Iter
         yield Arrived(message, arrival_us)
 
 
-def process_frames(connections: Connections, config: StageConfig, item: Item, frames: Iterable[Arrived], share: str = "") -> Report:
+def process_frames(connections: Connections, config: Program, item: Item, frames: Iterable[Arrived], share: str = "") -> Report:
     """All frames of some buckets in sequence order through the stages; appends what the buckets' subjects do not hold yet.
 
     With dedup they must be all frames of the plan. Counts are those of the stages, so a replay reports the same. `share` names the
@@ -137,10 +124,10 @@ def process_frames(connections: Connections, config: StageConfig, item: Item, fr
     """
     buckets = Buckets(connections, config, item)
     counts = Counter(new_counts())
-    frames = list(frames) if config.dedup_key else frames
+    frames = list(frames) if config.dedup.key else frames
     passed = (_admitted(connections, item, share, step, counts) for step in steps(frames, STEP_BYTES // config.widening))
     times = None
-    if config.dedup_key:
+    if config.dedup.key:
         rows, rejected = (together(list(tables)) for tables in zip(*passed, strict=True))
         times = frame_times(rows, frames, item, config)
         _append_by_key(buckets, config, rows, rejected, times, counts)
@@ -163,7 +150,7 @@ def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table
 
 
 def _append_by_key(
-    buckets: Buckets, config: StageConfig, rows: pa.Table, rejected: pa.Table, times: FrameTimes | None, counts: Counter[str]
+    buckets: Buckets, config: Program, rows: pa.Table, rejected: pa.Table, times: FrameTimes | None, counts: Counter[str]
 ) -> None:
     """Buckets side by side: each mostly waits for the disk."""
     keyed = dict(shares(rows, key_owners(rows, config.buckets)))
@@ -178,19 +165,22 @@ def _append_by_key(
 def _admitted(
     connections: Connections, item: Item, share: str, step: Sequence[Arrived], counts: dict[str, int]
 ) -> tuple[pa.Table, pa.Table]:
-    """As `stages`. Raises HaltError when the dead letters must not be written, UndecidedError when the plan must name some first."""
+    """(rows, dead letters) of some frames; adds to `counts`. Raises HaltError when the dead letters must not be written, UndecidedError
+    when the plan must name some first.
+    """
     decided = item.get("poison", [])
     try:
-        rows, rejected = stages(connections.engine, config_of(connections, item["config"]), item["config"], step, counts, decided)
+        made = run(config_of(connections, item["config"]), connections.engine, step, decided)
     except Exception:
         connections.discard_engine()
         raise
     seen = (sum(frame.message.rows for frame in step if not is_redriven(frame.message.subject)), share, step[-1].message.sequence)
-    admit(connections, item, STAGES, seen, rejected)
-    if found := undecided(rejected, decided):
+    admit(connections, item, STAGES, seen, made.letters)
+    if found := undecided(made.letters, decided):
         connections.discard_engine()
         raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
-    return rows, rejected
+    add_counts(counts, made.counts)
+    return made.rows, made.letters
 
 
 def undecided(rejected: pa.Table, decided: Decided) -> list[list[Any]]:
@@ -202,53 +192,3 @@ def undecided(rejected: pa.Table, decided: Decided) -> list[list[Any]]:
     columns = ("_tf_sequence", "_tf_ordinal", "_tf_partition", "stage", "message")
     found = zip(*(internal.column(name).to_pylist() for name in columns), strict=True)
     return [list(place) for place in found if (place[0], place[1]) not in known]
-
-
-def stages(
-    engine: duckdb.DuckDBPyConnection,
-    config: StageConfig,
-    version: str,
-    step: Sequence[Arrived],
-    counts: dict[str, int],
-    decided: Decided = (),
-) -> tuple[pa.Table, pa.Table]:
-    """(out rows, dead letters) of some frames; adds to `counts`. With dedup, rows have KEY_COLUMNS and are not counted as out yet;
-    with the window on a field, TIME_COLUMN and BEFORE_COLUMN as well; PAST_COLUMN where a frame holds records that were dead letters.
-
-    A record that a stage ends on is a dead letter of INTERNAL_ERROR; so are those of `decided`, which are not tried.
-    """
-
-    def through(name: str, stage: Stage, table: pa.Table) -> StageOutput:
-        return isolated(name, stage, engine, table, open_engine)
-
-    records = together([records_of(frame.message, frame.arrival_us) for frame in step])
-    has_history = bool(config.dedup_key) and "past_dedup" in records.column_names
-    tried = take_out(records, decided)
-    keep_raw = ["past_dedup"] if has_history else []
-    parsed = through("parse", lambda on, table: parse(on, table, config.parsed_fields, keep_raw), tried.accepted)
-    refused = [tried.rejected, parsed.rejected]
-    keep = (PAST_COLUMN,) if has_history else ()
-    if config.dedup_key:
-        parsed = through("dedup", lambda on, table: with_keys(on, table, config.dedup_key), parsed.accepted)
-        refused.append(parsed.rejected)
-        keep = (*keep, *KEY_COLUMNS)
-    if config.dedup_time_field:
-        unit, most_us = config.unit_of(config.dedup_time_field), config.dedup_max_ahead_us
-        parsed = through("dedup", lambda on, table: with_times(on, table, config.dedup_time_field, most_us, unit), parsed.accepted)
-        refused.append(parsed.rejected)
-        keep = (*keep, TIME_COLUMN)
-    mapped = through("transform", lambda on, table: map_columns(on, table, config.targets, keep), parsed.accepted)
-    fitting = reject_wide(mapped.accepted, pc.max(pc.binary_length(records.column("value"))).as_py() or 0)
-    rejected = pa.concat_tables([*refused, mapped.rejected, fitting.rejected])
-    counts["frames"] += len(step)
-    counts["rows_in"] += records.num_rows
-    if not config.dedup_key:
-        counts["rows_out"] += fitting.accepted.num_rows
-    counts["rows_rejected"] += rejected.num_rows
-    reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
-    for reason in reasons.to_pylist():
-        counts[reason["values"]] = counts.get(reason["values"], 0) + reason["counts"]
-    rows = fitting.accepted
-    if config.dedup_time_field:
-        rows = with_newest_before(rows, (frame.message for frame in step))
-    return rows, letters(records, rejected, version, config.source)

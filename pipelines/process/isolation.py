@@ -5,6 +5,7 @@ each record that raises by itself, three times in a row. Kept: nothing. An error
 a record's fault, nor is one that the stage raises without any record: those are raised.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -88,7 +89,8 @@ class _Search:
         middle = part.num_rows // 2
         halves = [self._halved(part.slice(0, middle)), self._halved(part.slice(middle))]
         accepted = pa.concat_tables([half.accepted for half in halves], promote_options="default").unify_dictionaries()
-        return StageOutput(accepted, pa.concat_tables([half.rejected for half in halves]))
+        dropped = sum((Counter(half.dropped) for half in halves), Counter[str]())
+        return StageOutput(accepted, pa.concat_tables([half.rejected for half in halves]), dropped)
 
     def _refused(self, record: pa.Table, error: Exception) -> StageOutput:
         if isinstance(error, duckdb.OutOfMemoryException):

@@ -83,7 +83,7 @@ class ProcessLeg(Leg):
         """
         done, log = self.chain.state.done, self.connections.log
         config = config_of(self.connections, self.connections.run.stage_config)
-        if done is None or not config.dedup_key or config.dedup_time_field or time.monotonic() < self._next_clock:
+        if done is None or not config.dedup.key or config.dedup.time_field or time.monotonic() < self._next_clock:
             return
         self._next_clock = time.monotonic() + CLOCK_SECONDS
         limits = self.connections.config.resources.nats
@@ -121,7 +121,7 @@ class ProcessLeg(Leg):
     def _sweep(self) -> None:
         """Deletes runs that no `done` lists and no open plan may still want: what killed attempts have left."""
         config = config_of(self.connections, self.connections.run.stage_config)
-        if not config.dedup_key:
+        if not config.dedup.key:
             return
         listed, done_to = self._listed(), self.chain.state.to or 0
         for bucket in range(config.buckets):
@@ -188,8 +188,8 @@ class ProcessLeg(Leg):
         first: dict[int, Position] = {}
         for sequence, ordinal, partition, *_ in self._undecided:
             # With dedup nothing is written before every record of the plan has been through the stages.
-            places = range(config.buckets) if config.dedup_key else [bucket_of_partition(partition, config.buckets)]
-            place = Position(plan.body["from"] + 1, 0) if config.dedup_key else Position(sequence, ordinal)
+            places = range(config.buckets) if config.dedup.key else [bucket_of_partition(partition, config.buckets)]
+            place = Position(plan.body["from"] + 1, 0) if config.dedup.key else Position(sequence, ordinal)
             for bucket in places:
                 first[bucket] = min(first.get(bucket, place), place)
         names, log = self.connections.names, self.connections.log
@@ -287,7 +287,7 @@ class ProcessLeg(Leg):
             for bucket, frames in _by_bucket(arrived, config.buckets).items()
         }
         items = [{**item, "buckets": group} for group in _balanced(shares, session.sparkContext.defaultParallelism)]
-        if config.dedup_key:
+        if config.dedup.key:
             reports = run_with_exchange(session, self.run_path, before_exchange, items, after_exchange, item, config.buckets)
         else:
             found = run_in_tasks(session, self.run_path, process, items)

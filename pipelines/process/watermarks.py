@@ -17,6 +17,7 @@ All of it is a function of the raw log. No clock has a part in it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -152,11 +153,11 @@ def partition_of(frame: Message) -> int:
     return _NO_PARTITION if is_redriven(frame.subject) else int(frame.headers[HEADER_PARTITION])
 
 
-def with_newest_before(records: pa.Table, frames: Iterable[Message]) -> pa.Table:
+def with_newest_before(records: pa.Table) -> pa.Table:
     """Rows with TIME_COLUMN, in position order, with BEFORE_COLUMN."""
     sequences, times = records.column("_tf_sequence").to_numpy(), records.column(TIME_COLUMN).to_numpy()
     before = np.full(len(times), NEVER, dtype=np.int64)
-    for frame in frames:
-        first, end = np.searchsorted(sequences, [frame.sequence, frame.sequence + 1])
+    firsts = np.flatnonzero(np.diff(sequences, prepend=np.uint64(0))).tolist()
+    for first, end in pairwise([*firsts, len(times)]):
         before[first + 1 : end] = np.maximum.accumulate(times[first:end])[:-1]
     return records.append_column(BEFORE_COLUMN, pa.array(before))

@@ -24,8 +24,7 @@ from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError, RefusedError, RetryableError
 from pipelines.process.arrivals import Arrived, steps
-from pipelines.process.frames import new_counts, stages
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program, run
 from pipelines.proof.packed import RawPositions, sequences_of
 from pipelines.proof.report import Progress, no_progress
 from pipelines.proof.verification.result import Verification
@@ -60,7 +59,7 @@ class PutBack:
 class _Target:
     """Positions, ascending, of rows that were made under `config` and that `table` has lost."""
 
-    config: StageConfig
+    config: Program
     table: Table
     missing: RawPositions
 
@@ -120,7 +119,7 @@ def _parts(subject: Subject, missing: RawPositions) -> Iterator[tuple[RawPositio
             yield part, version
 
 
-def _target(clickhouse: ClickHouse, config: StageConfig, missing: RawPositions) -> _Target:
+def _target(clickhouse: ClickHouse, config: Program, missing: RawPositions) -> _Target:
     """Return the positions with their table. Raises HaltError where the table does not take the rows as they were made."""
     table = clickhouse.inspect(config.database, config.table)
     if table is None:
@@ -129,7 +128,7 @@ def _target(clickhouse: ClickHouse, config: StageConfig, missing: RawPositions) 
     return _Target(config, table, missing)
 
 
-def _check_columns(config: StageConfig, table: Table, nulls: Sequence[str] = ()) -> None:
+def _check_columns(config: Program, table: Table, nulls: Sequence[str] = ()) -> None:
     faults = misfits(config, config.position_columns, table.columns, nulls)
     if faults:
         raise HaltError(
@@ -189,7 +188,7 @@ class _Inserts:
 
     def _insert_step(self, engine: duckdb.DuckDBPyConnection, target: _Target, step: list[Arrived]) -> int:
         config = target.config
-        rows, _ = stages(engine, config, config.version, step, new_counts())
+        rows = run(config, engine, step).rows
         rows = rows.filter(pa.array(np.isin(position_keys(rows), target.missing)))
         rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, step)))).unify_dictionaries().combine_chunks()
         if not rows.num_rows:
@@ -218,7 +217,7 @@ class _Inserts:
         stored = self._clickhouse.stored_positions(table, (step[0].message.sequence, step[-1].message.sequence))
         return position_keys(stored.rename_columns(["_tf_sequence", "_tf_ordinal"]))
 
-    def _token(self, config: StageConfig, positions: RawPositions) -> str:
+    def _token(self, config: Program, positions: RawPositions) -> str:
         """Return an insert token for these positions, of this command alone: rows that are lost again must be another block."""
         state = self._log.state(self._names.stream("raw"))
         stream_id = state.metadata.get(STREAM_ID_KEY, "") if state else ""

@@ -6,7 +6,7 @@ positions it covers, so that a writer can resume, and a reader can plan, without
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -108,10 +108,13 @@ HEADER_CONFIG = "Tf-Config"
 
 @dataclass(frozen=True)
 class StageOutput:
-    """What a stage gives back: the records that go on, and those it refused (`REJECTED_SCHEMA`)."""
+    """What a step gives back: the records that go on, those it refused (`REJECTED_SCHEMA`), and how many it dropped, by the total of the
+    outcome (`protocol.outcomes`).
+    """
 
     accepted: pa.Table
     rejected: pa.Table
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

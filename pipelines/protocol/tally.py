@@ -1,7 +1,7 @@
 """The tally: per leg what went in and where it went, from the running totals of each chain's last `done`.
 
     ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
-    process   records read    = rows written + duplicates dropped + rejected (dead letters)
+    process   records read    = rows written + duplicates dropped + dropped by other steps + rejected (dead letters)
     sink      rows read       = rows confirmed by ClickHouse + refused by it + given up by somebody (dead letters, both)
     redrive   dead letters    = entered again + discarded + still there, for somebody to look at
 and between two legs: what one wrote, the next has read or still has before it; process reads what ingest and redrive have written.
@@ -21,6 +21,7 @@ from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.existence import Streams, check_started
 from pipelines.protocol.ledger import ChainState, Entry, Log, read_chain
 from pipelines.protocol.naming import LEGS, REDRIVE, Names
+from pipelines.protocol.outcomes import REJECTED, counted
 from pipelines.protocol.records import Message
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN
 
@@ -76,34 +77,6 @@ class Tally:
         return sum(abs(leg.residue) for leg in (*self.legs, self.letters)) + sum(ahead)
 
 
-class _Outcomes(Protocol):
-    def __call__(self, totals: Totals) -> dict[str, int]: ...
-
-
-def _ingest(totals: Totals) -> dict[str, int]:
-    return {
-        "written to raw": totals.get("rows_out", 0),
-        "offsets without a record": totals.get("offsets_without_record", 0),
-        "expired and skipped": totals.get("offsets_skipped", 0),
-    }
-
-
-def _process(totals: Totals) -> dict[str, int]:
-    return {
-        "written to out": totals.get("rows_out", 0),
-        "duplicates dropped": totals.get("duplicates", 0),
-        "dead letters": totals.get("rows_rejected", 0),
-    }
-
-
-def _sink(totals: Totals) -> dict[str, int]:
-    abandoned = totals.get("rejected.sink.abandoned", 0)
-    outcomes = {"confirmed by ClickHouse": totals.get("rows_out", 0), "dead letters": totals.get("rows_rejected", 0) - abandoned}
-    # Given up by `tallyflow plan abandon`: dead letters as well, on a line of their own once there are some.
-    return {**outcomes, **({"abandoned (dead letters)": abandoned} if abandoned else {})}
-
-
-_OUTCOMES: dict[str, _Outcomes] = {"ingest": _ingest, "process": _process, "sink": _sink}
 _COUNTED_IN = {"ingest": "offsets", "process": "rows_in", "sink": "rows_in"}
 
 
@@ -138,10 +111,10 @@ def from_chains(
     for leg in LEGS:
         state, old = chains[leg], (before or {}).get(leg, {})
         totals = _totals(state.done)
-        counted, counted_before = totals.get(_COUNTED_IN[leg], 0), old.get(_COUNTED_IN[leg], 0)
-        waiting, waiting_before = (0, 0) if leg == LEGS[0] else (written - counted, written_before - counted_before)
-        outcomes = _OUTCOMES[leg](_less(totals, old))
-        legs.append(LegTally(leg, counted - counted_before, outcomes, waiting, state.plan is not None, waiting_before))
+        read, read_before = totals.get(_COUNTED_IN[leg], 0), old.get(_COUNTED_IN[leg], 0)
+        waiting, waiting_before = (0, 0) if leg == LEGS[0] else (written - read, written_before - read_before)
+        outcomes = counted(leg, _less(totals, old))
+        legs.append(LegTally(leg, read - read_before, outcomes, waiting, state.plan is not None, waiting_before))
         written, written_before = totals.get("rows_out", 0), old.get("rows_out", 0)
         if leg == "ingest":
             written += _totals(chains[REDRIVE].done).get(REDRIVEN, 0)
@@ -167,7 +140,7 @@ class _Letters:
 
     @classmethod
     def of(cls, totals: Mapping[str, Totals]) -> "_Letters":
-        rejected = sum(totals.get(leg, {}).get("rows_rejected", 0) for leg in ("process", "sink"))
+        rejected = sum(totals.get(leg, {}).get(REJECTED.total, 0) for leg in ("process", "sink"))
         taken = totals.get(REDRIVE, {})
         return cls(rejected, taken.get(REDRIVEN, 0), taken.get(DISCARDED, 0))
 

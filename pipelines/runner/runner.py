@@ -46,6 +46,7 @@ from pipelines.key_store.store import RUNS_PER_BUCKET
 from pipelines.private import private_directory
 from pipelines.process import stage_config
 from pipelines.process.leg import DRIVER_FRAMES, ProcessLeg
+from pipelines.process.program import compile_program
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all, leg_lock
 from pipelines.protocol.ledger import Chain, read_chain
@@ -248,7 +249,7 @@ class Runner:
 
     def _write_run(self, prepared: Prepared) -> Path:
         """Store the stage configuration and the run file of this start."""
-        stages = stage_config.stage_config(self.config, prepared.table)
+        stages = compile_program(self.config, prepared.table)
         if "sink" in self.options.legs:
             check_waiting(self.log, self.names, stages, prepared.table)
         version = stage_config.store(self.log, self.names, stages)

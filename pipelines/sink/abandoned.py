@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pipelines.engine.connections import Connections
 from pipelines.engine.leg import input_mark
 from pipelines.protocol.ledger import Entry
+from pipelines.protocol.outcomes import ABANDONED, REJECTED
 from pipelines.sink.chunks import Chunk, Pieces
 from pipelines.sink.refused_rows import Refused, append_refused
 
@@ -42,8 +43,8 @@ def closing(connections: Connections, plan: Entry, chunk: Chunk, refused: Refuse
     counts = {"rows_in": chunk.rows, "rows_out": chunk.rows - rejected, "chunks": 1, "frames": len(chunk.messages)}
     if rejected:
         append_refused(connections, plan, chunk, refused, abandoned)
-        by_code = {"rejected.sink.refused": len(refused), "rejected.sink.abandoned": len(abandoned)}
-        counts |= {"rows_rejected": rejected, **{name: count for name, count in by_code.items() if count}}
+        by_code = {"rejected.sink.refused": len(refused), ABANDONED.total: len(abandoned)}
+        counts |= {REJECTED.total: rejected, **{name: count for name, count in by_code.items() if count}}
     return counts, {"input": input_mark(chunk.messages[-1])}
 
 

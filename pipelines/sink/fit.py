@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipelines.connectors.clickhouse.client import TableColumn
 from pipelines.errors import HaltError
 from pipelines.process.mapping.step import NO_DEFAULT_FOR_NULL
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type, parse_type
 
@@ -22,12 +22,12 @@ _FINEST_EXACT_INSTANT = 8
 """Digits of a DateTime64 that holds every instant of a coarser one; with 9 it ends in 2262."""
 
 
-def misfits(config: StageConfig, position_columns: Sequence[str], columns: Sequence[TableColumn], nulls: Collection[str]) -> list[str]:
+def misfits(config: Program, position_columns: Sequence[str], columns: Sequence[TableColumn], nulls: Collection[str]) -> list[str]:
     """Why rows of `config` cannot be inserted into a table of `columns` as they are; empty when they can. `nulls`: columns with nulls."""
     return [*_column_misfits(config, columns, nulls), *_position_misfits(position_columns, columns)]
 
 
-def _column_misfits(config: StageConfig, columns: Sequence[TableColumn], nulls: Collection[str]) -> Iterator[str]:
+def _column_misfits(config: Program, columns: Sequence[TableColumn], nulls: Collection[str]) -> Iterator[str]:
     actual = {column.name: column for column in columns}
     for target in config.targets:
         column = actual.get(target.name)
@@ -101,7 +101,7 @@ def way_on(pipeline: str) -> str:
     )
 
 
-def check_arrow_types(config: StageConfig, rows: pa.Table) -> None:
+def check_arrow_types(config: Program, rows: pa.Table) -> None:
     """Raises HaltError when the columns of `rows` do not have the types that `config` writes."""
     wrong = [
         f"{target.name} is {rows.schema.field(target.name).type}, not {arrow_type(target.type)}"

@@ -22,8 +22,9 @@ from pipelines.connectors.nats.client import check_contiguous
 from pipelines.engine.leg import Leg, check_input
 from pipelines.errors import HaltError, InsertTooLargeError, InvariantError, RefusedError, RetryableError
 from pipelines.process.fingerprints import fingerprint
+from pipelines.process.program import Program
 from pipelines.process.rejection_limit import MEND, Cause, Sample, halt_for
-from pipelines.process.stage_config import StageConfig, config_of
+from pipelines.process.stage_config import config_of
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.protocol.ledger import Entry
@@ -113,7 +114,7 @@ class SinkLeg(Leg):
         body = {"config": config.version, "table": config.full_table, "rows": chunk.rows, "digest": chunk.digest}
         return start, chunk.last, body
 
-    def _config_of(self, chunk: Chunk) -> StageConfig:
+    def _config_of(self, chunk: Chunk) -> Program:
         """The configuration that the chunk's rows were made under: they have its columns, whatever the file says now.
 
         Raises HaltError when the chunk is not of one configuration, or not for the table of this run's file.
@@ -365,7 +366,7 @@ class SinkLeg(Leg):
             raise
         reach("sink.after-insert")
 
-    def _insert_columns(self, config: StageConfig) -> list[str]:
+    def _insert_columns(self, config: Program) -> list[str]:
         """Those of the mapping that the rows were made under, and the position columns of the table as this run has found it.
 
         What the table has besides takes its DEFAULT.
@@ -373,7 +374,7 @@ class SinkLeg(Leg):
         now = config_of(self.connections, self.connections.run.stage_config)
         return [*(target.name for target in config.targets), *now.position_columns]
 
-    def _check_columns(self, config: StageConfig, rows: pa.Table) -> None:
+    def _check_columns(self, config: Program, rows: pa.Table) -> None:
         """Raises HaltError when the rows, made under `config`, do not fit the table as it is now; before every insert.
 
         A table that is gone is ClickHouse's to refuse.

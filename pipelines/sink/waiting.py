@@ -11,7 +11,7 @@ from pipelines.connectors.clickhouse.client import Table, TableColumn
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
 from pipelines.process import stage_config
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message, decode_columns
@@ -38,7 +38,7 @@ class Waiting:
         return f"{self.rows:,} rows wait for the sink that were made under an earlier configuration ({self.version}), which"
 
 
-def check_waiting(log: JetStream, names: Names, now: StageConfig, table: Table) -> None:
+def check_waiting(log: JetStream, names: Names, now: Program, table: Table) -> None:
     """Raises HaltError, with every fault, for rows that wait and were made for another table, or do not fit `table` any more.
 
     `now`: the configuration of this start. Rows that were made under it fit: it was made from `table`.
@@ -86,7 +86,7 @@ def headers(log: JetStream, stream: str, after: int, last: int) -> Iterator[Mess
 
 
 def _faults(
-    log: JetStream, names: Names, config: StageConfig, waiting: Waiting, position_columns: Sequence[str], columns: Sequence[TableColumn]
+    log: JetStream, names: Names, config: Program, waiting: Waiting, position_columns: Sequence[str], columns: Sequence[TableColumn]
 ) -> list[str]:
     taking = {column.name for column in columns if column.default_kind not in ("MATERIALIZED", "ALIAS")}
     lost = {column.name for column in columns if column.name in taking and not _takes_null(column)}

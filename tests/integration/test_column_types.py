@@ -9,12 +9,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from support.programs import program
 
 from pipelines.connectors.duckdb import open_engine
 from pipelines.process.mapping.convert import integer_bounds
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
 from pipelines.process.parse.step import parse
-from pipelines.process.stage_config import RELEASE, StageConfig
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
 from pipelines.proof.verification.values import duckdb_type, is_compared, plain_sql
 from pipelines.protocol.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
@@ -232,7 +232,7 @@ def test_a_verification_calls_for_the_value_that_is_stored(
     store(clickhouse, map_columns(engine, parsed.accepted, [target]).accepted, f"c {kind}")
     settings = "output_format_arrow_low_cardinality_as_dictionary = 0, output_format_arrow_string_as_string = 0"
     answer = clickhouse.query(f"SELECT {plain_sql(kind, 'c')} AS c FROM t SETTINGS {settings}", "ArrowStream").bytes()
-    config = StageConfig(RELEASE, "s", "t", 8, (("c", source),), (("c", "c", column, False),), "default", "t", ())
+    config = program([("c", source)], [("c", "c", column, False)], position_columns=())
     with open_engine() as own:
         reference = Reference(own, compared_columns(config))
         frame = {

@@ -145,7 +145,7 @@ def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, in
             for hi, lo, time, sequence, ordinal in zip(*(column.tolist() for column in entries.columns()), strict=True):
                 found[hi, lo] = max(found.get((hi, lo), (0, 0, 0)), (sequence, ordinal, time))
     state.close()
-    return {key: entry for key, entry in found.items() if entry[2] > config.dedup_expired_us(chain.done.body)}
+    return {key: entry for key, entry in found.items() if entry[2] > config.dedup.expired_us(chain.done.body)}
 
 
 def _frames(case: PipelineCase, log: JetStream, role: str) -> Iterator[list[dict[str, Any]]]:

@@ -19,12 +19,11 @@ from pipelines.key_store.storage import Place
 from pipelines.key_store.store import KeyedStore
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
-from pipelines.process.stage_config import RELEASE, StageConfig
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.records import POSITION_COLUMNS
 from pipelines.protocol.run_lists import Lists, live_lists
 from pipelines.testing import ManualClock, MemoryLog, records
+from support.programs import first_of, program
 
 NAMES = Names("p")
 LEDGER = NAMES.stream("ledger")
@@ -57,9 +56,9 @@ class LegCase(Kept):
         self.topic = self.reader = Topic()
         self.names, self.directory, self.epoch = NAMES, directory, epoch
         self.engine = open_engine()
-        mapping = (("id", "id", "Int64", False), ("v", "v", "String", False))
+        columns = (("id", "id", "Int64", False), ("v", "v", "String", False))
         fields = (("id", "int"), ("v", "string"))
-        self.stages = StageConfig(RELEASE, "s", "s", buckets, fields, mapping, "db", "t", POSITION_COLUMNS, ("id",), 3_600_000_000)
+        self.stages = program(fields, columns, first_of("id", 3_600_000_000), source="s", topic="s", buckets=buckets)
         version = stage_config.store(self.log, NAMES, self.stages)
         source = SimpleNamespace(source_id="s", topic="s", on_data_loss="halt")
         nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))

@@ -16,8 +16,8 @@ from pipelines.protocol.records import RAW_SCHEMA, first_and_last
 from pipelines.protocol.redrive import DISCARD, rows_of
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import tally
-from support.protocol_outside import BUCKETS, NAMES, ModelLog, Outside
-from support.protocol_stages import apply, kind, produced, stored_rows, time_us
+from support.protocol_outside import NAMES, ModelLog, Outside
+from support.protocol_stages import BUCKETS, apply, kind, produced, stored_rows, time_us
 from support.watermark_oracle import marks
 
 if TYPE_CHECKING:

@@ -1,56 +1,67 @@
 """The stages of the protocol's model: they refuse one value and write its name behind the others; and its frames."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.process.dedup import KEY_COLUMNS
-from pipelines.process.stage_config import RELEASE, StageConfig
+from pipelines.process.program import Program
+from pipelines.process.steps import Context
+from pipelines.process.steps.dedup import Dedup
+from pipelines.process.steps.mapping import MapToTable
+from pipelines.process.steps.parse import Parse
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
-from support.protocol_outside import BUCKETS
+from support.programs import first_of, program
 
+BUCKETS = 3
 MORE = b" and more"
 """What a column holds that only some configurations map."""
 POISON, VENOM = b"poison", b"venom"
 """Values over which the modelled parse, and the modelled transform, end with an exception, whatever stands beside them."""
 
 
-def configuration(refused: str, window_us: int, has_more: bool = False, lateness_us: int | None = None) -> StageConfig:
+def configuration(refused: str, window_us: int, has_more: bool = False, lateness_us: int | None = None) -> Program:
     """Stages that refuse records with the value `refused`, write its name behind the others, and drop copies within a window, if any.
 
     `has_more`: with a column more. `lateness_us`: the window is measured on the time that stands in the values, with this lateness.
     """
-    mapping = (("v", "value", "String", False), *((("v", "more", "String", False),) if has_more else ()))
-    key = ("v",) if window_us else ()
-    made = StageConfig(RELEASE, "orders", "orders", BUCKETS, ((refused, "string"),), mapping, "db", "t", POSITION_COLUMNS, key, window_us)
-    return made if lateness_us is None else replace(made, dedup_time_field="t", dedup_lateness_us=lateness_us)
+    columns = [("v", "value", "String", False), *([("v", "more", "String", False)] if has_more else [])]
+    timed = {} if lateness_us is None else {"time_field": "t", "lateness_us": lateness_us}
+    between = [first_of("v", window_us, **timed)] if window_us else []
+    return program([(refused, "string"), ("v", "string"), ("t", "int")], columns, *between, buckets=BUCKETS)
 
 
-def apply(value: bytes, config: StageConfig) -> bytes | None:
+def modelled(config: Program) -> Program:
+    """`config` with the model's steps in place of the real ones."""
+    kinds = {Parse: ModelParse, Dedup: ModelDedup, MapToTable: ModelMap}
+    return replace(config, steps=tuple(kinds[type(step)](*(getattr(step, one.name) for one in fields(step))) for step in config.steps))
+
+
+def apply(value: bytes, config: Program) -> bytes | None:
     """What the modelled stages make of a value: None is refused."""
-    refused = config.fields[0][0].encode()
+    refused = config.parse.fields[0][0].encode()
     return (
         None if kind(value) in (refused, POISON, VENOM) else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
     )
 
 
-def model_parse(_: None, table: pa.Table, fields: list[object], keep: Sequence[str] = ()) -> StageOutput:
-    end_at(POISON, table)
-    refused = fields[0].name.encode()
-    for name in keep:
-        table = table.append_column(f"_tf_{name}", table[name])
-    fits = pa.array([kind(value) != refused for value in table["value"].to_pylist()], pa.bool_())
-    bad = table.filter(pc.invert(fits))
-    fixed = [pa.array([text] * bad.num_rows, pa.string()) for text in ("parse", "invalid_json", None, "refused")]
-    rejected = pa.table([bad["_tf_sequence"], bad["_tf_ordinal"], *fixed], schema=REJECTED_SCHEMA)
-    kept = table.filter(fits)
-    value = pc.binary_join_element_wise(kept["value"], pa.scalar(refused, pa.binary()), pa.scalar(b" not ", pa.binary()))
-    return StageOutput(kept.set_column(kept.schema.get_field_index("value"), "value", value), rejected)
+class ModelParse(Parse):
+    def apply(self, context: Context, table: pa.Table) -> StageOutput:
+        end_at(POISON, table)
+        refused = self.fields[0][0].encode()
+        for name in [name for name in table.column_names if f"_tf_{name}" in context.carried]:
+            table = table.append_column(f"_tf_{name}", table[name])
+        fits = pa.array([kind(value) != refused for value in table["value"].to_pylist()], pa.bool_())
+        bad = table.filter(pc.invert(fits))
+        fixed = [pa.array([text] * bad.num_rows, pa.string()) for text in ("parse", "invalid_json", None, "refused")]
+        rejected = pa.table([bad["_tf_sequence"], bad["_tf_ordinal"], *fixed], schema=REJECTED_SCHEMA)
+        kept = table.filter(fits)
+        value = pc.binary_join_element_wise(kept["value"], pa.scalar(refused, pa.binary()), pa.scalar(b" not ", pa.binary()))
+        return StageOutput(kept.set_column(kept.schema.get_field_index("value"), "value", value), rejected)
 
 
 def end_at(value: bytes, table: pa.Table) -> None:
@@ -58,17 +69,16 @@ def end_at(value: bytes, table: pa.Table) -> None:
         raise ZeroDivisionError(value)
 
 
-def model_keys(_: None, table: pa.Table, fields: list[str]) -> StageOutput:
-    """The key is the kind of the value that was produced, whatever the configuration made of it."""
-    hashes = [hashlib.md5(kind(value)).digest() for value in table["value"].to_pylist()]
-    for name, half in zip(KEY_COLUMNS, (slice(8), slice(8, 16)), strict=True):
-        table = table.append_column(name, pa.array([int.from_bytes(digest[half], "big") for digest in hashes], pa.uint64()))
-    return StageOutput(table, REJECTED_SCHEMA.empty_table())
-
-
-def model_times(_: None, table: pa.Table, *__: object) -> StageOutput:
-    times = pa.array([time_us(value) for value in table["value"].to_pylist()], pa.int64())
-    return StageOutput(table.append_column(TIME_COLUMN, times), REJECTED_SCHEMA.empty_table())
+class ModelDedup(Dedup):
+    def apply(self, context: Context, table: pa.Table) -> StageOutput:
+        """The key is the kind of the value that was produced, whatever the configuration made of it."""
+        values = table["value"].to_pylist()
+        hashes = [hashlib.md5(kind(value)).digest() for value in values]
+        for name, half in zip(KEY_COLUMNS, (slice(8), slice(8, 16)), strict=True):
+            table = table.append_column(name, pa.array([int.from_bytes(digest[half], "big") for digest in hashes], pa.uint64()))
+        if self.time_field:
+            table = table.append_column(TIME_COLUMN, pa.array([time_us(value) for value in values], pa.int64()))
+        return StageOutput(table, REJECTED_SCHEMA.empty_table())
 
 
 def produced(value: bytes) -> bytes:
@@ -85,14 +95,16 @@ def time_us(value: bytes) -> int:
     return int(produced(value).partition(b"@")[2] or 0) * 1_000_000
 
 
-def model_map(_: None, table: pa.Table, targets: list[object], keep: Sequence[str] = ()) -> StageOutput:
-    end_at(VENOM, table)
-    emit = pa.nulls(table.num_rows, EMIT_FIELD.type).fill_null(0)
-    columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
-    columns += [table[name] for name in keep]
-    more = {target.name: pa.array([MORE] * table.num_rows, pa.binary()) for target in targets if target.name == "more"}
-    names = ["value", *more, *POSITION_COLUMNS, *keep]
-    return StageOutput(pa.table([table["value"], *more.values(), *columns], names=names), REJECTED_SCHEMA.empty_table())
+class ModelMap(MapToTable):
+    def apply(self, context: Context, table: pa.Table) -> StageOutput:
+        end_at(VENOM, table)
+        keep = [name for name in context.carried if name in table.column_names]
+        emit = pa.nulls(table.num_rows, EMIT_FIELD.type).fill_null(0)
+        columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
+        columns += [table[name] for name in keep]
+        more = {column.name: pa.array([MORE] * table.num_rows, pa.binary()) for column in self.columns if column.name == "more"}
+        names = ["value", *more, *POSITION_COLUMNS, *keep]
+        return StageOutput(pa.table([table["value"], *more.values(), *columns], names=names), REJECTED_SCHEMA.empty_table())
 
 
 def uncompressed(table: pa.Table) -> bytes:

@@ -26,6 +26,7 @@ import pipelines.ingest.writer
 import pipelines.process.arrivals
 import pipelines.process.frames
 import pipelines.process.leg
+import pipelines.process.program
 import pipelines.protocol.append
 import pipelines.protocol.redrive
 import pipelines.sink.leg
@@ -49,7 +50,7 @@ from pipelines.sink.leg import SinkLeg
 from pipelines.testing import ManualClock
 from support.protocol_account import check_account
 from support.protocol_outside import NAMES, Actor, MemoryPlace, ModelLog, Outside, Table, Topic
-from support.protocol_stages import POISON, VENOM, configuration, model_keys, model_map, model_parse, model_times, uncompressed
+from support.protocol_stages import POISON, VENOM, configuration, uncompressed
 
 MAX_ATTEMPTS = 4
 EXPIRE = "expire"
@@ -265,12 +266,8 @@ class World:
         patch.setattr(pipelines.ingest.leg, "FLUSH_BYTES", self.rng.choice([1, 200, 10_000]))
         patch.setattr(pipelines.process.leg, "MAX_FRAMES_PER_BATCH", self.rng.choice([2, 5, 100]))
         patch.setattr(pipelines.process.arrivals, "FRAMES_PER_STEP", self.rng.choice([1, 2, 12]))
-        patch.setattr(pipelines.process.frames, "parse", model_parse)
-        patch.setattr(pipelines.process.frames, "map_columns", model_map)
-        patch.setattr(pipelines.process.frames, "with_keys", model_keys)
-        patch.setattr(pipelines.process.frames, "with_times", model_times)
         patch.setattr(pipelines.process.frames, "encode_frame", uncompressed)
-        patch.setattr(pipelines.process.frames, "open_engine", lambda: SimpleNamespace(close=lambda: None))
+        patch.setattr(pipelines.process.program, "open_engine", lambda: SimpleNamespace(close=lambda: None))
         patch.setattr(pipelines.process.leg, "run_with_exchange", self._run_with_exchange)
         # An insert of the model lasts no time, unless it is delivered late, and then it is refused like the first one.
         patch.setattr(pipelines.sink.settling, "INSERT_MAX_EXECUTION_SECONDS", 0)

@@ -102,7 +102,7 @@ def test_docs_that_the_code_names_exist() -> None:
     """Messages, docstrings, units and pages of Dagster send readers to a page, or to a section of it."""
     named = re.compile(r"docs/([a-z-]+\.md)(?:#([a-z0-9-]+))?")
     places = ("pipelines", "dagster_project", "resources", "bench", "deployment", "examples", "sql", "tests/support")
-    kinds = {"", ".py", ".service", ".conf", ".yaml", ".sql"}
+    kinds = {"", ".py", ".service", ".conf", ".yaml", ".sql", ".toml"}
     files = [path for place in places for path in (ROOT / place).rglob("*") if path.suffix in kinds and path.is_file()]
     found = {match for path in files for match in named.findall(path.read_text(encoding="utf-8"))}
     assert ("halts.md", "") in found

@@ -2,6 +2,8 @@
 
 import ast
 import builtins
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -24,6 +26,7 @@ PURE_ROOMS = ("types", "error_classes", "protocol", "key_store")
 
 PURE_STEPS = (
     *("ingest.writer", "process.parse", "process.dedup", "process.mapping", "process.dead_letter_rows", "process.rejections"),
+    *("process.steps", "process.arrivals"),
     *("process.fingerprints", "process.rejection_limit", "process.watermarks", "process.isolation", "sink.chunks", "sink.ledger_table"),
 )
 """What the legs apply to tables: functions that open nothing. DuckDB engines are handed in."""
@@ -179,6 +182,14 @@ def test_a_pure_room_imports_no_driver_and_no_spark(module: str) -> None:
 @pytest.mark.parametrize("module", modules(*(f"pipelines.{name}" for name in (*PURE_STEPS, *PURE_DECISIONS))))
 def test_steps_and_decisions_open_nothing(module: str) -> None:
     assert not under(imports(module), "pipelines.config", "pipelines.connectors", "pipelines.engine", "pyspark", *DRIVERS)
+
+
+def test_a_program_is_compiled_and_run_without_spark_or_a_socket() -> None:
+    """So that whoever previews one starts at once. Whatever it imports counts, in a process of its own."""
+    code = "import sys, pipelines.process.program as p; p.kinds(); print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert "duckdb" in loaded
+    assert not {"pyspark", "py4j", "asyncio", *DRIVERS} & {*loaded}
 
 
 @pytest.mark.parametrize("module", modules("pipelines.config"))

@@ -22,7 +22,7 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process import stage_config
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.proof.audit.account import (
     DOUBLED,
     EXTRA,
@@ -58,6 +58,7 @@ from pipelines.proof.verification.span import load_configs, read_history
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.outcomes import DUPLICATE
 from pipelines.protocol.purge import read_purged
 
 _COORDINATES = ("_tf_topic", "_tf_partition", "_tf_offset")
@@ -143,7 +144,7 @@ class Audit:
     # -- the places ---------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _stage_config(self) -> StageConfig | None:
+    def _stage_config(self) -> Program | None:
         """The configuration of the last range that was done; None before the first."""
         done = self._chains["process"].done
         return stage_config.load(self._log, self._names, done.body["config"]) if done else None
@@ -220,7 +221,7 @@ class Audit:
         unsure = np.unique(np.concatenate([np.intersect1d(codes, copies.unsure), *unread]))
         self._report.cannot_prove("records that may be copies of one that is purged", len(unsure))
         if len(dropped):
-            self._report.counts["duplicates dropped"] = len(dropped)
+            self._report.counts[DUPLICATE.label] = len(dropped)
         return np.setdiff1d(codes, np.concatenate([dropped, unsure]))
 
     def _verify_rows(self, directory: Path) -> None:

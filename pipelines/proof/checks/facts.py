@@ -24,6 +24,7 @@ from pipelines.proof.readers.streams import positions_of
 from pipelines.proof.readers.table import position_batches
 from pipelines.protocol.ledger import Entry, read_chain
 from pipelines.protocol.naming import LEGS, Names, is_redriven
+from pipelines.protocol.outcomes import CONFIRMED
 from pipelines.types.columns import parse_type, quote_identifier
 
 EXAMPLES = 20
@@ -244,7 +245,7 @@ def settled(log: JetStream, names: Names) -> Settled | None:
 def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
     """Return (rows that ClickHouse has confirmed, the same with the chunk that is being inserted)."""
     state = read_chain(log, names.stream("ledger"), names.chain("sink"))
-    done = int(state.done.body["totals"].get("rows_out", 0)) if state.done else 0
+    done = int(state.done.body["totals"].get(CONFIRMED.total, 0)) if state.done else 0
     return done, done + (int(state.plan.body["rows"]) if state.plan else 0)
 
 

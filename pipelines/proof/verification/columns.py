@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse.client import TableColumn
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
+from pipelines.process.steps.mapping import MappedColumn
 from pipelines.proof.report import Finding
-from pipelines.proof.verification.reference import Column, compared_columns
+from pipelines.proof.verification.reference import compared_columns
 from pipelines.proof.verification.span import History
+from pipelines.proof.verification.steps import Column
 from pipelines.protocol.records import ORDINAL_BITS
 from pipelines.types.columns import parse_type
 
-Entry = tuple[str, str, str, bool]
 """A row of a configuration's mapping: field, column, type, whether the table gave a DEFAULT."""
 _OTHERWISE = "the values of column {}: it was not mapped in the same way all the time"
 
@@ -34,7 +35,7 @@ class Judged:
     gone: dict[str, list[str]] = field(default_factory=dict)
 
 
-def judged(history: History, configs: Mapping[str, StageConfig], file: PipelineConfig, actual: Sequence[TableColumn]) -> Judged:
+def judged(history: History, configs: Mapping[str, Program], file: PipelineConfig, actual: Sequence[TableColumn]) -> Judged:
     """Of all configurations of `history`, which has at least one plan."""
     versions = list(dict.fromkeys(plan.version for plan in history.plans))
     now = {entry.column_name: (entry.name, entry.column_type) for entry in file.sink.mapping}
@@ -44,9 +45,9 @@ def judged(history: History, configs: Mapping[str, StageConfig], file: PipelineC
     names: dict[str, dict[str, str]] = {}
     # The last one first: columns are told in its order.
     for version in sorted(versions, key=lambda one: one != last):
-        mapping = configs[version].mapping
+        mapping = configs[version].mapping.columns
         for entry in mapping:
-            source, name, kind, _ = entry
+            source, name, kind, *_ = entry
             target = name if name in types else None if name in now else _renamed(source, mapping, now, types)
             if target is None and name in now:
                 found.faults[name] = _fault(name, kind, None)
@@ -65,7 +66,7 @@ def judged(history: History, configs: Mapping[str, StageConfig], file: PipelineC
     return found
 
 
-def _compare(found: Judged, history: History, configs: Mapping[str, StageConfig], target: str, by_version: Mapping[str, str]) -> None:
+def _compare(found: Judged, history: History, configs: Mapping[str, Program], target: str, by_version: Mapping[str, str]) -> None:
     """`by_version`: what the column was called."""
     columns = [_column(configs[version], name) for version, name in by_version.items()]
     if None in columns:
@@ -82,13 +83,13 @@ def _compare(found: Judged, history: History, configs: Mapping[str, StageConfig]
     found.columns.append(Column(f"v{len(found.columns)}", target, kind, has_default, former, since))
 
 
-def _column(config: StageConfig, name: str) -> Column | None:
+def _column(config: Program, name: str) -> Column | None:
     return next((column for column in compared_columns(config) if column.name == name), None)
 
 
-def _renamed(source: str, mapping: Sequence[Entry], now: Mapping[str, tuple[str, str]], types: Mapping[str, str]) -> str | None:
+def _renamed(source: str, mapping: Sequence[MappedColumn], now: Mapping[str, tuple[str, str]], types: Mapping[str, str]) -> str | None:
     """The only column of the field that was not mapped then, where only one of the field is gone."""
-    mapped = {name: of for of, name, _, _ in mapping}
+    mapped = {entry.name: entry.field for entry in mapping}
     gone = [name for name, of in mapped.items() if of == source and name not in types]
     new = [name for name, (of, _) in now.items() if of == source and name in types and name not in mapped]
     return new[0] if len(gone) == len(new) == 1 else None

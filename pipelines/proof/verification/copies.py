@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.connectors.sql import filled
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.proof.packed import NO_POSITIONS, RawPositions, first_position, last_position
 from pipelines.proof.report import Progress
 from pipelines.proof.verification.loading import Source, load_span, reference_engine
@@ -43,7 +43,7 @@ def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], di
     """
     dropped, unsure, unread = [NO_POSITIONS], [NO_POSITIONS], []
     for first, last, config in stretches(source.history, source.configs):
-        if config.dedup_time_field and not source.history.is_whole:
+        if config.dedup.time_field and not source.history.is_whole:
             unread.append((first, last))
             continue
         history = replace(source.history, plans=[plan for plan in source.history.plans if plan.first <= last])
@@ -56,22 +56,22 @@ def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], di
             progress("looking for copies")
             reference.judge(config, span.bounds)
             for low, high, version in history.segments(first, last):
-                if not source.configs[version].dedup_keeps:
+                if not source.configs[version].dedup.keeps:
                     bounds = {"first": first_position(low), "last": last_position(high)}
-                    dropped.append(_positions(engine, filled("reference/covered", window_us=config.dedup_window_us, **bounds)))
+                    dropped.append(_positions(engine, filled("reference/covered", window_us=config.dedup.window_us, **bounds)))
                     unsure.append(_positions(engine, _UNSURE.format(**bounds)))
     copies = np.sort(np.concatenate(dropped))
     return Copies(copies, np.setdiff1d(np.concatenate(unsure), copies), unread)
 
 
-def stretches(history: History, configs: Mapping[str, StageConfig]) -> Iterator[tuple[int, int, StageConfig]]:
+def stretches(history: History, configs: Mapping[str, Program]) -> Iterator[tuple[int, int, Program]]:
     """Yield (first sequence, last sequence, configuration) of the ranges with one way of dedup that dropped copies."""
     if not history.sequences:
         return
     for _, group in groupby(history.plans, key=lambda plan: dedup_settings(configs[plan.version])):
         plans = list(group)
         first, last, config = max(plans[0].first, history.sequences[0]), plans[-1].to, configs[plans[-1].version]
-        is_dropped = config.dedup_key and not all(configs[plan.version].dedup_keeps for plan in plans)
+        is_dropped = config.dedup.key and not all(configs[plan.version].dedup.keeps for plan in plans)
         if is_dropped and history.frames(first, last):
             yield first, last, config
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process.arrivals import Arrived
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.proof.packed import first_position
 from pipelines.proof.readers.frames import read_batches
 from pipelines.proof.readers.streams import read_dead_letters
@@ -62,7 +62,7 @@ class Source:
     log: JetStream
     names: Names
     history: History
-    configs: Mapping[str, StageConfig]
+    configs: Mapping[str, Program]
 
 
 def load_span(reference: Reference, source: Source, span: Span, progress: Progress) -> FramesSeen:

@@ -9,7 +9,7 @@ from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled
 from pipelines.proof.readers.table import full_name, stream_rows
 from pipelines.proof.report import Finding
-from pipelines.proof.verification.reference import Column
+from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import examples_of
 from pipelines.proof.verification.values import duckdb_type, plain_sql, text_sql
 from pipelines.types.columns import quote_identifier

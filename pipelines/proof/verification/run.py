@@ -15,7 +15,7 @@ from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.proof.packed import NO_POSITIONS, RawPositions, last_position
 from pipelines.proof.readers.streams import last_sequence
 from pipelines.proof.readers.table import count_rows, table_batches
@@ -23,10 +23,11 @@ from pipelines.proof.report import Finding, Progress, no_progress
 from pipelines.proof.verification.columns import Judged, judged
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
 from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine
-from pipelines.proof.verification.reference import Column, Reference
+from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.result import OPEN, UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, Verification
 from pipelines.proof.verification.rows import RowSide
 from pipelines.proof.verification.span import History, Span, arrivals_of, is_open, load_configs, read_history, same_dedup_from, span_of
+from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import TableSide
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import read_purged
@@ -72,8 +73,8 @@ class Subject:
     """
 
     history: History
-    configs: dict[str, StageConfig]
-    config: StageConfig
+    configs: dict[str, Program]
+    config: Program
     columns: list[Column]
     gone: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -133,7 +134,7 @@ class Verifier:
                 self.find_strangers()
         return span
 
-    def _columns(self, history: History, configs: dict[str, StageConfig]) -> Judged:
+    def _columns(self, history: History, configs: dict[str, Program]) -> Judged:
         """Return the columns that can be compared; note the others, and what of the table removes rows."""
         clickhouse = ClickHouse(self._sink)
         try:

@@ -18,10 +18,10 @@ from pipelines.engine.execute import Item, Report, Tasks
 from pipelines.process.arrivals import microseconds
 from pipelines.process.stage_config import config_of
 from pipelines.proof.report import Progress, no_progress
-from pipelines.proof.verification.reference import Column
 from pipelines.proof.verification.result import Verification, add_up
 from pipelines.proof.verification.run import Request, Subject, Verifier
 from pipelines.proof.verification.span import Span, load_configs, read_history
+from pipelines.proof.verification.steps import Column
 from pipelines.protocol.records import ORDINAL_BITS, instant
 from pipelines.types.columns import parse_type
 

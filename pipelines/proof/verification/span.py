@@ -12,7 +12,7 @@ from datetime import datetime
 from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process import stage_config
 from pipelines.process.arrivals import ClockReset, clock_resets, microseconds, unpacked
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.process.watermarks import NEVER, NOTHING, Watermarks
 from pipelines.proof.packed import first_position, last_position
 from pipelines.proof.verification.reference import Bounds
@@ -155,16 +155,16 @@ def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datet
     if since is None or chain.done is None:
         return 0
     config = stage_config.load(log, names, chain.done.body["config"])
-    if config.dedup_time_field:
+    if config.dedup.time_field:
         return 0
-    needed_from = instant(max(0, microseconds(since) - config.dedup_window_us - _CLOCKS_APART_US))
+    needed_from = instant(max(0, microseconds(since) - config.dedup.window_us - _CLOCKS_APART_US))
     first = log.first_since(names.stream("ledger"), names.chain("process"), needed_from)
     # The range before reaches back to where nothing is needed any more, so that its frames do not look like what a purge has left.
     before = Entry.decode(first).previous_done if first else chain.done.sequence
     return max(0, before - 1)
 
 
-def span_of(history: History, since: datetime | None, until: datetime | None, config: StageConfig, same_dedup_from: int) -> Span | None:
+def span_of(history: History, since: datetime | None, until: datetime | None, config: Program, same_dedup_from: int) -> Span | None:
     """Return the span of the frames that arrived from `since` (inclusive) to `until` (exclusive), as far as the sink has confirmed them.
 
     None if there is no such frame. `same_dedup_from`: as the function of that name.
@@ -176,13 +176,13 @@ def span_of(history: History, since: datetime | None, until: datetime | None, co
     return span_between(history, first, last, config, same_dedup_from)
 
 
-def span_between(history: History, first: int, last: int, config: StageConfig, same_dedup_from: int) -> Span:
+def span_between(history: History, first: int, last: int, config: Program, same_dedup_from: int) -> Span:
     """Return the span of the frames from `first` to `last`, both inclusive, of which there is at least one."""
-    if not config.dedup_key:
+    if not config.dedup.key:
         return Span(first, last, first, first)
-    if config.dedup_time_field:
+    if config.dedup.time_field:
         return _by_event(history, first, last, config, same_dedup_from)
-    return _by_arrival(history, first, last, config.dedup_window_us, same_dedup_from)
+    return _by_arrival(history, first, last, config.dedup.window_us, same_dedup_from)
 
 
 def _by_arrival(history: History, first: int, last: int, window_us: int, same_dedup_from: int) -> Span:
@@ -198,12 +198,12 @@ def _by_arrival(history: History, first: int, last: int, window_us: int, same_de
     return Span(first, last, read_from, _settled(first_judged, same_dedup_from))
 
 
-def _by_event(history: History, first: int, last: int, config: StageConfig, same_dedup_from: int) -> Span:
+def _by_event(history: History, first: int, last: int, config: Program, same_dedup_from: int) -> Span:
     """Return the span where copies are found by event time: a record expires once the combined watermark has passed its window.
 
     Only plans hold the watermark.
     """
-    expiry_us = config.dedup_lateness_us + config.dedup_window_us
+    expiry_us = config.dedup.lateness_us + config.dedup.window_us
     before = [plan for plan in history.plans if plan.to < first]
     combined_us = before[-1].watermarks.combined_us if before else NEVER
     newest = [(plan, plan.watermarks.newest_us) for plan in before]
@@ -228,18 +228,18 @@ def _settled(first_judged: int, same_dedup_from: int) -> int:
     return max(first_judged, same_dedup_from) if same_dedup_from > 1 else first_judged
 
 
-def dedup_settings(config: StageConfig) -> tuple[object, ...]:
+def dedup_settings(config: Program) -> tuple[object, ...]:
     """Return what decides which records are copies. Two configurations that agree in it drop the same records."""
-    return config.dedup_key, config.dedup_window_us, config.dedup_time_field, config.dedup_lateness_us
+    return config.dedup.key, config.dedup.window_us, config.dedup.time_field, config.dedup.lateness_us
 
 
-def same_dedup_from(history: History, configs: Mapping[str, StageConfig], config: StageConfig) -> int:
+def same_dedup_from(history: History, configs: Mapping[str, Program], config: Program) -> int:
     """Return the first sequence from which on dedup was configured as in `config`, the last configuration; 1 if always."""
     others = [plan.to for plan in history.plans if dedup_settings(configs[plan.version]) != dedup_settings(config)]
     return others[-1] + 1 if others else 1
 
 
-def load_configs(log: JetStream, names: Names, history: History) -> dict[str, StageConfig]:
+def load_configs(log: JetStream, names: Names, history: History) -> dict[str, Program]:
     """Return the configurations of the plans by version. Raises HaltError for one that is gone or that this release cannot read."""
     return {version: stage_config.load(log, names, version) for version in {plan.version for plan in history.plans}}
 

@@ -15,8 +15,9 @@ from pipelines.connectors.sql import filled, statement
 from pipelines.proof.packed import NO_POSITIONS, RawPositions, position_text
 from pipelines.proof.readers.table import full_name, stream_rows
 from pipelines.proof.report import Finding, Kind
-from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES, Column
+from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES
 from pipelines.proof.verification.result import Checksum, hex_sum
+from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.values import duckdb_type, literal, plain_sql, text_sql
 from pipelines.protocol.records import ORDINAL_BITS, POSITION_COLUMN_TYPES
 from pipelines.types.columns import parse_type, quote_identifier

@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.programs import first_of, program
 
 from pipelines.connectors.duckdb import open_engine
 from pipelines.dead_letters.dropped_copies import CopiesByLetter, DroppedCopies, _accepted
 from pipelines.dead_letters.triage import Selection, groups
 from pipelines.maintenance.replay import Judged
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
-from pipelines.process.stage_config import StageConfig
 from pipelines.process.watermarks import NEVER
 from pipelines.proof.packed import encoded
 from pipelines.testing import FIRST_INSTANT
@@ -83,9 +83,7 @@ def test_by_the_time_of_the_event_the_watermark_ends_them_as_well(records: list[
     assert counted(kept, accepted, watermarks) == copies
 
 
-CONFIG = StageConfig(
-    1, "events", "t", 8, (("id", "int"),), (("id", "id", "Int64", False),), "d", "t", ("_tf_sequence", "_tf_ordinal"), ("id",), WINDOW_US
-)
+CONFIG = program([("id", "int")], [("id", "id", "Int64", False)], first_of("id", WINDOW_US))
 
 
 def letter(sequence: int, value: bytes, past_dedup: bool = True, origin: str | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Records that a stage ends on: what the stages make of a batch with some, and how a plan decides about them."""
 
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.programs import program
 from tenacity import wait_none
 
 from pipelines.connectors.duckdb import open_engine
@@ -21,10 +22,12 @@ from pipelines.process import leg as process
 from pipelines.process.arrivals import Arrived
 from pipelines.process.isolation import INTERNAL_ERROR
 from pipelines.process.leg import ProcessLeg
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program, run
+from pipelines.process.steps import Context, Step
+from pipelines.process.steps.dedup import Dedup
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_TOPIC, POSITION_COLUMNS, Message, StageOutput, encode_frame
+from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_TOPIC, Message, StageOutput, encode_frame
 from pipelines.testing import MemoryLog, records
 
 NAMES = Names("p")
@@ -32,8 +35,20 @@ FIELDS, MAPPING = (("id", "int64"),), (("id", "id", "Int64", False),)
 POISON = [5, 1, 0, "parse", "parse ends with KeyError on this record alone"]
 
 
-def configuration(key: tuple[str, ...] = ()) -> StageConfig:
-    return StageConfig(1, "orders", "orders", 2, FIELDS, MAPPING, "db", "t", POSITION_COLUMNS, key, 10**12 if key else 0)
+def configuration(key: tuple[str, ...] = ()) -> Program:
+    return program(FIELDS, MAPPING, *([Dedup(key, 10**12)] if key else []), buckets=2)
+
+
+def ending(kind: type[Step]) -> type[Step]:
+    """The kind of step, but it ends over the record at ordinal 13, whatever stands beside it."""
+
+    class Ending(kind):  # type: ignore[misc, valid-type]
+        def apply(self, context: Context, rows: pa.Table) -> StageOutput:
+            if 13 in rows.column("_tf_ordinal").to_pylist():
+                raise ZeroDivisionError("a value of the row")
+            return super().apply(context, rows)
+
+    return Ending
 
 
 def frame(sequence: int, *ids: int) -> Arrived:
@@ -42,23 +57,17 @@ def frame(sequence: int, *ids: int) -> Arrived:
     return Arrived(Message("tf.p.raw.orders.0", sequence, datetime(2026, 1, 1, tzinfo=UTC), payload, headers), 0)
 
 
-@pytest.mark.parametrize("stage", ["parse", "map_columns", "with_keys"])
-def test_a_batch_goes_on_without_the_records_that_a_stage_ends_on(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    real: Callable[..., StageOutput] = getattr(frames, stage)
-
-    def ends(engine: Any, table: pa.Table, *more: Any) -> StageOutput:
-        if 13 in table.column("_tf_ordinal").to_pylist():
-            raise ZeroDivisionError("a value of the row")
-        return real(engine, table, *more)
-
-    monkeypatch.setattr(frames, stage, ends)
-    counts = frames.new_counts()
+@pytest.mark.parametrize("place", range(3))
+def test_a_batch_goes_on_without_the_records_that_a_stage_ends_on(place: int) -> None:
+    whole = configuration(("id",))
+    steps = [ending(type(step))(**vars(step)) if at == place else step for at, step in enumerate(whole.steps)]
     with open_engine() as engine:
-        rows, letters = frames.stages(engine, configuration(("id",)), "v1", [frame(5, *range(40)), frame(6, 90, 91)], counts)
+        made = run(replace(whole, steps=tuple(steps)), engine, [frame(5, *range(40)), frame(6, 90, 91)])
+    rows, letters, counts = made.rows, made.letters, made.counts
     assert rows.column("id").to_pylist() == [*range(13), *range(14, 40), 90, 91]
     (letter,) = letters.to_pylist()
     assert (letter["_tf_sequence"], letter["_tf_ordinal"], letter["value"], letter["code"]) == (5, 13, b'{"id": 13}', INTERNAL_ERROR)
-    assert letter["stage"] == {"map_columns": "transform", "with_keys": "dedup"}.get(stage, stage)
+    assert letter["stage"] == ("parse", "dedup", "transform")[place]
     assert "ZeroDivisionError" in letter["message"] and "value of the row" not in letter["message"]
     assert (counts["rows_in"], counts["rows_rejected"]) == (42, 1)
     assert frames.undecided(letters, []) == [[5, 13, 0, letter["stage"], letter["message"]]]
@@ -67,9 +76,9 @@ def test_a_batch_goes_on_without_the_records_that_a_stage_ends_on(monkeypatch: p
 
 def test_a_decided_record_is_a_letter_though_no_stage_ends_on_it_any_more() -> None:
     with open_engine() as engine:
-        rows, letters = frames.stages(engine, configuration(), "v1", [frame(5, 1, 2)], frames.new_counts(), [[5, 0, "parse", "words"]])
-    assert rows.column("id").to_pylist() == [2]
-    assert [(letter["value"], letter["code"], letter["message"]) for letter in letters.to_pylist()] == [
+        made = run(configuration(), engine, [frame(5, 1, 2)], [[5, 0, "parse", "words"]])
+    assert made.rows.column("id").to_pylist() == [2]
+    assert [(letter["value"], letter["code"], letter["message"]) for letter in made.letters.to_pylist()] == [
         (b'{"id": 1}', INTERNAL_ERROR, "words")
     ]
 

@@ -2,24 +2,38 @@
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from support.programs import program
 
 from pipelines.config import parse
 from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.clickhouse.client import Table, TableColumn
 from pipelines.errors import HaltError
-from pipelines.process.stage_config import RELEASE, StageConfig, load, stage_config, store
+from pipelines.process.program import RELEASE, compile_program
+from pipelines.process.stage_config import load, store
+from pipelines.process.steps.dedup import Dedup
 from pipelines.protocol.naming import Names
-from pipelines.protocol.records import POSITION_COLUMNS
 from pipelines.testing import MemoryLog
 
 NAMES = Names("p")
-CONFIG = StageConfig(
-    RELEASE, "orders", "orders", 4, (("v", "string"),), (("v", "value", "Nullable(String)", False),), "db", "t", POSITION_COLUMNS
+DEDUP = Dedup(("v",), 10, time_field="at", time_unit="ms", lateness_us=3)
+CONFIG = program(
+    [("v", "string"), ("at", "int")], [("v", "value", "Nullable(String)", False), ("at", "at", "DateTime64(3)", True, "ms")], DEDUP
 )
+
+
+OTHERWISE: dict[str, Any] = {
+    "key": ("at",),
+    "window_us": 11,
+    "keeps": True,
+    "time_field": "v",
+    "time_unit": "s",
+    "lateness_us": 4,
+    "max_ahead_us": 1,
+}
 
 
 def publish(log: MemoryLog, record: dict[str, Any]) -> str:
@@ -37,29 +51,57 @@ def test_a_stored_configuration_is_read_back() -> None:
 
 def test_content_of_another_version_is_refused() -> None:
     log = MemoryLog()
-    log.publish(NAMES.config(CONFIG.version), replace(CONFIG, table="other").encode(), {}, 0)
+    log.publish(NAMES.config(CONFIG.version), replace(CONFIG, topic="other").encode(), {}, 0)
     with pytest.raises(HaltError, match="its content in tf-p-ledger has another version"):
         load(log, NAMES, CONFIG.version)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("place", "change"),
     [
-        {"database": "FUNCTION file('/tmp/x', 'CSV'); --"},
-        {"table": "t` (x) SELECT 1"},
-        {"mapping": [["v", "value) SELECT 1 --", "String", False]]},
-        {"mapping": [["v", "value", "String) ENGINE = File", False]]},
-        {"position_columns": ["_tf_offset", "x; DROP TABLE t"]},
-        {"mapping": 7},
-        {"unknown": 1},
+        (2, {"database": "FUNCTION file('/tmp/x', 'CSV'); --"}),
+        (2, {"table": "t` (x) SELECT 1"}),
+        (2, {"columns": [["v", "value) SELECT 1 --", "String", False, ""]]}),
+        (2, {"columns": [["v", "value", "String) ENGINE = File", False, ""]]}),
+        (2, {"columns": [["v", "value", "String", "yes", ""]]}),
+        (2, {"position_columns": ["_tf_offset", "x; DROP TABLE t"]}),
+        (2, {"columns": 7}),
+        (1, {"window_us": "1 day"}),
+        (1, {"key": "v"}),
+        (1, {"unknown": 1}),
+        (1, {"step": "unknown"}),
+        (1, {"step": "parse"}),
+        (0, {"fields": [["v"]]}),
     ],
     ids=str,
 )
-def test_names_that_would_be_more_than_names_in_a_statement_are_refused(change: dict[str, Any]) -> None:
+def test_a_step_that_nobody_of_ours_has_written_is_refused(place: int, change: dict[str, Any]) -> None:
     log = MemoryLog()
-    version = publish(log, {**json.loads(CONFIG.encode()), **change})
+    record = json.loads(CONFIG.encode())
+    record["steps"][place] |= change
     with pytest.raises(HaltError, match="only Tallyflow may write to its streams"):
+        load(log, NAMES, publish(log, record))
+
+
+@pytest.mark.parametrize("change", [{"steps": []}, {"steps": 7}, {"unknown": 1}, {"buckets": "many"}], ids=str)
+def test_a_list_that_nobody_of_ours_has_written_is_refused(change: dict[str, Any]) -> None:
+    log = MemoryLog()
+    with pytest.raises(HaltError, match="only Tallyflow may write to its streams"):
+        load(log, NAMES, publish(log, json.loads(CONFIG.encode()) | change))
+
+
+def test_a_configuration_of_another_format_is_refused_with_the_way_on() -> None:
+    """The flat record of format 2, as a release before this one has written it."""
+    log = MemoryLog()
+    version = publish(log, {"release": 2, "source": "orders", "topic": "orders", "buckets": 4, "fields": [["v", "string"]], "mapping": []})
+    with pytest.raises(HaltError, match=f"written by release 2 of the stages, this is {RELEASE}: start the older version once"):
         load(log, NAMES, version)
+
+
+def test_each_setting_of_a_step_counts_for_the_version() -> None:
+    versions = {program([("v", "string"), ("at", "int")], [], replace(DEDUP, **{name: value})).version for name, value in OTHERWISE.items()}
+    assert len({*versions, program([("v", "string"), ("at", "int")], [], DEDUP).version}) == len(OTHERWISE) + 1
+    assert OTHERWISE.keys() == {one.name for one in fields(Dedup)}
 
 
 @pytest.mark.parametrize("declared", ["String", "FixedString(3)", "DateTime('UTC')", "UUID"])
@@ -68,5 +110,5 @@ def test_a_column_that_is_declared_by_its_base_type_takes_nulls_where_the_table_
     file = EXAMPLE.replace("column_type: LowCardinality(String)", f'column_type: "{declared}"')
     columns = (("order_id", "String"), ("city", form.format(declared)), ("price", "Nullable(Float64)"))
     table = Table("db", "t", "MergeTree", "", tuple(TableColumn(name, kind, "") for name, kind in columns), 0)
-    (city,) = [target for target in stage_config(parse(file, name="file", environment={}), table).targets if target.name == "city"]
+    (city,) = [target for target in compile_program(parse(file, name="file", environment={}), table).targets if target.name == "city"]
     assert (city.takes_null, str(city.type).count(declared)) == ("Nullable" in form, 1)

@@ -32,7 +32,7 @@ def rows_of(frames: Frames, first: int = 1) -> pa.Table:
     sequences = [sequence for sequence, (_, times) in enumerate(frames, first) for _ in times]
     times = [time for _, times in frames for time in times]
     rows = pa.table([pa.array(sequences, pa.uint64()), pa.array(times, pa.int64())], names=["_tf_sequence", TIME_COLUMN])
-    return with_newest_before(rows, messages(frames, first))
+    return with_newest_before(rows)
 
 
 def messages(frames: Frames, first: int = 1) -> list[Message]:

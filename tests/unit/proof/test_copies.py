@@ -6,7 +6,7 @@ import duckdb
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.verification_case import CONFIG, KEYED
+from support.verification_case import CONFIG, KEYED, of
 
 from pipelines.connectors.sql import filled
 from pipelines.proof.verification.copies import stretches
@@ -64,8 +64,8 @@ def test_only_records_within_the_bounds_are_named() -> None:
 CONFIGS = {
     "none": CONFIG,
     "keyed": KEYED,
-    "kept": replace(KEYED, dedup_keeps=True),
-    "wider": replace(KEYED, dedup_window_us=2 * KEYED.dedup_window_us),
+    "kept": of(replace(KEYED.dedup, keeps=True)),
+    "wider": of(replace(KEYED.dedup, window_us=2 * KEYED.dedup.window_us)),
 }
 
 

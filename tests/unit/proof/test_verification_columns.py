@@ -1,15 +1,14 @@
 """Which columns of the table hold what records call for, when file and table were changed since."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
-from support.verification_case import CONFIG
+from support.verification_case import of as configured
 
 from pipelines.config import PipelineConfig, parse
 from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.clickhouse.client import TableColumn
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
 from pipelines.proof.verification.columns import Judged, judged
 from pipelines.proof.verification.slices import column_of, column_told
 from pipelines.proof.verification.span import History, Plan
@@ -19,8 +18,8 @@ THEN: Mapping = (("id", "id", "Int64"), ("a.b", "name", "String"))
 NOW: Mapping = (("id", "id", "Int64"), ("a.b", "title", "String"))
 
 
-def of(mapping: Mapping) -> StageConfig:
-    return replace(CONFIG, mapping=tuple((*entry, False) for entry in mapping))
+def of(mapping: Mapping) -> Program:
+    return configured(columns=tuple((*entry, False) for entry in mapping))
 
 
 def file(mapping: Mapping) -> PipelineConfig:

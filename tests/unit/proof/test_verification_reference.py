@@ -1,7 +1,6 @@
 """Which records must have a row, by the statements of sql/reference: literal records, and a dictionary as the oracle of dedup."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import duckdb
@@ -10,12 +9,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.verification_case import CONFIG, KEYED, SECOND, TIMED
+from support.verification_case import CONFIG, KEYED, SECOND, TIMED, of
 from support.watermark_oracle import marks
 
 from pipelines.connectors.duckdb import open_engine
 from pipelines.process import watermarks
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
+from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import Watermarks
 from pipelines.proof.verification import reference as verification_reference
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
@@ -57,7 +57,7 @@ def good(key: int | None = 1, event_seconds: int | None = None) -> bytes:
 def computed(
     engine: duckdb.DuckDBPyConnection,
     frames: Sequence[pa.RecordBatch],
-    config: StageConfig,
+    config: Program,
     bounds: Bounds = ALL,
     partitions: Sequence[int | None] | None = None,
 ) -> Reference:
@@ -139,7 +139,7 @@ def test_a_key_twice_is_seen_behind_any_number_of_sound_records(engine: duckdb.D
 
 
 def test_a_null_in_a_column_with_a_default_is_a_row_without_a_known_value(engine: duckdb.DuckDBPyConnection) -> None:
-    config = replace(CONFIG, mapping=(("id", "id", "Int64", True), ("a.b", "tags", "String", False)))
+    config = of(columns=(("id", "id", "Int64", True), ("a.b", "tags", "String", False)))
     computed(engine, [frame(1, b'{"a.b": "x"}')], config)
     assert engine.execute("SELECT v0, v1 FROM expected").fetchall() == [(None, b"x")]
 
@@ -184,7 +184,7 @@ def test_a_record_that_is_past_dedup_is_neither_copy_nor_original(engine: duckdb
 
 
 def test_a_key_of_two_fields_says_where_each_ends(engine: duckdb.DuckDBPyConnection) -> None:
-    config = replace(KEYED, dedup_key=("id", "a.b"))
+    config = of(Dedup(("id", "a.b"), 10 * SECOND))
     values = [b'{"id": 1, "a.b": "1:x"}', b'{"id": 11, "a.b": ":x"}', b'{"id": 1, "a.b": "1:x"}']
     computed(engine, [frame(1, *values)], config)
     assert rows(engine) == [at(1), at(1, 1)]
@@ -236,20 +236,20 @@ Partitions = list[int | None]
 
 
 def by_dictionary(
-    frames: Sequence[Sequence[Record]], config: StageConfig, partitions: Sequence[int | None] = ()
+    frames: Sequence[Sequence[Record]], config: Program, partitions: Sequence[int | None] = ()
 ) -> tuple[list[int], list[int]]:
     """(accepted, late) positions of frames of (arrival, key, event time in seconds): record after record."""
     accepted_at: dict[int, int] = {}
     accepted, late = [], []
     timed = [(partition, [event * SECOND for _, _, event in records]) for partition, records in zip(partitions, frames, strict=False)]
-    known = marks(timed, config.dedup_window_us, watermarks.IDLE_RECORDS) if config.dedup_time_field else []
+    known = marks(timed, config.dedup.window_us, watermarks.IDLE_RECORDS) if config.dedup.time_field else []
     for number, records in enumerate(frames):
         for ordinal, (arrival_us, key, event) in enumerate(records):
             position, mark = at(number + 1, ordinal), known[number][ordinal] if known else None
-            time_us = event * SECOND if config.dedup_time_field else arrival_us
-            if mark is not None and time_us < mark - config.dedup_lateness_us:
+            time_us = event * SECOND if config.dedup.time_field else arrival_us
+            if mark is not None and time_us < mark - config.dedup.lateness_us:
                 late.append(position)
-            elif key not in accepted_at or abs(time_us - accepted_at[key]) >= config.dedup_window_us:
+            elif key not in accepted_at or abs(time_us - accepted_at[key]) >= config.dedup.window_us:
                 accepted_at[key] = time_us
                 accepted.append(position)
     return accepted, late
@@ -277,7 +277,7 @@ def as_batches(frames: Sequence[Sequence[Record]]) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("config", [KEYED, TIMED], ids=["arrival", "event"])
 @settings(max_examples=15, deadline=None)
 @given(frames=streams(), partitions=st.lists(st.sampled_from([0, 0, 1, 2, None]), min_size=12, max_size=12))
-def test_copies_are_those_of_a_dictionary(config: StageConfig, frames: list[Any], partitions: Partitions) -> None:
+def test_copies_are_those_of_a_dictionary(config: Program, frames: list[Any], partitions: Partitions) -> None:
     partitions = partitions[: len(frames)]
     with open_engine() as engine, pytest.MonkeyPatch.context() as patch:
         for module in (watermarks, verification_reference):
@@ -296,7 +296,7 @@ def test_a_range_finds_what_the_whole_finds(frames: list[Any], share: float) -> 
     first = 1 + int(share * (len(frames) - 1))
     accepted, _ = by_dictionary(frames, KEYED)
     arrivals = [records[0][0] for records in frames]
-    read_from = 1 + int(np.searchsorted(arrivals, arrivals[first - 1] - KEYED.dedup_window_us, side="right"))
+    read_from = 1 + int(np.searchsorted(arrivals, arrivals[first - 1] - KEYED.dedup.window_us, side="right"))
     with open_engine() as engine:
         reference = Reference(engine, compared_columns(KEYED))
         reference.load(iter(as_batches(frames)[read_from - 1 :]), KEYED)

@@ -1,13 +1,13 @@
 """How a range is cut, which slices must be one, and what several results come to."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.verification_case import CONFIG, KEYED, SECOND
+from support.verification_case import CONFIG, SECOND, of
 
-from pipelines.process.stage_config import StageConfig
+from pipelines.process.program import Program
+from pipelines.process.steps.dedup import Dedup
 from pipelines.proof.report import Finding, Gap
 from pipelines.proof.verification.result import Checksum, Verification, add_up
 from pipelines.proof.verification.run import Request, Subject
@@ -17,7 +17,7 @@ from pipelines.proof.verification.span import History, Plan
 START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def subject(config: StageConfig, frames: int = 12, together_from: int = 99) -> Subject:
+def subject(config: Program, frames: int = 12, together_from: int = 99) -> Subject:
     """A frame every 4 s, sequence n at 4n s; all from `together_from` on arrived at once."""
     arrivals = [4 * min(one, together_from) * SECOND for one in range(1, frames + 1)]
     plans = [Plan(1, frames, "v")]
@@ -39,7 +39,7 @@ def test_a_range_without_dedup_is_cut_into_as_many_slices_as_there_are_slots() -
 
 @pytest.mark.parametrize(("window", "slices"), [(16, 4), (17, 3), (21, 1), (900, 1)])
 def test_a_slice_reads_no_more_before_it_than_it_has_and_three_quarters_of_the_whole_at_most(window: int, slices: int) -> None:
-    config = replace(KEYED, dedup_window_us=window * SECOND)
+    config = of(Dedup(("id",), window * SECOND))
     assert len(cut(subject(config), request(), 4)) == slices
 
 

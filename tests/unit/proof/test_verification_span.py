@@ -4,8 +4,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.verification_case import CONFIG, KEYED, SECOND, TIMED
+from support.verification_case import CONFIG, KEYED, SECOND, TIMED, of
 
+from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import Watermarks
 from pipelines.proof.verification.reference import Bounds
 from pipelines.proof.verification.span import History, Plan, Span, arrivals_of, is_open, same_dedup_from, span_of
@@ -77,7 +78,7 @@ def test_behind_a_change_of_the_window_copies_are_judged_anew() -> None:
     assert found is not None
     assert (found.first_judged, found.bounds.first_judged) == (5, 5 << 20)
     plans = [Plan(1, 2, "a"), Plan(3, 4, "b")]
-    configs = {"a": replace(KEYED, dedup_window_us=1), "b": KEYED}
+    configs = {"a": of(Dedup(("id",), 1)), "b": KEYED}
     both = History(plans, [1, 2, 3, 4], [1, 2, 3, 4], 4, True)
     assert same_dedup_from(both, configs, KEYED) == 3
     assert same_dedup_from(both, {"a": KEYED, "b": KEYED}, KEYED) == 1

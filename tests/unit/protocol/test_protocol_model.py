@@ -23,7 +23,8 @@ from support.protocol_world import EXPIRE, Runner, World
 
 import pipelines.protocol.redrive
 from pipelines.errors import DataLossError, HaltError, RefusedError
-from pipelines.process.stage_config import StageConfig, config_of
+from pipelines.process.program import Program
+from pipelines.process.stage_config import config_of
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.purge import Purge
@@ -286,7 +287,7 @@ def test_a_folding_that_forgets_letters_which_are_still_there_is_found(monkeypat
             play(seed)
 
 
-def names_the_configuration_of_the_day(self: SinkLeg, chunk: object) -> StageConfig:
+def names_the_configuration_of_the_day(self: SinkLeg, chunk: object) -> Program:
     return config_of(self.connections, self.connections.run.stage_config)
 
 

@@ -1,9 +1,6 @@
--- Records to rows of `parsed`. A record is read as a JSON object without a key twice; of each field come `json_type` and text, first under its
--- literal name, then under its dotted path. The first rule that applies rejects: fields, key, time, columns.
-INSERT INTO parsed
-SELECT position, "partition", "offset", arrival_us, is_past, is_wide, bytes,
-       CASE WHEN NOT ($is_read) THEN 'parse' WHEN NOT ($is_keyed) THEN 'dedup' WHEN NOT ($is_mapped) THEN 'transform' END AS stage,
-       $key AS key, $at AS at_us$values
+-- Records to fields. A record is read as a JSON object without a key twice; of each field come `json_type` and text, first under its literal
+-- name, then under its dotted path. `stage` is the one that rejects the record: the first that does.
+SELECT * EXCLUDE (is_object), CASE WHEN NOT ($is_read) THEN 'parse' END AS stage, NULL::UHUGEINT AS key, arrival_us AS at_us
 FROM (
     SELECT position, "partition", "offset", arrival_us, is_past, is_wide, bytes, is_object, $kinds_and_texts
     FROM (

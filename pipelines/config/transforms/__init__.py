@@ -1,12 +1,18 @@
 """The `transforms` and the `join` of the pipeline file. Their shape only: expressions are judged by the transform stage."""
 
+import pkgutil
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Annotated, Literal
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.config.base import Duration, Faults, FieldPath, Key, Model, Text, Window, ours, repeated
+from pipelines.config.base import Duration, Faults, FieldPath, Key, Location, Model, Text, Window, ours, repeated
 from pipelines.config.sources import FieldType
+from pipelines.config.transform_model import TransformConfig, TransformModel
 
 _SOURCE_ID = (
     "The source that the transform applies to. Optional with one source; with a join, a filter or a stateless transform without it "
@@ -14,7 +20,7 @@ _SOURCE_ID = (
 )
 
 
-class DedupConfig(Model):
+class DedupConfig(TransformConfig):
     """Which records are duplicates."""
 
     key: Key = Field(
@@ -46,8 +52,13 @@ class DedupConfig(Model):
         if self.time == "arrival" and "max_ahead" in self.model_fields_set:
             yield ("max_ahead",), "is only for 'time: event'"
 
+    def fields_read(self) -> Iterable[tuple[Location, Sequence[str]]]:
+        yield ("key",), self.key
+        if self.time_field:
+            yield ("time_field",), [self.time_field]
 
-class DedupTransform(Model):
+
+class DedupTransform(TransformModel):
     """Drops records whose key was seen within the window; the first one stays."""
 
     type: Literal["dedup"] = Field(description="Kind of transform.")
@@ -55,14 +66,16 @@ class DedupTransform(Model):
     config: DedupConfig = Field(description="Which records are duplicates.")
 
 
-class FilterConfig(Model):
+class FilterConfig(TransformConfig):
     """Which records stay."""
 
     expression: Text = Field(description="Boolean expression over the fields; records for which it is true stay.")
 
 
-class FilterTransform(Model):
+class FilterTransform(TransformModel):
     """Keeps the records for which an expression is true; the others are counted as filtered."""
+
+    is_run = False
 
     type: Literal["filter"] = Field(description="Kind of transform.")
     source_id: Text | None = Field(default=None, description=_SOURCE_ID)
@@ -77,7 +90,7 @@ class StatelessOutput(Model):
     output_type: Literal[FieldType, "[]string"] = Field(description="Type of the new field.")
 
 
-class StatelessConfig(Model):
+class StatelessConfig(TransformConfig):
     """The fields of the new record."""
 
     transforms: Annotated[tuple[StatelessOutput, ...], Field(min_length=1)] = Field(
@@ -89,15 +102,26 @@ class StatelessConfig(Model):
             yield ("transforms", index, "output_name"), f"the name {name!r} is given twice"
 
 
-class StatelessTransform(Model):
+class StatelessTransform(TransformModel):
     """Replaces each record by a new one, computed from it."""
+
+    is_run = False
 
     type: Literal["stateless"] = Field(description="Kind of transform.")
     source_id: Text | None = Field(default=None, description=_SOURCE_ID)
     config: StatelessConfig = Field(description="The fields of the new record.")
 
 
-Transform = Annotated[DedupTransform | FilterTransform | StatelessTransform, Field(discriminator="type")]
+def transform_models() -> list[type[TransformModel]]:
+    """Return the model of every kind of transform: those above, and that of each module of this package."""
+    own = [import_module(f"{__name__}.{module.name}").TRANSFORM for module in pkgutil.iter_modules(__path__)]
+    return [DedupTransform, FilterTransform, StatelessTransform, *own]
+
+
+if TYPE_CHECKING:
+    Transform = DedupTransform | FilterTransform | StatelessTransform
+else:
+    Transform = Annotated[reduce(or_, transform_models()), Field(discriminator="type")]
 
 
 class JoinSide(Model):

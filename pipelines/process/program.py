@@ -1,0 +1,244 @@
+"""A program: the steps that raw records of one source go through, from parse to the mapping. Pure: no Spark, no socket.
+
+In: a pipeline file and what its table looks like (`compile_program`), or the JSON that plans name by its version. Out: of raw frames, rows
+and dead letters (`run`). The part before the exchange ends with the mapping, which reads the fields as early as no later step needs them:
+what crosses the exchange are the columns of the table, not the fields.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.duckdb import open_engine
+from pipelines.errors import ConfigurationError, Fault
+from pipelines.process.arrivals import Arrived, records_of
+from pipelines.process.dead_letter_rows import letters
+from pipelines.process.isolation import Decided, take_out
+from pipelines.process.mapping.step import TargetColumn
+from pipelines.process.steps import Columns, Context, Passed, Place, State, Step, kinds, pass_through
+from pipelines.process.steps.dedup import NO_DEDUP, Dedup
+from pipelines.process.steps.mapping import MappedColumn, MapToTable
+from pipelines.process.steps.parse import Parse
+from pipelines.protocol.outcomes import REJECTED, WRITTEN
+from pipelines.protocol.records import POSITION_COLUMNS
+from pipelines.types.columns import parse_type
+
+RELEASE = 3
+"""Format and meaning of programs: raised when a release would store them otherwise, or give other rows for the same records."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The steps of one source, for one table. `buckets`: how many there are behind the exchange.
+
+    Raises ValueError unless parse is the first step, the mapping the last, and between them at most one has state, with no step behind it.
+    """
+
+    release: int
+    source: str
+    topic: str
+    buckets: int
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        names = [step.name for step in self.steps]
+        if [step.place for step in self.steps] != [Place.FIRST, *[Place.TRANSFORM] * (len(names) - 2), Place.LAST]:
+            raise ValueError(f"the steps {', '.join(names)} do not begin with the one {Parse.name} and end with the one {MapToTable.name}")
+        keyed = [place for place, step in enumerate(self.steps) if step.state is State.PER_BUCKET]
+        if keyed and keyed != [len(names) - 2]:
+            raise ValueError(f"step {names[keyed[0]]} must be the last one before {MapToTable.name}, and the only one with state")
+
+    def encode(self) -> bytes:
+        record = {"release": self.release, "source": self.source, "topic": self.topic, "buckets": self.buckets}
+        return json.dumps({**record, "steps": [step.encode() for step in self.steps]}, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, record: Mapping[str, Any]) -> "Program":
+        """Return the program that `encode` has written, its JSON read. Raises KeyError, TypeError or ValueError for anything else."""
+        if record.keys() != {"release", "source", "topic", "buckets", "steps"}:
+            raise ValueError(f"its parts are {', '.join(map(repr, sorted(record)))}"[:200])
+        steps = tuple(kinds()[step["step"]].decode(step) for step in record["steps"])
+        return cls(int(record["release"]), str(record["source"]), str(record["topic"]), int(record["buckets"]), steps)
+
+    @cached_property
+    def version(self) -> str:
+        """The digest of the list: what plans and frames name it by."""
+        return hashlib.sha256(self.encode()).hexdigest()[:16]
+
+    @property
+    def parse(self) -> Parse:
+        step = self.steps[0]
+        assert isinstance(step, Parse)
+        return step
+
+    @property
+    def mapping(self) -> MapToTable:
+        step = self.steps[-1]
+        assert isinstance(step, MapToTable)
+        return step
+
+    @cached_property
+    def dedup(self) -> Dedup:
+        """The step that drops copies, or NO_DEDUP."""
+        return next((step for step in self.steps if isinstance(step, Dedup)), NO_DEDUP)
+
+    @property
+    def database(self) -> str:
+        return self.mapping.database
+
+    @property
+    def table(self) -> str:
+        return self.mapping.table
+
+    @property
+    def full_table(self) -> str:
+        return f"{self.database}.{self.table}"
+
+    @property
+    def position_columns(self) -> tuple[str, ...]:
+        return self.mapping.position_columns
+
+    @property
+    def insert_columns(self) -> list[str]:
+        return self.mapping.insert_columns
+
+    @property
+    def targets(self) -> list[TargetColumn]:
+        return self.mapping.targets
+
+    @property
+    def widening(self) -> int:
+        return self.mapping.widening
+
+    @cached_property
+    def carried(self) -> tuple[str, ...]:
+        """Columns that the part behind the exchange needs, beside those of the table."""
+        return tuple(name for step in self.steps for name in step.carried)
+
+    @cached_property
+    def path(self) -> list[tuple[Step, frozenset[str]]]:
+        """The steps before the exchange, each with the fields that no later one reads."""
+        known: Columns = {}
+        path = []
+        for place, step in enumerate(self.steps):
+            known, later = step.columns_out(known), self.steps[place + 1 :]
+            needed = frozenset[str]().union(*(one.fields_read() for one in later)) if later else frozenset(known)
+            path.append((step, frozenset(known.keys() - needed)))
+            known = {name: kind for name, kind in known.items() if name in needed}
+        return path
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a program makes of raw frames. With dedup, `rows` are those that cross the exchange, and are not counted as written yet."""
+
+    rows: pa.Table
+    letters: pa.Table
+    counts: dict[str, int]
+
+
+def run(program: Program, engine: duckdb.DuckDBPyConnection, frames: Sequence[Arrived], decided: Decided = ()) -> Made:
+    """Take whole raw frames through the steps before the exchange.
+
+    A record that a step ends on is a dead letter of INTERNAL_ERROR; so are those of `decided`, which are not tried.
+    """
+    records = together([records_of(frame.message, frame.arrival_us) for frame in frames])
+    passed = run_records(program, engine, records, decided)
+    rejected = passed.rejected
+    counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
+    if not program.dedup.key:
+        counts[WRITTEN.total] = passed.rows.num_rows
+    reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
+    counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
+    return Made(passed.rows, letters(records, rejected, program.version, program.source), counts)
+
+
+def run_records(program: Program, engine: duckdb.DuckDBPyConnection, records: pa.Table, decided: Decided = ()) -> Passed:
+    """As `run`, of records with their positions (`records.with_positions`), in position order."""
+    tried = take_out(records, decided)
+    widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0
+    passed = pass_through(program.path, Context(engine, program.carried, widest), tried.accepted, open_engine)
+    return Passed(program.dedup.sealed(passed.rows), pa.concat_tables([tried.rejected, passed.rejected]), passed.dropped)
+
+
+def new_counts() -> dict[str, int]:
+    return {"rows_in": 0, "rows_out": 0, "rows_rejected": 0, "frames": 0}
+
+
+def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add `more` to `counts`, name by name."""
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
+
+
+def together(tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
+
+
+class ColumnFacts(Protocol):
+    """A column as the table has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def default_kind(self) -> str: ...
+
+
+class TableFacts(Protocol):
+    """What a program needs to know of its table."""
+
+    @property
+    def database(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def columns(self) -> Sequence[ColumnFacts]: ...
+
+
+def compile_program(config: PipelineConfig, table: TableFacts) -> Program:
+    """Return the program of `config` for the table as it is now. Raises ConfigurationError where a step does not fit what comes to it.
+
+    Nullness and DEFAULTs are the table's, types the mapping's. A column that the mapping declares by its base type may be Nullable in the
+    table (GlassFlow's files do so).
+    """
+    source = config.sources[0]
+    fields = source.schema_fields
+    paths = ["sources[0].schema_fields", *(f"transforms[{place}]" for place in range(len(config.transforms))), "sink.mapping"]
+    steps = (
+        Parse(tuple((field.name, field.type) for field in fields)),
+        *(kinds()[transform.type].of_file(transform.config, fields) for transform in config.transforms),
+        _mapping(config, table),
+    )
+    faults, known = [], dict[str, str]()
+    for path, step in zip(paths, steps, strict=True):
+        try:
+            known = dict(step.columns_out(known))
+        except ValueError as error:
+            faults.append(Fault(path, str(error)))
+    if faults:
+        raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
+    return Program(RELEASE, source.source_id, source.topic, config.buckets, steps)
+
+
+def _mapping(config: PipelineConfig, table: TableFacts) -> MapToTable:
+    actual = {column.name: column for column in table.columns}
+    units = {field.name: field.unit or "" for field in config.sources[0].schema_fields}
+    columns = []
+    for entry in config.sink.mapping:
+        column = actual[entry.column_name]
+        kind = str(parse_type(entry.column_type))
+        if column.type in (f"Nullable({kind})", f"LowCardinality(Nullable({kind}))"):
+            kind = column.type
+        has_default = column.default_kind == "DEFAULT"
+        columns.append(MappedColumn(entry.name, entry.column_name, kind, has_default, units.get(entry.name, "")))
+    return MapToTable(tuple(columns), table.database, table.name, tuple(name for name in POSITION_COLUMNS if name in actual))

@@ -1,0 +1,164 @@
+"""The steps of the process leg: what a step is, which kinds there are, and the one loop that takes records through a list of them.
+
+A step is data with behaviour: a frozen dataclass whose fields are its configuration, which is stored as JSON and read back with every
+value checked. Each kind is a module of this package with a `STEP`, found by walking it. A new kind is four files: its module here,
+its model in `config/transforms`, its statement in `sql/reference/steps`, and its test.
+
+A step without state answers for a record from that record alone. One with state per bucket has a part before the exchange, `apply`, which
+finds the key, and a part behind it, which its users know by its type.
+"""
+
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum, IntEnum
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar, Protocol, Self
+
+import duckdb
+import pyarrow as pa
+from pydantic import ConfigDict, TypeAdapter
+
+from pipelines.process.isolation import isolated
+from pipelines.protocol.outcomes import Outcome, check_registered
+from pipelines.protocol.records import StageOutput
+
+Columns = Mapping[str, str]
+"""Types of columns by name: source types (`types.fields.SOURCE_TYPES`) up to the mapping, column types of ClickHouse behind it."""
+
+
+class State(Enum):
+    """What a step remembers between batches."""
+
+    NONE = "none"
+    PER_BUCKET = "per bucket"
+
+
+class Place(IntEnum):
+    """Where in a program a kind of step stands: at its ends each once, between them as the file says."""
+
+    FIRST = 0
+    TRANSFORM = 1
+    LAST = 2
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a step is given beside the rows. While it runs it may register a table `_tf_values` in `engine`.
+
+    `carried`: columns that must reach the exchange, where the rows have them. `widest_value_bytes`: of the raw records of the batch.
+    """
+
+    engine: duckdb.DuckDBPyConnection
+    carried: tuple[str, ...] = ()
+    widest_value_bytes: int = 0
+
+
+class Step(Protocol):
+    """One step. Rows go on in their order, with their position columns untouched.
+
+    `name`: in files, programs, and of its reference statement. `stage`: in dead letters. `outcomes`: how records may end here, each
+    registered. `carried`: columns that its part behind the exchange needs.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    name: ClassVar[str]
+    stage: ClassVar[str]
+    outcomes: ClassVar[tuple[Outcome, ...]]
+    state: ClassVar[State] = State.NONE
+    place: ClassVar[Place] = Place.TRANSFORM
+    carried: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def of_file(cls, config: Any, fields: Sequence[Any]) -> Self:
+        """Return the step for the `config` of a transform of the file; `fields`: the source's `schema_fields`."""
+        raise TypeError(f"step {cls.name!r} is no transform")
+
+    def encode(self) -> dict[str, Any]:
+        """Return the configuration as JSON values."""
+        return {"step": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+    @classmethod
+    def decode(cls, record: Mapping[str, Any]) -> Self:
+        """Return the step that `encode` has written. Raises ValueError for anything else, however it came to be there."""
+        made: Self = _adapter(cls).validate_json(_ENCODER.dump_json({name: value for name, value in record.items() if name != "step"}))
+        return made
+
+    def fields_read(self) -> frozenset[str]:
+        """Return the columns of the rows before that the step reads, besides positions."""
+        return frozenset()
+
+    def columns_out(self, columns_in: Columns) -> Columns:
+        """Return the columns behind the step. Raises ValueError for a configuration that does not fit `columns_in`."""
+        return columns_in
+
+    def apply(self, context: Context, rows: pa.Table) -> StageOutput:
+        """Return the rows that go on, the rejected ones, and how many were dropped by the `total` of one of `outcomes`."""
+        ...
+
+
+_ENCODER: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
+
+
+@cache
+def _adapter(kind: type[Step]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+@cache
+def kinds() -> Mapping[str, type[Step]]:
+    """Return every kind of step by its name. Raises TypeError for one with an outcome that nobody registered."""
+    found: dict[str, type[Step]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        kind: type[Step] = import_module(f"{__name__}.{module.name}").STEP
+        check_registered(kind.name, kind.outcomes)
+        found[kind.name] = kind
+    return found
+
+
+def in_order(kinds: Iterable[type[Step]]) -> list[type[Step]]:
+    """Return kinds as a program has them: the first, those of transforms by name, the last."""
+    return sorted(kinds, key=lambda kind: (kind.place, kind.name))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What came of a batch: rows, REJECTED_SCHEMA, and the number of dropped records by the total of their outcome."""
+
+    rows: pa.Table
+    rejected: pa.Table
+    dropped: Mapping[str, int]
+
+
+def pass_through(
+    steps: Sequence[tuple[Step, frozenset[str]]],
+    context: Context,
+    rows: pa.Table,
+    renew: Callable[[], duckdb.DuckDBPyConnection],
+) -> Passed:
+    """Take `rows` through steps, each with the columns that nobody needs behind it. A record that a step ends on is rejected.
+
+    `renew` opens another engine, where a step's error has left one that does nothing more.
+    """
+    rejected, dropped = [], Counter[str]()
+    for step, done_with in steps:
+        found = isolated(step.stage, _applied(step, context), context.engine, rows, renew)
+        _check_dropped(step, found)
+        rows = found.accepted
+        if not done_with.isdisjoint(rows.column_names):
+            rows = rows.select([name for name in rows.column_names if name not in done_with])
+        rejected.append(found.rejected)
+        dropped.update(found.dropped)
+    return Passed(rows, pa.concat_tables(rejected), dropped)
+
+
+def _applied(step: Step, context: Context) -> Callable[[duckdb.DuckDBPyConnection, pa.Table], StageOutput]:
+    return lambda engine, rows: step.apply(replace(context, engine=engine), rows)
+
+
+def _check_dropped(step: Step, found: StageOutput) -> None:
+    unknown = found.dropped.keys() - {outcome.total for outcome in step.outcomes}
+    if unknown:
+        raise TypeError(f"step {step.name!r} has dropped records as {', '.join(sorted(unknown))}, which is none of its outcomes")

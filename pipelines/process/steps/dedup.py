@@ -1,0 +1,118 @@
+"""The step that drops copies. Before the exchange: keys and times (`process.dedup`); behind it: the first of each key goes on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.key_store.store import KeyedStore
+from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN, Deduplicated, dedup, with_keys, with_times
+from pipelines.process.steps import Columns, Context, State, Step
+from pipelines.process.watermarks import BEFORE_COLUMN, NEVER, TIME_COLUMN, FrameTimes, Watermarks, with_newest_before
+from pipelines.protocol.outcomes import DUPLICATE, REJECTED
+from pipelines.protocol.records import StageOutput, in_position_order
+
+
+@dataclass(frozen=True)
+class Dedup(Step):
+    """`key`: its fields. `window_us` in microseconds, as are `lateness_us` and `max_ahead_us`. `keeps`: dropped copies go to a stream.
+
+    `time_field`: the field that the window is measured on, none for the arrival; `time_unit`: s, ms, us or ns, where it counts since 1970.
+    """
+
+    name = "dedup"
+    stage = "dedup"
+    outcomes = (DUPLICATE, REJECTED)
+    state = State.PER_BUCKET
+    carried = (PAST_COLUMN, *KEY_COLUMNS, TIME_COLUMN)
+
+    key: tuple[str, ...] = ()
+    window_us: int = 0
+    keeps: bool = False
+    time_field: str = ""
+    time_unit: str = ""
+    lateness_us: int = 0
+    max_ahead_us: int = 0
+
+    @classmethod
+    def of_file(cls, config: Any, fields: Sequence[Any]) -> Self:
+        microsecond = timedelta(microseconds=1)
+        return cls(
+            key=config.key,
+            window_us=config.time_window // microsecond,
+            keeps=config.keep_duplicates,
+            time_field=config.time_field or "",
+            time_unit=next((field.unit or "" for field in fields if field.name == config.time_field), ""),
+            lateness_us=config.allowed_lateness // microsecond,
+            max_ahead_us=config.max_ahead // microsecond,
+        )
+
+    def fields_read(self) -> frozenset[str]:
+        return frozenset((*self.key, self.time_field)) - {""}
+
+    def columns_out(self, columns_in: Columns) -> Columns:
+        if unknown := sorted(self.fields_read() - columns_in.keys()):
+            raise ValueError(f"no field {unknown[0]!r}")
+        return columns_in
+
+    def apply(self, context: Context, rows: pa.Table) -> StageOutput:
+        keyed = with_keys(context.engine, rows, self.key)
+        if not self.time_field:
+            return keyed
+        timed = with_times(context.engine, keyed.accepted, self.time_field, self.max_ahead_us, self.time_unit)
+        return StageOutput(timed.accepted, pa.concat_tables([keyed.rejected, timed.rejected]))
+
+    def sealed(self, rows: pa.Table) -> pa.Table:
+        """Return rows of whole frames as they cross the exchange; with the window on a field, BEFORE_COLUMN is their last column."""
+        return with_newest_before(rows) if self.time_field else rows
+
+    # -- behind the exchange ----------------------------------------------------------------------------------------------------
+
+    def first_of_keys(self, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
+        """Return (all rows of a range that fall into one bucket, in any order, judged against its store; the late ones, not judged).
+
+        The store is open on what came before. `frames`: of the whole range, where the window is measured on a field. Rows of PAST_COLUMN
+        were accepted when they came first: they go on without being judged.
+        """
+        rows = in_position_order(rows)
+        if PAST_COLUMN not in rows.column_names:
+            return self._judged(rows, store, frames)
+        is_past = pc.fill_null(rows.column(PAST_COLUMN), False)
+        past = rows.filter(is_past)
+        found, late = self._judged(rows.filter(pc.invert(is_past)).drop_columns([PAST_COLUMN]), store, frames)
+        accepted = pa.concat_tables([found.accepted, past.select(found.accepted.column_names)]).unify_dictionaries()
+        return replace(found, accepted=in_position_order(accepted)), late
+
+    def _judged(self, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
+        if frames is None:
+            times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
+            return dedup(rows, times, self.window_us, store.find), rows.slice(0, 0)
+        times = rows.column(TIME_COLUMN).to_numpy()
+        marks = frames.watermarks(rows, self.lateness_us)
+        is_late = times < marks
+        plain = rows.drop_columns([TIME_COLUMN, BEFORE_COLUMN])
+        if not is_late.any():
+            return dedup(plain, times, self.window_us, store.find, marks), plain.slice(0, 0)
+        kept = plain.filter(pa.array(~is_late))
+        judged = dedup(kept, times[~is_late], self.window_us, store.find, marks[~is_late])
+        return judged, plain.filter(pa.array(is_late)).drop_columns(list(KEY_COLUMNS))
+
+    def clock_us(self, done: Mapping[str, Any]) -> int:
+        """Return what windows end by, as of a `done` of the process leg: the arrival, or the combined watermark, NEVER before the first."""
+        if not self.time_field:
+            return int(done.get("clock_us", 0))
+        newest = Watermarks.of(done).combined_us
+        return newest if newest == NEVER else newest - self.lateness_us
+
+    def expired_us(self, done: Mapping[str, Any]) -> int:
+        """Return the time up to which, inclusive, store entries have expired."""
+        clock = self.clock_us(done)
+        return clock if clock == NEVER else clock - self.window_us
+
+
+STEP = Dedup
+NO_DEDUP = Dedup()
+"""Stands where a program has none: without a key, a window, or a time."""

@@ -1,0 +1,185 @@
+"""The reference of each step: a statement of sql/reference/steps, found by the step's name, applied to that of the step before.
+
+A statement selects from `$rows`: of each record its position, its arrival, its fields as `json_type` and text, `stage`, the one that
+rejects it so far (NULL: none), `key`, and `at_us`. It gives the same columns back, and may add some. Its other parameters are what the
+step's configuration says: `$limit` is a literal; of a `field` that is read there are also `$field_kind` and `$field_text`. Those of our
+own steps are made here, from types and names. Nothing of the steps' work is used.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.connectors.sql import filled
+from pipelines.process.program import Program
+from pipelines.process.steps import Step
+from pipelines.proof.verification.values import Reading, is_sound, key_text, literal, reading, takes_null
+from pipelines.protocol.records import MAX_ROW_BYTES
+from pipelines.types.columns import ColumnType, parse_type
+
+_MAY_BE_TOO_WIDE = MAX_ROW_BYTES // 8
+_MICROSECONDS = parse_type("DateTime64(6)")
+Shapes = dict[tuple[str, ...], list[int]]
+"""By the path of an object, hashes of lists of keys."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that is compared: what it is called in the engine, and in the table, and its type there.
+
+    `former`: what configurations call it besides; rows from position `since` on were made under its own name.
+    """
+
+    label: str
+    name: str
+    type: ColumnType
+    has_default: bool
+    former: tuple[str, ...] = ()
+    since: int = 0
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a record. `kind` and `text` are its columns in `$rows`."""
+
+    place: int
+    name: str
+    source: str
+
+    @property
+    def paths(self) -> tuple[tuple[str, ...], ...]:
+        """The literal key first, then, for a dotted name, the nested one."""
+        segments = tuple(self.name.split("."))
+        return ((self.name,), segments) if len(segments) > 1 and all(segments) else ((self.name,),)
+
+    @property
+    def kind(self) -> str:
+        return f"k{self.place}"
+
+    @property
+    def text(self) -> str:
+        return f"t{self.place}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a computation keeps beside positions: `columns`, and, `with_bytes`, a hash of each record. `known`: shapes of sound objects."""
+
+    columns: Sequence[Column]
+    known: Shapes
+    with_bytes: bool = False
+
+
+def statement_of(program: Program, wanted: Wanted) -> str:
+    """Return the statement that makes rows of `parsed` of records, step by step in the order of `program`."""
+    fields = fields_of(program)
+    rows = ""
+    for step in program.steps:
+        make = _PARAMETERS.get(step.name, _literals)
+        rows = filled(f"reference/steps/{step.name}", **{**make(step, fields, wanted), "rows": rows})
+    return filled("reference/load", labels="".join(f", {column.label}" for column in wanted.columns), rows=rows)
+
+
+def fields_of(program: Program) -> dict[str, Field]:
+    """Return the fields that are read of a record, by name."""
+    return {name: Field(place, name, source) for place, (name, source) in enumerate(program.parse.fields)}
+
+
+def parents(fields: Iterable[Field]) -> list[tuple[str, ...]]:
+    """Return the objects in which no key may stand twice: the record itself, and those on a field's path."""
+    return sorted({path[:depth] for field in fields for path in field.paths for depth in range(len(path))})
+
+
+def json_path(path: tuple[str, ...]) -> str:
+    return "$" + "".join(f'."{segment}"' for segment in path)
+
+
+def _literals(step: Step, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
+    """The configuration of a step, name by name; of a setting that names a field also where its kind and its text stand."""
+    settings = step.encode()
+    named = {name: fields[value] for name, value in settings.items() if isinstance(value, str) and value in fields}
+    places = {f"{name}_{part}": getattr(field, part) for name, field in named.items() for part in ("kind", "text")}
+    return {name: _literal(value) for name, value in settings.items()} | places
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    return literal(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _parse(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
+    paths = [path for field in fields.values() for path in field.paths]
+    distinct = [_keys_are_distinct(parent, wanted.known.get(parent, [])) for parent in parents(fields.values())]
+    return {
+        "wide_bytes": str(_MAY_BE_TOO_WIDE),
+        "bytes": "CASE WHEN NOT is_oversize THEN hash(value) END" if wanted.with_bytes else "NULL",
+        "paths": ", ".join(literal(json_path(path)) for path in paths),
+        "keys_are_distinct": " AND ".join(distinct),
+        "kinds_and_texts": ", ".join(_kinds_and_texts(fields.values())),
+        "is_read": " AND ".join(["is_object", *(is_sound(field.source, field.kind, field.text) for field in fields.values())]),
+    }
+
+
+def _dedup(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
+    key = [fields[name] for name in step.key]
+    is_keyed = [f"{field.kind} <> 'NULL'" for field in key]
+    at = "arrival_us"
+    if step.time_field:
+        field = fields[step.time_field]
+        # The event's own time in microseconds, NULL where it is none.
+        at = reading(field.source, _MICROSECONDS, field.kind, field.text, unit=step.time_unit).value
+        is_keyed.append(f"coalesce(({at}) - arrival_us <= {step.max_ahead_us}, false)")
+    return {"is_keyed": " AND ".join(is_keyed), "key": _key(key), "at": at}
+
+
+def _mapping(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
+    readings: dict[str, Reading] = {}
+    fits = []
+    for column in step.columns:
+        field, kind = fields[column.field], parse_type(column.type)
+        readings[column.name] = reading(field.source, kind, field.kind, field.text, unit=column.unit)
+        when_null = "true" if takes_null(kind, column.has_default) else "false"
+        fits.append(f"CASE WHEN {field.kind} = 'NULL' THEN {when_null} ELSE {readings[column.name].fits} END")
+    values = "".join(f", {_value(column, readings)} AS {column.label}" for column in wanted.columns)
+    return {"is_mapped": " AND ".join(fits) or "true", "values": values}
+
+
+_PARAMETERS: Mapping[str, Callable[[Any, Mapping[str, Field], Wanted], dict[str, str]]] = {
+    "parse": _parse,
+    "dedup": _dedup,
+    "mapping": _mapping,
+}
+"""Of steps whose statements depend on types: what fills them."""
+
+
+def _keys_are_distinct(parent: tuple[str, ...], known: Sequence[int]) -> str:
+    keys = f"json_keys(document, {literal(json_path(parent))})" if parent else "json_keys(document)"
+    closely = f"coalesce(list_unique({keys}) = len({keys}), true)"
+    if not known:
+        return closely
+    return f"CASE WHEN hash({keys}) IN ({', '.join(map(str, known))}) THEN true ELSE {closely} END"
+
+
+def _kinds_and_texts(fields: Iterable[Field]) -> Iterable[str]:
+    """Lists count from 1."""
+    first = 1
+    for field in fields:
+        place = str(first)
+        if len(field.paths) > 1:
+            place = f"CASE WHEN coalesce(kinds[{first}], 'NULL') <> 'NULL' THEN {first} ELSE {first + 1} END"
+        yield f"coalesce(kinds[{place}], 'NULL') AS {field.kind}"
+        yield f"texts[{place}] AS {field.text}"
+        first += len(field.paths)
+
+
+def _value(column: Column, readings: Mapping[str, Reading]) -> str:
+    return next((readings[name].value for name in (column.name, *column.former) if name in readings), "NULL")
+
+
+def _key(fields: Sequence[Field]) -> str:
+    """128 bits of the key, so that a key of any length takes as much room. In a key of several fields each says where it ends."""
+    texts = [key_text(field.source, field.text) for field in fields]
+    parts = texts if len(texts) == 1 else [f"length({text}) || ':' || {text}" for text in texts]
+    return f"md5_number({' || '.join(parts)})"

@@ -1,0 +1,84 @@
+"""What becomes of what a leg reads: the one registry of outcomes, by leg, and how they are counted among the totals of a `done`.
+
+Whatever tells what became of records reads it: tally, rebuilding, audit, checks, metrics. Of each leg, what it read is the sum of its
+outcomes. The steps of the process leg bring their own (`register`); those have totals that begin with DROPPED, so that a reader which
+does not know a step still counts its records, and calls them by the step's name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DROPPED = "dropped."
+"""Begins the total of every outcome that a step brings."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One thing that may become of a record. `total` names it among the running totals; `label` is what reports call it.
+
+    `less`: a total that is counted in `total` as well, and has an outcome of its own. `is_rare`: it has no line while there are none.
+    """
+
+    total: str
+    label: str
+    less: str = ""
+    is_rare: bool = False
+
+    def count(self, totals: Mapping[str, int]) -> int:
+        """Return how many records ended so."""
+        return totals.get(self.total, 0) - (totals.get(self.less, 0) if self.less else 0)
+
+
+RAW_ROWS = Outcome("rows_out", "written to raw")
+WRITTEN = Outcome("rows_out", "written to out")
+DUPLICATE = Outcome("duplicates", "duplicates dropped")
+REJECTED = Outcome("rows_rejected", "dead letters")
+CONFIRMED = Outcome("rows_out", "confirmed by ClickHouse")
+ABANDONED = Outcome("rejected.sink.abandoned", "abandoned (dead letters)", is_rare=True)
+"""Given up by `tallyflow plan abandon`: dead letters as well."""
+
+_OF: dict[str, list[Outcome]] = {
+    "ingest": [RAW_ROWS, Outcome("offsets_without_record", "offsets without a record"), Outcome("offsets_skipped", "expired and skipped")],
+    "process": [WRITTEN, DUPLICATE, REJECTED],
+    "sink": [CONFIRMED, Outcome(REJECTED.total, REJECTED.label, less=ABANDONED.total), ABANDONED],
+}
+
+
+def register(name: str, label: str) -> Outcome:
+    """Add an outcome of the process leg that a step brings; `name` ends its total.
+
+    Raises TypeError for a name or a label that is taken.
+    """
+    made = Outcome(DROPPED + name, label, is_rare=True)
+    if any(made.total == known.total or label == known.label for known in _OF["process"]):
+        raise TypeError(f"registering outcome {name!r} ({label}): there is one of this name or label already")
+    _OF["process"].insert(-1, made)
+    return made
+
+
+def check_registered(step: str, outcomes: tuple[Outcome, ...]) -> None:
+    """Raise TypeError for an outcome that nobody registered: records that end so would be missing from every account."""
+    for outcome in outcomes:
+        if outcome not in _OF["process"]:
+            raise TypeError(f"step {step!r}: its outcome {outcome.label!r} is not registered (protocol.outcomes.register)")
+
+
+def of(leg: str) -> tuple[Outcome, ...]:
+    """Return the outcomes of a leg, in the order in which reports show them."""
+    return tuple(_OF[leg])
+
+
+def counted(leg: str, totals: Mapping[str, int]) -> dict[str, int]:
+    """Return what became of what the leg read, by label; of steps that are not known here as well."""
+    known = [(outcome, outcome.count(totals)) for outcome in of(leg)]
+    found = {outcome.label: count for outcome, count in known if count or not outcome.is_rare}
+    totals_known = {outcome.total for outcome in of(leg)}
+    for name in sorted(totals.keys() - totals_known):
+        if name.startswith(DROPPED) and totals[name]:
+            found[f"dropped by {name.removeprefix(DROPPED)}"] = totals[name]
+    return found
+
+
+def residue(leg: str, read: int, totals: Mapping[str, int]) -> int:
+    """Return how many of `read` records are not accounted for; zero unless something is wrong."""
+    return read - sum(counted(leg, totals).values())

@@ -1,0 +1,63 @@
+"""A new step is four files and nothing else: shown with one that does nothing, in a tree of its own that has them and what is here."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.process.steps import kinds
+from pipelines.protocol import outcomes
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = {
+    "step.py": "pipelines/process/steps/nothing.py",
+    "model.py": "pipelines/config/transforms/nothing.py",
+    "statement.sql": "sql/reference/steps/nothing.sql",
+    "check.py": "test_nothing.py",
+}
+
+
+def test_a_step_that_does_nothing_is_four_files(tmp_path: Path) -> None:
+    for package in ("pipelines", "sql"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    source = ROOT / "tests" / "support" / "nothing"
+    assert {path.name for path in source.iterdir() if path.is_file()} == FILES.keys()
+    for name, place in FILES.items():
+        assert not (tmp_path / place).exists()
+        shutil.copy(source / name, tmp_path / place)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "-c",
+        os.devnull,
+        "test_nothing.py",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert "8 passed" in ended.stdout
+
+
+def test_this_tree_has_no_such_step() -> None:
+    assert set(kinds()) == {"parse", "dedup", "mapping"}
+
+
+def test_an_outcome_that_nobody_registered_is_an_error_before_any_record() -> None:
+    with pytest.raises(TypeError, match="step 'filter': its outcome 'filtered' is not registered"):
+        outcomes.check_registered("filter", (outcomes.Outcome("dropped.filter", "filtered"),))
+
+
+def test_what_a_step_unknown_here_has_dropped_is_counted_all_the_same() -> None:
+    """As by a release before this one, or by a process that has no use for steps."""
+    totals = {"rows_in": 9, "rows_out": 4, "duplicates": 2, "dropped.filter": 3, "rejected.parse.tombstone": 0, "frames": 7}
+    assert outcomes.counted("process", totals) == {"written to out": 4, "duplicates dropped": 2, "dead letters": 0, "dropped by filter": 3}
+    assert outcomes.residue("process", 9, totals) == 0
