@@ -16,7 +16,7 @@ from pipelines.config import load
 if TYPE_CHECKING:
     from pipelines.dead_letters.stream import DeadLetters
     from pipelines.dead_letters.triage import Group, Selection
-    from pipelines.protocol.records import Position
+    from pipelines.protocol.positions import Position
 
 app = typer.Typer(
     help="Look at dead letters, records that a stage has rejected; let them enter again, or discard them.", no_args_is_help=True
@@ -73,7 +73,7 @@ def selection(
 
 def parse_position(text: str) -> "Position":
     """A raw position such as 17.3, as `list`, `groups` and `export` show it."""
-    from pipelines.protocol.records import record_position
+    from pipelines.protocol.positions import record_position
 
     try:
         return record_position(text)

@@ -19,7 +19,8 @@ from pipelines.engine.connections import Connections
 from pipelines.errors import ConflictError, HaltError
 from pipelines.process.mapping.step import TargetColumn
 from pipelines.process.parse.step import ParsedField
-from pipelines.process.watermarks import NEVER, Watermarks
+from pipelines.process.watermarks import Clocks
+from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.ledger import Log
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import POSITION_COLUMNS
@@ -87,14 +88,14 @@ class StageConfig:
         """Of its numbers since 1970; empty without one."""
         return dict(self.units).get(field, "")
 
-    def dedup_clock_us(self, done: Mapping[str, Any]) -> int:
+    def dedup_clock_us(self, done: Clocks) -> int:
         """What windows are over by, as of a `done` of the process leg: the arrival, or the combined watermark, NEVER before the first."""
         if not self.dedup_time_field:
-            return int(done.get("clock_us", 0))
-        newest = Watermarks.of(done).combined_us
+            return done.clock_us
+        newest = done.watermarks.combined_us
         return newest if newest == NEVER else newest - self.dedup_lateness_us
 
-    def dedup_expired_us(self, done: Mapping[str, Any]) -> int:
+    def dedup_expired_us(self, done: Clocks) -> int:
         """Store entries of this time or earlier are over."""
         clock = self.dedup_clock_us(done)
         return clock if clock == NEVER else clock - self.dedup_window_us

@@ -15,8 +15,10 @@ import pyarrow as pa
 from pipelines.key_store.index import Words
 from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN
 from pipelines.process.stage_config import StageConfig
-from pipelines.process.watermarks import NEVER, NOTHING, TIME_COLUMN, FrameTimes, Times
-from pipelines.protocol.records import Message, position_keys
+from pipelines.process.watermarks import TIME_COLUMN, FrameTimes, Times
+from pipelines.protocol.bodies import NEVER, NOTHING
+from pipelines.protocol.positions import position_keys
+from pipelines.protocol.records import Message
 from pipelines.types.vectors import to_mask
 
 _SEEN = """

@@ -21,7 +21,7 @@ from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.key_store.index import Words
 from pipelines.process import stage_config
-from pipelines.process.arrivals import Arrived, arrivals, clock_resets, steps
+from pipelines.process.arrivals import Arrived, arrivals, steps
 from pipelines.process.frames import new_counts, stages
 from pipelines.process.stage_config import StageConfig
 from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, RAW_TO_OUT, Account, Limits, Place, decoded, judge
@@ -40,11 +40,12 @@ from pipelines.proof.audit.streams import (
 )
 from pipelines.proof.audit.table import TableRows
 from pipelines.proof.positions import count_rows, end_offsets, first_offsets, is_compacted, table_batches, topic_batches
+from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN, ProcessDone
 from pipelines.protocol.existence import check_started
-from pipelines.protocol.ledger import Entry, read_chain
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.positions import position_keys
 from pipelines.protocol.purge import read_purged
-from pipelines.protocol.records import position_keys
 
 NO_POSITIONS: Words = np.zeros(0, dtype=np.uint64)
 _PLACE = ("_tf_sequence", "_tf_ordinal")
@@ -68,8 +69,7 @@ class Audit:
 
     def run(self, tell: Tell = lambda doing: None) -> Audited:
         check_started(self._log, self._names)
-        ledger = self._names.stream("ledger")
-        self._chains = {leg: read_chain(self._log, ledger, self._names.chain(leg)) for leg in reversed(LEGS)}
+        self._chains = {leg: read_chain(self._log, self._names, CHAINS[leg]) for leg in reversed(LEGS)}
         tell("reading the raw stream")
         read_to, self._out_read_to = self._last("raw"), self._last("out")
         self._kafka_ends = end_offsets(self._settings, self._topic)
@@ -114,7 +114,7 @@ class Audit:
     def _stage_config(self) -> StageConfig | None:
         """That of the last range that was done; None before the first."""
         done = self._chains["process"].done
-        return stage_config.load(self._log, self._names, done.body["config"]) if done else None
+        return stage_config.load(self._log, self._names, done.body.config) if done else None
 
     @property
     def _has_positions(self) -> bool:
@@ -247,7 +247,7 @@ class Audit:
     def _steps(self, ranges: list[tuple[int, str]], to: int) -> Iterator[tuple[str, list[Arrived]]]:
         """The raw frames that process has done, in portions of one configuration."""
         done = self._chains["process"].done
-        resets = clock_resets(done.body) if done else []
+        resets = done.body.clock_resets if done else ()
         messages = read_frames(self._log, self._names, "raw", Subjects(self._names.stream("raw")), to)
         for version, frames in groupby(arrivals(messages, 0, resets), lambda frame: config_at(ranges, frame.message.sequence)):
             yield from ((version, step) for step in steps(frames))
@@ -255,8 +255,8 @@ class Audit:
     def _done_ranges(self) -> list[tuple[int, str]]:
         """(end, version of the configuration) of what process has done, as far as the ledger keeps single entries."""
         chain, ledger = self._chains["process"], self._names.stream("ledger")
-        entries = map(Entry.decode, fetch_whole(self._log, ledger, self._names.chain("process"), 0, chain.sequence))
-        ends = [(entry.body["to"], entry.body["config"]) for entry in entries if entry.kind == "done"]
+        entries = map(PROCESS_CHAIN.decode, fetch_whole(self._log, ledger, self._names.chain("process"), 0, chain.sequence))
+        ends = [(entry.body.to, entry.body.config) for entry in entries if isinstance(entry.body, ProcessDone)]
         return [end for end, after in zip(ends, [*ends[1:], None], strict=True) if after is None or after[1] != end[1]]
 
     # -- Kafka --------------------------------------------------------------------------------------------------------------

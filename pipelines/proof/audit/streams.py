@@ -17,7 +17,8 @@ from pipelines.key_store.index import Words
 from pipelines.proof.audit.account import Offsets, RawFrames, encoded
 from pipelines.protocol.ledger import Log
 from pipelines.protocol.naming import Names, is_redriven
-from pipelines.protocol.records import HEADER_FIRST, HEADER_TOPIC, Message, Position, decode_columns, place_of_frame, position_keys
+from pipelines.protocol.positions import Position, position_keys
+from pipelines.protocol.records import HEADER_FIRST, HEADER_TOPIC, Message, decode_columns, place_of_frame
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _PLACE = ("_tf_sequence", "_tf_ordinal")

@@ -16,7 +16,8 @@ from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, OUT_TO_TABLE
 from pipelines.proof.audit.report import Audited
 from pipelines.proof.audit.rows import CONFIRMED, FOUND, PENDING, Rows
 from pipelines.proof.positions import table_batches
-from pipelines.protocol.records import Message, decode_frame, place_of_frame, position_keys
+from pipelines.protocol.positions import position_keys
+from pipelines.protocol.records import Message, decode_frame, place_of_frame
 
 _COORDINATES = ("_tf_topic", "_tf_partition", "_tf_offset", "_tf_sequence", "_tf_ordinal")
 _SHOWN_CHARACTERS = 60

@@ -21,9 +21,11 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sql import filled, statement
 from pipelines.proof.checks.judge import Behind, Positions, RepeatedKeys, ViewSum
 from pipelines.proof.positions import table_batches
-from pipelines.protocol.ledger import Entry, read_chain
+from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN, SINK_CHAIN
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import LEGS, Names, is_redriven
-from pipelines.protocol.records import ORDINAL_BITS, decode_columns, position_keys
+from pipelines.protocol.positions import ORDINAL_BITS, position_keys
+from pipelines.protocol.records import decode_columns
 from pipelines.types.columns import parse_type, quote_identifier
 
 Places = npt.NDArray[np.uint64]
@@ -217,14 +219,14 @@ class Settled:
 def settled(log: JetStream, names: Names) -> Settled | None:
     """None where the ledger, or out, does not reach back to where the sink is any more. Call it before the table is counted."""
     ledger = names.stream("ledger")
-    confirmed = read_chain(log, ledger, names.chain("sink")).to or 0
-    done = read_chain(log, ledger, names.chain("process")).done
-    while done is not None and done.body["out_end"] > confirmed:
+    confirmed = read_chain(log, names, SINK_CHAIN).to or 0
+    done = read_chain(log, names, PROCESS_CHAIN).done
+    while done is not None and done.body.out_end > confirmed:
         message = log.get(ledger, done.previous_done) if done.previous_done else None
         if message is None and done.previous_done:
             return None
-        done = Entry.decode(message) if message else None
-    sequence, out = (done.body["to"], done.body["out_end"]) if done else (0, 0)
+        done = PROCESS_CHAIN.decode_done(message) if message else None
+    sequence, out = (done.body.to, done.body.out_end) if done else (0, 0)
     frames = [*log.fetch(names.stream("out"), names.subjects("out"), out, confirmed)] if confirmed > out else []
     if len(frames) < confirmed - out:
         return None
@@ -234,9 +236,9 @@ def settled(log: JetStream, names: Names) -> Settled | None:
 
 def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
     """(rows that ClickHouse has confirmed, the same with the chunk that is being inserted)."""
-    state = read_chain(log, names.stream("ledger"), names.chain("sink"))
-    done = int(state.done.body["totals"].get("rows_out", 0)) if state.done else 0
-    return done, done + (int(state.plan.body["rows"]) if state.plan else 0)
+    state = read_chain(log, names, SINK_CHAIN)
+    done = state.totals.get("rows_out", 0)
+    return done, done + (state.plan.body.rows if state.plan else 0)
 
 
 def behind(
@@ -245,7 +247,7 @@ def behind(
     """What waits before each leg; `rows` of it in the streams. Its first record there is as old as its message by the clock of NATS,
     records in Kafka as old at `now` as they say themselves.
     """
-    chains = {leg: read_chain(log, names.stream("ledger"), names.chain(leg)) for leg in LEGS}
+    chains = {leg: read_chain(log, names, CHAINS[leg]) for leg in LEGS}
     oldest = timedelta(0)
     for leg, role in (("process", "raw"), ("sink", "out")):
         stream, reached = names.stream(role), chains[leg].to or 0

@@ -14,7 +14,7 @@ from pipelines.process.stage_config import StageConfig
 from pipelines.proof.verification.reference import Column, compared_columns
 from pipelines.proof.verification.result import Finding
 from pipelines.proof.verification.span import History
-from pipelines.protocol.records import ORDINAL_BITS
+from pipelines.protocol.positions import ORDINAL_BITS
 from pipelines.types.columns import parse_type
 
 Entry = tuple[str, str, str, bool]

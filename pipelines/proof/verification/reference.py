@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pipelines.connectors.sql import filled, statement
 from pipelines.process.stage_config import StageConfig
-from pipelines.process.watermarks import IDLE_RECORDS, NEVER, NOTHING, Watermarks
+from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.proof.verification.values import (
     MACROS,
     Reading,
@@ -28,6 +28,7 @@ from pipelines.proof.verification.values import (
     reading,
     takes_null,
 )
+from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
 from pipelines.protocol.records import MAX_ROW_BYTES
 from pipelines.types.columns import ColumnType, parse_type
 

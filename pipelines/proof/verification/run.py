@@ -35,8 +35,9 @@ from pipelines.proof.verification.rows import RowSide
 from pipelines.proof.verification.span import History, Span, is_open, load_configs, read_history, same_dedup_from, span_of, told_range
 from pipelines.proof.verification.table import TableSide, examples_of
 from pipelines.protocol.naming import Names, is_redriven
+from pipelines.protocol.positions import ORDINAL_BITS, position_keys
 from pipelines.protocol.purge import read_purged
-from pipelines.protocol.records import HEADER_PARTITION, ORDINAL_BITS, decode_columns, instant, position_keys
+from pipelines.protocol.records import HEADER_PARTITION, decode_columns, instant
 from pipelines.protocol.tally import tally
 
 ENGINE_MEMORY = "640MiB"

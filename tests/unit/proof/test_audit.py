@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, decoded, encoded, judge
 from pipelines.proof.audit.report import Audited
-from pipelines.protocol.records import position_keys
+from pipelines.protocol.positions import position_keys
 
 Spot = tuple[int, int]
 FRAMES = {2: 3, 3: 0, 5: 2, 6: 1}

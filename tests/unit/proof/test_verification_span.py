@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.verification_case import CONFIG, KEYED, SECOND, TIMED
 
-from pipelines.process.watermarks import Watermarks
 from pipelines.proof.verification.reference import Bounds
 from pipelines.proof.verification.span import History, Plan, Span, is_open, same_dedup_from, span_of, told_range
+from pipelines.protocol.bodies import Watermarks
 from pipelines.protocol.records import instant
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
