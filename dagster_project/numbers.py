@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
+from pipelines.protocol.bodies import SINK_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import STREAM_ID_KEY, Names
 from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE, RAW_ROWS, WRITTEN
@@ -56,7 +57,7 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
         account = tally(log, names)
         states = {seam: log.state(names.stream(role)) for seam, role in _STREAMS.items()}
         _, listed = live_lists(log, names)
-        confirmed_to = read_chain(log, names.stream("ledger"), names.chain("sink")).to or 0
+        confirmed_to = read_chain(log, names, SINK_CHAIN).to or 0
     finally:
         log.close()
     rows = [facts[1] for runs in listed.values() for facts in runs]

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pipelines.connectors.nats.client import StreamState, check_contiguous
 from pipelines.connectors.nats.errors import too_large
 from pipelines.errors import ConflictError, RetryableError
+from pipelines.protocol.codec import Count, Form, Text
 from pipelines.protocol.records import RAW_SCHEMA, Message
 
 FIRST_INSTANT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -61,6 +62,14 @@ class _Request:
     payload: bytes
     headers: dict[str, str]
     expected: int
+
+
+@dataclass(frozen=True)
+class Sample(Form):
+    """An item, or a report, of a task; here, where workers find it."""
+
+    numbers: tuple[Count, ...] = ()
+    texts: tuple[Text, ...] = ()
 
 
 def stream_of(subject: str) -> str:

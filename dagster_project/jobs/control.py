@@ -23,7 +23,7 @@ from pipelines.dead_letters.reprocess import Outcome
 from pipelines.dead_letters.stream import DeadLetters
 from pipelines.dead_letters.triage import Selection
 from pipelines.protocol.naming import LEGS
-from pipelines.protocol.records import Position
+from pipelines.protocol.positions import Position
 from pipelines.protocol.redrive import OPEN, WAITING
 from resources.streaming_jobs import Started, StreamingJobs, Tell
 

@@ -17,7 +17,7 @@ from pipelines.counts import count_of
 if TYPE_CHECKING:
     from pipelines.dead_letters.stream import DeadLetters
     from pipelines.dead_letters.triage import Group, Selection
-    from pipelines.protocol.records import Position
+    from pipelines.protocol.positions import Position
 
 app = typer.Typer(help="Inspect dead letters (records that a stage has rejected), redrive them, or discard them.", no_args_is_help=True)
 
@@ -73,7 +73,7 @@ def selection(
 
 def parse_position(text: str) -> "Position":
     """Parse a raw position such as 17.3, as `list`, `groups` and `export` show it."""
-    from pipelines.protocol.records import record_position
+    from pipelines.protocol.positions import record_position
 
     try:
         return record_position(text)

@@ -18,13 +18,12 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
 
 from filelock import FileLock
 
 from pipelines.control.processes import POLL_SECONDS, ProcessIdentity, host_mark, start_mark
 from pipelines.errors import HaltError
-from pipelines.private import private_directory
+from pipelines.private import private_directory, write_whole
 from pipelines.protocol.naming import LEGS
 
 if TYPE_CHECKING:
@@ -158,12 +157,7 @@ def _read(path: Path, *names: str) -> dict[str, Any] | None:
 def _write(path: Path, content: dict[str, Any]) -> None:
     """Whole or not at all, whoever writes beside us, also where the host loses its power."""
     private_directory(path.parent)
-    partial = path.with_name(f"{path.stem}.{uuid4().hex}.partial")
-    with partial.open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_whole(path, json.dumps(content), is_durable=True)
 
 
 def find_runners(directory: Path) -> list[dict[str, Any]]:

@@ -26,10 +26,12 @@ from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.process.program import Program, run
 from pipelines.process.watermarks import TIME_COLUMN
+from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
+from pipelines.protocol.positions import ORDINAL_BITS, packed_record, position_keys
 from pipelines.protocol.purge import Purged, read_purged
-from pipelines.protocol.records import INSTANT, ORDINAL_BITS, position_keys
+from pipelines.protocol.records import INSTANT
 from pipelines.types.vectors import Mask
 
 _ACCEPTED = pa.schema([("letter", pa.uint64()), ("hi", pa.uint64()), ("lo", pa.uint64()), ("at_us", pa.int64())])
@@ -94,8 +96,8 @@ def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wan
     Reads raw from the oldest of them on, until the last window is over, and nothing where there is no dedup or no such letter.
     """
     ledger = names.stream("ledger")
-    done = read_chain(log, ledger, names.chain("process")).done if log.state(ledger) is not None else None
-    config = stage_config.load(log, names, done.body["config"]) if done else None
+    done = read_chain(log, names, PROCESS_CHAIN).done if log.state(ledger) is not None else None
+    config = stage_config.load(log, names, done.body.config) if done else None
     if done is None or config is None or not config.dedup.key:
         return _counted({}, {}, Purged())
     purged = read_purged(log, names, "raw")
@@ -107,7 +109,7 @@ def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wan
         first, arrival_us = (accepted.column(name)[0].as_py() for name in ("letter", "at_us"))
         start = start_at(log, names, config, first >> ORDINAL_BITS, arrival_us, purged.below)
         over_us = pc.max(accepted.column("at_us")).as_py() + config.dedup.window_us
-        for portion in judged(log, names, engine, config, start, done.body["to"], tell):
+        for portion in judged(log, names, engine, config, start, done.body.to, tell):
             copies.add(portion)
             if not config.dedup.time_field and portion.times.max(initial=0) >= over_us:
                 break
@@ -134,7 +136,7 @@ def _accepted(
             continue
         for code, origin in zip(position_keys(past).tolist(), past.column("origin").to_pylist(), strict=True):
             # A record that entered again behind its acceptance was let through for that.
-            roots[code] = roots.get(_code(origin), code) if origin else code
+            roots[code] = roots.get(packed_record(origin), code) if origin else code
         selected.update(position_keys(wanted.of(with_fingerprints(past))).tolist())
         keyed.append(_keyed(engine, config, past))
     roots = {letter: root for letter, root in roots.items() if letter in selected}
@@ -149,8 +151,3 @@ def _keyed(engine: duckdb.DuckDBPyConnection, config: Program, letters: pa.Table
     here = letters.take(rows.column("_tf_ordinal"))
     times = rows.column(TIME_COLUMN) if config.dedup.time_field else here.column("_tf_arrival").cast(pa.int64())
     return pa.table([pa.array(position_keys(here)), *(rows.column(name) for name in KEY_COLUMNS), times], schema=_ACCEPTED)
-
-
-def _code(position: str) -> int:
-    sequence, ordinal = map(int, position.split("."))
-    return sequence << ORDINAL_BITS | ordinal

@@ -22,7 +22,7 @@ from pipelines.process.arrivals import Arrived, microseconds, steps
 from pipelines.process.buckets import key_owners, live_runs, shares
 from pipelines.process.frames import frame_times
 from pipelines.process.program import Program, compile_program, run
-from pipelines.protocol.ledger import ChainState
+from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
 from pipelines.protocol.redrive import records_of_letters
@@ -94,9 +94,9 @@ def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Ite
         yield Arrived(Message(subject, number, now, encode_frame(records_of_letters(table)), headers), microseconds(now))
 
 
-def _judged(state: KeyState, chain: ChainState, stage: Program, rows: pa.Table, frames: list[Arrived]) -> tuple[int, int, int]:
+def _judged(state: KeyState, chain: ProcessState, stage: Program, rows: pa.Table, frames: list[Arrived]) -> tuple[int, int, int]:
     """(accepted, duplicates, late) of rows with their keys."""
-    before, lists = chain.done.body if chain.done else {}, state.lists(chain)
+    before, lists = chain.done.body.watermarks if chain.done else NOTHING, state.lists(chain)
     times = frame_times(rows, frames, before, stage)
     counts = np.zeros(3, dtype=np.int64)
     for bucket, share in shares(rows, key_owners(rows, stage.buckets)):

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
-from pipelines.protocol.records import MAX_RECORD_BYTES, UNREADABLE_HEADER, Position, cut_frames, record_position
+from pipelines.protocol.positions import Position, record_position
+from pipelines.protocol.records import MAX_RECORD_BYTES, UNREADABLE_HEADER, cut_frames
 from pipelines.protocol.redrive import MAX_PLAN_RANGES, Places, ranges_of
 
 MAX_FAULTS = 20

@@ -8,7 +8,7 @@ killed half-way goes on behind the last record found there.
 import base64
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +18,15 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from pipelines.connectors.nats.client import fetch_whole
 from pipelines.errors import DataLossError, FencedError, RetryableError
 from pipelines.protocol.append import Appender, last_position
+from pipelines.protocol.bodies import REDRIVE_CHAIN, RedriveDone, RedrivePlan
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import REDRIVE, Names
-from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Position, cut_frames, decode_frame, place_of_frame
+from pipelines.protocol.positions import Position
+from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, cut_frames, decode_frame, place_of_frame
 from pipelines.protocol.redrive import DISCARD, ENTER, STATE_AFTER, Places, Rows, Taken, batches, count, records_of_letters, rows_of
 
-_LAST = 2**32 - 1
+Action = Literal["enter", "discard"]
 LAG_SECONDS = 5.0
 """A follower of a sound cluster lags by milliseconds."""
 
@@ -51,17 +53,17 @@ def taken(log: Any, names: Names) -> Taken:
         retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(LAG_SECONDS), wait=wait_fixed(LAG_SECONDS / 50), reraise=True
     )
     messages = retrying(lambda: list(fetch_whole(log, stream, subject, 0, last.sequence)))
-    return Taken.of(entry for entry in map(Entry.decode, messages) if entry.kind == "plan")
+    return Taken.of(body for message in messages if isinstance(body := REDRIVE_CHAIN.decode(message).body, RedrivePlan))
 
 
 class Redrive:
     """Takes letters for the holder of the lease. `chain` is opened; what an earlier holder has left open is finished at once."""
 
-    def __init__(self, log: Any, names: Names, source: str, chain: Chain) -> None:
+    def __init__(self, log: Any, names: Names, source: str, chain: Chain[RedrivePlan, RedriveDone]) -> None:
         self._log: Any = log
         self._names, self._source, self._chain = names, source, chain
         if chain.state.plan is not None:
-            self._finish(chain.state.plan)
+            self._finish(chain.state.plan.body)
 
     def enter(self, wanted: Iterable[tuple[int, Rows]]) -> int:
         """Letters, as (dlq sequence, ascending rows), which nobody has taken yet, enter again; how many.
@@ -79,23 +81,25 @@ class Redrive:
         """The letters at `places` enter again with the content of `records`, a frame of letters in the order of the places."""
         return self._plan(places, ENTER, records=base64.b64encode(records).decode())
 
-    def _take(self, wanted: Iterable[tuple[int, Rows]], action: str, **body: str) -> int:
-        return sum(self._plan(places, action, **body) for places in batches(wanted))
+    def _take(self, wanted: Iterable[tuple[int, Rows]], action: Action, reason: str = "") -> int:
+        return sum(self._plan(places, action, reason) for places in batches(wanted))
 
-    def _plan(self, places: Places, action: str, **body: str) -> int:
+    def _plan(self, places: Places, action: Action, reason: str = "", records: str = "") -> int:
         number = self._chain.state.to or 0
-        plan = self._chain.plan(number, number + 1, action=action, letters=places, **body)
+        letters = tuple((sequence, tuple(ranges)) for sequence, ranges in places)
+        plan = RedrivePlan(start=number, to=number + 1, action=action, letters=letters, reason=reason, records=records)
+        self._chain.plan(plan)
         reach("redrive.after-plan")
         self._finish(plan)
         return count(places)
 
-    def _finish(self, plan: Entry) -> None:
-        if plan.body["action"] == ENTER:
+    def _finish(self, plan: RedrivePlan) -> None:
+        if plan.action == ENTER:
             self._append(plan)
             reach("redrive.after-publish")
-        self._chain.done({STATE_AFTER[plan.body["action"]]: count(plan.body["letters"])})
+        self._chain.done(RedriveDone(start=plan.start, to=plan.to, counts={STATE_AFTER[plan.action]: count(plan.letters)}))
 
-    def _append(self, plan: Entry) -> None:
+    def _append(self, plan: RedrivePlan) -> None:
         """Writes what the plan's subjects do not hold yet."""
         appenders: dict[int, Appender[Position]] = {}
         for portion in self._portions(plan):
@@ -103,21 +107,21 @@ class Redrive:
             for partition in pc.unique(partitions).to_pylist():
                 if partition not in appenders:
                     subject = self._names.redriven(self._source, partition)
-                    limit = Position(plan.body["to"], _LAST, _LAST)
+                    limit = Position.end_of(plan.to)
                     appenders[partition] = Appender(self._log, self._names.stream("raw"), subject, last_position, limit)
                 mine = pc.equal(partitions, partition)
                 places = portion.places[mine.to_numpy()]
                 share = Portion(portion.records.filter(mine), portion.topics.filter(mine), places)
-                _append_share(appenders[partition], plan.body["to"], share, partition)
+                _append_share(appenders[partition], plan.to, share, partition)
 
-    def _portions(self, plan: Entry) -> Iterator[Portion]:
+    def _portions(self, plan: RedrivePlan) -> Iterator[Portion]:
         """The plan's records, one stored frame at a time."""
-        if "records" in plan.body:
-            letters = decode_frame(base64.b64decode(plan.body["records"]))
+        if plan.records:
+            letters = decode_frame(base64.b64decode(plan.records))
             yield Portion(records_of_letters(letters), letters.column("_tf_topic"), np.arange(letters.num_rows))
             return
         stream, first = self._names.stream("dlq"), 0
-        for sequence, ranges in plan.body["letters"]:
+        for sequence, ranges in plan.letters:
             message = self._log.get(stream, sequence)
             if message is None:
                 raise DataLossError(

@@ -22,6 +22,7 @@ from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_
 from pipelines.dead_letters.triage import Selection
 from pipelines.errors import ConfigurationError, Fault, FencedError, RetryableError
 from pipelines.process.fingerprints import with_fingerprints
+from pipelines.protocol.bodies import PROCESS_CHAIN, REDRIVE_CHAIN
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.lease import Lease
 from pipelines.protocol.ledger import Chain, read_chain
@@ -60,7 +61,7 @@ class Reprocessing:
         try:
             epoch = self._lease.acquire()
             purge_lease(self._log, self._names, REDRIVE)
-            chain = Chain(self._log, self._names.stream("ledger"), self._names.chain(REDRIVE), epoch)
+            chain = Chain(self._log, self._names, REDRIVE_CHAIN, epoch)
             chain.open()
             self._redrive = Redrive(self._log, self._names, config.sources[0].source_id, chain)
         except BaseException:
@@ -160,10 +161,10 @@ def expire_letters(config: PipelineConfig, directory: Path, log: JetStream) -> N
     letters: the next call does it.
     """
     names, max_age = Names(config.pipeline_id), config.dead_letters.max_age
-    done = read_chain(log, names.stream("ledger"), names.chain("process")).done
+    done = read_chain(log, names, PROCESS_CHAIN).done
     if max_age is None or done is None:
         return
-    before = instant(done.body["clock_us"]) - max_age
+    before = instant(done.body.clock_us) - max_age
     if not _is_anything_to_expire(config, names, log, before):
         return
     with suppress(FencedError):

@@ -16,8 +16,9 @@ from pipelines.maintenance.replay import Tell
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.naming import Names
+from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import PurgeLog, read_purged
-from pipelines.protocol.records import Position, decode_frame, place_of_frame
+from pipelines.protocol.records import decode_frame, place_of_frame
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN, Taken
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pipelines.process.fingerprints import CAUSE, with_fingerprints
 from pipelines.process.steps import in_order, kinds
-from pipelines.protocol.records import Position
+from pipelines.protocol.positions import Position
 
 COPIES_COLUMN, COUNTED_FROM_COLUMN = "copies_dropped", "copies_counted_from"
 """Where they were counted (`dropped_copies`): copies that dedup dropped in favour of a letter, and from when on where that is not all."""

@@ -39,6 +39,7 @@ from pipelines.proof.readers.streams import read_dead_letters
 from pipelines.proof.readers.table import table_batches
 from pipelines.proof.terminal import examples_table, tally_table
 from pipelines.proof.verification.run import Request, verify
+from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import DUPLICATE
@@ -172,9 +173,8 @@ class _Arrivals:
             self._seen = state.last_sequence
         # The ledger is the last stream that a start makes.
         ledger = self._names.stream("ledger")
-        done = read_chain(self._log, ledger, self._names.chain("process")).done if self._log.state(ledger) is not None else None
-        duplicates = done.body["totals"].get(DUPLICATE.total, 0) if done else 0
-        return self._dead_letters + int(duplicates) + int(found[0][0] or 0 if found else 0)
+        totals = read_chain(self._log, self._names, PROCESS_CHAIN).totals if self._log.state(ledger) is not None else {}
+        return self._dead_letters + totals.get(DUPLICATE.total, 0) + int(found[0][0] or 0 if found else 0)
 
     def close(self) -> None:
         self._clickhouse.close()

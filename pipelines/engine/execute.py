@@ -1,45 +1,77 @@
 """Runs a leg's work items: in this process, or as Spark tasks. The same functions, items and reports either way.
 
-Items and reports are small JSON values; record data never passes here.
+Items and reports are small, and travel as JSON (`protocol.codec`); record data never passes here.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from pipelines import errors
 from pipelines.engine.connections import Connections, batch_connections, worker_connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, InvariantError, TallyflowError, UndecidedError
+from pipelines.protocol.codec import Count, Form, FormError, Text, from_text, to_text
 
-Item = dict[str, Any]
-Report = dict[str, Any]
-Work = Callable[[Connections, Item], Report]
+ItemT = TypeVar("ItemT", bound=Form)
+SharedT = TypeVar("SharedT", bound=Form)
+ReportT = TypeVar("ReportT", bound=Form)
 Parcel = tuple[int, str, bytes]
 """What crosses the exchange: the bucket it goes to, its kind, its content."""
-FirstWork = Callable[[Connections, Item], Iterator[Parcel]]
-SecondWork = Callable[[Connections, Item, int, list[tuple[str, bytes]]], Report]
 Connect = Callable[[], Connections]
+
+
+@dataclass(frozen=True)
+class Work(Generic[ItemT, ReportT]):
+    """What a task does with its item, and what item and report are."""
+
+    run: Callable[[Connections, ItemT], ReportT]
+    item: type[ItemT]
+    report: type[ReportT]
+
+
+@dataclass(frozen=True)
+class Exchange(Generic[ItemT, SharedT, ReportT]):
+    """What a first task sends of its item, and what a bucket's task, given what all share and all that was sent to it, reports."""
+
+    send: Callable[[Connections, ItemT], Iterator[Parcel]]
+    receive: Callable[[Connections, SharedT, int, list[tuple[str, bytes]]], ReportT]
+    item: type[ItemT]
+    shared: type[SharedT]
+    report: type[ReportT]
+
+
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*|(Error|Exception|Exit|Interrupt))$")
 """The line at which a traceback tells its error."""
 _FAILED = "failed"
 """Kind of the parcel that tells every bucket of an error of ours in a first task."""
+_REPORTS = pa.schema([("report", pa.string()), ("failure", pa.string())])
+_NUMBERED_REPORTS = pa.schema([("item", pa.int64()), *_REPORTS])
 _PARCELS = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
 
 
-def run_here(connections: Connections, work: Work, items: Sequence[Item]) -> list[Report]:
+@dataclass(frozen=True)
+class _Failure(Form):
+    """An error of ours, and the `places` of an UndecidedError."""
+
+    error: Text
+    message: Text
+    places: tuple[tuple[Count, Count, Count, Text, Text], ...] = ()
+
+
+def run_here(connections: Connections, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
     """In this process, one after the other: no task, no worker round trip (a small batch through tasks costs 0.3 s)."""
-    return [work(connections, item) for item in items]
+    return [work.run(connections, item) for item in items]
 
 
-def run_in_tasks(session: SparkSession, run_path: str, work: Work, items: Sequence[Item]) -> list[Report]:
+def run_in_tasks(session: SparkSession, run_path: str, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
     """One Spark task per item. Spark tries a task again when its worker dies; the position rule makes a second attempt harmless.
 
     An error of ours in a task is raised here as itself; any other error is a halt, with the task's last words.
@@ -47,48 +79,55 @@ def run_in_tasks(session: SparkSession, run_path: str, work: Work, items: Sequen
     return _in_tasks(session, partial(worker_connections, run_path), work, items)
 
 
-def _in_tasks(session: SparkSession, connect: Connect, work: Work, items: Sequence[Item]) -> list[Report]:
-    texts = [json.dumps(item) for item in items]
+def _in_tasks(session: SparkSession, connect: Connect, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
+    texts = [to_text(item) for item in items]
 
     def tasks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pydict({"item": [index], "report": [_attempt(connect, work, texts[index])]})
+                report, failure = _attempt(connect, work, texts[index])
+                yield pa.RecordBatch.from_pydict({"item": [index], "report": [report], "failure": [failure]}, schema=_NUMBERED_REPORTS)
 
     try:
-        rows = session.range(0, len(texts), 1, len(texts)).mapInArrow(tasks, "item long, report string").collect()
+        rows = session.range(0, len(texts), 1, len(texts)).mapInArrow(tasks, "item long, report string, failure string").collect()
     except PySparkException as error:
         raise HaltError(f"running {len(texts)} tasks: {last_words(str(error))}") from error
     if sorted(row["item"] for row in rows) != list(range(len(texts))):
         raise InvariantError(f"running {len(texts)} tasks: {len(rows)} reports came back")
-    reports: list[Report] = [json.loads(row["report"]) for row in sorted(rows, key=lambda row: row["item"])]
-    for report in reports:
-        if "error" in report:
-            raise _revive(report)
-    return reports
+    return _reports(work.report, sorted(rows, key=lambda row: row["item"]))
+
+
+def _reports(report: type[ReportT], rows: Iterable[Row]) -> list[ReportT]:
+    rows = list(rows)
+    for row in rows:
+        if row["failure"]:
+            raise _revive(from_text(_Failure, row["failure"]))
+    try:
+        return [from_text(report, row["report"]) for row in rows]
+    except FormError as error:
+        raise InvariantError(f"running tasks: a {report.__name__} came back that is none ({error}); use workers of this release") from error
 
 
 def run_with_exchange(
-    session: SparkSession, run_path: str, first: FirstWork, items: Sequence[Item], second: SecondWork, shared: Item, buckets: int
-) -> list[Report]:
+    session: SparkSession, run_path: str, work: Exchange[ItemT, SharedT, ReportT], items: Sequence[ItemT], shared: SharedT, buckets: int
+) -> list[ReportT]:
     """One Spark task per item that sends parcels to buckets, then one per bucket with all that was sent to it; the buckets' reports.
 
     An error in a first task reaches every bucket, or fails the whole job, so no bucket works on a part of the range. Errors as in
     `run_in_tasks`.
     """
-    return _exchanged(session, partial(worker_connections, run_path), (first, items), (second, shared), buckets)
+    return _exchanged(session, partial(worker_connections, run_path), work, items, shared, buckets)
 
 
 def _exchanged(
-    session: SparkSession, connect: Connect, sending: tuple[FirstWork, Sequence[Item]], receiving: tuple[SecondWork, Item], buckets: int
-) -> list[Report]:
-    (first, items), (second, shared) = sending, receiving
-    texts, shared_text = [json.dumps(item) for item in items], json.dumps(shared)
+    session: SparkSession, connect: Connect, work: Exchange[ItemT, SharedT, ReportT], items: Sequence[ItemT], shared: SharedT, buckets: int
+) -> list[ReportT]:
+    texts, shared_text = [to_text(item) for item in items], to_text(shared)
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                for bucket, kind, payload in _sent(first, connect, texts[index], buckets):
+                for bucket, kind, payload in _sent(work, connect, texts[index], buckets):
                     yield pa.RecordBatch.from_pydict({"bucket": [bucket], "kind": [kind], "payload": [payload]}, schema=_PARCELS)
 
     def receive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -102,24 +141,22 @@ def _exchanged(
         kinds = [kind for batch in here for kind in batch.column("kind").to_pylist()]
         payloads = [payload for batch in here for payload in batch.column("payload").to_pylist()]
         if _FAILED in kinds:
-            yield pa.RecordBatch.from_pydict({"report": [payloads[kinds.index(_FAILED)].decode()]})
+            failure = payloads[kinds.index(_FAILED)].decode()
+            yield pa.RecordBatch.from_pydict({"report": [None], "failure": [failure]}, schema=_REPORTS)
             return
 
-        def work(connections: Connections, item: Item) -> Report:
-            return second(connections, item, bucket, list(zip(kinds, payloads, strict=True)))
+        def of_bucket(connections: Connections, item: SharedT) -> ReportT:
+            return work.receive(connections, item, bucket, list(zip(kinds, payloads, strict=True)))
 
-        yield pa.RecordBatch.from_pydict({"report": [_attempt(connect, work, shared_text)]})
+        report, failed = _attempt(connect, Work(of_bucket, work.shared, work.report), shared_text)
+        yield pa.RecordBatch.from_pydict({"report": [report], "failure": [failed]}, schema=_REPORTS)
 
     sent = session.range(0, len(texts), 1, len(texts)).mapInArrow(send, "bucket int, kind string, payload binary")
     try:
-        rows = sent.repartitionById(buckets, "bucket").mapInArrow(receive, "report string").collect()
+        rows = sent.repartitionById(buckets, "bucket").mapInArrow(receive, "report string, failure string").collect()
     except PySparkException as error:
         raise HaltError(f"running {len(texts) + buckets} tasks: {last_words(str(error))}") from error
-    reports = [json.loads(row["report"]) for row in rows]
-    for report in reports:
-        if "error" in report:
-            raise _revive(report)
-    return reports
+    return _reports(work.report, rows)
 
 
 class Tasks:
@@ -135,43 +172,43 @@ class Tasks:
         self.slots: int = session.sparkContext.defaultParallelism
         """How many tasks run side by side."""
 
-    def run(self, work: Work, items: Sequence[Item]) -> list[Report]:
+    def run(self, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
         """As `run_in_tasks`."""
         return _in_tasks(self._session, self._connect, work, items)
 
-    def exchange(self, first: FirstWork, items: Sequence[Item], second: SecondWork, shared: Item, buckets: int) -> list[Report]:
+    def exchange(self, work: Exchange[ItemT, SharedT, ReportT], items: Sequence[ItemT], shared: SharedT, buckets: int) -> list[ReportT]:
         """As `run_with_exchange`."""
-        return _exchanged(self._session, self._connect, (first, items), (second, shared), buckets)
+        return _exchanged(self._session, self._connect, work, items, shared, buckets)
 
 
-def _sent(first: FirstWork, connect: Connect, text: str, buckets: int) -> Iterator[Parcel]:
+def _sent(work: Exchange[ItemT, SharedT, ReportT], connect: Connect, text: str, buckets: int) -> Iterator[Parcel]:
     """An item's parcels; after an error of ours, which another attempt would only repeat, one more to each bucket."""
     try:
-        yield from first(connect(), json.loads(text))
+        yield from work.send(connect(), from_text(work.item, text))
     except TallyflowError as error:
         yield from ((bucket, _FAILED, _failure(error).encode()) for bucket in range(buckets))
 
 
-def _attempt(connect: Connect, work: Work, text: str) -> str:
-    """An item's report, or the error of ours it ended with; anything else fails the task, and Spark tries again."""
+def _attempt(connect: Connect, work: Work[ItemT, ReportT], text: str) -> tuple[str | None, str | None]:
+    """(an item's report, the error of ours it ended with), one of the two; anything else fails the task, and Spark tries again."""
     try:
-        return json.dumps(work(connect(), json.loads(text)))
+        return to_text(work.run(connect(), from_text(work.item, text))), None
     except TallyflowError as error:
-        return _failure(error)
+        return None, _failure(error)
 
 
 def _failure(error: TallyflowError) -> str:
-    places = {"places": error.places} if isinstance(error, UndecidedError) else {}
-    return json.dumps({"error": type(error).__name__, "message": str(error), **places})
+    places = tuple(map(tuple, error.places)) if isinstance(error, UndecidedError) else ()
+    return to_text(_Failure(type(error).__name__, str(error), places))
 
 
-def _revive(report: Report) -> TallyflowError:
-    if "places" in report:
-        return UndecidedError(report["message"], report["places"])
-    kind = getattr(errors, report["error"], HaltError)
+def _revive(failure: _Failure) -> TallyflowError:
+    if failure.places:
+        return UndecidedError(failure.message, failure.places)
+    kind = getattr(errors, failure.error, HaltError)
     if not issubclass(kind, HaltError | errors.RetryableError | errors.ConflictError):
         kind = HaltError
-    revived: TallyflowError = kind(report["message"])
+    revived: TallyflowError = kind(failure.message)
     return revived
 
 

@@ -9,10 +9,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set, wait_exponential_jitter
@@ -20,9 +20,10 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_us
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
 from pipelines.errors import DataLossError, FencedError, HaltError, RetryableError
+from pipelines.protocol.bodies import InputMark
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import Lease
-from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.ledger import Chain, D, Entry, P
 from pipelines.protocol.records import Message, digest
 
 T = TypeVar("T")
@@ -52,15 +53,15 @@ class LegStatus:
     seconds_busy: float = 0.0
 
 
-class Leg(ABC):
+class Leg(ABC, Generic[P, D]):
     """One leg of the running pipeline; subclasses say what a plan is and how it is done."""
 
     name: str
 
-    def __init__(self, connections: Connections, chain: Chain, lease: Lease, run_path: Path, stop: threading.Event) -> None:
+    def __init__(self, connections: Connections, chain: Chain[P, D], lease: Lease, run_path: Path, stop: threading.Event) -> None:
         self.connections, self.chain, self.lease = connections, chain, lease
         self.run_path, self.stop = str(run_path), stop
-        self.status = LegStatus(totals=dict(chain.state.done.body["totals"]) if chain.state.done else {})
+        self.status = LegStatus(totals=dict(chain.state.totals))
         self.begun = time.monotonic()
         """When this start took the leg over; an earlier one writes nothing more since."""
         self.failure: HaltError | None = None
@@ -72,12 +73,12 @@ class Leg(ABC):
         """True when the chain's last `done` reaches `end`, an offset of the leg's Data Source."""
 
     @abstractmethod
-    def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
-        """(from, to, body) of the next plan towards `end`. Has no effect; may be called again."""
+    def propose(self, end: dict[str, int]) -> P:
+        """The next plan towards `end`. Has no effect; may be called again."""
 
     @abstractmethod
-    def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
-        """Does the plan, or what is left of it; (counts, body) of its `done`. May be called again after any failure."""
+    def execute(self, session: SparkSession, plan: Entry[P]) -> D:
+        """Does the plan, or what is left of it; its `done`. May be called again after any failure."""
 
     @abstractmethod
     def _start_offset(self) -> dict[str, int]:
@@ -120,32 +121,32 @@ class Leg(ABC):
             if plan is None:
                 if self.covers(end):
                     return
-                start, to, body = self.patiently(lambda: self.propose(end))
-                plan = self.patiently(lambda: self.chain.plan(start, to, **body))  # noqa: B023
+                proposed = self.patiently(lambda: self.propose(end))
+                plan = self.patiently(lambda: self.chain.plan(proposed))  # noqa: B023
                 reach("leg.after-plan")
             self._finish(session, plan)
 
-    def _finish(self, session: SparkSession, plan: Entry) -> None:
+    def _finish(self, session: SparkSession, plan: Entry[P]) -> None:
         begun = time.monotonic()
-        counts, body = self.patiently(lambda: self.execute(session, plan))
-        body = self.patiently(lambda: self._closing(body))
+        executed = self.patiently(lambda: self.execute(session, plan))
+        closing = self.patiently(lambda: self._closing(executed))
         seconds = time.monotonic() - begun
-        done = self.patiently(lambda: self.chain.done(counts, seconds=round(seconds, 4), **body))
+        done = self.patiently(lambda: self.chain.done(replace(closing, seconds=round(seconds, 4)))).body
         status = self.status
         status.batches += 1
         status.seconds_busy += seconds
-        status.totals = dict(done.body["totals"])
+        status.totals = dict(done.totals)
         status.last_batch = {
-            "from": plan.body["from"],
-            "to": plan.body["to"],
-            "counts": counts,
+            "from": done.start,
+            "to": done.to,
+            "counts": dict(done.counts),
             "seconds": round(seconds, 4),
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
 
-    def _closing(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What the `done` says of what `execute` has told; may write what it refers to, and may be called again."""
-        return body
+    def _closing(self, done: D) -> D:
+        """What `execute` has given as it is appended; may write what it refers to, and may be called again."""
+        return done
 
     def patiently(self, attempt: Callable[[], T]) -> T:
         """Calls `attempt` until it succeeds or fails for good. A system may be away for days: the wait grows to 15 s and goes on."""
@@ -176,6 +177,9 @@ class Leg(ABC):
         return result
 
 
+AnyLeg = Leg[Any, Any]
+
+
 def planned_end(checkpoint: Path, batch: int) -> dict[str, int]:
     """The end that Spark planned for a batch, from the query's offset log: version line, metadata line, one offset per source."""
     lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
@@ -183,20 +187,19 @@ def planned_end(checkpoint: Path, batch: int) -> dict[str, int]:
     return end
 
 
-def input_mark(message: Message) -> dict[str, Any]:
-    """What a `done` remembers of its last input frame, so that a stream that came back with other content is noticed."""
-    return {"sequence": message.sequence, "subject": message.subject, "time": message.time.isoformat(), "digest": digest(message.payload)}
+def input_mark(message: Message) -> InputMark:
+    """What a `done` remembers of its last input frame."""
+    return InputMark(message.sequence, message.subject, message.time.isoformat(), digest(message.payload))
 
 
-def check_input(log: JetStream, stream: str, done: Entry | None) -> None:
+def check_input(log: JetStream, stream: str, mark: InputMark | None) -> None:
     """Raises DataLossError when the stream no longer holds what the last `done` read: it was restored, or lost its tail."""
-    mark = done.body.get("input") if done else None
-    if not mark:
+    if mark is None:
         return
-    message = log.get(stream, mark["sequence"])
-    if message is None or digest(message.payload) != mark["digest"]:
+    message = log.get(stream, mark.sequence)
+    if message is None or digest(message.payload) != mark.digest:
         found = "nothing" if message is None else "another frame"
         raise DataLossError(
-            f"checking {stream}: at sequence {mark['sequence']}, confirmed before, there is {found}. The stream was restored from an older "
+            f"checking {stream}: at sequence {mark.sequence}, confirmed before, there is {found}. The stream was restored from an older "
             "backup or lost its end; restore all streams of this pipeline from one moment, or delete the pipeline and start it anew"
         )

@@ -287,13 +287,11 @@ class _StreamRangeReader(_RangeReader):
 
     def _rows_waiting(self, log: "JetStream") -> int:
         """Rows that the upstream leg has written and this one has not confirmed, by the totals of their last `done` entries."""
+        from pipelines.protocol.bodies import CHAINS
         from pipelines.protocol.ledger import read_chain
 
-        stream = self._names.stream("ledger")
-
         def total(leg: str, count: str) -> int:
-            done = read_chain(log, stream, self._names.chain(leg)).done
-            return int(done.body["totals"].get(count, 0)) if done else 0
+            return read_chain(log, self._names, CHAINS[leg]).totals.get(count, 0)
 
         return total(self._options["upstream"], "rows_out") - total(self._options["leg"], "rows_in")
 

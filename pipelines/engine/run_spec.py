@@ -17,6 +17,7 @@ from socket import gethostname
 
 from pipelines.config import PipelineConfig, parse
 from pipelines.errors import HaltError
+from pipelines.private import write_whole
 from pipelines.protocol.naming import Names
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
@@ -53,10 +54,7 @@ class RunSpec:
         return cls(config_text, name, {}, {}, "", "", 0, 0, state_place, resolved=resolved_digest(config))
 
     def save(self, path: Path) -> None:
-        partial = path.with_suffix(".partial")
-        partial.touch(mode=0o600)
-        partial.write_text(self.text())
-        partial.replace(path)
+        write_whole(path, self.text())
 
     def text(self) -> str:
         """What `read_run` reads."""

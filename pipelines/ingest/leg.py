@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -11,13 +11,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pipelines.connectors.kafka.client import Block, GroupOffsets
 from pipelines.connectors.nats.client import fetch_whole
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Item, Report, run_here, run_in_tasks
+from pipelines.engine.execute import Work, run_here, run_in_tasks
 from pipelines.engine.leg import Leg, ReplanError
 from pipelines.engine.ranges import admit
 from pipelines.errors import DataLossError, RetryableError
-from pipelines.ingest.narrowing import narrowing, rest_behind, rest_to_plan
+from pipelines.ingest.narrowing import narrowed, rest_behind, rest_to_plan
 from pipelines.ingest.writer import PartitionWriter, check_cover, last_offset
 from pipelines.protocol.append import Appender, Tail, Written
+from pipelines.protocol.bodies import IngestDone, IngestPlan, RawTail
+from pipelines.protocol.codec import Count, Form, PartitionKey
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import Entry
 from pipelines.protocol.records import (
@@ -38,16 +40,44 @@ DRIVER_OFFSETS = 20_000
 _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
 
 
-def ingest(connections: Connections, item: Item) -> Report:
-    """Reads the item's ranges {partition: [start, end]} and appends their frames; reports what now stands, whoever wrote it.
-
-    Ranges of partitions in `standing` are on raw already, and are only reported. Encoding and publishing run on a thread of their own,
-    one flush behind reading.
+@dataclass(frozen=True)
+class IngestItem(Form):
+    """Offsets [start, end) to read by partition, and where the subjects of these end as far as that is known. Those of `standing`
+    partitions are on raw already, and are only reported.
     """
-    ranges = {int(p): (start, end) for p, (start, end) in item["ranges"].items()}
-    tails = {int(p): Tail(sequence, last) for p, (sequence, last) in item["tails"].items()}
+
+    ranges: dict[PartitionKey, tuple[Count, Count]]
+    tails: dict[PartitionKey, RawTail]
+    standing: tuple[PartitionKey, ...] = ()
+
+
+@dataclass(frozen=True)
+class PartitionReport(Form):
+    """The frames of one partition's range as they stand on raw."""
+
+    frames: Count
+    tail: RawTail
+    rows: Count
+    skipped: Count
+    bytes: Count
+
+
+@dataclass(frozen=True)
+class IngestReport(Form):
+    """By partition, those of the item."""
+
+    partitions: dict[PartitionKey, PartitionReport]
+
+
+def ingest(connections: Connections, item: IngestItem) -> IngestReport:
+    """Reads the item's ranges and appends their frames; reports what now stands, whoever wrote it.
+
+    Encoding and publishing run on a thread of their own, one flush behind reading.
+    """
+    ranges = {int(p): range_ for p, range_ in item.ranges.items()}
+    tails = {int(p): Tail(tail.sequence, tail.offset) for p, tail in item.tails.items()}
     writers = {p: _writer(connections, p, start, end, tails.get(p)) for p, (start, end) in ranges.items()}
-    standing = set(map(int, item["standing"]))
+    standing = set(map(int, item.standing))
     for partition in standing:
         writers[partition].must_read_back = True
     try:
@@ -55,11 +85,14 @@ def ingest(connections: Connections, item: Item) -> Report:
     except (DataLossError, RetryableError):
         connections.discard_reader()
         raise
-    return {str(p): _report(connections, writer, *ranges[p], p, tails.get(p)) for p, writer in writers.items()}
+    return IngestReport({str(p): _report(connections, writer, *ranges[p], p, tails.get(p)) for p, writer in writers.items()})
 
 
-def _item(ranges: Mapping[str, tuple[int, int]], tails: Mapping[str, Any], standing: Sequence[str]) -> Item:
-    return {"ranges": ranges, "tails": {p: tails[p] for p in ranges if p in tails}, "standing": [p for p in ranges if p in standing]}
+INGEST = Work(ingest, IngestItem, IngestReport)
+
+
+def _item(ranges: dict[str, tuple[int, int]], tails: Mapping[str, RawTail], standing: Sequence[str]) -> IngestItem:
+    return IngestItem(ranges, {p: tails[p] for p in ranges if p in tails}, tuple(p for p in ranges if p in standing))
 
 
 def _writer(connections: Connections, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
@@ -155,7 +188,9 @@ def _expired(connections: Connections, left: dict[int, tuple[int, int]]) -> Iter
             yield Block(partition, RAW_SCHEMA.empty_table(), resume, is_expired=True)
 
 
-def _report(connections: Connections, writer: PartitionWriter, start: int, end: int, partition: int, tail: Tail[int] | None) -> Report:
+def _report(
+    connections: Connections, writer: PartitionWriter, start: int, end: int, partition: int, tail: Tail[int] | None
+) -> PartitionReport:
     """The frames of the range as they stand on the subject, with their sequences."""
     subject = connections.names.raw(connections.config.sources[0].source_id, partition)
     frames = writer.frames
@@ -164,13 +199,8 @@ def _report(connections: Connections, writer: PartitionWriter, start: int, end: 
         frames, skipped = _stored_frames(connections, subject, start, end, tail)
     check_cover(frames, start, end, subject)
     rows = sum(frame.rows for frame in frames)
-    return {
-        "frames": len(frames),
-        "tail": [frames[-1].sequence, frames[-1].last],
-        "rows": rows,
-        "skipped": skipped,
-        "bytes": sum(frame.bytes for frame in frames),
-    }
+    tail_now = RawTail(frames[-1].sequence, frames[-1].last)
+    return PartitionReport(len(frames), tail_now, rows, skipped, sum(frame.bytes for frame in frames))
 
 
 def _stored_frames(connections: Connections, subject: str, start: int, end: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
@@ -238,7 +268,7 @@ def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]
         )
 
 
-class IngestLeg(Leg):
+class IngestLeg(Leg[IngestPlan, IngestDone]):
     """Offsets are {partition: next offset}."""
 
     name = "ingest"
@@ -271,9 +301,10 @@ class IngestLeg(Leg):
         plan = self.chain.state.plan
         if plan is None:
             first = {str(p): offset for p, offset in sorted(starts().items())}
-            plan = self.chain.plan(first, first, is_anchor=True)
-        tails = anchor(self.connections, {int(p): offset for p, offset in plan.body["to"].items()})
-        self.chain.done({}, tails={str(p): [tail.sequence, tail.position] for p, tail in tails.items()})
+            plan = self.chain.plan(IngestPlan(start=first, to=first, is_anchor=True))
+        tails = anchor(self.connections, {int(p): offset for p, offset in plan.body.to.items()})
+        ends = {str(p): RawTail(tail.sequence, _next_offset(tail) - 1) for p, tail in tails.items()}
+        self.chain.done(IngestDone(start=plan.body.start, to=plan.body.to, tails=ends))
 
     def _start_offset(self) -> dict[str, int]:
         """Where the chain stands. Raises DataLossError when a partition's subject ends before that."""
@@ -317,14 +348,14 @@ class IngestLeg(Leg):
         to = self.chain.state.to or {}
         return all(to.get(partition, -1) >= offset for partition, offset in end.items() if partition not in self._left)
 
-    def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+    def propose(self, end: dict[str, int]) -> IngestPlan:
         assert self.chain.state.done is not None
         start = {**dict.fromkeys(end, 0), **self.chain.state.to}
         end = {partition: offset for partition, offset in end.items() if partition not in self._left}
         if rest := rest_to_plan(self.chain.state.done.body, start, end):
-            return start, rest, {}
+            return IngestPlan(start=start, to=rest)
         end = admit(start, end, self._most_offsets())
-        return start, {partition: max(offset, end.get(partition, 0)) for partition, offset in start.items()}, {}
+        return IngestPlan(start=start, to={partition: max(offset, end.get(partition, 0)) for partition, offset in start.items()})
 
     def _most_offsets(self) -> int | None:
         """Of one plan, None for any number. Raw keeps a plan's frames until it is done: one that does not fit would wait for ever.
@@ -333,63 +364,62 @@ class IngestLeg(Leg):
         """
         if self._raw_limit <= 0:
             return None
-        totals = self.chain.state.done.body["totals"] if self.chain.state.done else {}
+        totals = self.chain.state.totals
         rows = totals.get("rows_out", 0)
         mean_bytes = totals["bytes"] / rows if rows else MAX_FRAME_BYTES
         return max(1, int(self._raw_limit / 8 / mean_bytes))
 
-    def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+    def execute(self, session: SparkSession, plan: Entry[IngestPlan]) -> IngestDone:
         """Does the plan; where a partition has no leader meanwhile and others have, what is left without it (narrowing.py)."""
         # An earlier attempt may have amended it.
         plan = self.chain.state.plan or plan
         try:
-            return self._carry_out(session, plan)
+            return self._carry_out(session, plan.body)
         except RetryableError:
-            narrowed = self._narrow(plan)
-            if narrowed is None:
+            amended = self._narrow(plan.body)
+            if amended is None:
                 raise
-        return self._carry_out(session, narrowed)
+        return self._carry_out(session, amended)
 
-    def _narrow(self, plan: Entry) -> Entry | None:
+    def _narrow(self, plan: IngestPlan) -> IngestPlan | None:
         """The plan, amended, without what is left of partitions that have no leader now; None where there is none, or none at all has."""
-        begin, to = plan.body["from"], plan.body["to"]
+        begin, to = plan.start, plan.to
         try:
             _, silent = self.connections.topic.known_ends([int(p) for p in to], _LEADER_ANSWERS_WITHIN_SECONDS)
         except RetryableError:
             return None
-        lost = [p for p in map(str, silent) if to[p] > begin[p] and p not in plan.body.get("standing", [])]
+        lost = [p for p in map(str, silent) if to[p] > begin[p] and p not in plan.standing]
         if not lost:
             return None
         # Where its frames end, whoever wrote them. One that comes later is the next plan's: it goes as far as this one did.
         tails = resume_points(self.connections, [int(p) for p in lost])
-        narrowed = self.chain.amend(**narrowing(plan.body, {p: _next_offset(tails.get(int(p))) for p in lost}))
+        amended = self.chain.amend(narrowed(plan, {p: _next_offset(tails.get(int(p))) for p in lost}))
         self._left |= {*lost}
-        return narrowed
+        return amended.body
 
-    def _carry_out(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
-        start, to = plan.body["from"], plan.body["to"]
+    def _carry_out(self, session: SparkSession, plan: IngestPlan) -> IngestDone:
+        start, to = plan.start, plan.to
         ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
         assert self.chain.state.done is not None
         done = self.chain.state.done.body
-        known, standing = done["tails"], plan.body.get("standing", [])
+        known, standing = done.tails, plan.standing
         offsets = sum(end - begin for begin, end in ranges.values())
         if offsets <= self.connections.run.driver_offsets:
-            reports = run_here(self.connections, ingest, [_item(ranges, known, standing)])
+            reports = run_here(self.connections, INGEST, [_item(ranges, known, standing)])
         else:
             items = [_item({p: r}, known, standing) for p, r in ranges.items()]
-            reports = run_in_tasks(session, self.run_path, ingest, items)
-        by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.items()}
-        rows = sum(report["rows"] for report in by_partition.values())
-        skipped = sum(report["skipped"] for report in by_partition.values())
+            reports = run_in_tasks(session, self.run_path, INGEST, items)
+        by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.partitions.items()}
+        rows = sum(report.rows for report in by_partition.values())
+        skipped = sum(report.skipped for report in by_partition.values())
         counts = {
             "offsets": offsets,
             "rows_in": rows,
             "rows_out": rows,
             "offsets_skipped": skipped,
             "offsets_without_record": offsets - rows - skipped,
-            "frames": sum(report["frames"] for report in by_partition.values()),
-            "bytes": sum(report["bytes"] for report in by_partition.values()),
+            "frames": sum(report.frames for report in by_partition.values()),
+            "bytes": sum(report.bytes for report in by_partition.values()),
         }
-        rest = rest_behind(done, plan.body)
-        tails = {**known, **{p: report["tail"] for p, report in by_partition.items()}}
-        return counts, {"tails": tails, **({"rest": rest} if rest else {})}
+        tails = {**known, **{p: report.tail for p, report in by_partition.items()}}
+        return IngestDone(start=start, to=to, counts=counts, tails=tails, rest=rest_behind(done, plan))

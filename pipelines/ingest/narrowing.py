@@ -8,32 +8,31 @@ goes beyond the plan that counts it.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-Offsets = dict[str, int]
-Body = Mapping[str, Any]
+from pipelines.protocol.bodies import IngestDone, IngestPlan, Offsets
 
 
-def narrowing(plan: Body, reached: Mapping[str, int]) -> dict[str, Any]:
-    """What the plan says anew when no more can be read of the partitions in `reached`, whose frames on raw end before these offsets."""
-    begin, to = plan["from"], plan["to"]
+def narrowed(plan: IngestPlan, reached: Mapping[str, int]) -> IngestPlan:
+    """The plan when no more can be read of the partitions in `reached`, whose frames on raw end before these offsets."""
+    begin, to = plan.start, plan.to
     ends = {p: min(max(offset, begin[p]), to[p]) for p, offset in reached.items()}
     rest = {p: to[p] for p, end in ends.items() if end < to[p]}
-    return {"to": {**to, **ends}, "rest": {**plan.get("rest", {}), **rest}, "standing": [*plan.get("standing", []), *sorted(ends)]}
+    return replace(plan, to={**to, **ends}, rest={**plan.rest, **rest}, standing=(*plan.standing, *sorted(ends)))
 
 
-def rest_behind(done: Body, plan: Body) -> Offsets:
+def rest_behind(done: IngestDone, plan: IngestPlan) -> Offsets:
     """What narrowed plans have left, once `plan` is done behind `done`: by partition where the narrowed plan had ended."""
-    rest = {**done.get("rest", {}), **plan.get("rest", {})}
-    return {p: end for p, end in rest.items() if plan["to"].get(p, 0) < end}
+    rest = {**done.rest, **plan.rest}
+    return {p: end for p, end in rest.items() if plan.to.get(p, 0) < end}
 
 
-def rest_to_plan(done: Body, start: Offsets, end: Offsets) -> Offsets:
+def rest_to_plan(done: IngestDone, start: Offsets, end: Offsets) -> Offsets:
     """The end of a plan for one partition's rest, where `end` goes on with such a partition; else nothing.
 
     One at a time, so that no plan is larger than the one which was narrowed.
     """
-    for partition, until in done.get("rest", {}).items():
+    for partition, until in done.rest.items():
         if end.get(partition, 0) > start[partition]:
             return {**start, partition: until}
     return {}

@@ -12,6 +12,7 @@ from pyarrow import fs
 
 from pipelines.errors import HaltError, RetryableError
 from pipelines.host import refusal, remedy
+from pipelines.private import sync_directory
 
 # AWS gives its code only in the text.
 _REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "NO_SUCH_BUCKET")
@@ -75,7 +76,7 @@ class Place:
             with pa.OSFile(file.name, "wb") as stream, pa.ipc.new_file(stream, batch.schema) as writer:
                 writer.write_batch(batch, custom_metadata=header)
             os.fsync(file.fileno())
-            _sync_directory(directory)
+            sync_directory(directory)
 
     def read(self, name: str) -> tuple[pa.RecordBatch, Header]:
         """Read the batch and its header, memory-mapped if the file is on this machine.
@@ -116,14 +117,6 @@ class Place:
         with _reaching(self.path):
             if self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound:
                 self.filesystem.delete_dir(self.path)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

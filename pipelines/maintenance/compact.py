@@ -6,33 +6,38 @@ Beside a running process leg the new runs are offered on the ledger, and the leg
 listed. Without one, compaction takes the leg's lease and lists them itself. A compaction that is killed leaves files that nobody lists.
 """
 
-import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Item, Report, Work, run_here
+from pipelines.engine.execute import ItemT, ReportT, Work, run_here
 from pipelines.errors import FencedError, InvariantError
 from pipelines.key_store.segments import BLOCK_ROWS, Run, RunFacts
 from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.buckets import listed, live_runs
+from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessState
+from pipelines.protocol.codec import Count, Form, Long, to_text
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE, reach
-from pipelines.protocol.ledger import Chain, ChainState
+from pipelines.protocol.ledger import Chain
 from pipelines.protocol.records import instant
-from pipelines.protocol.run_lists import Lists, RunLists, digest_of_names
+from pipelines.protocol.run_lists import Listing, Lists, Offer, Offers, RunLists, digest_of_names
 
 ADOPTION_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
-Share = Callable[[Work, Sequence[Item]], list[Report]]
-"""Does the work of all buckets: `execute.run_here` with its connections, or `execute.Tasks.run`."""
+
+
+class Share(Protocol):
+    """Does the work of all buckets: `execute.run_here` with its connections, or `execute.Tasks.run`."""
+
+    def __call__(self, work: Work[ItemT, ReportT], items: Sequence[ItemT], /) -> list[ReportT]: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS, share: 
 
 def _listed(state: KeyState, epoch: int, share: Share) -> list[Compacted]:
     """No leg runs, we hold its lease: our `done` lists the new runs, and the old ones go."""
-    chain = Chain(state.connections.log, state.names.stream("ledger"), state.names.chain("process"), epoch)
+    chain = Chain(state.connections.log, state.names, PROCESS_CHAIN, epoch)
     found = chain.open()
     merged = _merge_all(state, found, share)
     reach("compact.after-runs")
@@ -99,7 +104,8 @@ def _listed(state: KeyState, epoch: int, share: Share) -> list[Compacted]:
         lists = RunLists(state.connections.log, state.names)
         for one in changed:
             state.check_written(one.report.bucket, runs[str(one.report.bucket)])
-        chain.restate(runs=lists.write(found.done.body, {**lists.of(found.done.body), **runs}))
+        before = found.done.body.runs
+        chain.restate(replace(found.done.body, runs=lists.write(before, {**lists.of(before), **runs})))
         for one in changed:
             _delete(state, one.report.bucket, one.inputs, kept=one.output)
     return [one.report for one in merged]
@@ -110,7 +116,7 @@ def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Com
     merged = state.settled(lambda found: _merge_all(state, found, share))
     reach("compact.after-runs")
     offers = {
-        str(one.report.bucket): [len(one.inputs), digest_of_names(listed(one.inputs)), listed(one.output)]
+        str(one.report.bucket): Offer(len(one.inputs), digest_of_names(listed(one.inputs)), listed(one.output))
         for one in merged
         if one.output != one.inputs
     }
@@ -118,7 +124,7 @@ def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Com
         return [one.report for one in merged]
     log, subject = state.connections.log, state.names.compaction()
     last = log.last(state.names.stream("ledger"), subject)
-    log.publish(subject, json.dumps({"buckets": offers}).encode(), {}, last.sequence if last else 0)
+    log.publish(subject, to_text(Offers(offers)).encode(), {}, last.sequence if last else 0)
     deadline = time.monotonic() + adoption_seconds
     outcomes = state.settled(lambda found: _outcomes(state.lists(found), merged))
     while "offered" in outcomes and time.monotonic() < deadline:
@@ -151,36 +157,65 @@ def _delete(state: KeyState, bucket: int, runs: tuple[RunFacts, ...], kept: tupl
             state.connections.dedup_store(bucket).place.delete(facts.name)
 
 
-def _merge_all(state: KeyState, found: ChainState, share: Share) -> list[_Merged]:
+def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[_Merged]:
     config = state.stage_config(found)
     assert found.done is not None
-    facts = {"expired": config.dedup.expired_us(found.done.body), "to": found.done.body["to"]}
+    expired, to = config.dedup.expired_us(found.done.body), found.done.body.to
     lists = state.lists(found)
-    runs = {str(bucket): lists.get(str(bucket), []) for bucket in range(state.buckets(found))}
-    return [*map(_merged, share(_merge, [{"bucket": int(bucket), "runs": {bucket: listing}, **facts} for bucket, listing in runs.items()]))]
+    items = [BucketRuns(bucket, lists.get(str(bucket), []), expired, to) for bucket in range(state.buckets(found))]
+    return [*map(_merged, share(MERGE, items))]
 
 
-def _merge(connections: Connections, item: Item) -> Report:
-    """One bucket's new run, with the proof that no live key went; what `_merged` reads."""
-    store = connections.dedup_store(item["bucket"])
-    store.open(live_runs(item["runs"], item["bucket"]))
+@dataclass(frozen=True)
+class BucketRuns(Form):
+    """The live runs of a bucket, to be merged without what is `expired`, as of the range that ends at `to`."""
+
+    bucket: Count
+    runs: Listing
+    expired: Long
+    to: Count
+
+
+@dataclass(frozen=True)
+class RunsExtent(Form):
+    """An `Extent`, with `oldest_us` in microseconds since 1970."""
+
+    entries: Count
+    bytes: Count
+    runs: Count
+    oldest_us: Long | None
+
+
+@dataclass(frozen=True)
+class MergedRuns(Form):
+    """A bucket's runs before and after, and the number of its live keys, each of which was found in the new ones."""
+
+    bucket: Count
+    inputs: Listing
+    output: Listing
+    before: RunsExtent
+    after: RunsExtent
+    live_keys: Count
+
+
+def _merge(connections: Connections, item: BucketRuns) -> MergedRuns:
+    """One bucket's new run, with the proof that no live key went."""
+    store = connections.dedup_store(item.bucket)
+    store.open(live_runs({str(item.bucket): item.runs}, item.bucket))
     before = tuple(store.live)
-    after = tuple(store.compact(item["expired"], item["to"]))
-    return {
-        "bucket": item["bucket"],
-        "inputs": listed(before),
-        "output": listed(after),
-        "before": _extent(store, before),
-        "after": _extent(store, after),
-        "live_keys": _prove(store, after, item["expired"]),
-    }
+    after = tuple(store.compact(item.expired, item.to))
+    live_keys = _prove(store, after, item.expired)
+    return MergedRuns(item.bucket, listed(before), listed(after), _extent(store, before), _extent(store, after), live_keys)
 
 
-def _merged(report: Report) -> _Merged:
-    inputs, output = (tuple(RunFacts(*facts) for facts in report[side]) for side in ("inputs", "output"))
-    before, after = _extent_of(report["before"]), _extent_of(report["after"])
+MERGE = Work(_merge, BucketRuns, MergedRuns)
+
+
+def _merged(report: MergedRuns) -> _Merged:
+    inputs, output = (tuple(RunFacts(*facts) for facts in runs) for runs in (report.inputs, report.output))
+    before, after = _extent_of(report.before), _extent_of(report.after)
     outcome = "unchanged" if output == inputs else "listed"
-    return _Merged(inputs, output, Compacted(report["bucket"], before, after, report["live_keys"], outcome))
+    return _Merged(inputs, output, Compacted(report.bucket, before, after, report.live_keys, outcome))
 
 
 def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
@@ -200,12 +235,10 @@ def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
     return sum(int((entries.time > expired).sum()) for entries in new.checked())
 
 
-def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> list[int | None]:
-    """The fields of an `Extent`, the oldest time in microseconds since 1970."""
+def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> RunsExtent:
     oldest = min((int(Run.open(store.place, facts).entries.time.min()) for facts in runs), default=None)
-    return [sum(facts.rows for facts in runs), sum(store.place.size(facts.name) for facts in runs), len(runs), oldest]
+    return RunsExtent(sum(facts.rows for facts in runs), sum(store.place.size(facts.name) for facts in runs), len(runs), oldest)
 
 
-def _extent_of(told: list[Any]) -> Extent:
-    entries, size_bytes, runs, oldest = told
-    return Extent(entries, size_bytes, runs, instant(oldest) if oldest is not None else None)
+def _extent_of(found: RunsExtent) -> Extent:
+    return Extent(found.entries, found.bytes, found.runs, instant(found.oldest_us) if found.oldest_us is not None else None)

@@ -25,13 +25,14 @@ from pipelines.process.dedup import KEY_COLUMNS, with_keys
 from pipelines.process.parse.step import parse
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
-from pipelines.process.watermarks import NEVER
+from pipelines.protocol.bodies import NEVER, PROCESS_CHAIN, ProcessDone, ProcessState
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.lease import Lease
-from pipelines.protocol.ledger import ChainState, Entry, read_chain
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names, bucket_of_key
+from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import read_purged
-from pipelines.protocol.records import RAW_SCHEMA, Position, decode_frame, instant, place_of_frame, with_positions
+from pipelines.protocol.records import RAW_SCHEMA, decode_frame, instant, place_of_frame, with_positions
 from pipelines.protocol.run_lists import Listing, Lists, RunLists
 
 T = TypeVar("T")
@@ -110,39 +111,39 @@ class KeyState:
         self.connections.log.close()
         self.connections.close()
 
-    def chain(self) -> ChainState:
+    def chain(self) -> ProcessState:
         """Raises HaltError for a pipeline that was never started."""
         check_started(self.connections.log, self.names)
-        return read_chain(self.connections.log, self.names.stream("ledger"), self.names.chain("process"))
+        return read_chain(self.connections.log, self.names, PROCESS_CHAIN)
 
     def lease(self) -> Lease:
         """That of the leg which writes the store, to be acquired. Raises HaltError for a pipeline that was never started."""
         check_started(self.connections.log, self.names)
         return Lease(self.connections.log, self.names, self.directory, "process")
 
-    def stage_config(self, state: ChainState) -> Program:
+    def stage_config(self, state: ProcessState) -> Program:
         """The configuration of the last range that was done. Raises HaltError before the first."""
         if state.done is None:
             raise HaltError(f"looking into the key store of {self.names.pipeline}: no record has gone through the pipeline yet")
-        return self.stage_config_of(state.done)
+        return self.stage_config_of(state.done.body)
 
-    def stage_config_of(self, done: Entry) -> Program:
-        return config_of(self.connections, done.body["config"])
+    def stage_config_of(self, done: ProcessDone) -> Program:
+        return config_of(self.connections, done.config)
 
-    def buckets(self, state: ChainState) -> int:
+    def buckets(self, state: ProcessState) -> int:
         """How many the store has, which is not what the configuration of its last range says once it was rebucketed."""
         assert state.done is not None
-        return int(state.done.body["buckets"])
+        return state.done.body.buckets
 
-    def store(self, state: ChainState, bucket: int) -> KeyedStore:
+    def store(self, state: ProcessState, bucket: int) -> KeyedStore:
         """The bucket's store, open on what `state` lists. Raises as `lists`, and StateDamagedError when a run is missing."""
         store = self.connections.dedup_store(bucket)
         store.open(live_runs(self.lists(state), bucket))
         return store
 
-    def lists(self, state: ChainState) -> Lists:
+    def lists(self, state: ProcessState) -> Lists:
         """The live runs by bucket. Raises DataLossError when a page of the ledger is missing."""
-        return self._lists.of(state.done.body) if state.done else {}
+        return self._lists.of(state.done.body.runs if state.done else None)
 
     def check_written(self, bucket: int, runs: Listing) -> None:
         """Raises HaltError for a new run that a task has written where this process does not find it; it must not be listed."""
@@ -154,7 +155,7 @@ class KeyState:
                     "nothing was listed; use workers of this host, or set state_uri to a place that all of them share"
                 )
 
-    def settled(self, read: Callable[[ChainState], T]) -> T:
+    def settled(self, read: Callable[[ProcessState], T]) -> T:
         """`read` of the newest listing; once more for each time that a live job has replaced runs while they were read."""
         while True:
             state = self.chain()
@@ -167,7 +168,7 @@ class KeyState:
     def summary(self) -> StoreState:
         return self.settled(self._summary)
 
-    def _summary(self, state: ChainState) -> StoreState:
+    def _summary(self, state: ProcessState) -> StoreState:
         config = self.stage_config(state)
         found = []
         for bucket in range(self.buckets(state)):
@@ -185,7 +186,7 @@ class KeyState:
         """
         return self.settled(lambda state: self._why(state, texts, tell))
 
-    def _why(self, state: ChainState, texts: Sequence[str], tell: Tell) -> KeyHistory:
+    def _why(self, state: ProcessState, texts: Sequence[str], tell: Tell) -> KeyHistory:
         config = self.stage_config(state)
         values, hi, lo = self._hashed(config, texts)
         bucket = int(bucket_of_key(lo, self.buckets(state))[0])
@@ -233,13 +234,13 @@ class KeyState:
         return Seen(at, str(position), message.headers["Tf-Topic"], row["partition"], row["offset"])
 
     def _copies(
-        self, state: ChainState, config: Program, key: tuple[Any, Any], first: Position, start: Start, tell: Tell
+        self, state: ProcessState, config: Program, key: tuple[Any, Any], first: Position, start: Start, tell: Tell
     ) -> tuple[int, list[Seen], int]:
         """(how many, the first of them, records looked at): the records of the key behind `first` that had been judged by `state`."""
         assert state.done is not None
         count = records = 0
         shown: list[Seen] = []
-        for found in judged(self.connections.log, self.names, self.connections.engine, config, start, state.done.body["to"], tell):
+        for found in judged(self.connections.log, self.names, self.connections.engine, config, start, state.done.body.to, tell):
             hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
             mine = found.rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
             later = [row for row in mine if Position(row["_tf_sequence"], row["_tf_ordinal"], 0) > first]
@@ -249,7 +250,7 @@ class KeyState:
         return count, shown, records
 
 
-def clock(state: ChainState, config: Program) -> datetime | None:
+def clock(state: ProcessState, config: Program) -> datetime | None:
     """What windows are over by."""
     found = config.dedup.clock_us(state.done.body) if state.done else NEVER
     return None if found == NEVER else instant(found)

@@ -8,7 +8,7 @@ ingest has not read are no records yet, which nothing could hold.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from pipelines.connectors.nats.client import JetStream, check_contiguous
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, InvariantError, RetryableError
+from pipelines.protocol.bodies import CHAINS, SINK_CHAIN, ProcessPlan, SinkPlan
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
-from pipelines.protocol.ledger import Chain, ChainState, Entry, read_chain
+from pipelines.protocol.ledger import Chain, ChainState, Done, Entry, Plan, read_chain
 from pipelines.protocol.naming import LEGS, STREAM_ID_KEY, Names, inserts_of_chunk
 from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST, decode_columns
 from pipelines.sink.abandoned import Numbers, abandoned_rows, abandonment, close_abandoned
@@ -60,20 +61,22 @@ class OpenPlan:
 def open_plans(log: JetStream, names: Names) -> list[OpenPlan]:
     """Of each leg that has one, in the order of the data. Raises HaltError for a pipeline that was never started."""
     check_started(log, names)
-    states = {leg: read_chain(log, names.stream("ledger"), names.chain(leg)) for leg in LEGS}
+    states = {leg: read_chain(log, names, CHAINS[leg]) for leg in LEGS}
     return [_told(log, names, leg, state, state.plan) for leg, state in states.items() if state.plan is not None]
 
 
-def _told(log: JetStream, names: Names, leg: str, state: ChainState, plan: Entry) -> OpenPlan:
+def _told(log: JetStream, names: Names, leg: str, state: ChainState[Plan, Done], plan: Entry[Plan]) -> OpenPlan:
     body, after = plan.body, state.done.sequence if state.done else 0
     entries = log.fetch(names.stream("ledger"), names.chain(leg), after, plan.sequence)
-    since = next(message.time for message in entries if Entry.decode(message).kind == "plan")
-    told = OpenPlan(leg, body["from"], body["to"], since, body.get("config", ""), body.get("table", ""), body.get("rows"))
-    if leg != "sink":
-        return told
-    pieces = Pieces.of(body, body["rows"])
-    counts = {"settled": pieces.sent, "refused": len(pieces.refused), "pieces": len(pieces.ends)}
-    return OpenPlan(**{**vars(told), **counts, "abandoned": body.get("abandoned", {}).get("rows", 0)})
+    since = next(message.time for message in entries if CHAINS[leg].decode(message).kind == Plan.KIND)
+    found = OpenPlan(leg, body.start, body.to, since)
+    if isinstance(body, ProcessPlan):
+        return replace(found, config=body.config)
+    if not isinstance(body, SinkPlan):
+        return found
+    pieces = Pieces.of(body.pieces, body.rows)
+    of_chunk = replace(found, config=body.config, table=body.table, rows=body.rows, abandoned=body.abandoned.rows if body.abandoned else 0)
+    return replace(of_chunk, settled=pieces.sent, refused=len(pieces.refused), pieces=len(pieces.ends))
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Abandonment:
             raise
         try:
             self._began = time.monotonic()
-            self._chain = Chain(self._log, self._names.stream("ledger"), self._names.chain("sink"), epoch)
+            self._chain = Chain(self._log, self._names, SINK_CHAIN, epoch)
             self._chain.open()
             state = self._log.state(self._names.stream("out"))
             self._end = state.last_sequence if state else 0
@@ -139,8 +142,8 @@ class Abandonment:
         stored = refused = 0
         plan = self._chain.state.plan
         if plan is not None:
-            self._chunk = self._planned(plan)
-            self._given_up, stored, refused = self._split(plan, self._chunk, is_not_stored)
+            self._chunk = self._planned(plan.body)
+            self._given_up, stored, refused = self._split(plan.body, self._chunk, is_not_stored)
         out = self._names.stream("out")
         behind = self._chunk.last if self._chunk else self._chain.state.to or 0
         self._with_waiting = with_waiting
@@ -158,7 +161,7 @@ class Abandonment:
             refused=refused,
             first=frames[0].sequence if frames else 0,
             last=frames[-1].sequence if frames else 0,
-            table=str(plan.body.get("table", "")) if plan else "",
+            table=plan.body.table if plan else "",
             positions=tuple(f"{first}..{last}" for first, last in bounds.values()),
         )
 
@@ -167,24 +170,30 @@ class Abandonment:
         count = 0
         plan = self._chain.state.plan
         if plan is not None and self._chunk is not None:
-            if "abandoned" not in plan.body:
-                plan = self._chain.amend(**abandonment(self._given_up, self._chunk.rows, reason))
+            if plan.body.abandoned is None:
+                plan = self._chain.amend(replace(plan.body, abandoned=abandonment(self._given_up, self._chunk.rows, reason)))
                 reach("plan.after-amend")
-            count += self._closed(plan, self._chunk)
+            count += self._closed(plan.body, self._chunk)
         if self._with_waiting:
             for chunk in self._waiting_chunks(self._chain.state.to or 0):
                 version = next(iter(chunk.configs), "")
-                body = {"config": version, "rows": chunk.rows, "digest": chunk.digest}
-                start = self._chain.state.to or 0
-                plan = self._chain.plan(start, chunk.last, **body, **abandonment(np.arange(chunk.rows), chunk.rows, reason))
-                count += self._closed(plan, chunk)
+                given_up = abandonment(np.arange(chunk.rows), chunk.rows, reason)
+                body = SinkPlan(
+                    start=self._chain.state.to or 0,
+                    to=chunk.last,
+                    config=version,
+                    rows=chunk.rows,
+                    digest=chunk.digest,
+                    abandoned=given_up,
+                )
+                count += self._closed(self._chain.plan(body).body, chunk)
         return count
 
-    def _closed(self, plan: Entry, chunk: Chunk) -> int:
-        abandoned = abandoned_rows(plan.body, chunk.rows) or ()
-        counts, body = close_abandoned(self._connections, plan, chunk, abandoned)
+    def _closed(self, plan: SinkPlan, chunk: Chunk) -> int:
+        abandoned = abandoned_rows(plan.abandoned, chunk.rows) or ()
+        done = close_abandoned(self._connections, plan, chunk, abandoned)
         reach("plan.after-letters")
-        self._chain.done(counts, **body)
+        self._chain.done(done)
         return len(abandoned)
 
     def _waiting_chunks(self, after: int) -> Iterator[Chunk]:
@@ -194,22 +203,22 @@ class Abandonment:
             after = chunk.last
             yield chunk
 
-    def _planned(self, plan: Entry) -> Chunk:
-        start, to, stream = plan.body["from"] or 0, plan.body["to"], self._names.stream("out")
+    def _planned(self, plan: SinkPlan) -> Chunk:
+        start, to, stream = plan.start, plan.to, self._names.stream("out")
         messages = tuple(self._log.fetch(stream, self._names.subjects("out"), start, to))
         check_contiguous(stream, [message.sequence for message in messages], start, to)
         chunk = Chunk(messages)
-        if chunk.digest != plan.body["digest"]:
+        if chunk.digest != plan.digest:
             raise InvariantError(
                 f"giving up out sequences {start + 1}-{to}: they are not what was planned (digest {chunk.digest}, planned "
-                f"{plan.body['digest']}); nothing was changed. Compare the table with the stream before anything else is done"
+                f"{plan.digest}); nothing was changed. Compare the table with the stream before anything else is done"
             )
         return chunk
 
-    def _split(self, plan: Entry, chunk: Chunk, is_not_stored: bool) -> tuple[Numbers, int, int]:
+    def _split(self, plan: SinkPlan, chunk: Chunk, is_not_stored: bool) -> tuple[Numbers, int, int]:
         """(numbers of the plan's rows that are given up, how many others are stored, how many refused)."""
-        refused = [row for row, _ in Pieces.of(plan.body, chunk.rows).refused]
-        before = abandoned_rows(plan.body, chunk.rows)
+        refused = [row for row, _ in Pieces.of(plan.pieces, chunk.rows).refused]
+        before = abandoned_rows(plan.abandoned, chunk.rows)
         if before is not None:
             # An earlier command has decided it.
             return np.array([row for row, _ in before], dtype=np.intp), chunk.rows - len(before) - len(refused), len(refused)
@@ -219,18 +228,18 @@ class Abandonment:
         given_up = np.flatnonzero(is_left)
         return given_up, chunk.rows - len(given_up) - len(refused), len(refused)
 
-    def _is_stored(self, plan: Entry, chunk: Chunk, is_not_stored: bool) -> np.ndarray:
+    def _is_stored(self, plan: SinkPlan, chunk: Chunk, is_not_stored: bool) -> np.ndarray:
         """Which rows of the chunk the table holds, by their positions; `is_not_stored` is believed where it has none."""
         if not chunk.rows:
             return np.zeros(0, dtype=bool)
-        database, _, table = str(plan.body["table"]).partition(".")
+        database, _, table = plan.table.partition(".")
         columns = {column.name for column in self._clickhouse.columns(database, table)}
         if not columns or (is_not_stored and not columns.issuperset(NEEDED_COLUMNS)):
             # A table that was dropped has taken its rows with it.
             return np.zeros(chunk.rows, dtype=bool)
         if not columns.issuperset(NEEDED_COLUMNS):
             raise HaltError(
-                f"giving up a plan of table {plan.body['table']}: it has not the columns {', '.join(NEEDED_COLUMNS)}, so nobody "
+                f"giving up a plan of table {plan.table}: it has not the columns {', '.join(NEEDED_COLUMNS)}, so nobody "
                 f"can tell by position which of the {chunk.rows:,} rows it holds already. Look yourself: if none is there, say "
                 "--not-stored; else delete those that are, and say it then"
             )
@@ -238,7 +247,7 @@ class Abandonment:
         out = self._log.state(self._names.stream("out"))
         stream_id = out.metadata[STREAM_ID_KEY] if out else ""
         work = inserts_of_chunk(self._names.pipeline, stream_id, chunk.first, chunk.last)
-        sent = Sent(str(plan.body["table"]), rows, work, self._began, "the plan is given up")
+        sent = Sent(plan.table, rows, work, self._began, "the plan is given up")
         is_stored = np.zeros(chunk.rows, dtype=bool)
         is_stored[self._patiently(lambda: stored_rows(self._clickhouse, sent, self._config.sink.max_insert_time, is_certain=False))] = True
         return is_stored

@@ -6,7 +6,7 @@ number is refused at a start until this has run again, and it may run again.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +15,16 @@ from pipelines.errors import HaltError
 from pipelines.key_store.segments import Entries, RunFacts, write_run
 from pipelines.key_store.store import merge, run_name
 from pipelines.maintenance.inspect import KeyState
-from pipelines.process.buckets import MAX_EMIT, listed, live_runs
+from pipelines.process.buckets import listed, live_runs
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
 from pipelines.process.program import Program
 from pipelines.protocol.append import Appender, last_position
+from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan, ProcessState
 from pipelines.protocol.lease import acquire_all
-from pipelines.protocol.ledger import Chain, ChainState
+from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import LEGS, bucket_of_key
-from pipelines.protocol.records import POSITION_FIELDS, Position, encode_frame
+from pipelines.protocol.positions import Position
+from pipelines.protocol.records import POSITION_FIELDS, encode_frame
 from pipelines.protocol.run_lists import RunLists
 from pipelines.runner.preflight import change_buckets, check_other_shape
 
@@ -47,7 +49,7 @@ def rebucket(state: KeyState) -> Rebucketed:
     check_other_shape(config, log)
     leases = acquire_all(log, names, state.directory, LEGS)
     try:
-        chain = Chain(log, names.stream("ledger"), names.chain("process"), leases["process"].holder.epoch)
+        chain = Chain(log, names, PROCESS_CHAIN, leases["process"].holder.epoch)
         found = chain.open()
         if found.plan is not None:
             raise HaltError(
@@ -62,20 +64,21 @@ def rebucket(state: KeyState) -> Rebucketed:
             lease.release()
 
 
-def _rewritten(state: KeyState, chain: Chain, found: ChainState, buckets: int) -> Rebucketed:
+def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: ProcessState, buckets: int) -> Rebucketed:
     if found.done is None:
         return Rebucketed(buckets, buckets, 0, 0)
-    before, to = found.done.body["buckets"], found.done.body["to"]
+    before, to = found.done.body.buckets, found.done.body.to
     stage_config = state.stage_config(found)
     lists = state.lists(found)
     old = {bucket: live_runs(lists, bucket) for bucket in range(before)}
     new = old
     if before != buckets:
         new = {bucket: _new_runs(state, found, stage_config, bucket, buckets) for bucket in range(buckets)}
-    _mark(state, buckets, Position(to, MAX_EMIT, MAX_EMIT))
+    _mark(state, buckets, Position.end_of(to))
     if before != buckets:
         runs = {str(bucket): listed(facts) for bucket, facts in new.items() if facts}
-        chain.restate(runs=RunLists(state.connections.log, state.names).write({}, runs), buckets=buckets)
+        pages = RunLists(state.connections.log, state.names).write(None, runs)
+        chain.restate(replace(found.done.body, runs=pages, buckets=buckets))
         for bucket, facts in old.items():
             for one in facts:
                 state.connections.dedup_store(bucket).place.delete(one.name)
@@ -83,21 +86,21 @@ def _rewritten(state: KeyState, chain: Chain, found: ChainState, buckets: int) -
     return Rebucketed(before, buckets, *counted)
 
 
-def _new_runs(state: KeyState, found: ChainState, config: Program, bucket: int, buckets: int) -> list[RunFacts]:
+def _new_runs(state: KeyState, found: ProcessState, config: Program, bucket: int, buckets: int) -> list[RunFacts]:
     """The entries of one new bucket, from all old ones, as one run."""
     assert found.done is not None
     parts = [part for part in _parts(state, found, bucket, buckets) if len(part)]
     together = merge(parts, config.dedup.expired_us(found.done.body)) if parts else None
     if together is None or not len(together):
         return []
-    to = found.done.body["to"]
+    to = found.done.body.to
     return [write_run(state.connections.dedup_store(bucket).place, run_name((0, to), to), together)]
 
 
-def _parts(state: KeyState, found: ChainState, bucket: int, buckets: int) -> Iterator[Entries]:
+def _parts(state: KeyState, found: ProcessState, bucket: int, buckets: int) -> Iterator[Entries]:
     """A key's entries all lie in one old bucket, older runs first."""
     assert found.done is not None
-    for old in range(found.done.body["buckets"]):
+    for old in range(found.done.body.buckets):
         store = state.store(found, old)
         for entries in store.checked():
             yield entries.take(np.flatnonzero(bucket_of_key(entries.lo, buckets) == bucket))

@@ -11,23 +11,23 @@ says the out stream. Both streams must reach back to there.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipelines.connectors.nats.client import fetch_whole
-from pipelines.engine.execute import Report, Tasks
+from pipelines.engine.execute import Tasks
 from pipelines.errors import DataLossError, InvariantError
 from pipelines.key_store.index import Words
 from pipelines.maintenance.inspect import KeyState
-from pipelines.maintenance.rebuild_ways import SEQUENCE_BITS, Here, InTasks, Way, places
-from pipelines.process.arrivals import Arrived, clock_resets
+from pipelines.maintenance.rebuild_ways import Here, InTasks, RebuildItem, RebuildReport, Way
+from pipelines.process.arrivals import Arrived
 from pipelines.process.program import new_counts
 from pipelines.process.stage_config import config_of
-from pipelines.process.watermarks import NOTHING, Watermarks
-from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.bodies import NOTHING, PROCESS_CHAIN, Poison, ProcessDone, ProcessPlan, Watermarks
+from pipelines.protocol.ledger import Chain, Open
 from pipelines.protocol.outcomes import DUPLICATE, WRITTEN, residue
+from pipelines.protocol.positions import packed, position_keys
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import decode_columns
 from pipelines.protocol.run_lists import Lists, RunLists
@@ -56,40 +56,48 @@ def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | 
     lease = state.lease()
     epoch = lease.acquire()
     try:
-        chain = Chain(state.connections.log, state.names.stream("ledger"), state.names.chain("process"), epoch)
+        chain = Chain(state.connections.log, state.names, PROCESS_CHAIN, epoch)
         found = chain.open()
         state.stage_config(found)
         assert found.done is not None
-        resets = clock_resets(found.done.body)
+        resets = found.done.body.clock_resets
         way = Here(state.connections, resets) if tasks is None else InTasks(state.connections, resets, tasks)
-        rebuilding = _Rebuilding(state, found.done, way)
+        rebuilding = _Rebuilding(state, found.done.body, found.done.sequence, way)
         rebuilding.judge_all(tell)
         result = rebuilding.result()
-        chain.restate(runs=RunLists(state.connections.log, state.names).write({}, rebuilding.runs))
+        chain.restate(replace(found.done.body, runs=RunLists(state.connections.log, state.names).write(None, rebuilding.runs)))
         return result
     finally:
         lease.release()
 
 
+@dataclass(frozen=True)
+class EndOfRange:
+    """How far time has come (`watermarks.Clocks`)."""
+
+    clock_us: int
+    watermarks: Watermarks
+
+
 class _Rebuilding:
     """The new store as it grows. Its runs are nobody's until they are listed, so what a merge has replaced goes at once."""
 
-    def __init__(self, state: KeyState, done: Entry, way: Way) -> None:
-        self._state, self._done, self._way = state, done, way
+    def __init__(self, state: KeyState, done: ProcessDone, done_at: int, way: Way) -> None:
+        self._state, self._done, self._done_at, self._way = state, done, done_at, way
         self._counts: Counter[str] = Counter(new_counts())
         self._accepted = self._duplicates = 0
         self._clock_us = self._from = 0
         self._watermarks = NOTHING
         self._totals_before: dict[str, int] = {}
         self._accepted_places: Words | None = None
-        self._poison: dict[tuple[int, int], Any] = {}
+        self._poison: dict[tuple[int, int], Poison] = {}
         """By sequence and ordinal: what plans have decided about records that a stage ends on."""
         self.runs: Lists = {}
         """By bucket, as the ledger lists them."""
 
     def judge_all(self, tell: Tell) -> None:
         """All frames up to the last `done` that matter, in portions of one configuration."""
-        log, stream, to = self._state.connections.log, self._state.names.stream("raw"), self._done.body["to"]
+        log, stream, to = self._state.connections.log, self._state.names.stream("raw"), self._done.to
         purged = read_purged(log, self._state.names, "raw")
         held = log.state(stream)
         if held is None or (not purged.below and held.first_sequence > 1):
@@ -99,25 +107,26 @@ class _Rebuilding:
             self._begin_at(self._oldest_needed(purged))
         begin = self._from
         for start, end, version in self._ranges(begin):
-            for frames in self._way.portions(start, min(end, to), self._clock_us, self._done.body["buckets"]):
+            for frames in self._way.portions(start, min(end, to), self._clock_us, self._done.buckets):
                 self._judge(frames, version)
                 tell(self._from - begin, to - begin)
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[Open | ProcessPlan | ProcessDone]:
         """The process chain, as far as it reaches back."""
         log, subject = self._state.connections.log, self._state.names.chain("process")
-        return map(Entry.decode, fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._done.sequence))
+        messages = fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._done_at)
+        return (PROCESS_CHAIN.decode(message).body for message in messages)
 
-    def _oldest_needed(self, purged: Purged) -> Entry:
+    def _oldest_needed(self, purged: Purged) -> ProcessDone:
         """The newest `done` at whose end the windows of all keys before are over by now."""
         config = self._state.stage_config_of(self._done)
-        expired = config.dedup.expired_us(self._done.body)
+        expired = config.dedup.expired_us(self._done)
 
-        def newest_us(entry: Entry) -> int:
-            return Watermarks.of(entry.body).newest_us if config.dedup.time_field else int(entry.body["clock_us"])
+        def newest_us(done: ProcessDone) -> int:
+            return done.watermarks.newest_us if config.dedup.time_field else done.clock_us
 
-        over = [entry for entry in self._entries() if entry.kind == "done" and newest_us(entry) <= expired]
-        if not over or over[-1].body["to"] < purged.below:
+        over = [done for done in self._entries() if isinstance(done, ProcessDone) and newest_us(done) <= expired]
+        if not over or over[-1].to < purged.below:
             raise DataLossError(
                 f"rebuilding the key store: {self._state.names.stream('raw')} was purged up to sequence {purged.below} and no longer holds "
                 "all records whose keys are remembered; restore the key store or the streams from a backup, or delete the pipeline and "
@@ -125,11 +134,11 @@ class _Rebuilding:
             )
         return over[-1]
 
-    def _begin_at(self, done: Entry) -> None:
+    def _begin_at(self, done: ProcessDone) -> None:
         """Makes ready to judge what came after `done` by what went out. Raises DataLossError when the out stream does not tell."""
-        self._from, self._clock_us, self._watermarks = done.body["to"], done.body["clock_us"], Watermarks.of(done.body)
-        self._totals_before = dict(done.body["totals"])
-        totals = {name: self._counted(name) for name in self._done.body["totals"]}
+        self._from, self._clock_us, self._watermarks = done.to, done.clock_us, done.watermarks
+        self._totals_before = dict(done.totals)
+        totals = {name: self._counted(name) for name in self._done.totals}
         rows_out, missing = totals.get(WRITTEN.total, 0), residue("process", totals.get("rows_in", 0), totals)
         self._accepted_places = self._places_in_out()
         found = len(self._accepted_places)
@@ -145,15 +154,15 @@ class _Rebuilding:
         log, names = self._state.connections.log, self._state.names
         out = log.state(names.stream("out"))
         frames = fetch_whole(log, names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
-        parts = [places(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
+        parts = [position_keys(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
         found = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
-        borders = np.array([self._from + 1, self._done.body["to"] + 1], dtype=np.uint64) << SEQUENCE_BITS
+        borders = packed([self._from + 1, self._done.to + 1], 0)
         first, end = np.searchsorted(found, borders)
         return found[first:end]
 
     def _counted(self, name: str) -> int:
         """What the ledger counted in the ranges that are judged again."""
-        return int(self._done.body["totals"].get(name, 0) - self._totals_before.get(name, 0))
+        return self._done.totals.get(name, 0) - self._totals_before.get(name, 0)
 
     def _ranges(self, begin: int) -> list[tuple[int, int, str]]:
         """(from, to, configuration) of what was done behind `begin`; neighbours of one configuration are one range.
@@ -161,11 +170,11 @@ class _Rebuilding:
         Takes in `_poison` what their plans have decided.
         """
         ranges: list[tuple[int, int, str]] = []
-        for entry in self._entries():
-            if entry.kind != "plan" or entry.body["to"] > self._done.body["to"] or entry.body["from"] < begin:
+        for plan in self._entries():
+            if not isinstance(plan, ProcessPlan) or plan.to > self._done.to or plan.start < begin:
                 continue
-            start, to, version = entry.body["from"], entry.body["to"], entry.body["config"]
-            self._poison |= {(place[0], place[1]): place for place in entry.body.get("poison", [])}
+            start, to, version = plan.start, plan.to, plan.config
+            self._poison |= {(place[0], place[1]): place for place in plan.poison}
             if ranges and ranges[-1][2] == version:
                 ranges[-1] = (ranges[-1][0], to, version)
             else:
@@ -175,28 +184,29 @@ class _Rebuilding:
     def _judge(self, frames: list[Arrived], version: str) -> None:
         """One portion through the stages and into the stores."""
         config, to = config_of(self._state.connections, version), frames[-1].message.sequence
-        item = {
-            "config": version,
-            "buckets": self._done.body["buckets"],
-            "from": self._from,
-            "to": to,
-            "expired": config.dedup.expired_us({"clock_us": self._clock_us, "watermarks": self._watermarks.encoded()}),
-            "expired_after": config.dedup.expired_us({"clock_us": frames[-1].arrival_us, "watermarks": self._watermarks.encoded()}),
-            "watermarks": self._watermarks.encoded(),
-            "poison": [place for (sequence, _), place in self._poison.items() if self._from < sequence <= to],
-            "runs": self.runs,
-        }
+        before, behind = (EndOfRange(clock_us, self._watermarks) for clock_us in (self._clock_us, frames[-1].arrival_us))
+        item = RebuildItem(
+            start=self._from,
+            to=to,
+            config=version,
+            buckets=self._done.buckets,
+            expired=config.dedup.expired_us(before),
+            expired_after=config.dedup.expired_us(behind),
+            watermarks=self._watermarks,
+            poison=tuple(place for (sequence, _), place in self._poison.items() if self._from < sequence <= to),
+            runs=self.runs,
+        )
         for report in self._way.judge(frames, item, self._accepted_places):
             self._take(report)
         self._from, self._clock_us = to, frames[-1].arrival_us
 
-    def _take(self, report: Report) -> None:
-        self._counts.update(report.get("counts", {}))
-        self._accepted += report.get("accepted", 0)
-        self._duplicates += report.get("duplicates", 0)
-        if report.get("watermarks"):
-            self._watermarks = Watermarks.of(report)
-        for bucket, runs in report.get("runs", {}).items():
+    def _take(self, report: RebuildReport) -> None:
+        self._counts.update(report.counts)
+        self._accepted += report.accepted
+        self._duplicates += report.duplicates
+        if report.watermarks is not None:
+            self._watermarks = report.watermarks
+        for bucket, runs in report.runs.items():
             self._state.check_written(int(bucket), runs)
             place = self._state.connections.dedup_store(int(bucket)).place
             for name in {run[0] for run in self.runs.get(bucket, [])} - {run[0] for run in runs}:

@@ -3,16 +3,13 @@
 In: a portion of frames in sequence order, and an item that tells what comes before it. Out: new runs, which nobody has listed. Tasks take
 frames through the stages and send keys, times and places to the key's bucket; the bucket's task judges them and writes its run. A second
 attempt of a task starts from the same listing and writes under new names.
-
-An item holds `config`, `buckets`, `from` and `to` of the portion, the `poison` that its plans have decided, `watermarks`, what is over by
-its beginning, `expired`, and by its end, `expired_after`, and the store as it is before the portion, `runs` by bucket. A report holds some
-of `counts`, `accepted`, `duplicates`, `watermarks` and `runs`.
 """
 
 import json
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
@@ -21,16 +18,22 @@ import pyarrow as pa
 
 from pipelines.connectors.nats.client import fetch_whole
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Item, Parcel, Report, Tasks
+from pipelines.engine.execute import Exchange, Parcel, Tasks
 from pipelines.key_store.index import Words
-from pipelines.process.arrivals import Arrived, ClockReset, arrivals, steps
+from pipelines.process.arrivals import Arrived, arrivals, steps
 from pipelines.process.buckets import key_owners, listed, live_runs, shares
 from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN
 from pipelines.process.frames import COUNTS, ROWS, fetched, frame_times, times_of, times_to_all
+from pipelines.process.items import Share
 from pipelines.process.program import add_counts, new_counts, run
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
+from pipelines.protocol.bodies import NOTHING, ClockReset, Poison, Watermarks
+from pipelines.protocol.codec import Base64, Count, Form, Long, Text, Version
+from pipelines.protocol.ledger import Totals
+from pipelines.protocol.positions import ordinals_of, packed, position_keys
 from pipelines.protocol.records import decode_parcel, encode_frame
+from pipelines.protocol.run_lists import Lists
 
 FRAMES_PER_PORTION = 120
 """Of what is judged here; a frame has some thousand records of usual size."""
@@ -38,8 +41,45 @@ FRAMES_PER_SCAN = 2_000
 RECORDS_PER_BUCKET = 500_000
 """A portion of tasks has as many records times buckets: that bounds what a bucket's task holds."""
 _JUDGED = ("_tf_sequence", "_tf_ordinal", "_tf_arrival", *KEY_COLUMNS, TIME_COLUMN, BEFORE_COLUMN, PAST_COLUMN)
-SEQUENCE_BITS = np.uint64(32)
-"""A place is a sequence above so many bits of an ordinal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebuildItem(Form):
+    """Raw frames from `start` (exclusive) to `to`, to be judged again under the configuration of a version, but for the `poison` that plans
+    have decided. Before them: `watermarks`, and the live `runs` of the store by bucket, of which there are `buckets`. What is over by their
+    beginning, `expired`, and by their end, `expired_after`, in microseconds.
+    """
+
+    start: Count
+    to: Count
+    config: Version
+    buckets: Count
+    expired: Long
+    expired_after: Long
+    watermarks: Watermarks = NOTHING
+    poison: tuple[Poison, ...] = ()
+    runs: Lists = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceItem(RebuildItem):
+    """A part of the portion for one task, whose frames are its `share`. `accepted`: of each frame a bit per record that went on, where
+    dedup is not asked again.
+    """
+
+    share: Share
+    accepted: dict[Text, Base64] | None = None
+
+
+@dataclass(frozen=True)
+class RebuildReport(Form):
+    """Of the stages, `counts` and the watermarks behind the portion; of a bucket, how many records it took and its new runs."""
+
+    counts: Totals = field(default_factory=dict)
+    watermarks: Watermarks | None = None
+    accepted: Count = 0
+    duplicates: Count = 0
+    runs: Lists = field(default_factory=dict)
 
 
 class Way(Protocol):
@@ -48,8 +88,8 @@ class Way(Protocol):
     def portions(self, after: int, to: int, clock_us: int, buckets: int) -> Iterator[list[Arrived]]:
         """All frames from `after` (exclusive) to `to`; `clock_us`: the arrival of the frame at `after`."""
 
-    def judge(self, frames: list[Arrived], item: Item, accepted: Words | None) -> list[Report]:
-        """`accepted`: places of the records that went on (`places`), sorted, where dedup is not asked again."""
+    def judge(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
+        """`accepted`: positions of the records that went on (`positions.packed`), sorted, where dedup is not asked again."""
 
 
 class Here:
@@ -64,14 +104,14 @@ class Here:
         while portion := list(islice(frames, FRAMES_PER_PORTION)):
             yield portion
 
-    def judge(self, frames: list[Arrived], item: Item, accepted: Words | None) -> list[Report]:
-        config, counts = config_of(self._connections, item["config"]), new_counts()
+    def judge(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
+        config, counts = config_of(self._connections, item.config), new_counts()
         rows = pa.concat_tables([_judged_rows(self._connections, item, step, counts) for step in steps(frames)], promote_options="default")
-        times = frame_times(rows, frames, item, config)
+        times = frame_times(rows, frames, item.watermarks, config)
         kept = rows if accepted is None else among(rows, accepted)
-        parts = shares(kept, key_owners(kept, item["buckets"]))
-        told: Report = {"counts": counts, "watermarks": times.last.encoded() if times is not None else None}
-        return [told, *(_add(self._connections, item, bucket, part, times) for bucket, part in parts)]
+        parts = shares(kept, key_owners(kept, item.buckets))
+        stages_report = RebuildReport(counts, times.last if times is not None else None)
+        return [stages_report, *(_add(self._connections, item, bucket, part, times) for bucket, part in parts)]
 
 
 class InTasks:
@@ -103,61 +143,65 @@ class InTasks:
         )
         return arrivals(messages, clock_us, self._resets)
 
-    def judge(self, frames: list[Arrived], item: Item, accepted: Words | None) -> list[Report]:
-        subjects = [self._connections.names.subjects("raw")]
+    def judge(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
+        subjects = (self._connections.names.subjects("raw"),)
         items = []
         for share in _cut(frames, self._tasks.slots):
-            known = [[frame.message.sequence, frame.arrival_us] for frame in share]
-            span = {"from": share[0].message.sequence - 1, "to": share[-1].message.sequence}
-            told = {} if accepted is None else {"accepted": {sequence: _bits(sequence, accepted) for sequence, _ in known}}
-            items.append({**item, **span, **told, "share": {"subjects": subjects, "frames": known}, "runs": {}})
-        return self._tasks.exchange(send_keys, items, add_keys, item, item["buckets"])
+            known = tuple((frame.message.sequence, frame.arrival_us) for frame in share)
+            bits = None if accepted is None else {str(sequence): _bits(sequence, accepted) for sequence, _ in known}
+            of_slice = {**vars(item), "start": known[0][0] - 1, "to": known[-1][0], "runs": {}}
+            items.append(SliceItem(**of_slice, share=Share(subjects, known), accepted=bits))
+        return self._tasks.exchange(REBUILD, items, item, item.buckets)
 
 
-def send_keys(connections: Connections, item: Item) -> Iterator[Parcel]:
+def send_keys(connections: Connections, item: SliceItem) -> Iterator[Parcel]:
     """A slice of the portion through the stages: what dedup goes by, to the key's bucket; the frames' times to all."""
-    config, counts = config_of(connections, item["config"]), new_counts()
-    for step in steps(fetched(connections, item, item["share"])):
+    config, counts = config_of(connections, item.config), new_counts()
+    for step in steps(fetched(connections, item.share, item.start, item.to)):
         rows = _judged_rows(connections, item, step, counts)
         if config.dedup.time_field:
-            yield from times_to_all(rows, step, item["buckets"])
-        if "accepted" in item:
-            rows = among(rows, _accepted(step, item["accepted"]))
-        for bucket, part in shares(rows, key_owners(rows, item["buckets"])):
+            yield from times_to_all(rows, step, item.buckets)
+        if item.accepted is not None:
+            rows = among(rows, _accepted(step, item.accepted))
+        for bucket, part in shares(rows, key_owners(rows, item.buckets)):
             yield bucket, ROWS, encode_frame(part)
     yield 0, COUNTS, json.dumps(counts).encode()
 
 
-def add_keys(connections: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
+def add_keys(connections: Connections, item: RebuildItem, bucket: int, parcels: list[tuple[str, bytes]]) -> RebuildReport:
     """All of the portion that falls into `bucket`, judged in position order; the bucket's store with it."""
-    config = config_of(connections, item["config"])
-    times = times_of(parcels, item, config)
+    config = config_of(connections, item.config)
+    times = times_of(parcels, item.watermarks, config)
     counts: Counter[str] = Counter()
     for kind, payload in parcels:
         if kind == COUNTS:
             counts.update(json.loads(payload))
-    report: Report = {"counts": counts, "watermarks": times.last.encoded() if times is not None else None}
+    report = RebuildReport(dict(counts), times.last if times is not None else None)
     rows = [decode_parcel(payload) for kind, payload in parcels if kind == ROWS]
-    if rows:
-        report |= _add(connections, item, bucket, pa.concat_tables(rows, promote_options="default"), times)
-    return report
+    if not rows:
+        return report
+    added = _add(connections, item, bucket, pa.concat_tables(rows, promote_options="default"), times)
+    return replace(added, counts=report.counts, watermarks=report.watermarks)
 
 
-def _add(connections: Connections, item: Item, bucket: int, rows: pa.Table, times: FrameTimes | None) -> Report:
-    config, store = config_of(connections, item["config"]), connections.dedup_store(bucket)
-    store.open(live_runs(item["runs"], bucket))
+REBUILD = Exchange(send_keys, add_keys, SliceItem, RebuildItem, RebuildReport)
+
+
+def _add(connections: Connections, item: RebuildItem, bucket: int, rows: pa.Table, times: FrameTimes | None) -> RebuildReport:
+    config, store = config_of(connections, item.config), connections.dedup_store(bucket)
+    store.open(live_runs(item.runs, bucket))
     found, _ = config.dedup.first_of_keys(rows, store, times)
     entries = found.entries
     if times is None:
         # By arrival older entries of a key are over as well; by event time one of these may hide one that is not.
-        entries = entries.take(entries.time > item["expired_after"])
-    runs = store.add(entries, (item["from"], item["to"]), item["expired"], has_turn=True)
-    return {"accepted": found.accepted.num_rows, "duplicates": found.duplicates.num_rows, "runs": {str(bucket): listed(runs)}}
+        entries = entries.take(entries.time > item.expired_after)
+    runs = store.add(entries, (item.start, item.to), item.expired, has_turn=True)
+    return RebuildReport(accepted=found.accepted.num_rows, duplicates=found.duplicates.num_rows, runs={str(bucket): listed(runs)})
 
 
-def _judged_rows(connections: Connections, item: Item, step: Sequence[Arrived], counts: dict[str, int]) -> pa.Table:
+def _judged_rows(connections: Connections, item: RebuildItem, step: Sequence[Arrived], counts: dict[str, int]) -> pa.Table:
     """What dedup goes by, of the rows that come through the stages; what a plan has decided is not tried again."""
-    made = run(config_of(connections, item["config"]), connections.engine, step, item["poison"])
+    made = run(config_of(connections, item.config), connections.engine, step, item.poison)
     add_counts(counts, made.counts)
     return made.rows.select([name for name in _JUDGED if name in made.rows.column_names])
 
@@ -171,15 +215,9 @@ def _cut(frames: list[Arrived], most: int) -> Iterator[list[Arrived]]:
             yield frames[first:last]
 
 
-def places(rows: pa.Table) -> Words:
-    """Raw sequence and ordinal of each row, as one number."""
-    found: Words = (rows.column("_tf_sequence").to_numpy() << SEQUENCE_BITS) | rows.column("_tf_ordinal").to_numpy().astype(np.uint64)
-    return found
-
-
 def among(rows: pa.Table, known: Words) -> pa.Table:
     """The rows whose places are in `known`, which is sorted and may be far longer."""
-    own = places(rows)
+    own = position_keys(rows)
     at = np.searchsorted(known, own)
     is_known = at < len(known)
     is_known[is_known] = known[at[is_known]] == own[is_known]
@@ -188,8 +226,8 @@ def among(rows: pa.Table, known: Words) -> pa.Table:
 
 def _bits(sequence: int, accepted: Words) -> str:
     """The ordinals of one frame that are in `accepted`, a bit each."""
-    low, high = np.searchsorted(accepted, np.array([sequence, sequence + 1], dtype=np.uint64) << SEQUENCE_BITS)
-    ordinals = accepted[low:high] & np.uint64(2**32 - 1)
+    low, high = np.searchsorted(accepted, packed([sequence, sequence + 1], 0))
+    ordinals = ordinals_of(accepted[low:high])
     is_accepted = np.zeros(int(ordinals[-1]) + 1 if len(ordinals) else 0, dtype=bool)
     is_accepted[ordinals] = True
     return b64encode(np.packbits(is_accepted).tobytes()).decode()
@@ -201,5 +239,5 @@ def _accepted(step: Sequence[Arrived], bits: dict[str, str]) -> Words:
     for frame in step:
         sequence = frame.message.sequence
         (ordinals,) = np.unpackbits(np.frombuffer(b64decode(bits[str(sequence)]), dtype=np.uint8)).nonzero()
-        parts.append((np.uint64(sequence) << SEQUENCE_BITS) | ordinals.astype(np.uint64))
+        parts.append(packed(sequence, ordinals))
     return np.concatenate(parts)

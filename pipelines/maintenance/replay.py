@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.connectors.nats.client import JetStream, fetch_whole
-from pipelines.process.arrivals import arrivals, clock_resets, steps
+from pipelines.process.arrivals import arrivals, steps
 from pipelines.process.dedup import PAST_COLUMN
 from pipelines.process.program import Program, run
-from pipelines.process.watermarks import NEVER, NOTHING, TIME_COLUMN, FrameTimes, Times, Watermarks
-from pipelines.protocol.ledger import Entry, read_chain
+from pipelines.process.watermarks import TIME_COLUMN, FrameTimes, Times
+from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ProcessDone, Watermarks
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 
 Tell = Callable[[int, int], None]
@@ -53,11 +54,13 @@ def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
     """The end of the last `done` before `sequence`: where watermarks can be counted from."""
     stream, subject = names.stream("ledger"), names.chain("process")
     found = Start(0, NOTHING, 0)
-    for entry in map(Entry.decode, fetch_whole(log, stream, subject, 0, read_chain(log, stream, subject).sequence)):
-        if entry.kind == "done" and entry.body["to"] >= sequence:
+    for message in fetch_whole(log, stream, subject, 0, read_chain(log, names, PROCESS_CHAIN).sequence):
+        done = PROCESS_CHAIN.decode(message).body
+        if not isinstance(done, ProcessDone):
+            continue
+        if done.to >= sequence:
             break
-        if entry.kind == "done":
-            found = Start(entry.body["to"], Watermarks.of(entry.body), entry.body["clock_us"])
+        found = Start(done.to, done.watermarks, done.clock_us)
     return found
 
 
@@ -66,8 +69,8 @@ def judged(
 ) -> Iterator[Judged]:
     """What lies behind `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
     before = start.watermarks
-    done = read_chain(log, names.stream("ledger"), names.chain("process")).done
-    resets = clock_resets(done.body) if done else []
+    done = read_chain(log, names, PROCESS_CHAIN).done
+    resets = done.body.clock_resets if done else ()
     for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.arrival_us, resets)):
         tell(step[-1].message.sequence - start.sequence, to - start.sequence)
         made = run(config, engine, step)

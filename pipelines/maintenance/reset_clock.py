@@ -1,11 +1,12 @@
 """Arrivals that have run ahead of NATS's clock go on again: one entry of the process chain, which every reader of raw applies."""
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pipelines.errors import HaltError
 from pipelines.maintenance.inspect import KeyState
-from pipelines.process.arrivals import ClockReset, clock_resets, microseconds
+from pipelines.process.arrivals import microseconds
+from pipelines.protocol.bodies import PROCESS_CHAIN, ClockReset
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.records import instant
 
@@ -31,7 +32,7 @@ def reset_clock(state: KeyState) -> Reset:
     lease = state.lease()
     epoch = lease.acquire()
     try:
-        chain = Chain(log, names.stream("ledger"), names.chain("process"), epoch)
+        chain = Chain(log, names, PROCESS_CHAIN, epoch)
         found = chain.open()
         state.stage_config(found)
         assert found.done is not None
@@ -42,13 +43,13 @@ def reset_clock(state: KeyState) -> Reset:
             )
         body, raw = found.done.body, names.stream("raw")
         held = log.state(raw)
-        last = held.last_sequence if held else body["to"]
+        last = held.last_sequence if held else body.to
         # Read after the end of raw: whatever is there came before.
         server_us = microseconds(log.clock(raw))
-        waiting_us = max((microseconds(frame.time) for frame in log.scan(raw, body["to"], last)), default=0)
-        if max(body["clock_us"], waiting_us) > server_us:
-            reset = ClockReset(body["to"], last, server_us, body["clock_us"])
-            chain.restate(clock_resets=[astuple(one) for one in (*clock_resets(body), reset)])
-        return Reset(instant(max(body["clock_us"], waiting_us)), instant(server_us))
+        waiting_us = max((microseconds(frame.time) for frame in log.scan(raw, body.to, last)), default=0)
+        if max(body.clock_us, waiting_us) > server_us:
+            reset = ClockReset(body.to, last, server_us, body.clock_us)
+            chain.restate(replace(body, clock_resets=(*body.clock_resets, reset)))
+        return Reset(instant(max(body.clock_us, waiting_us)), instant(server_us))
     finally:
         lease.release()

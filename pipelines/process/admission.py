@@ -9,19 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Item
 from pipelines.process.rejection_limit import PLANNED, PLANNED_BEFORE, Breaker, halt_at
 
 STAGES, LATE = "stages", "late"
 
 
-def admit(connections: Connections, item: Item, stage: str, seen: tuple[int, str, int], rejected: pa.Table) -> None:
-    """Raises HaltError when `rejected`, the dead letters of some records of the item, must not be written.
+def admit(connections: Connections, version: str, stage: str, seen: tuple[int, str, int], rejected: pa.Table) -> None:
+    """Raises HaltError when `rejected`, dead letters of a plan under the configuration `version`, must not be written.
 
     `stage`: STAGES, or LATE for what dedup rejects as late: that is judged behind the exchange, where other processes see other records.
     `seen`: how many records that come from Kafka, of which share, up to which raw sequence (`Breaker.judge`).
     """
-    version = item["config"]
     if version == connections.run.stage_config and connections.config.on_error.rejected == "halt":
         halt_at(rejected)
     records, share, to = seen

@@ -1,14 +1,13 @@
 """Raw frames as the process leg takes them in: each with its arrival, decoded into the input of the stages."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import accumulate, pairwise
-from typing import Any
 
 import pyarrow as pa
 
 from pipelines.errors import HaltError, RetryableError
+from pipelines.protocol.bodies import ClockReset
 from pipelines.protocol.ledger import Log
 from pipelines.protocol.naming import bucket_of_partition
 from pipelines.protocol.records import (
@@ -36,46 +35,11 @@ class Arrived:
     arrival_us: int
 
 
-@dataclass(frozen=True)
-class ClockReset:
-    """A decision of the ledger: from behind the frame at `after` on, the arrival, which had run ahead to `arrival_us` while the server's
-    clock said `server_us`, does not stand still, but goes on at half the server's speed until the server's clock is there.
-
-    So it never steps back, and no window is shorter than it was. The frames up to `last` were there already: none came later than
-    `server_us`, whatever their times say.
-    """
-
-    after: int
-    last: int
-    server_us: int
-    arrival_us: int
-
-    def time_us(self, sequence: int, server_us: int) -> int:
-        """What stands for the server's time of a frame behind `after`."""
-        known_us = min(server_us, self.server_us) if sequence <= self.last else server_us
-        return max(known_us, self.arrival_us + max(0, known_us - self.server_us) // 2)
-
-
-def clock_resets(done: Mapping[str, Any]) -> list[ClockReset]:
-    """Those that a `done` of the process leg carries, in their order."""
-    return [ClockReset(*reset) for reset in done.get("clock_resets", ())]
-
-
 def arrivals(messages: Iterable[Message], clock_us: int, resets: Sequence[ClockReset] = ()) -> Iterator[Arrived]:
     """`messages` must be all frames of the stream from where `clock_us` was taken, in sequence order: the server's time may step back."""
     for message in messages:
         clock_us = max(clock_us, arrival_by(resets, message.sequence, microseconds(message.time)))
         yield Arrived(message, clock_us)
-
-
-def packed(arrivals_us: Sequence[int]) -> list[int]:
-    """The arrivals of neighbouring frames as a `done` has them: the first, and how much later each of the others was."""
-    return [*arrivals_us[:1], *(after - before for before, after in pairwise(arrivals_us))]
-
-
-def unpacked(differences: Sequence[int]) -> list[int]:
-    """Inverse of `packed`."""
-    return list(accumulate(differences))
 
 
 def arrival_by(resets: Sequence[ClockReset], sequence: int, server_us: int) -> int:

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Item
 from pipelines.key_store.segments import RunFacts
 from pipelines.key_store.store import bucket_with_turn
 from pipelines.process.admission import LATE, admit
 from pipelines.process.arrivals import read_again
 from pipelines.process.dead_letter_rows import letters
 from pipelines.process.dedup import KEY_COLUMNS
+from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.program import Program
 from pipelines.process.rejections import Rejections
 from pipelines.process.watermarks import FrameTimes
@@ -27,22 +27,17 @@ from pipelines.protocol.append import Appender, Tail, append_rows, last_position
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import bucket_of_key, bucket_of_partition
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED, WRITTEN
-from pipelines.protocol.records import HEADER_CONFIG, Position, in_position_order
+from pipelines.protocol.positions import Position, in_position_order
+from pipelines.protocol.records import HEADER_CONFIG
 from pipelines.protocol.run_lists import Listing, Lists
-
-MAX_EMIT = 2**32 - 1
 
 
 class Buckets:
-    """The out, dead-letter and duplicates subjects, and the stores, of the buckets that an item touches.
+    """The out, dead-letter and duplicates subjects, and the stores, of the buckets that an item touches."""
 
-    The item holds `to`, the end of the plan, `from`, `tails` by subject as far as they are known, and as of the last `done` `runs` by
-    bucket, `clock_us` and `watermarks`.
-    """
-
-    def __init__(self, connections: Connections, config: Program, item: Item) -> None:
+    def __init__(self, connections: Connections, config: Program, item: ProcessItem) -> None:
         self._connections, self._config, self._item = connections, config, item
-        self._headers = {HEADER_CONFIG: item["config"]}
+        self._headers = {HEADER_CONFIG: item.config}
         self._by_subject: dict[str, Appender[Position]] = {}
         self.runs: dict[str, Listing] = {}
         """What the next `done` lists, of the buckets that had rows."""
@@ -67,8 +62,8 @@ class Buckets:
         if rows is not None:
             late = self._append_first_of_keys(bucket, rows, frames, counts)
             letters_of_late = self._late_letters(late) if late.num_rows else late
-            seen = (rows.num_rows, str(bucket), int(self._item["to"]))
-            admit(self._connections, self._item, LATE, seen, letters_of_late)
+            seen = (rows.num_rows, str(bucket), self._item.to)
+            admit(self._connections, self._item.config, LATE, seen, letters_of_late)
             if late.num_rows:
                 refused.append(letters_of_late)
                 counts.update({REJECTED.total: late.num_rows, "rejected.dedup.late": late.num_rows})
@@ -80,9 +75,9 @@ class Buckets:
 
     def _append_first_of_keys(self, bucket: int, rows: pa.Table, frames: FrameTimes | None, counts: Counter[str]) -> pa.Table:
         """The late rows."""
-        names, span = self._connections.names, (self._item["from"], self._item["to"])
+        names, span = self._connections.names, (self._item.start, self._item.to)
         store = self._connections.dedup_store(bucket)
-        store.open(live_runs(self._item["runs"], bucket))
+        store.open(live_runs(self._item.runs, bucket))
         found, late = self._config.dedup.first_of_keys(rows, store, frames)
         reach("process.before-state")
         has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
@@ -100,22 +95,22 @@ class Buckets:
         rejections = Rejections("dedup", late.num_rows)
         rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
         records = read_again(self._connections.log, self._connections.names.stream("raw"), late)
-        return letters(records, rejections.split(late, late).rejected, self._item["config"], self._config.source)
+        return letters(records, rejections.split(late, late).rejected, self._item.config, self._config.source)
 
-    def tails(self) -> dict[str, Any]:
+    def tails(self) -> dict[str, SubjectTail]:
         """The subjects' ends as the next plan remembers them."""
         known = {subject: appender.known_tail for subject, appender in self._by_subject.items()}
         return {
-            subject: [tail.sequence, str(tail.position) if tail.position is not None else ""]
+            subject: (tail.sequence, str(tail.position) if tail.position is not None else "")
             for subject, tail in known.items()
             if tail is not None
         }
 
     def _appender(self, role: str, subject: str) -> Appender[Position]:
         if subject not in self._by_subject:
-            known = self._item["tails"].get(subject)
+            known = self._item.tails.get(subject)
             tail = Tail(known[0], Position.parse(known[1]) if known[1] else None) if known else None
-            limit = Position(self._item["to"], MAX_EMIT, MAX_EMIT)
+            limit = Position.end_of(self._item.to)
             stream = self._connections.names.stream(role)
             self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail)
         return self._by_subject[subject]

@@ -7,7 +7,7 @@ bucket's task does the rest.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from heapq import merge
 from typing import Any
@@ -16,15 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Item, Parcel, Report
+from pipelines.engine.execute import Exchange, Parcel, Work
 from pipelines.errors import RetryableError, UndecidedError
 from pipelines.process.admission import STAGES, admit
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.process.isolation import INTERNAL_ERROR, Decided
+from pipelines.process.items import ProcessItem, ProcessReport, ProcessReports, Share
 from pipelines.process.program import Program, add_counts, new_counts, run, together
 from pipelines.process.stage_config import config_of
-from pipelines.process.watermarks import NOTHING, FrameTimes, Watermarks
+from pipelines.process.watermarks import FrameTimes
+from pipelines.protocol.bodies import NOTHING, Watermarks
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import is_redriven
 from pipelines.protocol.records import decode_parcel, encode_frame
@@ -34,24 +36,29 @@ ROWS, LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
 """Kinds of parcels that cross the exchange."""
 
 
-def process(connections: Connections, item: Item) -> Report:
+def process(connections: Connections, item: ProcessItem) -> ProcessReports:
     """One item in a task: its buckets one after the other, each with the frames that it fetches itself."""
-    config = config_of(connections, item["config"])
-    return {
-        bucket: process_frames(connections, config, item, fetched(connections, item, share), bucket)
-        for bucket, share in item["buckets"].items()
-    }
+    config = config_of(connections, item.config)
+    return ProcessReports(
+        tuple(
+            process_frames(connections, config, item, fetched(connections, share, item.start, item.to), bucket)
+            for bucket, share in item.shares.items()
+        )
+    )
 
 
-def before_exchange(connections: Connections, item: Item) -> Iterator[Parcel]:
+PROCESS = Work(process, ProcessItem, ProcessReports)
+
+
+def before_exchange(connections: Connections, item: ProcessItem) -> Iterator[Parcel]:
     """One item in a task, with dedup: its frames through the stages; rows with their keys to their bucket, letters to theirs.
 
     What it counted goes to bucket 0, the frames' times to all.
     """
-    config = config_of(connections, item["config"])
+    config = config_of(connections, item.config)
     counts = new_counts()
-    for name, share in item["buckets"].items():
-        for step in steps(fetched(connections, item, share), STEP_BYTES // config.widening):
+    for name, share in item.shares.items():
+        for step in steps(fetched(connections, share, item.start, item.to), STEP_BYTES // config.widening):
             rows, rejected = _admitted(connections, item, name, step, counts)
             for bucket, part in shares(rows, key_owners(rows, config.buckets)):
                 yield bucket, ROWS, encode_frame(part)
@@ -69,27 +76,27 @@ def times_to_all(rows: pa.Table, step: Sequence[Arrived], buckets: int) -> Itera
     yield from ((bucket, TIMES, times) for bucket in range(buckets))
 
 
-def times_of(parcels: Iterable[tuple[str, bytes]], item: Item, config: Program) -> FrameTimes | None:
-    """What `times_to_all` has sent of all frames of a range; None where the window is not measured on a field."""
+def times_of(parcels: Iterable[tuple[str, bytes]], before: Watermarks, config: Program) -> FrameTimes | None:
+    """What `times_to_all` has sent of all frames of a range behind `before`; None where the window is not measured on a field."""
     if not config.dedup.time_field:
         return None
     rows = (tuple(row) for kind, payload in parcels if kind == TIMES for row in json.loads(payload))
-    return FrameTimes.of_rows(rows, Watermarks.of(item), config.dedup.window_us)
+    return FrameTimes.of_rows(rows, before, config.dedup.window_us)
 
 
-def frame_times(rows: pa.Table, frames: Iterable[Arrived], item: Mapping[str, Any], config: Program) -> FrameTimes | None:
+def frame_times(rows: pa.Table, frames: Iterable[Arrived], before: Watermarks, config: Program) -> FrameTimes | None:
     """As `times_of`, of all frames of a range and their rows."""
     if not config.dedup.time_field:
         return None
-    return FrameTimes.of(rows, (frame.message for frame in frames), Watermarks.of(item), config.dedup.window_us)
+    return FrameTimes.of(rows, (frame.message for frame in frames), before, config.dedup.window_us)
 
 
-def after_exchange(connections: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
+def after_exchange(connections: Connections, item: ProcessItem, bucket: int, parcels: list[tuple[str, bytes]]) -> ProcessReport:
     """One bucket of the plan in a task: all that was sent to it, in position order; the only writer of the bucket's subjects and store."""
-    config = config_of(connections, item["config"])
+    config = config_of(connections, item.config)
     buckets = Buckets(connections, config, item)
     counts: Counter[str] = Counter()
-    frames = times_of(parcels, item, config)
+    frames = times_of(parcels, item.watermarks, config)
     for kind, payload in parcels:
         if kind == COUNTS:
             counts.update(json.loads(payload))
@@ -99,24 +106,31 @@ def after_exchange(connections: Connections, item: Item, bucket: int, parcels: l
     return _report(buckets, counts, frames)
 
 
-def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -> Report:
-    watermarks = frames.last.encoded() if frames is not None else None
-    return {"counts": dict(counts), "tails": buckets.tails(), "runs": buckets.runs, "watermarks": watermarks}
+PROCESS_KEYS = Exchange(before_exchange, after_exchange, ProcessItem, ProcessItem, ProcessReport)
 
 
-def fetched(connections: Connections, item: Item, share: dict[str, Any]) -> Iterator[Arrived]:
-    """The bucket's frames, exactly those that the driver's scan named: a gap must stop the task before it writes beyond it."""
+def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -> ProcessReport:
+    return ProcessReport(dict(counts), buckets.tails(), buckets.runs, frames.last if frames is not None else None)
+
+
+def fetched(connections: Connections, share: Share, start: int, to: int) -> Iterator[Arrived]:
+    """The frames of a share, behind `start` up to `to`, exactly those that the driver's scan named.
+
+    A gap must stop the task before it writes beyond it.
+    """
     stream = connections.names.stream("raw")
-    subjects = (connections.log.fetch(stream, subject, item["from"], item["to"]) for subject in share["subjects"])
+    subjects = (connections.log.fetch(stream, subject, start, to) for subject in share.subjects)
     found = merge(*subjects, key=lambda message: message.sequence)
-    for sequence, arrival_us in share["frames"]:
+    for sequence, arrival_us in share.frames:
         message = next(found, None)
         if message is None or message.sequence != sequence:
             raise RetryableError(f"reading {stream}: sequence {sequence} is not served yet by the replica that answered")
         yield Arrived(message, arrival_us)
 
 
-def process_frames(connections: Connections, config: Program, item: Item, frames: Iterable[Arrived], share: str = "") -> Report:
+def process_frames(
+    connections: Connections, config: Program, item: ProcessItem, frames: Iterable[Arrived], share: str = ""
+) -> ProcessReport:
     """All frames of some buckets in sequence order through the stages; appends what the buckets' subjects do not hold yet.
 
     With dedup they must be all frames of the plan. Counts are those of the stages, so a replay reports the same. `share` names the
@@ -129,7 +143,7 @@ def process_frames(connections: Connections, config: Program, item: Item, frames
     times = None
     if config.dedup.key:
         rows, rejected = (together(list(tables)) for tables in zip(*passed, strict=True))
-        times = frame_times(rows, frames, item, config)
+        times = frame_times(rows, frames, item.watermarks, config)
         _append_by_key(buckets, config, rows, rejected, times, counts)
     else:
         _append_in_order(buckets, passed)
@@ -163,20 +177,19 @@ def _append_by_key(
 
 
 def _admitted(
-    connections: Connections, item: Item, share: str, step: Sequence[Arrived], counts: dict[str, int]
+    connections: Connections, item: ProcessItem, share: str, step: Sequence[Arrived], counts: dict[str, int]
 ) -> tuple[pa.Table, pa.Table]:
     """(rows, dead letters) of some frames; adds to `counts`. Raises HaltError when the dead letters must not be written, UndecidedError
     when the plan must name some first.
     """
-    decided = item.get("poison", [])
     try:
-        made = run(config_of(connections, item["config"]), connections.engine, step, decided)
+        made = run(config_of(connections, item.config), connections.engine, step, item.poison)
     except Exception:
         connections.discard_engine()
         raise
     seen = (sum(frame.message.rows for frame in step if not is_redriven(frame.message.subject)), share, step[-1].message.sequence)
-    admit(connections, item, STAGES, seen, made.letters)
-    if found := undecided(made.letters, decided):
+    admit(connections, item.config, STAGES, seen, made.letters)
+    if found := undecided(made.letters, item.poison):
         connections.discard_engine()
         raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
     add_counts(counts, made.counts)

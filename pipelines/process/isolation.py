@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.host import is_of_host
-from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, position_keys
+from pipelines.protocol.positions import position_keys
+from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput
 
 INTERNAL_ERROR = "internal_error"
 ATTEMPTS = 3

@@ -1,10 +1,10 @@
 """The process leg: raw frames to typed out frames and dead letters. A work item is some buckets' share of a range of raw sequences."""
 
-import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any
@@ -13,19 +13,22 @@ from pyspark.sql import SparkSession
 
 from pipelines.config import format_duration
 from pipelines.connectors.nats.client import check_contiguous
-from pipelines.engine.execute import Item, Report, run_in_tasks, run_with_exchange
+from pipelines.engine.execute import run_in_tasks, run_with_exchange
 from pipelines.engine.leg import Leg, check_input, input_mark
 from pipelines.engine.ranges import MAX_FRAMES_PER_BATCH
 from pipelines.errors import HaltError, RetryableError, UndecidedError
 from pipelines.key_store.store import made_for
-from pipelines.process.arrivals import Arrived, arrival_by, arrivals, bucket_of, clock_resets, microseconds, packed
-from pipelines.process.frames import after_exchange, before_exchange, process, process_frames
+from pipelines.process.arrivals import Arrived, arrival_by, arrivals, bucket_of, microseconds
+from pipelines.process.frames import PROCESS, PROCESS_KEYS, process_frames
+from pipelines.process.items import ProcessItem, ProcessReport, Share, SubjectTail
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.append import last_position
-from pipelines.protocol.ledger import Entry
+from pipelines.protocol.bodies import PageReference, Poison, ProcessDone, ProcessPlan
+from pipelines.protocol.ledger import Entry, stored_form
 from pipelines.protocol.naming import bucket_of_partition
-from pipelines.protocol.records import Message, Position
-from pipelines.protocol.run_lists import Lists, RunLists, digest_of_names
+from pipelines.protocol.positions import Position, differences
+from pipelines.protocol.records import Message
+from pipelines.protocol.run_lists import Lists, Offers, RunLists, digest_of_names
 
 DRIVER_FRAMES = 16
 """Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
@@ -38,7 +41,7 @@ CLOCK_SECONDS = 1.0
 """How often the clocks are compared: it takes a request."""
 
 
-class ProcessLeg(Leg):
+class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     """Offset is {"sequence": last raw sequence}."""
 
     name = "process"
@@ -51,8 +54,10 @@ class ProcessLeg(Leg):
     _scanned: Sequence[Message] = ()
     """Headers of the raw frames that the last plan was cut from."""
     _run_lists: RunLists | None = None
-    _tails: Mapping[str, Any] = {}
+    _tails: Mapping[str, SubjectTail] = {}
     """Ends of subjects, by what this leg has seen of them; a subject that is not here is looked up."""
+    _runs: Lists | None = None
+    """The live runs behind the plan that was executed last."""
 
     @property
     def _lists(self) -> RunLists:
@@ -61,18 +66,29 @@ class ProcessLeg(Leg):
         return self._run_lists
 
     def _start_offset(self) -> dict[str, int]:
-        check_input(self.connections.log, self.connections.names.stream("raw"), self.chain.state.done)
+        self._check_input()
         self._check_buckets()
         if self.chain.state.plan is None:
             self._check_clock()
         self._sweep()
         return {"sequence": self.chain.state.to or 0}
 
+    @property
+    def _done(self) -> ProcessDone | None:
+        return self.chain.state.done.body if self.chain.state.done else None
+
+    @property
+    def _listed_by(self) -> PageReference | None:
+        return self._done.runs if self._done else None
+
+    def _check_input(self) -> None:
+        check_input(self.connections.log, self.connections.names.stream("raw"), self._done.input if self._done else None)
+
     def _check_buckets(self) -> None:
-        done, buckets = self.chain.state.done, config_of(self.connections, self.connections.run.stage_config).buckets
-        if done is not None and done.body["buckets"] != buckets:
+        done, buckets = self._done, config_of(self.connections, self.connections.run.stage_config).buckets
+        if done is not None and done.buckets != buckets:
             raise HaltError(
-                f"starting process: its state lies in {done.body['buckets']} buckets, the file says {buckets}: a change was begun and is "
+                f"starting process: its state lies in {done.buckets} buckets, the file says {buckets}: a change was begun and is "
                 "not finished; run `tallyflow rebucket` again"
             )
 
@@ -81,14 +97,14 @@ class ProcessLeg(Leg):
 
         A range that was planned is done before, so that `reset-clock` finds none.
         """
-        done, log = self.chain.state.done, self.connections.log
+        done, log = self._done, self.connections.log
         config = config_of(self.connections, self.connections.run.stage_config)
         if done is None or not config.dedup.key or config.dedup.time_field or time.monotonic() < self._next_clock:
             return
         self._next_clock = time.monotonic() + CLOCK_SECONDS
         limits = self.connections.config.resources.nats
         now_us = microseconds(log.clock(self.connections.names.stream("raw")))
-        ahead = timedelta(microseconds=done.body["clock_us"] - arrival_by(clock_resets(done.body), sys.maxsize, now_us))
+        ahead = timedelta(microseconds=done.clock_us - arrival_by(done.clock_resets, sys.maxsize, now_us))
         self.status.warning = ""
         if ahead > limits.max_clock_ahead:
             told = (
@@ -100,7 +116,7 @@ class ProcessLeg(Leg):
                 raise HaltError(f"judging by arrival: {told}; or wait, or say `clock_ahead: warn` in resources.nats")
             self.status.warning = told
 
-    def _finish(self, session: SparkSession, plan: Entry) -> None:
+    def _finish(self, session: SparkSession, plan: Entry[ProcessPlan]) -> None:
         """As every leg's; then deletes the runs that the new `done` does not list any more, or that attempts in vain have left."""
         before = self._listed()
         super()._finish(session, plan)
@@ -115,7 +131,7 @@ class ProcessLeg(Leg):
 
     def _listed(self) -> dict[str, set[str]]:
         """Names of the live runs, by bucket."""
-        runs = self._lists.of(self.chain.state.done.body) if self.chain.state.done else {}
+        runs = self._lists.of(self._listed_by)
         return {bucket: {listed[0] for listed in listing} for bucket, listing in runs.items()}
 
     def _sweep(self) -> None:
@@ -133,11 +149,11 @@ class ProcessLeg(Leg):
     def covers(self, end: dict[str, int]) -> bool:
         return (self.chain.state.to or 0) >= end["sequence"]
 
-    def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+    def propose(self, end: dict[str, int]) -> ProcessPlan:
         self._check_clock()
         start = self.chain.state.to or 0
         to = min(end["sequence"], start + MAX_FRAMES_PER_BATCH)
-        return start, self._within_bytes(start, to), {"config": self.connections.run.stage_config}
+        return ProcessPlan(start=start, to=self._within_bytes(start, to), config=self.connections.run.stage_config)
 
     def _within_bytes(self, start: int, to: int) -> int:
         """The end of the next plan, `to` or before: with dedup the rows of a plan are judged together, so they must fit into memory."""
@@ -154,42 +170,43 @@ class ProcessLeg(Leg):
             return self._scanned[: to - start]
         return self.connections.log.scan(self.connections.names.stream("raw"), start, to)
 
-    def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+    def execute(self, session: SparkSession, plan: Entry[ProcessPlan]) -> ProcessDone:
         # An earlier attempt may have amended it.
-        plan = self.chain.state.plan or plan
+        body = (self.chain.state.plan or plan).body
         while True:
             if self._undecided:
-                plan = self._decide(plan)
+                body = self._decide(body)
             try:
-                return self._execute(session, plan)
+                return self._execute(session, body)
             except UndecidedError as error:
                 self._undecided = error.places
 
-    def _decide(self, plan: Entry) -> Entry:
+    def _decide(self, plan: ProcessPlan) -> ProcessPlan:
         """The plan with the records that a stage ends on: whatever is tried again from now on, they are dead letters.
 
         An earlier attempt that went beyond one of them had a row of it, or a letter for another reason; then nothing can be decided.
         """
-        decided = [*plan.body.get("poison", []), *([place[0], place[1], *place[3:]] for place in self._undecided)]
+        found: Iterator[Poison] = ((sequence, ordinal, stage, message) for sequence, ordinal, _, stage, message in self._undecided)
+        decided = (*plan.poison, *found)
         if len(decided) > MAX_POISON:
             raise HaltError(
-                f"processing raw {plan.body['from']}-{plan.body['to']}: the stages end on more than {MAX_POISON:,} records "
+                f"processing raw {plan.start}-{plan.to}: the stages end on more than {MAX_POISON:,} records "
                 f"({self._undecided[0][4]}); nothing was dropped. Report this with the log, and start the version that ran before"
             )
         self._check_not_passed(plan)
         # After an append of unknown outcome the same decision is appended again.
-        plan = self.chain.amend(poison=decided)
+        amended = self.chain.amend(replace(plan, poison=decided)).body
         self._undecided = []
-        return plan
+        return amended
 
-    def _check_not_passed(self, plan: Entry) -> None:
+    def _check_not_passed(self, plan: ProcessPlan) -> None:
         """Raises HaltError when an attempt at the plan has written what lies beyond a record that is about to be decided."""
-        config = config_of(self.connections, plan.body["config"])
+        config = config_of(self.connections, plan.config)
         first: dict[int, Position] = {}
         for sequence, ordinal, partition, *_ in self._undecided:
             # With dedup nothing is written before every record of the plan has been through the stages.
             places = range(config.buckets) if config.dedup.key else [bucket_of_partition(partition, config.buckets)]
-            place = Position(plan.body["from"] + 1, 0) if config.dedup.key else Position(sequence, ordinal)
+            place = Position(plan.start + 1, 0) if config.dedup.key else Position(sequence, ordinal)
             for bucket in places:
                 first[bucket] = min(first.get(bucket, place), place)
         names, log = self.connections.names, self.connections.log
@@ -198,53 +215,61 @@ class ProcessLeg(Leg):
                 last = log.last(names.stream(role), subject)
                 if last is not None and not last_position(last) < place:
                     raise HaltError(
-                        f"processing raw {plan.body['from']}-{plan.body['to']}: {self._undecided[0][4]} "
+                        f"processing raw {plan.start}-{plan.to}: {self._undecided[0][4]} "
                         f"(raw position {self._undecided[0][0]}.{self._undecided[0][1]}), and an earlier attempt has passed it: an error "
                         "that comes and goes is the host's. Nothing was dropped; start the pipeline again, on another host if it stays"
                     )
 
-    def _execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
-        self._attempts = (plan.body["to"], self._attempts[1] + 1 if self._attempts[0] == plan.body["to"] else 1)
-        done = self.chain.state.done
-        log, stream = self.connections.log, self.connections.names.stream("raw")
-        check_input(log, stream, done)
-        start, to = plan.body["from"], plan.body["to"]
-        before = done.body if done else {}
-        item = {"from": start, "to": to, "config": plan.body["config"], "tails": self._tails, "runs": self._lists.of(before)}
-        item |= {"clock_us": before.get("clock_us", 0), "watermarks": before.get("watermarks"), "poison": plan.body.get("poison", [])}
-        item["clock_resets"] = before.get("clock_resets", [])
-        run = self._in_driver if to - start <= self.connections.run.driver_frames else self._in_tasks
+    def _execute(self, session: SparkSession, plan: ProcessPlan) -> ProcessDone:
+        self._attempts = (plan.to, self._attempts[1] + 1 if self._attempts[0] == plan.to else 1)
+        self._check_input()
+        item = self._item(plan)
+        run = self._in_driver if plan.to - plan.start <= self.connections.run.driver_frames else self._in_tasks
         reports, arrived, last = run(session, item)
         counts: Counter[str] = Counter()
-        tails, runs = dict(item["tails"]), dict(item["runs"])
+        tails, runs = dict(item.tails), dict(item.runs)
         for report in reports:
-            counts.update(report["counts"])
-            tails.update(report["tails"])
-            runs.update(report["runs"])
-        runs = self._adopted(runs)
+            counts.update(report.counts)
+            tails.update(report.tails)
+            runs.update(report.runs)
+        self._runs = self._adopted(runs)
         self._tails = tails
-        return dict(counts), {
-            "config": plan.body["config"],
-            "buckets": config_of(self.connections, plan.body["config"]).buckets,
-            "clock_us": arrived[-1].arrival_us,
-            "clock_resets": item["clock_resets"],
-            "watermarks": next((report["watermarks"] for report in reports if report["watermarks"]), item["watermarks"]),
-            "input": input_mark(last),
-            **{f"{role}_end": self._end_of(role, before, tails) for role in ("out", "duplicates")},
-            "runs": runs,
-            "arrivals": packed([frame.arrival_us for frame in arrived]),
-        }
+        return ProcessDone(
+            start=plan.start,
+            to=plan.to,
+            counts=dict(counts),
+            config=plan.config,
+            buckets=config_of(self.connections, plan.config).buckets,
+            clock_us=arrived[-1].arrival_us,
+            clock_resets=item.clock_resets,
+            watermarks=next((report.watermarks for report in reports if report.watermarks is not None), item.watermarks),
+            input=input_mark(last),
+            out_end=self._end_of("out", self._done.out_end if self._done else 0, tails),
+            duplicates_end=self._end_of("duplicates", self._done.duplicates_end if self._done else 0, tails),
+            arrivals=tuple(differences([frame.arrival_us for frame in arrived])),
+        )
 
-    def _closing(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _item(self, plan: ProcessPlan) -> ProcessItem:
+        """The whole plan, as of the last `done`."""
+        item = ProcessItem(
+            start=plan.start,
+            to=plan.to,
+            config=plan.config,
+            poison=plan.poison,
+            tails=dict(self._tails),
+            runs=self._lists.of(self._listed_by),
+        )
+        done = self._done
+        return item if done is None else replace(item, clock_us=done.clock_us, clock_resets=done.clock_resets, watermarks=done.watermarks)
+
+    def _closing(self, done: ProcessDone) -> ProcessDone:
         """With the runs on pages of their own."""
-        before = self.chain.state.done.body if self.chain.state.done else {}
-        return {**body, "runs": self._lists.write(before, body["runs"])}
+        return replace(done, runs=self._lists.write(self._listed_by, self._runs or {}))
 
-    def _end_of(self, role: str, before: Mapping[str, Any], tails: Mapping[str, Any]) -> int:
-        """The last sequence of a stream that ranges up to this one have written."""
+    def _end_of(self, role: str, before: int, tails: Mapping[str, SubjectTail]) -> int:
+        """The last sequence of a stream that ranges up to this one have written; those `before` had come to that."""
         subjects = self.connections.names.subjects(role).removesuffix(">")
-        ends = (sequence for subject, (sequence, _) in tails.items() if subject.startswith(subjects))
-        return max(ends, default=0) if not before else max(before[f"{role}_end"], *ends, 0)
+        return max(before, *(sequence for subject, (sequence, _) in tails.items() if subject.startswith(subjects)), 0)
 
     def _adopted(self, runs: Lists) -> Lists:
         """`runs` with what a compaction has offered in place of the oldest of them, where all that it was made of is still listed.
@@ -258,43 +283,43 @@ class ProcessLeg(Leg):
         if offer is None or offer.sequence <= self._seen_offer:
             return runs
         adopted = dict(runs)
-        for bucket, (count, names, outputs) in json.loads(offer.payload)["buckets"].items():
+        for bucket, one in stored_form(Offers, offer).buckets.items():
             present = runs.get(bucket, [])
             place = self.connections.dedup_store(int(bucket)).place
-            if digest_of_names(present[:count]) == names and all(place.size(listed[0]) for listed in outputs):
-                adopted[bucket] = [*outputs, *present[count:]]
+            if digest_of_names(present[: one.count]) == one.names and all(place.size(listed[0]) for listed in one.output):
+                adopted[bucket] = [*one.output, *present[one.count :]]
         self._seen_offer = offer.sequence
         return adopted
 
-    def _in_driver(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
+    def _in_driver(self, session: SparkSession, item: ProcessItem) -> tuple[list[ProcessReport], list[Arrived], Message]:
         log, names = self.connections.log, self.connections.names
-        config = config_of(self.connections, item["config"])
-        messages = list(log.fetch(names.stream("raw"), names.subjects("raw"), item["from"], item["to"]))
-        check_contiguous(names.stream("raw"), [m.sequence for m in messages], item["from"], item["to"])
-        arrived = list(arrivals(messages, item["clock_us"], clock_resets(item)))
+        config = config_of(self.connections, item.config)
+        messages = list(log.fetch(names.stream("raw"), names.subjects("raw"), item.start, item.to))
+        check_contiguous(names.stream("raw"), [m.sequence for m in messages], item.start, item.to)
+        arrived = list(arrivals(messages, item.clock_us, item.clock_resets))
         # All buckets at once: a step through the stages costs 9 ms, however few rows it has.
         return [process_frames(self.connections, config, item, arrived)], arrived, messages[-1]
 
-    def _in_tasks(self, session: SparkSession, item: Item) -> tuple[list[Report], list[Arrived], Message]:
+    def _in_tasks(self, session: SparkSession, item: ProcessItem) -> tuple[list[ProcessReport], list[Arrived], Message]:
         log, stream = self.connections.log, self.connections.names.stream("raw")
-        config = config_of(self.connections, item["config"])
-        arrived = list(arrivals(self._scan(item["from"], item["to"]), item["clock_us"], clock_resets(item)))
+        config = config_of(self.connections, item.config)
+        arrived = list(arrivals(self._scan(item.start, item.to), item.clock_us, item.clock_resets))
         shares = {
-            str(bucket): {
-                "subjects": sorted({frame.message.subject for frame in frames}),
-                "frames": [[frame.message.sequence, frame.arrival_us] for frame in frames],
-            }
+            str(bucket): Share(
+                tuple(sorted({frame.message.subject for frame in frames})),
+                tuple((frame.message.sequence, frame.arrival_us) for frame in frames),
+            )
             for bucket, frames in _by_bucket(arrived, config.buckets).items()
         }
-        items = [{**item, "buckets": group} for group in _balanced(shares, session.sparkContext.defaultParallelism)]
+        items = [replace(item, shares=group) for group in _balanced(shares, session.sparkContext.defaultParallelism)]
         if config.dedup.key:
-            reports = run_with_exchange(session, self.run_path, before_exchange, items, after_exchange, item, config.buckets)
+            reports = run_with_exchange(session, self.run_path, PROCESS_KEYS, items, item, config.buckets)
         else:
-            found = run_in_tasks(session, self.run_path, process, items)
-            reports = [report for reports_of_item in found for report in reports_of_item.values()]
-        last = log.get(stream, item["to"])
+            found = run_in_tasks(session, self.run_path, PROCESS, items)
+            reports = [report for reports_of_item in found for report in reports_of_item.buckets]
+        last = log.get(stream, item.to)
         if last is None:
-            raise RetryableError(f"reading {stream}: sequence {item['to']} is not there")
+            raise RetryableError(f"reading {stream}: sequence {item.to} is not there")
         return reports, arrived, last
 
 
@@ -305,12 +330,12 @@ def _by_bucket(arrived: list[Arrived], buckets: int) -> dict[int, list[Arrived]]
     return grouped
 
 
-def _balanced(shares: dict[str, dict[str, Any]], tasks: int) -> list[dict[str, dict[str, Any]]]:
+def _balanced(shares: dict[str, Share], tasks: int) -> list[dict[str, Share]]:
     """The buckets in at most `tasks` groups, the largest first into the emptiest group."""
-    groups: list[dict[str, dict[str, Any]]] = [{} for _ in range(min(tasks, len(shares)))]
+    groups: list[dict[str, Share]] = [{} for _ in range(min(tasks, len(shares)))]
     loads = [0] * len(groups)
-    for bucket, share in sorted(shares.items(), key=lambda entry: -len(entry[1]["frames"])):
+    for bucket, share in sorted(shares.items(), key=lambda entry: -len(entry[1].frames)):
         lightest = loads.index(min(loads))
         groups[lightest][bucket] = share
-        loads[lightest] += len(share["frames"])
+        loads[lightest] += len(share.frames)
     return groups

@@ -14,17 +14,18 @@ order: they are judged by the combined watermark alone, and move none.
 All of it is a function of the raw log. No clock has a part in it.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.key_store.index import Words
+from pipelines.protocol.bodies import NEVER, Watermarks
 from pipelines.protocol.naming import is_redriven
 from pipelines.protocol.records import HEADER_PARTITION, Message
 
@@ -32,41 +33,20 @@ TIME_COLUMN = "_tf_time"
 """A record's own time, in microseconds since 1970, UTC, where the window is measured on a field."""
 BEFORE_COLUMN = "_tf_newest_before"
 """The newest TIME_COLUMN among the earlier records of a record's own raw frame, or NEVER."""
-NEVER = np.iinfo(np.int64).min
 IDLE_RECORDS = 2_000_000
 """A range of ingest has at most 500,000 offsets, which tasks may read partition by partition. Twice that is between two ranges."""
 _NO_PARTITION = -1
 Times = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Watermarks:
-    """Up to some frame: the combined watermark, without the lateness; the newest time of all records; how many records of partitions
-    there were; and of each partition its newest time and that count behind its last record. Times in microseconds, or NEVER.
-    """
+class Clocks(Protocol):
+    """How far time has come at the end of a range: by arrival, and by the records' own times. A `done` of the process leg tells both."""
 
-    combined_us: int = NEVER
-    newest_us: int = NEVER
-    records: int = 0
-    partitions: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    @property
+    def clock_us(self) -> int: ...
 
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> "Watermarks":
-        """Those that a `done`, an item or a report carries; of nothing where it carries none."""
-        told = body.get("watermarks")
-        if not told:
-            return NOTHING
-        partitions = {int(partition): (newest, seen) for partition, (newest, seen) in told["partitions"].items()}
-        return cls(told["combined_us"], told["newest_us"], told["records"], partitions)
-
-    def encoded(self) -> dict[str, Any]:
-        """As JSON values: inverse of `of`."""
-        partitions = {str(partition): list(facts) for partition, facts in sorted(self.partitions.items())}
-        return {"combined_us": self.combined_us, "newest_us": self.newest_us, "records": self.records, "partitions": partitions}
-
-
-NOTHING = Watermarks()
-"""Before the first frame."""
+    @property
+    def watermarks(self) -> Watermarks: ...
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Raw positions as single integers that sort like them, as `records.position_keys` packs them."""
+"""Raw positions as single integers that sort like them, as `positions.position_keys` packs them."""
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.protocol.records import ORDINAL_BITS
+from pipelines.protocol.positions import ORDINAL_BITS
 
 RawPositions = npt.NDArray[np.uint64]
 NO_POSITIONS: RawPositions = np.zeros(0, dtype=np.uint64)

@@ -32,8 +32,8 @@ from pipelines.proof.verification.run import Request, Subject, Verifier, verify
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.protocol.naming import PUT_BACK, STREAM_ID_KEY, Names
+from pipelines.protocol.positions import position_keys
 from pipelines.protocol.purge import purge_lease
-from pipelines.protocol.records import position_keys
 from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
 

@@ -13,17 +13,8 @@ import pyarrow as pa
 
 from pipelines.errors import ConflictError, FencedError, InvariantError, RetryableError
 from pipelines.protocol.ledger import Log
-from pipelines.protocol.records import (
-    HEADER_BYTES,
-    HEADER_FIRST,
-    HEADER_LAST,
-    HEADER_ROWS,
-    Message,
-    Position,
-    beyond,
-    cut_frames,
-    first_and_last,
-)
+from pipelines.protocol.positions import Position, beyond, first_and_last
+from pipelines.protocol.records import HEADER_BYTES, HEADER_FIRST, HEADER_LAST, HEADER_ROWS, Message, cut_frames
 
 
 class Comparable(Protocol):

@@ -4,7 +4,6 @@ A runner takes the leases of all legs that it runs, or none. The file lock makes
 lock of a dead process); the epoch keeps out other hosts and paused runners. Whoever sees a higher epoch than its own writes nothing more.
 """
 
-import json
 import os
 import socket
 import threading
@@ -12,14 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
 from pipelines.errors import ConflictError, FencedError, HaltError, RetryableError
-from pipelines.protocol.ledger import Log
+from pipelines.protocol.codec import Count, Flag, Form, Text, to_text
+from pipelines.protocol.ledger import Log, stored_form
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
 
@@ -31,21 +31,22 @@ that is late. Not how long it runs: `max_execution_time` does not bind what a pa
 
 
 @dataclass(frozen=True)
-class Holder:
+class Holder(Form):
     """What the lease subject says: who holds it. `place` is the id of a state directory; the same place means the same host's files."""
 
-    epoch: int
-    place: str
-    runner: str
-    released: bool = False
+    epoch: Count
+    place: Text
+    runner: Text
+    released: Flag = False
+    beat: Count = 0
+    """Tells one renewal from the next."""
 
     def encode(self, beat: int) -> bytes:
-        return json.dumps({**self.__dict__, "beat": beat}, sort_keys=True).encode()
+        return to_text(replace(self, beat=beat)).encode()
 
     @classmethod
     def decode(cls, message: Message) -> "Holder":
-        record = json.loads(message.payload)
-        return cls(record["epoch"], record["place"], record["runner"], record["released"])
+        return stored_form(cls, message)
 
 
 def leg_lock(directory: Path, leg: str) -> FileLock:

@@ -10,14 +10,17 @@ Why the ledger and not Spark's checkpoint is the commit point: reference/protoco
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pipelines.errors import ConflictError, DataLossError, FencedError, HaltError, InvariantError, RetryableError
+from pipelines.protocol.codec import Count, F, Form, FormError, Seconds, Text, from_record, from_text, to_record
+from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
 
-Json = Any
+FORMAT = 2
+"""Of the entries: raised when a release writes other fields, or means others by them."""
+Totals = dict[Text, Count]
 
 
 class Log(Protocol):
@@ -31,61 +34,179 @@ class Log(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
+class Open(Form):
+    """A runner with a new epoch has taken the chain over."""
+
+    KIND: ClassVar[str] = "open"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Form):
+    """What every plan says: its range."""
+
+    KIND: ClassVar[str] = "plan"
+    start: Any
+    to: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done(Form):
+    """What every `done` says: the range of its plan, what was counted in it, and running `totals`, which the chain adds up."""
+
+    KIND: ClassVar[str] = "done"
+    start: Any
+    to: Any
+    counts: Totals = field(default_factory=dict)
+    totals: Totals = field(default_factory=dict)
+    seconds: Seconds = 0.0
+
+
+B_co = TypeVar("B_co", bound=Open | Plan | Done, covariant=True)
+P = TypeVar("P", bound=Plan)
+D = TypeVar("D", bound=Done)
+P_co = TypeVar("P_co", bound=Plan, covariant=True)
+D_co = TypeVar("D_co", bound=Done, covariant=True)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[B_co]):
     """One entry of a chain. `sequence` is its place in the ledger stream, 0 before it is appended."""
 
-    kind: str
     epoch: int
-    body: Mapping[str, Json] = field(default_factory=dict)
+    body: B_co
     previous_done: int = 0
     open_plan: int = 0
     sequence: int = 0
 
-    def encode(self) -> bytes:
-        record = {"kind": self.kind, "epoch": self.epoch, "previous_done": self.previous_done, "open_plan": self.open_plan, **self.body}
-        return json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
+    @property
+    def kind(self) -> str:
+        """`open`, `plan` or `done`."""
+        return self.body.KIND
 
-    @classmethod
-    def decode(cls, message: Message) -> "Entry":
-        """Raises HaltError for a message that is no entry: whoever may publish on the ledger can write it."""
+    def encode(self) -> bytes:
+        """Raises InvariantError for a body that could not be read again: it would halt its leg for good."""
+        body = to_record(self.body)
         try:
-            record = json.loads(message.payload)
-            kind, *numbers = (record.pop(name) for name in ("kind", "epoch", "previous_done", "open_plan"))
-            if not isinstance(kind, str) or not all(type(number) is int and 0 <= number < message.sequence for number in numbers[1:]):
-                raise ValueError("its kind or its references are none")
-            if type(numbers[0]) is not int or numbers[0] < 0:
-                raise ValueError("its epoch is none")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise HaltError(
-                f"reading {message.subject} at {message.sequence}: no entry of a ledger ({type(error).__name__}); only Tallyflow may write "
-                "to its streams: see who else may publish there, and restore them from a backup of one moment"
-            ) from error
-        return cls(kind, numbers[0], record, numbers[1], numbers[2], message.sequence)
+            if from_record(type(self.body), body) != self.body:
+                raise FormError("it reads otherwise than it is")
+        except FormError as error:
+            raise InvariantError(f"writing a {type(self.body).__name__}: {error}; nothing was written. Report this with the log") from error
+        envelope = {"format": FORMAT, "kind": self.kind, "epoch": self.epoch}
+        references = {"previous_done": self.previous_done, "open_plan": self.open_plan}
+        return json.dumps({**body, **envelope, **references}, separators=(",", ":"), sort_keys=True).encode()
 
 
 @dataclass(frozen=True)
-class ChainState:
+class ChainType(Generic[P_co, D_co]):
+    """The chain of a leg: what its plans and its `done` entries say."""
+
+    leg: str
+    plan: type[P_co]
+    done: type[D_co]
+
+    def decode(self, message: Message) -> Entry[Open | P_co | D_co]:
+        """Raises HaltError for a message that is no entry of this chain: whoever may publish on the ledger can write it; and for an entry
+        of another release, with what to do.
+        """
+        try:
+            record = json.loads(message.payload)
+            _check_format(message, record.pop("format", 1))
+            kind, epoch, *references = (record.pop(name) for name in ("kind", "epoch", "previous_done", "open_plan"))
+            if not all(type(number) is int and 0 <= number < message.sequence for number in references):
+                raise FormError("its references are none")
+            if type(epoch) is not int or epoch < 0:
+                raise FormError("its epoch is none")
+            forms: dict[str, type[Open | P_co | D_co]] = {"open": Open, "plan": self.plan, "done": self.done}
+            body = from_record(forms[kind], record)
+        except FormError as error:
+            if error.unknown:
+                raise HaltError(
+                    f"reading {_place(message)}: it says what this release does not know ({', '.join(error.unknown)[:200]}), so a newer "
+                    "one has written it: start that one, or take back there what needs it and let it finish first"
+                ) from error
+            raise _foreign(message, str(error)) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise _foreign(message, type(error).__name__) from error
+        return Entry(epoch, body, references[0], references[1], message.sequence)
+
+    def decode_done(self, message: Message) -> Entry[D_co]:
+        """As `decode`, of an entry that must be a `done`: one that another refers to as such."""
+        return self._decode_as(message, self.done)
+
+    def decode_plan(self, message: Message) -> Entry[P_co]:
+        """As `decode_done`, of a plan."""
+        return self._decode_as(message, self.plan)
+
+    def _decode_as(self, message: Message, form: type[B_co]) -> Entry[B_co]:
+        found = self.decode(message)
+        if not isinstance(found.body, form):
+            raise _foreign(message, f"it is {found.kind}, and another entry refers to it as {form.KIND}")
+        return Entry(found.epoch, found.body, found.previous_done, found.open_plan, found.sequence)
+
+
+def _check_format(message: Message, found: object) -> None:
+    if type(found) is not int or found < 1:
+        raise FormError("its format is none")
+    if found > FORMAT:
+        raise HaltError(
+            f"reading {_place(message)}: a newer release has written it (format {found}, this one reads {FORMAT}): start that one; what it "
+            "has begun cannot be finished by this one"
+        )
+    if found < FORMAT:
+        raise HaltError(
+            f"reading {_place(message)}: an earlier release has written it (format {found}, this one reads {FORMAT}): go on with that one, "
+            "or delete the pipeline (`tallyflow delete`) and start it anew"
+        )
+
+
+def _place(message: Message) -> str:
+    return f"{message.subject} at {message.sequence}"
+
+
+def _foreign(message: Message, reason: str) -> HaltError:
+    return HaltError(
+        f"reading {_place(message)}: no entry of a ledger ({reason}); only Tallyflow may write to its streams: see who else may publish "
+        "there, and restore them from a backup of one moment"
+    )
+
+
+def stored_form(form: type[F], message: Message) -> F:
+    """What stands on the ledger beside the chains. Raises HaltError for a message that is none."""
+    try:
+        return from_text(form, message.payload)
+    except FormError as error:
+        raise _foreign(message, str(error)) from error
+
+
+@dataclass(frozen=True)
+class ChainState(Generic[P_co, D_co]):
     """Where a chain stands: its last sequence and epoch, the last `done`, and the plan that is not done yet."""
 
     sequence: int = 0
     epoch: int = 0
-    done: Entry | None = None
-    plan: Entry | None = None
+    done: Entry[D_co] | None = None
+    plan: Entry[P_co] | None = None
 
     @property
-    def to(self) -> Json:
+    def to(self) -> Any:
         """End of the last done range; None before the first."""
-        return self.done.body["to"] if self.done else None
+        return self.done.body.to if self.done else None
+
+    @property
+    def totals(self) -> Totals:
+        """The running totals of the last `done`; none before the first."""
+        return self.done.body.totals if self.done else {}
 
 
-def read_chain(log: Log, stream: str, subject: str) -> ChainState:
-    """State of the chain on `subject`, without joining it. Raises DataLossError when an entry it points at is gone."""
+def read_chain(log: Log, names: Names, kind: ChainType[P, D]) -> ChainState[P, D]:
+    """State of a leg's chain, without joining it. Raises DataLossError when an entry it points at is gone."""
+    stream, subject = names.stream("ledger"), names.chain(kind.leg)
     while True:
         message = log.last(stream, subject)
         if message is None:
             return ChainState()
         try:
-            return _state_at(log, stream, subject, Entry.decode(message))
+            return _state_at(log, stream, kind, message)
         except DataLossError:
             # The chain may have gone on meanwhile, and its older part may have been purged.
             newer = log.last(stream, subject)
@@ -93,48 +214,56 @@ def read_chain(log: Log, stream: str, subject: str) -> ChainState:
                 raise
 
 
-def _state_at(log: Log, stream: str, subject: str, last: Entry) -> ChainState:
-    done_at = last.sequence if last.kind == "done" else last.previous_done
-    plan_at = last.sequence if last.kind == "plan" else last.open_plan
+def _state_at(log: Log, stream: str, kind: ChainType[P, D], last: Message) -> ChainState[P, D]:
+    entry = kind.decode(last)
+    done_at = entry.sequence if entry.kind == Done.KIND else entry.previous_done
+    plan_at = entry.sequence if entry.kind == Plan.KIND else entry.open_plan
 
-    def fetch(sequence: int) -> Entry | None:
-        if sequence == 0 or sequence == last.sequence:
-            return last if sequence else None
-        entry = log.get(stream, sequence)
-        if entry is None:
+    def fetch(sequence: int) -> Message:
+        message = last if sequence == last.sequence else log.get(stream, sequence)
+        if message is None:
             raise DataLossError(
-                f"reading the chain {subject}: entry {sequence} is gone from {stream}; restore the stream from a backup of the same moment"
+                f"reading the chain {last.subject}: entry {sequence} is gone from {stream}; restore the stream from a backup of the same "
+                "moment"
             )
-        return Entry.decode(entry)
+        if message.subject != last.subject:
+            raise _foreign(last, f"it refers to {message.subject}")
+        return message
 
-    return ChainState(last.sequence, last.epoch, fetch(done_at), fetch(plan_at))
+    done = kind.decode_done(fetch(done_at)) if done_at else None
+    plan = kind.decode_plan(fetch(plan_at)) if plan_at else None
+    return ChainState(entry.sequence, entry.epoch, done, plan)
 
 
-class Chain:
+class Chain(Generic[P, D]):
     """One leg's chain, for the runner that holds `epoch`. Not safe for several threads."""
 
-    def __init__(self, log: Log, stream: str, subject: str, epoch: int) -> None:
-        self._log, self._stream, self._subject, self._epoch = log, stream, subject, epoch
-        self.state = ChainState()
+    def __init__(self, log: Log, names: Names, kind: ChainType[P, D], epoch: int) -> None:
+        self._log, self._names, self._kind, self._epoch = log, names, kind, epoch
+        self._stream, self._subject = names.stream("ledger"), names.chain(kind.leg)
+        self.state: ChainState[P, D] = ChainState()
 
-    def open(self) -> ChainState:
+    def open(self) -> ChainState[P, D]:
         """Takes the chain over: appends `open{epoch}`, behind whatever is there. It does not close an open plan.
 
         Raises FencedError when a runner with a higher epoch was here first.
         """
         while True:
-            self.state = read_chain(self._log, self._stream, self._subject)
+            self.state = self._read()
             if self.state.epoch > self._epoch:
                 raise self._fenced(self.state.epoch)
             try:
-                self._append(Entry("open", self._epoch, {}, self._done_at, self.state.plan.sequence if self.state.plan else 0))
+                self._append(Entry(self._epoch, Open(), self._done_at, self.state.plan.sequence if self.state.plan else 0))
             except ConflictError:
                 continue
             return self.state
 
+    def _read(self) -> ChainState[P, D]:
+        return read_chain(self._log, self._names, self._kind)
+
     def check_epoch(self) -> None:
         """Raises FencedError when a runner with a higher epoch has opened the chain."""
-        found = read_chain(self._log, self._stream, self._subject)
+        found = self._read()
         if found.epoch > self._epoch:
             raise self._fenced(found.epoch)
 
@@ -142,53 +271,58 @@ class Chain:
     def _done_at(self) -> int:
         return self.state.done.sequence if self.state.done else 0
 
-    def plan(self, start: Json, to: Json, **body: Json) -> Entry:
-        """Appends a plan for the range from `start` (the last `to`) to `to`; there must be no open plan."""
+    def plan(self, plan: P) -> Entry[P]:
+        """Appends a plan, whose range starts at the last `to`; there must be no open one."""
         if self.state.plan is not None:
             raise InvariantError(f"planning on {self._subject}: the plan at {self.state.plan.sequence} is still open")
-        entry = self._decide(Entry("plan", self._epoch, {"from": start, "to": to, **body}, self._done_at))
+        entry = self._decide(Entry(self._epoch, plan, self._done_at))
         self.state = replace(self.state, plan=entry)
         return entry
 
-    def done(self, totals: Mapping[str, int], **body: Json) -> Entry:
-        """Closes the open plan; `totals` are this range's counts, added to the running ones of the last `done`."""
-        plan = self.state.plan
-        if plan is None:
-            raise InvariantError(f"closing a plan on {self._subject}: none is open")
-        before = self.state.done.body["totals"] if self.state.done else {}
-        running = {name: before.get(name, 0) + totals.get(name, 0) for name in {*before, *totals}}
-        closing = {"from": plan.body["from"], "to": plan.body["to"], "counts": dict(totals), "totals": running, **body}
-        entry = self._decide(Entry("done", self._epoch, closing, self._done_at))
+    def done(self, done: D) -> Entry[D]:
+        """Closes the open plan, of the same range; its `counts` are added to the running totals of the last `done`."""
+        plan = self._open_plan("closing")
+        self._check_range("closing", done, plan.body)
+        before = self.state.totals
+        totals = {name: before.get(name, 0) + done.counts.get(name, 0) for name in {*before, *done.counts}}
+        entry = self._decide(Entry(self._epoch, replace(done, totals=totals), self._done_at))
         self.state = replace(self.state, done=entry, plan=None)
         return entry
 
-    def amend(self, **body: Json) -> Entry:
-        """Appends the open plan again with these parts replaced: a decision on the way, which stands before its effect as the plan did."""
-        plan = self.state.plan
-        if plan is None:
-            raise InvariantError(f"amending a plan on {self._subject}: none is open")
-        entry = self._decide(Entry("plan", self._epoch, {**plan.body, **body}, self._done_at))
+    def amend(self, plan: P) -> Entry[P]:
+        """Appends the open plan again as it is decided to go on: a decision on the way, which stands before its effect as the plan did."""
+        self._open_plan("amending")
+        entry = self._decide(Entry(self._epoch, plan, self._done_at))
         self.state = replace(self.state, plan=entry)
         return entry
 
-    def restate(self, **body: Json) -> Entry:
-        """Appends the last `done` again with these parts replaced. Its range and its totals stay, and so does an open plan behind it."""
+    def restate(self, done: D) -> Entry[D]:
+        """Appends the last `done` again with other parts. Its range stays, and so does an open plan behind it."""
         before, plan = self.state.done, self.state.plan
         if before is None:
             raise InvariantError(f"restating on {self._subject}: nothing is done yet")
-        entry = self._decide(Entry("done", self._epoch, {**before.body, **body}, before.sequence, plan.sequence if plan else 0))
+        self._check_range("restating", done, before.body)
+        entry = self._decide(Entry(self._epoch, done, before.sequence, plan.sequence if plan else 0))
         self.state = replace(self.state, done=entry)
         return entry
 
-    def _decide(self, entry: Entry) -> Entry:
+    def _open_plan(self, doing: str) -> Entry[P]:
+        if self.state.plan is None:
+            raise InvariantError(f"{doing} a plan on {self._subject}: none is open")
+        return self.state.plan
+
+    def _check_range(self, doing: str, done: D, of: Plan | Done) -> None:
+        if (done.start, done.to) != (of.start, of.to):
+            raise InvariantError(f"{doing} on {self._subject}: the range is {of.start} to {of.to}, and not {done.start} to {done.to}")
+
+    def _decide(self, entry: Entry[B_co]) -> Entry[B_co]:
         """Appends a decision of ours; losing the compare-and-set to anyone else's entry means that we are not the writer any more."""
         try:
             return self._append(entry)
         except ConflictError as conflict:
-            found = read_chain(self._log, self._stream, self._subject)
-            raise self._fenced(found.epoch) from conflict
+            raise self._fenced(self._read().epoch) from conflict
 
-    def _append(self, entry: Entry) -> Entry:
+    def _append(self, entry: Entry[B_co]) -> Entry[B_co]:
         """One compare-and-set append. An unknown outcome is resolved by reading what the last entry is: ours, or still the old one."""
         payload = entry.encode()
         expected = self.state.sequence

@@ -10,7 +10,6 @@ A purge names a sequence below a `done` that stands, and `done` never goes back.
 overtaken, removes only what might go already when it was decided.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,11 +18,26 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Protocol
 
+from pydantic import AwareDatetime
+
 from pipelines.errors import ConflictError
+from pipelines.protocol.bodies import (
+    CHAINS,
+    INGEST_CHAIN,
+    PROCESS_CHAIN,
+    REDRIVE_CHAIN,
+    SINK_CHAIN,
+    IngestDone,
+    IngestPlan,
+    ProcessDone,
+    RedrivePlan,
+)
+from pipelines.protocol.codec import Count, Flag, Form, to_text
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.ledger import ChainState, Entry, Log, read_chain
+from pipelines.protocol.ledger import ChainState, Done, Log, Plan, read_chain, stored_form
 from pipelines.protocol.naming import REDRIVE, Names, is_redriven
-from pipelines.protocol.records import HEADER_FIRST, Message, Position, instant
+from pipelines.protocol.positions import Position
+from pipelines.protocol.records import HEADER_FIRST, Message, instant
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES, ROOM_BYTES
 
 READS = {"process": "raw", "sink": "out"}
@@ -73,26 +87,23 @@ def is_full(stream: Extent) -> bool:
 
 
 @dataclass(frozen=True)
-class Purged:
+class Purged(Form):
     """How far a stream was purged: of what lies below `below` only the last messages of quiet subjects are left, and, until ingest has
     confirmed them, raw frames of its open plan.
 
     `since`: how far the rest reaches back, by the clock of the leg that reads it. `is_early`: before the retention, to make room.
     """
 
-    below: int = 0
-    since: datetime | None = None
-    is_early: bool = False
+    below: Count = 0
+    since: AwareDatetime | None = None
+    is_early: Flag = False
 
     def encode(self) -> bytes:
-        since = self.since.isoformat() if self.since else None
-        return json.dumps({"below": self.below, "since": since, "is_early": self.is_early}, sort_keys=True).encode()
+        return to_text(self).encode()
 
     @classmethod
     def decode(cls, message: Message) -> "Purged":
-        record = json.loads(message.payload)
-        since = record["since"]
-        return cls(record["below"], datetime.fromisoformat(since) if since else None, record["is_early"])
+        return stored_form(cls, message)
 
 
 def read_purged(log: Log, names: Names, role: str) -> Purged:
@@ -121,14 +132,14 @@ def redrive_entries_that_may_go(log: PurgeLog, names: Names, max_age: timedelta)
     As with every chain the last `plan` and `done` stay, and what is younger than `max_age` by the clock of the chain itself.
     """
     stream, subject = names.stream("ledger"), names.chain(REDRIVE)
-    chain = read_chain(log, stream, subject)
+    chain = read_chain(log, names, REDRIVE_CHAIN)
     newest = log.get(stream, chain.done.sequence) if chain.done else None
     below = 0
     for message in islice(log.fetch(stream, subject, 0, newest.sequence - 1 if newest else 0), ENTRIES_PER_CALL):
-        entry = Entry.decode(message)
+        entry = REDRIVE_CHAIN.decode(message)
         if newest is None or message.time > newest.time - max_age:
             break
-        if entry.kind == "plan" and any(log.get(names.stream("dlq"), sequence) for sequence, _ in entry.body["letters"]):
+        if isinstance(entry.body, RedrivePlan) and any(log.get(names.stream("dlq"), sequence) for sequence, _ in entry.body.letters):
             break
         if entry.kind == "done":
             below = entry.sequence + 1
@@ -165,7 +176,7 @@ def _decide(log: Log, names: Names, role: str, purged: Purged) -> None:
 class _Floor:
     """The `done` whose range is the last that may go, its time, and the sequence of the first ledger entry that stays."""
 
-    done: Entry
+    done: Done
     time: datetime
     first_entry: int
 
@@ -179,7 +190,7 @@ class Purge:
     def __init__(self, log: PurgeLog, names: Names, leg: str, max_age: timedelta) -> None:
         self._log, self._names, self._leg, self._max_age = log, names, leg, max_age
         self._ledger = names.stream("ledger")
-        self._role = READS.get(leg)
+        self._role, self._chain = READS.get(leg), CHAINS[leg]
         self._first_entry = 0
         self._purged_below = 0
         self._last_seen: dict[str, int] = {}
@@ -208,15 +219,15 @@ class Purge:
 
     def _advance(self, crowded_out: int) -> None:
         """Moves the floor as far as it may go. `crowded_out`: frames up to there go whatever their age."""
-        chain = read_chain(self._log, self._ledger, self._names.chain(self._leg))
+        chain = read_chain(self._log, self._names, self._chain)
         if chain.done is None:
             return
         newest = self._log.get(self._ledger, chain.done.sequence)
         if newest is None:
             # Gone on, and folded, since: another runner is at work.
             return
-        now = _clock(chain.done, newest)
-        limit, anywhere = self._limits(chain.done.body["to"] if self._role else 1)
+        now = _clock(chain.done.body, newest)
+        limit, anywhere = self._limits(chain.done.body.to if self._role else 1)
         floor = self._floor(chain.done.sequence, limit, now - self._max_age, crowded_out)
         if self._role:
             _decide(self._log, self._names, self._role, self._decision(floor, min(anywhere, crowded_out), now))
@@ -224,7 +235,7 @@ class Purge:
             self._purge_frames(self._role, read_purged(self._log, self._names, self._role).below)
         if floor is None:
             return
-        if self._leg == "process":
+        if isinstance(floor.done, ProcessDone):
             self._purge_duplicates(floor.done)
         # An open plan may stand before the last `done`, when that was restated.
         first = min(floor.first_entry, chain.plan.sequence if chain.plan else floor.first_entry)
@@ -233,7 +244,7 @@ class Purge:
 
     def _decision(self, floor: _Floor | None, for_room: int, now: datetime) -> Purged:
         """For room not only at the end of a range: it may hold frames of a plan of ingest that waits for this very room."""
-        to = floor.done.body["to"] if floor else 0
+        to = floor.done.to if floor else 0
         if for_room > to:
             return Purged(for_room, now, is_early=True)
         return Purged(to, floor.time, floor.time > now - self._max_age) if floor else Purged()
@@ -243,15 +254,15 @@ class Purge:
         floor, plan = None, 0
         entries = self._log.fetch(self._ledger, self._names.chain(self._leg), max(0, self._first_entry - 1), last)
         for message in islice(entries, ENTRIES_PER_CALL):
-            entry = Entry.decode(message)
-            if entry.kind == "plan":
+            entry = self._chain.decode(message)
+            if isinstance(entry.body, Plan):
                 plan = entry.sequence
-            if entry.kind != "done":
+            if not isinstance(entry.body, Done):
                 continue
-            time, to = _clock(entry, message), entry.body["to"] if self._role else 1
+            time, to = _clock(entry.body, message), entry.body.to if self._role else 1
             if to > limit or (time > too_old and to > crowded_out):
                 break
-            floor = _Floor(entry, time, plan or entry.sequence)
+            floor = _Floor(entry.body, time, plan or entry.sequence)
             plan = 0
         return None if floor is None or floor.first_entry == self._first_entry else floor
 
@@ -265,9 +276,9 @@ class Purge:
         """
         if self._leg != "process":
             return to, to
-        ingest, sink = (read_chain(self._log, self._ledger, self._names.chain(leg)) for leg in ("ingest", "sink"))
-        tails = ingest.done.body["tails"].values() if ingest.done else []
-        covered = min(to, max((sequence for sequence, _ in tails), default=0))
+        ingest, sink = read_chain(self._log, self._names, INGEST_CHAIN), read_chain(self._log, self._names, SINK_CHAIN)
+        tails = ingest.done.body.tails.values() if ingest.done else []
+        covered = min(to, max((tail.sequence for tail in tails), default=0))
         stream, confirmed = self._names.stream("out"), sink.to or 0
         out = self._log.state(stream)
         if out is None or out.last_sequence <= confirmed:
@@ -281,24 +292,24 @@ class Purge:
             return
         stream = self._names.stream(role)
         # Read after the decision, whose frames were there by then: without an open plan of ingest all of them are confirmed.
-        ingest = read_chain(self._log, self._ledger, self._names.chain("ingest")) if role == "raw" else None
+        ingest = read_chain(self._log, self._names, INGEST_CHAIN) if role == "raw" else None
         for subject in self._log.subjects(stream, self._names.subjects(role)):
             self._purge_subject(stream, subject, min(below, _needed_by_ingest(ingest, subject)) if ingest else below)
         if ingest is None or ingest.plan is None:
             self._purged_below = below
 
-    def _purge_duplicates(self, floor: Entry) -> None:
+    def _purge_duplicates(self, floor: ProcessDone) -> None:
         """Copies that were kept of the ranges up to the floor; nobody of ours reads them."""
         stream = self._names.stream("duplicates")
         for subject in self._log.subjects(stream, self._names.subjects("duplicates")):
-            self._purge_subject(stream, subject, floor.body["duplicates_end"] + 1)
+            self._purge_subject(stream, subject, floor.duplicates_end + 1)
 
     def _purge_run_lists(self) -> None:
         """Pages that the last `done` does not need; those of an older one, or of one that never was."""
-        done = read_chain(self._log, self._ledger, self._names.chain(self._leg)).done
-        reference = done.body.get("runs") if done else None
+        done = read_chain(self._log, self._names, PROCESS_CHAIN).done
+        reference = done.body.runs if done else None
         if reference:
-            self._purge_subject(self._names.stream("runs"), self._names.run_lists(), reference["first"])
+            self._purge_subject(self._names.stream("runs"), self._names.run_lists(), reference.first)
 
     def _purge_subject(self, stream: str, subject: str, below: int) -> None:
         """Removes the subject's messages below `below`, but never its last one."""
@@ -310,19 +321,19 @@ class Purge:
         self._log.purge(stream, subject, min(below, self._last_seen[subject]))
 
 
-def _needed_by_ingest(ingest: ChainState, raw_subject: str) -> int:
+def _needed_by_ingest(ingest: ChainState[IngestPlan, IngestDone], raw_subject: str) -> int:
     """The sequence from which on ingest may still read a raw subject; of dead letters that entered again it reads nothing."""
     if is_redriven(raw_subject):
         return sys.maxsize
-    tail = ingest.done.body["tails"].get(raw_subject.rpartition(".")[2]) if ingest.done else None
-    return int(tail[0]) if tail else 1
+    tail = ingest.done.body.tails.get(raw_subject.rpartition(".")[2]) if ingest.done else None
+    return tail.sequence if tail else 1
 
 
-def _clock(done: Entry, message: Message) -> datetime:
+def _clock(done: Done, message: Message) -> datetime:
     """What a range's age is measured by: for process the arrival of its last frame, as windows are; for the others its entry's time.
 
     Never the wall clock: a pipeline that stands still keeps what it has.
     """
-    if "clock_us" in done.body:
-        return instant(done.body["clock_us"])
+    if isinstance(done, ProcessDone):
+        return instant(done.clock_us)
     return message.time

@@ -5,16 +5,13 @@ positions it covers, so that a writer can resume, and a reader can plan, without
 """
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.errors import HaltError
 from pipelines.protocol.frame_sizes import declared_bytes
@@ -29,7 +26,6 @@ MAX_DECODED_BYTES = 256 * MAX_FRAME_BYTES
 """Of a frame, uncompressed: lz4 makes of a byte at most 255."""
 UNREADABLE_HEADER = b"tallyflow.unreadable"
 """The only header of a record with `oversize` that is not too large: the client could not give it. Its value is the error's type."""
-_RECORD_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
 _TARGET_FRAME_BYTES = 384 * 1024
 
 INSTANT = pa.timestamp("us", tz="UTC")
@@ -140,30 +136,6 @@ class Message:
     def content_bytes(self) -> int:
         """What a frame takes decoded, without decoding it; 0 of one without rows."""
         return int(self.headers.get(HEADER_BYTES, "0"))
-
-
-class Position(NamedTuple):
-    """Position of an out row or a dead letter; compares in stream order."""
-
-    sequence: int
-    ordinal: int
-    emit: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.sequence}.{self.ordinal}.{self.emit}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Position":
-        sequence, ordinal, emit = text.split(".")
-        return cls(int(sequence), int(ordinal), int(emit))
-
-
-def record_position(text: str) -> Position:
-    """A raw position as people write it: 17.3, or 17.3.0. Raises ValueError."""
-    found = _RECORD_POSITION.fullmatch(text)
-    if found is None:
-        raise ValueError(f"position {text[:80]!r} is not a sequence and an ordinal, such as 17.3")
-    return Position(int(found[1]), int(found[2]))
 
 
 def instant(microseconds: int) -> datetime:
@@ -322,44 +294,3 @@ def with_positions(frame: pa.Table, sequence: int, topic: str, arrival_us: int) 
         "_tf_arrival": pa.repeat(pa.scalar(arrival_us, pa.int64()), rows).cast(INSTANT),
     }
     return pa.table({**columns, **positions})
-
-
-ORDINAL_BITS = 20
-"""Of a position as one number: the sequence stands above so many bits of the ordinal."""
-
-
-def position_keys(table: pa.Table) -> np.ndarray:
-    """(sequence, ordinal) of each row as one sortable uint64: exact while a frame has under 2^20 rows and sequences stay under 2^44."""
-    sequence = table.column("_tf_sequence").to_numpy()
-    ordinal = table.column("_tf_ordinal").to_numpy().astype(np.uint64)
-    keys: np.ndarray = (sequence << np.uint64(ORDINAL_BITS)) | ordinal
-    return keys
-
-
-def in_position_order(table: pa.Table) -> pa.Table:
-    """The rows sorted by (sequence, ordinal)."""
-    return table.take(pa.array(np.argsort(position_keys(table), kind="stable")))
-
-
-def beyond(table: pa.Table, last: Position | None) -> pa.Table:
-    """Rows of a position-sorted table that lie after `last` (exclusive); all of them when `last` is None."""
-    if last is None or table.num_rows == 0:
-        return table
-    sequence, ordinal = table.column("_tf_sequence"), table.column("_tf_ordinal")
-    emit = table.column("_tf_emit") if "_tf_emit" in table.column_names else pa.repeat(pa.scalar(0, pa.uint32()), table.num_rows)
-    same_record = pc.and_(pc.equal(sequence, last.sequence), pc.equal(ordinal, last.ordinal))
-    later_record = pc.or_(
-        pc.greater(sequence, last.sequence),
-        pc.and_(pc.equal(sequence, last.sequence), pc.greater(ordinal, last.ordinal)),
-    )
-    return table.filter(pc.or_(later_record, pc.and_(same_record, pc.greater(emit, last.emit))))
-
-
-def first_and_last(table: pa.Table) -> tuple[Position, Position]:
-    """Positions of the first and the last row of a non-empty, position-sorted table."""
-
-    def at(row: int) -> Position:
-        emit = table.column("_tf_emit")[row].as_py() if "_tf_emit" in table.column_names else 0
-        return Position(table.column("_tf_sequence")[row].as_py(), table.column("_tf_ordinal")[row].as_py(), emit)
-
-    return at(0), at(table.num_rows - 1)

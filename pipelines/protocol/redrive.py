@@ -9,18 +9,19 @@ first, exactly as planned.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.protocol.ledger import Entry
+from pipelines.protocol.bodies import RedrivePlan
 from pipelines.protocol.records import HISTORY_SCHEMA, RAW_SCHEMA
 from pipelines.types.vectors import Mask, to_mask
 
-ENTER, DISCARD = "enter", "discard"
+ENTER: Final = "enter"
+DISCARD: Final = "discard"
 """What a plan does with its letters."""
 OPEN, PARKED, REDRIVEN, DISCARDED = "open", "parked", "redriven", "discarded"
 """States of a letter. Parked: it was rejected so often that it only enters again when told so by its position or a higher limit."""
@@ -43,11 +44,11 @@ class Taken:
     by_frame: Mapping[int, list[tuple[Rows, str]]]
 
     @classmethod
-    def of(cls, plans: Iterable[Entry]) -> "Taken":
+    def of(cls, plans: Iterable[RedrivePlan]) -> "Taken":
         found: dict[int, list[tuple[Rows, str]]] = {}
         for plan in plans:
-            for sequence, ranges in plan.body["letters"]:
-                found.setdefault(sequence, []).append((rows_of(ranges), STATE_AFTER[plan.body["action"]]))
+            for sequence, ranges in plan.letters:
+                found.setdefault(sequence, []).append((rows_of(ranges), STATE_AFTER[plan.action]))
         return cls(found)
 
     def states(self, sequence: int, attempts: npt.NDArray[np.int32], max_attempts: int) -> npt.NDArray[np.str_]:

@@ -10,12 +10,15 @@ writes a compressed block anew; nats-server 2.15: 1.1 GB a day instead of 3 MB, 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from pipelines.errors import ConflictError, DataLossError
-from pipelines.protocol.ledger import ChainState, Log, read_chain
+from pipelines.protocol.bodies import PROCESS_CHAIN, PageReference, ProcessState
+from pipelines.protocol.codec import Count, Digest, Form, PartitionKey
+from pipelines.protocol.ledger import Log, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import digest
 
@@ -28,10 +31,24 @@ Listing = list[list[Any]]
 """The live runs of a bucket, oldest first: name, rows, newest time, digest."""
 Lists = dict[str, Listing]
 """Listings by bucket; a bucket without a run has none, or an empty one."""
-Reference = dict[str, Any]
-"""In a `done`: `first` and `last` page by sequence, the last one's `digest`, and how many batches' `changes` lie behind the first."""
 Change = tuple[int, int, Listing, Listing]
 Changes = dict[str, Change]
+
+
+@dataclass(frozen=True)
+class Offer(Form):
+    """What a compaction has made of the `count` oldest runs of a bucket, whose `names` have this digest."""
+
+    count: Count
+    names: Digest
+    output: Listing
+
+
+@dataclass(frozen=True)
+class Offers(Form):
+    """Of one compaction, by bucket."""
+
+    buckets: dict[PartitionKey, Offer]
 
 
 class RunLists:
@@ -39,29 +56,28 @@ class RunLists:
 
     def __init__(self, log: Log, names: Names) -> None:
         self._log, self._stream, self._subject = log, names.stream("runs"), names.run_lists()
-        self._reference: Reference | None = None
+        self._reference: PageReference | None = None
         self._lists: Lists = {}
         self._end: int | None = None
-        self._written: tuple[Reference | None, Lists, Reference | None] = (None, {}, None)
+        self._written: tuple[PageReference | None, Lists, PageReference | None] = (None, {}, None)
         """Of the last write: behind what, which lists, what was told."""
 
-    def of(self, body: Mapping[str, Any]) -> Lists:
+    def of(self, reference: PageReference | None) -> Lists:
         """The lists that a `done` refers to. Raises DataLossError when a page is gone or is another one."""
-        reference = body.get("runs")
         if reference != self._reference:
             self._lists = self._read(reference) if reference else {}
             self._reference = reference
         return dict(self._lists)
 
-    def write(self, body: Mapping[str, Any], lists: Lists) -> Reference | None:
-        """What the next `done` refers to, so that it lists `lists`; `body` is that of the last one, or empty to begin anew.
+    def write(self, of_last: PageReference | None, lists: Lists) -> PageReference | None:
+        """What the next `done` refers to, so that it lists `lists`; `of_last`: what the last one refers to, or None to begin anew.
 
         Writes pages, which bind nobody before that `done`. May be called again after a RetryableError, or for want of that `done`.
         """
-        if self._written[:2] == (body.get("runs"), lists):
+        if self._written[:2] == (of_last, lists):
             self._reference, self._lists = self._written[2], dict(lists)
             return self._reference
-        before, reference = self.of(body), self._reference
+        before, reference = self.of(of_last), self._reference
         changes = {
             bucket: _change(before.get(bucket, []), lists.get(bucket, []))
             for bucket in sorted({*before, *lists}, key=int)
@@ -69,20 +85,20 @@ class RunLists:
         }
         if not changes:
             return reference
-        if reference is None or reference["changes"] >= MOST_CHANGES:
+        if reference is None or reference.changes >= MOST_CHANGES:
             reference, changes = None, {bucket: _change([], listing) for bucket, listing in lists.items() if listing}
         self._reference, self._lists = self._append(reference, changes), dict(lists)
-        self._written = (body.get("runs"), dict(lists), self._reference)
+        self._written = (of_last, dict(lists), self._reference)
         return self._reference
 
-    def _append(self, before: Reference | None, changes: Changes) -> Reference | None:
+    def _append(self, before: PageReference | None, changes: Changes) -> PageReference | None:
         reference = before
         for content in _pages(changes):
-            after = [reference["last"], reference["digest"]] if reference else None
+            after = [reference.last, reference.digest] if reference else None
             payload = json.dumps({"after": after, "changes": content}, separators=(",", ":")).encode()
             sequence = self._publish(payload)
-            first = reference["first"] if reference else sequence
-            reference = {"first": first, "last": sequence, "digest": digest(payload), "changes": before["changes"] + 1 if before else 0}
+            first = reference.first if reference else sequence
+            reference = PageReference(first, sequence, digest(payload), before.changes + 1 if before else 0)
         return reference
 
     def _publish(self, payload: bytes) -> int:
@@ -96,8 +112,9 @@ class RunLists:
                 self._end = self._log.publish(self._subject, payload, {}, expected)
                 return self._end
 
-    def _read(self, reference: Reference) -> Lists:
-        pages, place = [], [reference["last"], reference["digest"]]
+    def _read(self, reference: PageReference) -> Lists:
+        pages: list[Changes] = []
+        place: Any = [reference.last, reference.digest]
         while place:
             page = json.loads(self._page(*place))
             pages.append(page["changes"])
@@ -154,13 +171,13 @@ def digest_of_names(listing: Listing) -> str:
     return digest("\n".join(run[0] for run in listing).encode())
 
 
-def live_lists(log: Log, names: Names) -> tuple[ChainState, Lists]:
+def live_lists(log: Log, names: Names) -> tuple[ProcessState, Lists]:
     """The chain of process as it is now, and the lists that its last `done` refers to: beside a pipeline that runs, too."""
     while True:
-        chain = read_chain(log, names.stream("ledger"), names.chain("process"))
+        chain = read_chain(log, names, PROCESS_CHAIN)
         try:
-            return chain, RunLists(log, names).of(chain.done.body if chain.done else {})
+            return chain, RunLists(log, names).of(chain.done.body.runs if chain.done else None)
         except DataLossError:
             # The leg may have gone on meanwhile, and its older pages may have been purged.
-            if read_chain(log, names.stream("ledger"), names.chain("process")).sequence == chain.sequence:
+            if read_chain(log, names, PROCESS_CHAIN).sequence == chain.sequence:
                 raise

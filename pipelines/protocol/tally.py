@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipelines.errors import HaltError, RetryableError
+from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.existence import Streams, check_started
-from pipelines.protocol.ledger import ChainState, Entry, Log, read_chain
+from pipelines.protocol.ledger import ChainState, ChainType, Done, Log, Plan, read_chain
 from pipelines.protocol.naming import LEGS, REDRIVE, Names
 from pipelines.protocol.outcomes import REJECTED, counted
 from pipelines.protocol.records import Message
@@ -88,19 +89,21 @@ def tally(log: TimedLog, names: Names, since: datetime | None = None) -> Tally:
     downstream first, so a leg never seems to have read what the one before it has not written.
     """
     check_started(log, names)
-    stream = names.stream("ledger")
-    chains: dict[str, ChainState] = {}
+    chains: dict[str, ChainState[Plan, Done]] = {}
     before: dict[str, Totals] = {}
     # Letters are taken after they were rejected, and read by process after they were taken: so that chain is read on both sides.
-    taken = read_chain(log, stream, names.chain(REDRIVE))
+    taken = read_chain(log, names, CHAINS[REDRIVE])
     for leg in ("sink", "process", REDRIVE, "ingest"):
-        chains[leg] = read_chain(log, stream, names.chain(leg))
-        before[leg] = _totals_at(log, stream, names.chain(leg), since) if since else {}
+        chains[leg] = read_chain(log, names, CHAINS[leg])
+        before[leg] = _totals_at(log, names, CHAINS[leg], since) if since else {}
     return from_chains(chains, taken, before, since)
 
 
 def from_chains(
-    chains: Mapping[str, ChainState], taken: ChainState, before: Mapping[str, Totals] | None = None, since: datetime | None = None
+    chains: Mapping[str, ChainState[Plan, Done]],
+    taken: ChainState[Plan, Done],
+    before: Mapping[str, Totals] | None = None,
+    since: datetime | None = None,
 ) -> Tally:
     """The tally of chain states by leg, that of redrive included, less the running totals `before` an instant.
 
@@ -110,20 +113,20 @@ def from_chains(
     written = written_before = 0
     for leg in LEGS:
         state, old = chains[leg], (before or {}).get(leg, {})
-        totals = _totals(state.done)
+        totals = state.totals
         read, read_before = totals.get(_COUNTED_IN[leg], 0), old.get(_COUNTED_IN[leg], 0)
         waiting, waiting_before = (0, 0) if leg == LEGS[0] else (written - read, written_before - read_before)
         outcomes = counted(leg, _less(totals, old))
         legs.append(LegTally(leg, read - read_before, outcomes, waiting, state.plan is not None, waiting_before))
         written, written_before = totals.get("rows_out", 0), old.get("rows_out", 0)
         if leg == "ingest":
-            written += _totals(chains[REDRIVE].done).get(REDRIVEN, 0)
+            written += chains[REDRIVE].totals.get(REDRIVEN, 0)
             written_before += (before or {}).get(REDRIVE, {}).get(REDRIVEN, 0)
     return Tally(tuple(legs), _letters({**chains, REDRIVE: taken}, before or {}), since)
 
 
-def _letters(chains: Mapping[str, ChainState], before: Mapping[str, Totals]) -> LegTally:
-    now, old = _Letters.of({leg: _totals(state.done) for leg, state in chains.items()}), _Letters.of(before)
+def _letters(chains: Mapping[str, ChainState[Plan, Done]], before: Mapping[str, Totals]) -> LegTally:
+    now, old = _Letters.of({leg: state.totals for leg, state in chains.items()}), _Letters.of(before)
     outcomes = {
         "entered again": now.entered - old.entered,
         "discarded": now.discarded - old.discarded,
@@ -149,23 +152,20 @@ class _Letters:
         return self.rejected - self.entered - self.discarded
 
 
-def _totals(done: Entry | None) -> Totals:
-    return dict(done.body["totals"]) if done else {}
-
-
 def _less(totals: Totals, before: Totals) -> Totals:
     return {name: count - before.get(name, 0) for name, count in totals.items()}
 
 
-def _totals_at(log: TimedLog, stream: str, subject: str, instant: datetime) -> Totals:
+def _totals_at(log: TimedLog, names: Names, kind: ChainType[Any, Any], instant: datetime) -> Totals:
     """The running totals of the chain's last `done` before the instant: the first entry since then points at it."""
+    stream, subject = names.stream("ledger"), names.chain(kind.leg)
     last = log.last(stream, subject)
     if last is None or last.time < instant:
-        return _totals(read_chain(log, stream, subject).done)
+        return read_chain(log, names, kind).totals
     first = log.first_since(stream, subject, instant)
     if first is None:
         raise RetryableError(f"reading {subject}: the entries since {instant:%Y-%m-%d %H:%M:%S} UTC are not served yet")
-    done_at = Entry.decode(first).previous_done
+    done_at = kind.decode(first).previous_done
     if not done_at:
         return {}
     message = log.get(stream, done_at)
@@ -174,4 +174,5 @@ def _totals_at(log: TimedLog, stream: str, subject: str, instant: datetime) -> T
             f"accounting since {instant:%Y-%m-%d %H:%M:%S} UTC: {subject} holds entries from {first.time:%Y-%m-%d %H:%M:%S} UTC on, "
             "older ones are folded into totals; ask for a later instant, or for the whole without --since"
         )
-    return _totals(Entry.decode(message))
+    totals: Totals = kind.decode_done(message).body.totals
+    return totals

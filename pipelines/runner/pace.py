@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import TallyflowError
-from pipelines.protocol.ledger import ChainState, read_chain
+from pipelines.protocol.bodies import CHAINS
+from pipelines.protocol.ledger import ChainState, Done, Plan, read_chain
 from pipelines.protocol.naming import LEGS, REDRIVE, Names
 from pipelines.protocol.tally import from_chains
 from pipelines.runner.rounds import Rounds
@@ -52,9 +53,8 @@ class Pace(Rounds):
     def look(self, now: float) -> None:
         """Measure once, at `now` of a monotonic clock."""
         try:
-            stream = self._names.stream("ledger")
             # Downstream first, as the tally does: no leg seems to have read what the one before it has not written.
-            chains = {leg: read_chain(self._log, stream, self._names.chain(leg)) for leg in ("sink", "process", REDRIVE, "ingest")}
+            chains = {leg: read_chain(self._log, self._names, CHAINS[leg]) for leg in ("sink", "process", REDRIVE, "ingest")}
             account = {leg.leg: leg for leg in from_chains(chains, chains[REDRIVE]).legs}
             reached = _reached(chains["ingest"])
             # Nothing is known of a partition without a leader; the status names it beside these figures.
@@ -74,12 +74,12 @@ class Pace(Rounds):
         rates = {leg: (taken[leg] - first[leg]) / (now - since) for leg in LEGS} if now > since else {}
         self.legs = {leg: LegPace(waiting[leg], ages[leg], rates.get(leg)) for leg in LEGS}
 
-    def _age(self, leg: str, chain: ChainState) -> float:
+    def _age(self, leg: str, chain: ChainState[Plan, Done]) -> float:
         message = self._log.get(self._names.stream(_ROLES[leg]), int(chain.to or 0) + 1)
         return max(0.0, (datetime.now(UTC) - message.time).total_seconds()) if message else 0.0
 
 
-def _reached(ingest: ChainState) -> dict[int, int]:
+def _reached(ingest: ChainState[Plan, Done]) -> dict[int, int]:
     return {int(partition): offset for partition, offset in (ingest.to or {}).items()}
 
 

@@ -22,6 +22,7 @@ from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError
 from pipelines.key_store.storage import Place
 from pipelines.process.mapping.step import TargetColumn, check_mapping
 from pipelines.process.parse.step import ParsedField, check_fields
+from pipelines.protocol.bodies import SINK_CHAIN
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
@@ -223,7 +224,7 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, clickhouse: Clic
 
 def _has_sent(config: PipelineConfig, log: JetStream) -> bool:
     names = Names(config.pipeline_id)
-    sink = read_chain(log, names.stream("ledger"), names.chain("sink"))
+    sink = read_chain(log, names, SINK_CHAIN)
     return sink.done is not None or sink.plan is not None
 
 

@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.engine.execute import last_words, run_in_tasks
-from pipelines.engine.leg import Leg, StoppedError
+from pipelines.engine.leg import AnyLeg, StoppedError
 from pipelines.engine.ranges import offset_text
 from pipelines.engine.session import build_session, is_jvm_alive
 from pipelines.errors import HaltError
 from pipelines.host import collect_rarely, remedy_in_words
-from pipelines.runner.warm import warm
+from pipelines.runner.warm import WARM, Nothing
 
 RESTARTS_WITHOUT_PROGRESS = 5
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.5, 15.0
@@ -46,7 +46,7 @@ class SparkEngine:
         self,
         session: SparkSession,
         run_path: Path,
-        legs: Mapping[str, Leg],
+        legs: Mapping[str, AnyLeg],
         sources: Mapping[str, dict[str, str]],
         tell: Callable[[str], None],
     ) -> "Queries":
@@ -75,7 +75,7 @@ class Queries:
         self,
         session: SparkSession,
         run_path: Path,
-        legs: Mapping[str, Leg],
+        legs: Mapping[str, AnyLeg],
         sources: Mapping[str, dict[str, str]],
         tell: Callable[[str], None],
     ) -> None:
@@ -93,14 +93,16 @@ class Queries:
         """Warm the task workers and start every leg's query, in parallel: each waits for Python processes to start."""
         session = self._session
         with ThreadPoolExecutor(1 + len(self._legs), "start") as starting:
-            warming = starting.submit(run_in_tasks, session, str(self._run_path), warm, [{}] * session.sparkContext.defaultParallelism)
+            warming = starting.submit(
+                run_in_tasks, session, str(self._run_path), WARM, [Nothing()] * session.sparkContext.defaultParallelism
+            )
             queries = [starting.submit(self._start, leg) for leg in self._legs.values()]
             warming.result()
             for query in queries:
                 with suppress(StoppedError):
                     query.result()
 
-    def _start(self, leg: Leg) -> None:
+    def _start(self, leg: AnyLeg) -> None:
         """Start the leg's query at the end of its chain; wait for a system that is away. Raise StoppedError when the runner stops."""
         start = offset_text(leg.patiently(leg.start_offset))
         # A fresh checkpoint each time: a truncated one may be damaged, and the ledger has all that it holds.
@@ -118,7 +120,7 @@ class Queries:
         )
         leg.status.state = "running"
 
-    def _checkpoint(self, leg: Leg) -> Path:
+    def _checkpoint(self, leg: AnyLeg) -> Path:
         return self._run_path.parent / f"checkpoint-{leg.name}-{self._starts[leg.name]}"
 
     def look(self) -> None:
@@ -133,7 +135,7 @@ class Queries:
             del self._due[name]
             self._start_again(self._legs[name])
 
-    def _ended(self, leg: Leg, query: StreamingQuery) -> None:
+    def _ended(self, leg: AnyLeg, query: StreamingQuery) -> None:
         error = query.exception()
         words = str(error).strip() if error else "it ended without an error"
         if leg.failure is None and (to_do := remedy_in_words(words)):
@@ -153,7 +155,7 @@ class Queries:
         self._tell(f"{leg.name}: restarting the query after: {last_words(words)}")
         self._start_again(leg)
 
-    def _postpone(self, leg: Leg, told: str, to_do: str) -> None:
+    def _postpone(self, leg: AnyLeg, told: str, to_do: str) -> None:
         """Wait for room, files or memory of this host, with growing pauses; a batch in between resets the pause."""
         waited, batches = self._waited.get(leg.name, (0.0, 0))
         wait = min(MOST_WAIT_SECONDS, 2 * waited) if waited and leg.status.batches == batches else FIRST_WAIT_SECONDS
@@ -162,7 +164,7 @@ class Queries:
         leg.status.state, leg.status.message = "waiting", f"{told}; {to_do}"
         self._tell(f"{leg.name}: waiting: {leg.status.message}")
 
-    def _start_again(self, leg: Leg) -> None:
+    def _start_again(self, leg: AnyLeg) -> None:
         try:
             with suppress(StoppedError):
                 leg.patiently(leg.chain.open)

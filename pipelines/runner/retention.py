@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from pipelines.connectors.nats.client import JetStream
-from pipelines.engine.leg import Leg
+from pipelines.engine.leg import AnyLeg
 from pipelines.errors import TallyflowError
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purge, Purged, is_full, read_purged
@@ -64,7 +64,7 @@ class Retention(Rounds):
     """The thread. `facts`, and `failure` (why the last attempt failed, else empty), may be read by any thread."""
 
     def __init__(
-        self, log: JetStream, names: Names, legs: Mapping[str, Leg], max_age: timedelta, letters: "LetterRetention | None"
+        self, log: JetStream, names: Names, legs: Mapping[str, AnyLeg], max_age: timedelta, letters: "LetterRetention | None"
     ) -> None:
         self.facts: tuple[StreamFacts, ...] = ()
         self._log, self._names, self._legs = log, names, legs

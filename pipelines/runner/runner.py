@@ -35,7 +35,7 @@ from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
 from pipelines.control.control import forget_halts, note_halt
 from pipelines.engine.connections import Connections
-from pipelines.engine.leg import Leg
+from pipelines.engine.leg import AnyLeg
 from pipelines.engine.ranges import offset_text
 from pipelines.engine.run_spec import RunSpec, resolved_digest
 from pipelines.engine.session import is_jvm_alive
@@ -47,6 +47,7 @@ from pipelines.private import private_directory
 from pipelines.process import stage_config
 from pipelines.process.leg import DRIVER_FRAMES, ProcessLeg
 from pipelines.process.program import compile_program
+from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all, leg_lock
 from pipelines.protocol.ledger import Chain, read_chain
@@ -64,7 +65,7 @@ JVM_END_SECONDS = 5.0
 WATCH_SECONDS = 0.25
 ExpireLetters = Callable[[PipelineConfig, Path, JetStream], None]
 """Discard the dead letters that are older than the file allows; called by the runner's retention (`reprocess.expire_letters`)."""
-_LEG_CLASSES: dict[str, type[Leg]] = {"ingest": IngestLeg, "process": ProcessLeg, "sink": SinkLeg}
+_LEG_CLASSES: dict[str, type[AnyLeg]] = {"ingest": IngestLeg, "process": ProcessLeg, "sink": SinkLeg}
 
 
 class Service(Protocol):
@@ -120,7 +121,7 @@ class Runner:
         self.own_directory = self.directory
         self.leases: dict[str, Lease] = {}
         self.stop_requested = threading.Event()
-        self.legs: dict[str, Leg] = {}
+        self.legs: dict[str, AnyLeg] = {}
         self.copier: LedgerCopier | None = None
         self.retention: Retention | None = None
         self.pace: Pace | None = None
@@ -274,14 +275,14 @@ class Runner:
 
     def _planned_config(self) -> str:
         """Return the config version of the open plan of process; empty if there is none."""
-        plan = read_chain(self.log, self.names.stream("ledger"), self.names.chain("process")).plan
-        return str(plan.body["config"]) if plan else ""
+        plan = read_chain(self.log, self.names, PROCESS_CHAIN).plan
+        return plan.body.config if plan else ""
 
     def _build_legs(self, prepared: Prepared, run_path: Path) -> None:
         for name in self.options.legs:
             connections = Connections(self.run_spec, keep_partitions=True, log=self.log)
             lease = self.leases[name]
-            chain = Chain(self.log, self.names.stream("ledger"), self.names.chain(name), lease.holder.epoch)
+            chain = Chain(self.log, self.names, CHAINS[name], lease.holder.epoch)
             chain.open()
             self.legs[name] = _LEG_CLASSES[name](connections, chain, lease, run_path, self.stop_requested)
         if "ingest" in self.legs:
@@ -303,7 +304,7 @@ class Runner:
         self.pace = Pace(self.log, self.names, self.topic)
         self.pace.start()
 
-    def _anchor(self, leg: Leg, partitions: Sequence[int]) -> None:
+    def _anchor(self, leg: AnyLeg, partitions: Sequence[int]) -> None:
         assert isinstance(leg, IngestLeg)
         is_latest = self.config.sources[0].consumer_group_initial_offset == "latest"
         leg.anchor(lambda: self.topic.ends(partitions) if is_latest else self.topic.starts(partitions))
@@ -383,8 +384,7 @@ class Runner:
 
         Ask in the order of the legs: the input of each is complete once the leg before it has reached its end.
         """
-        ledger = self.names.stream("ledger")
-        state = self.legs[name].chain.state if name in self.legs else read_chain(self.log, ledger, self.names.chain(name))
+        state = self.legs[name].chain.state if name in self.legs else read_chain(self.log, self.names, CHAINS[name])
         if name == "ingest":
             reached = state.to or {}
             return all(reached.get(str(p), 0) >= end for p, end in (self._targets or {}).items())

@@ -25,10 +25,11 @@ from pipelines.control.control import STATUS_FILE
 from pipelines.control.processes import start_mark
 from pipelines.errors import TallyflowError
 from pipelines.loopback import BoundedConnection, local_only
+from pipelines.private import write_whole
 from pipelines.runner.pace import LegPace
 
 if TYPE_CHECKING:
-    from pipelines.engine.leg import Leg
+    from pipelines.engine.leg import AnyLeg
     from pipelines.runner.runner import Runner
 
 STATES = ("starting", "running", "waiting", "halted", "stopped")
@@ -82,7 +83,7 @@ def _streams(runner: "Runner") -> dict[str, Any]:
     return {"streams": streams, "purge_failure": retention.failure if retention else ""}
 
 
-def _leg(leg: "Leg") -> dict[str, Any]:
+def _leg(leg: "AnyLeg") -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "epoch": leg.lease.holder.epoch,
@@ -212,10 +213,8 @@ class StatusServer:
         """Start serving, and write port, pid and the pid's start mark, so that a reused pid is not taken for the runner."""
         self._thread.start()
         path = self._runner.own_directory / STATUS_FILE
-        partial = path.with_suffix(".partial")
         facts = {"pid": os.getpid(), "mark": start_mark(os.getpid()), "port": self.port, "legs": self._runner.options.legs}
-        partial.write_text(json.dumps(facts))
-        partial.replace(path)
+        write_whole(path, json.dumps(facts))
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -5,15 +5,13 @@ A plan that says so is finished by these letters alone, by whoever comes first, 
 
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.engine.connections import Connections
 from pipelines.engine.leg import input_mark
-from pipelines.protocol.ledger import Entry
+from pipelines.protocol.bodies import Abandoned, SinkDone, SinkPlan
 from pipelines.protocol.outcomes import ABANDONED, REJECTED
 from pipelines.sink.chunks import Chunk, Pieces
 from pipelines.sink.refused_rows import Refused, append_refused
@@ -21,33 +19,32 @@ from pipelines.sink.refused_rows import Refused, append_refused
 Numbers = npt.NDArray[np.intp]
 
 
-def abandonment(rows: Numbers, of: int, reason: str) -> dict[str, Any]:
-    """The part of a plan of `of` rows that gives up the rows of these numbers, counted from 0. A bit for each row: 16 KiB per 100,000."""
+def abandonment(rows: Numbers, of: int, reason: str) -> Abandoned:
+    """What a plan of `of` rows says that gives up the rows of these numbers, counted from 0. A bit for each row: 16 KiB per 100,000."""
     bits = np.zeros(of, dtype=bool)
     bits[rows] = True
-    return {"abandoned": {"reason": reason, "rows": len(rows), "bits": b64encode(zlib.compress(np.packbits(bits).tobytes())).decode()}}
+    return Abandoned(reason, len(rows), b64encode(zlib.compress(np.packbits(bits).tobytes())).decode())
 
 
-def abandoned_rows(plan: Mapping[str, Any], rows: int) -> Refused | None:
+def abandoned_rows(found: Abandoned | None, rows: int) -> Refused | None:
     """(row, reason) of what the plan of a chunk of `rows` rows has given up, ascending; None where nobody has."""
-    found = plan.get("abandoned")
     if found is None:
         return None
-    packed = np.frombuffer(zlib.decompress(b64decode(found["bits"])), dtype=np.uint8)
-    return tuple((row, found["reason"]) for row in np.flatnonzero(np.unpackbits(packed, count=rows)).tolist())
+    packed = np.frombuffer(zlib.decompress(b64decode(found.bits)), dtype=np.uint8)
+    return tuple((row, found.reason) for row in np.flatnonzero(np.unpackbits(packed, count=rows)).tolist())
 
 
-def closing(connections: Connections, plan: Entry, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> tuple[dict[str, int], Any]:
-    """(counts, body) of the `done` of a chunk, once its dead letters are written: all other rows are in the table."""
+def closing(connections: Connections, plan: SinkPlan, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> SinkDone:
+    """The `done` of a chunk, once its dead letters are written: all other rows are in the table."""
     rejected = len(refused) + len(abandoned)
     counts = {"rows_in": chunk.rows, "rows_out": chunk.rows - rejected, "chunks": 1, "frames": len(chunk.messages)}
     if rejected:
         append_refused(connections, plan, chunk, refused, abandoned)
         by_code = {"rejected.sink.refused": len(refused), ABANDONED.total: len(abandoned)}
         counts |= {REJECTED.total: rejected, **{name: count for name, count in by_code.items() if count}}
-    return counts, {"input": input_mark(chunk.messages[-1])}
+    return SinkDone(start=plan.start, to=plan.to, counts=counts, input=input_mark(chunk.messages[-1]))
 
 
-def close_abandoned(connections: Connections, plan: Entry, chunk: Chunk, abandoned: Refused) -> tuple[dict[str, int], Any]:
+def close_abandoned(connections: Connections, plan: SinkPlan, chunk: Chunk, abandoned: Refused) -> SinkDone:
     """As `closing`, of a plan that was given up: what ClickHouse had refused before stays refused."""
-    return closing(connections, plan, chunk, Pieces.of(plan.body, chunk.rows).refused, abandoned)
+    return closing(connections, plan, chunk, Pieces.of(plan.pieces, chunk.rows).refused, abandoned)

@@ -10,15 +10,15 @@ confirmed is in the ledger.
 import hashlib
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.errors import HaltError, InvariantError
+from pipelines.protocol.bodies import PlannedPieces
 from pipelines.protocol.frame_sizes import declared_bytes
 from pipelines.protocol.records import Message, decode_frame, payloads_digest, place_of_frame
 
@@ -108,23 +108,20 @@ class Pieces:
     stored: bytes = b""
 
     @classmethod
-    def of(cls, plan: Mapping[str, Any], rows: int) -> "Pieces":
+    def of(cls, found: PlannedPieces | None, rows: int) -> "Pieces":
         """Where the plan of a chunk of `rows` rows stands: the whole chunk at first."""
-        found = plan.get("pieces")
         if found is None:
             return cls(0, (rows,) if rows else ())
-        refused = tuple((row, found["reasons"][reason]) for row, reason in found["refused"])
-        stored = zlib.decompress(b64decode(found["stored"])) if "stored" in found else b""
-        return cls(found["sent"], tuple(found["ends"]), refused, stored)
+        refused = tuple((row, found.reasons[reason]) for row, reason in found.refused)
+        stored = zlib.decompress(b64decode(found.stored)) if found.stored else b""
+        return cls(found.sent, found.ends, refused, stored)
 
-    def body(self) -> dict[str, Any]:
-        """The part of the plan that `of` reads. Bounded: a bitmap of a chunk takes 33 kB at most."""
-        reasons = list(dict.fromkeys(reason for _, reason in self.refused))
-        refused = [[row, reasons.index(reason)] for row, reason in self.refused]
-        found = {"sent": self.sent, "ends": list(self.ends), "refused": refused, "reasons": reasons}
-        if self.stored:
-            found["stored"] = b64encode(zlib.compress(self.stored)).decode()
-        return {"pieces": found}
+    def planned(self) -> PlannedPieces:
+        """As the plan has it: inverse of `of`. Bounded: a bitmap of a chunk takes 33 kB at most."""
+        reasons = tuple(dict.fromkeys(reason for _, reason in self.refused))
+        refused = tuple((row, reasons.index(reason)) for row, reason in self.refused)
+        stored = b64encode(zlib.compress(self.stored)).decode() if self.stored else ""
+        return PlannedPieces(self.sent, self.ends, refused, reasons, stored)
 
     def to_send(self) -> Rows:
         """The rows of the next piece."""

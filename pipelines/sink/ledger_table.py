@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pipelines.protocol.ledger import Entry
+from pipelines.protocol.bodies import CHAINS, RedrivePlan
+from pipelines.protocol.ledger import Done, Open
 from pipelines.protocol.naming import Names, insert_token
 from pipelines.protocol.records import INSTANT, Message, payloads_digest
 
@@ -59,19 +60,27 @@ class Block:
 
 
 def _row(message: Message, pipeline: str, stream_id: str) -> dict[str, object]:
-    entry = Entry.decode(message)
+    leg = message.subject.rpartition(".")[2]
+    entry = CHAINS[leg].decode(message)
+    body = entry.body
+    shown = replace(entry, body=replace(body, records="")) if isinstance(body, RedrivePlan) else entry
     return {
         "pipeline": pipeline,
         "stream_id": stream_id,
         "sequence": message.sequence,
-        "leg": message.subject.rpartition(".")[2],
+        "leg": leg,
         "kind": entry.kind,
         "time": message.time,
         "epoch": entry.epoch,
-        **{f"range_{end}": json.dumps(entry.body[end], separators=(",", ":")) if end in entry.body else "" for end in ("from", "to")},
-        "counts": list(entry.body.get("counts", {}).items()),
-        "body": replace(entry, body={name: part for name, part in entry.body.items() if name != "records"}).encode().decode(),
+        "range_from": "" if isinstance(body, Open) else _compact(body.start),
+        "range_to": "" if isinstance(body, Open) else _compact(body.to),
+        "counts": list(body.counts.items()) if isinstance(body, Done) else [],
+        "body": shown.encode().decode(),
     }
+
+
+def _compact(end: object) -> str:
+    return json.dumps(end, separators=(",", ":"))
 
 
 def blocks(messages: Iterable[Message], names: Names) -> Iterator[Block]:

@@ -11,8 +11,7 @@ release the interpreter lock, so there is nothing for tasks to share out.
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -25,6 +24,7 @@ from pipelines.process.fingerprints import fingerprint
 from pipelines.process.program import Program
 from pipelines.process.rejection_limit import MEND, Cause, Sample, halt_for
 from pipelines.process.stage_config import config_of
+from pipelines.protocol.bodies import SinkDone, SinkPlan
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.protocol.ledger import Entry
@@ -57,7 +57,7 @@ class _Tries:
     untold: int = 0
 
 
-class SinkLeg(Leg):
+class SinkLeg(Leg[SinkPlan, SinkDone]):
     """Offset is {"sequence": last out sequence}. A plan is one chunk."""
 
     name = "sink"
@@ -93,8 +93,12 @@ class SinkLeg(Leg):
             self._clickhouse.close()
 
     def _start_offset(self) -> dict[str, int]:
-        check_input(self.connections.log, self._stream, self.chain.state.done)
+        self._check_input()
         return {"sequence": self.chain.state.to or 0}
+
+    def _check_input(self) -> None:
+        done = self.chain.state.done
+        check_input(self.connections.log, self._stream, done.body.input if done else None)
 
     def covers(self, end: dict[str, int]) -> bool:
         return (self.chain.state.to or 0) >= end["sequence"]
@@ -103,16 +107,15 @@ class SinkLeg(Leg):
     def _stream(self) -> str:
         return self.connections.names.stream("out")
 
-    def propose(self, end: dict[str, int]) -> tuple[Any, Any, dict[str, Any]]:
+    def propose(self, end: dict[str, int]) -> SinkPlan:
         start = self.chain.state.to or 0
-        check_input(self.connections.log, self._stream, self.chain.state.done)
+        self._check_input()
         chunk = self._next_chunk(start, end["sequence"])
         self._proposed = chunk
         config = self._config_of(chunk)
         if self.chain.state.done is None:
             self._unless_overtaken(lambda: self._check_alone(0))
-        body = {"config": config.version, "table": config.full_table, "rows": chunk.rows, "digest": chunk.digest}
-        return start, chunk.last, body
+        return SinkPlan(start=start, to=chunk.last, config=config.version, table=config.full_table, rows=chunk.rows, digest=chunk.digest)
 
     def _config_of(self, chunk: Chunk) -> Program:
         """The configuration that the chunk's rows were made under: they have its columns, whatever the file says now.
@@ -157,26 +160,26 @@ class SinkLeg(Leg):
     def _frames(self, after: int, to: int) -> Iterator[Message]:
         return self.connections.log.fetch(self._stream, self.connections.names.subjects("out"), after, to)
 
-    def execute(self, session: SparkSession, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+    def execute(self, session: SparkSession, plan: Entry[SinkPlan]) -> SinkDone:
         # An earlier attempt may have amended it.
         plan = self.chain.state.plan or plan
-        start, to = plan.body["from"], plan.body["to"]
+        start, to = plan.body.start, plan.body.to
         chunk = self._proposed
         if chunk is None or chunk.first != start + 1 or chunk.last != to:
             chunk = self._planned_chunk(start, to)
-        if chunk.digest != plan.body["digest"]:
+        if chunk.digest != plan.body.digest:
             raise InvariantError(
                 f"sending chunk {start + 1}-{to} of {self._stream} again: its rows are not those that were planned (digest {chunk.digest}, "
-                f"planned {plan.body['digest']}); nothing was sent. Compare the table with the stream before anything else is done"
+                f"planned {plan.body.digest}); nothing was sent. Compare the table with the stream before anything else is done"
             )
-        abandoned = abandoned_rows(plan.body, chunk.rows)
+        abandoned = abandoned_rows(plan.body.abandoned, chunk.rows)
         if abandoned is not None:
-            return close_abandoned(self.connections, plan, chunk, abandoned)
-        self._check_plan(plan, chunk)
+            return close_abandoned(self.connections, plan.body, chunk, abandoned)
+        self._check_plan(plan.body, chunk)
         refused = self._settle(plan, chunk)
         if self.chain.state.done is None and self.connections.config.sink.delivery == "exactly_once":
             self._unless_overtaken(lambda: self._check_alone(chunk.rows - len(refused)))
-        outcome = closing(self.connections, plan, chunk, refused)
+        outcome = closing(self.connections, plan.body, chunk, refused)
         self._seen = self._with_chunk(chunk).rest
         self._proposed, self._refused_here = None, Sample()
         return outcome
@@ -200,9 +203,9 @@ class SinkLeg(Leg):
                 "audit, verify and the checks will call them extra"
             )
 
-    def _check_plan(self, plan: Entry, chunk: Chunk) -> None:
+    def _check_plan(self, plan: SinkPlan, chunk: Chunk) -> None:
         """Raises HaltError for a plan of another configuration or table than its rows."""
-        config, said = self._config_of(chunk), (plan.body["config"], plan.body["table"])
+        config, said = self._config_of(chunk), (plan.config, plan.table)
         if chunk.rows and said != (config.version, config.full_table):
             raise HaltError(
                 f"sending out sequences {chunk.first}-{chunk.last}: their plan says configuration {said[0]} and table {said[1]}, the rows "
@@ -210,10 +213,10 @@ class SinkLeg(Leg):
                 "streams; `tallyflow plan abandon` closes the plan"
             )
 
-    def _settle(self, plan: Entry, chunk: Chunk) -> Refused:
+    def _settle(self, plan: Entry[SinkPlan], chunk: Chunk) -> Refused:
         """Inserts what ClickHouse takes of the chunk; the rows that it does not. Each decision stands on the ledger before its effect."""
-        config = config_of(self.connections, plan.body["config"])
-        pieces = Pieces.of(plan.body, chunk.rows)
+        config = config_of(self.connections, plan.body.config)
+        pieces = Pieces.of(plan.body.pieces, chunk.rows)
         if not pieces.ends:
             return pieces.refused
         rows = chunk_rows(chunk, self._insert_columns(config))
@@ -223,11 +226,11 @@ class SinkLeg(Leg):
             # After an append of unknown outcome the same decision is appended again: another attempt at the insert might end otherwise.
             before, pieces = pieces, self._decided[1]
             if pieces.ends or pieces.refused != before.refused:
-                plan = self.chain.amend(**pieces.body())
+                plan = self.chain.amend(replace(plan.body, pieces=pieces.planned()))
                 reach("sink.after-amend")
         return pieces.refused
 
-    def _attempt(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> Pieces:
+    def _attempt(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces) -> Pieces:
         """One insert of the next piece, and what follows from its outcome."""
         if self._tries is None or self._tries.plan != plan.sequence:
             # An earlier runner may have sent the piece.
@@ -247,7 +250,7 @@ class SinkLeg(Leg):
         self._untold_rows = 0
         return pieces.inserted()
 
-    def _after_refusal(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, refusal: RefusedError) -> Pieces:
+    def _after_refusal(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces, refusal: RefusedError) -> Pieces:
         assert self._tries is not None
         if not refusal.is_known and self._untold_chunk != chunk.last:
             self._tries.untold += 1
@@ -268,7 +271,7 @@ class SinkLeg(Leg):
             self._check_told(plan, chunk, pieces, refusal)
         return after
 
-    def _after_too_large(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, error: InsertTooLargeError) -> Pieces:
+    def _after_too_large(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces, error: InsertTooLargeError) -> Pieces:
         """The piece is cut, unless its rows are in the table. Raises RetryableError where that cannot be told, or a view may lack them."""
         assert self._tries is not None
         if self.connections.config.sink.delivery == "at_least_once":
@@ -280,7 +283,7 @@ class SinkLeg(Leg):
             raise RetryableError(f"{halt}. Or raise `max_insert_time` in the sink") from error
         if not len(stored):
             return pieces.cut()
-        database, _, name = plan.body["table"].partition(".")
+        database, _, name = plan.body.table.partition(".")
         if self.clickhouse.views_on(database, name):
             self._tries.too_large_count = 0
             raise RetryableError(
@@ -289,44 +292,44 @@ class SinkLeg(Leg):
             ) from error
         return pieces.found(stored)
 
-    def _stored(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces, outcome: str, is_certain: bool) -> Rows:
+    def _stored(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces, outcome: str, is_certain: bool) -> Rows:
         """The rows of the next piece that are in the table, by their numbers in the chunk."""
         assert self._tries is not None
         sending = pieces.to_send()
-        sent = Sent(plan.body["table"], rows.take(sending), self._work(chunk), self._tries.since, outcome)
+        sent = Sent(plan.body.table, rows.take(sending), self._work(chunk), self._tries.since, outcome)
         found: Rows = sending[stored_rows(self.clickhouse, sent, self.connections.config.sink.max_insert_time, is_certain)]
         return found
 
     def _work(self, chunk: Chunk) -> str:
         return inserts_of_chunk(self.connections.names.pipeline, self.connections.run.stream_ids["out"], chunk.first, chunk.last)
 
-    def _check_no_view(self, plan: Entry, refusal: RefusedError) -> None:
+    def _check_no_view(self, plan: Entry[SinkPlan], refusal: RefusedError) -> None:
         """Raises HaltError when the table that holds rows of a refused piece feeds views: these have not seen them (measured, 26.9)."""
-        database, _, name = plan.body["table"].partition(".")
+        database, _, name = plan.body.table.partition(".")
         views = self.clickhouse.views_on(database, name)
         if views:
             raise HaltError(
-                f"inserting a chunk into {plan.body['table']}: {refusal}. Rows of the chunk are in the table, and its materialized views "
+                f"inserting a chunk into {plan.body.table}: {refusal}. Rows of the chunk are in the table, and its materialized views "
                 f"({', '.join(view.full_name for view in views)}) may lack them. Change what the table refuses and start again: the same "
                 "chunk is sent with its token, and the views get what they lack. Or detach the views, start, and fill them from the table"
             ) from refusal
 
-    def _check_told(self, plan: Entry, chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
+    def _check_told(self, plan: Entry[SinkPlan], chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
         """Raises HaltError when row after row is refused for a cause that may be the table's, and none is taken."""
         of_chunk = len(pieces.refused) if pieces.sent == len(pieces.refused) else 0
         if not refusal.is_known and max(self._untold_rows, of_chunk) >= MAX_UNTOLD_ROWS:
             raise HaltError(
-                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: the table refuses row after row and takes none, "
+                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body.table}: the table refuses row after row and takes none, "
                 f"with: {refusal}. Compare the table with the mapping, mend the cause and start again; the chunk waits"
             ) from refusal
         self._untold_rows += not refusal.is_known
         if len(pieces.refused) >= MAX_REFUSED_IN_PLAN:
             raise HaltError(
-                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: {MAX_REFUSED_IN_PLAN} of its rows are refused, "
+                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body.table}: {MAX_REFUSED_IN_PLAN} of its rows are refused, "
                 f"more than its plan can name, the last with: {refusal}. Mend the table or the mapping and start again; the chunk waits"
             ) from refusal
 
-    def _check_refused(self, plan: Entry, chunk: Chunk, row: int, refusal: RefusedError) -> None:
+    def _check_refused(self, plan: Entry[SinkPlan], chunk: Chunk, row: int, refusal: RefusedError) -> None:
         """Raises HaltError when a refused row must not be decided to be a dead letter: it is sent again by the next start."""
         name, reason = fingerprint("sink", "refused", "", refusal.of_one_row), f"sink: refused: {refusal.of_one_row}"
         known = self._refused_here.causes.get(name)
@@ -337,7 +340,7 @@ class SinkLeg(Leg):
         self._with_chunk(chunk).judge(self._max_rejected_percent, MEND)
         if sum(each.records for each in self._refused_here.causes.values()) > MAX_REFUSED_ROWS:
             raise HaltError(
-                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body['table']}: more than {MAX_REFUSED_ROWS} of its rows are "
+                f"inserting chunk {chunk.first}-{chunk.last} into {plan.body.table}: more than {MAX_REFUSED_ROWS} of its rows are "
                 f"refused, the last with: {refusal}. These are no single bad records; mend the table or the mapping and start again: "
                 "rows refused so far stay dead letters, the rest of the chunk is inserted"
             ) from refusal
@@ -345,21 +348,21 @@ class SinkLeg(Leg):
     def _with_chunk(self, chunk: Chunk) -> Sample:
         return self._seen.plus(chunk.rows, self._refused_here.causes.values())
 
-    def _insert(self, plan: Entry, chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
+    def _insert(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
         """One attempt. ClickHouse cannot fence a late insert, so none starts when another runner may soon take over."""
         # First: its answer may take long, and the lease is looked at behind it.
-        self._check_columns(config_of(self.connections, plan.body["config"]), rows)
+        self._check_columns(config_of(self.connections, plan.body.config), rows)
         if self.lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
         stream_id = self.connections.run.stream_ids["out"]
-        of_chunk = insert_token(self.connections.names.pipeline, stream_id, plan.body["table"], chunk.first, chunk.last, chunk.digest)
+        of_chunk = insert_token(self.connections.names.pipeline, stream_id, plan.body.table, chunk.first, chunk.last, chunk.digest)
         is_whole = len(sending := pieces.to_send()) == rows.num_rows
         block = insert_block(rows if is_whole else rows.take(sending))
         token = pieces.token(of_chunk, chunk.rows)
         seconds = math.ceil(self.connections.config.sink.max_insert_time.total_seconds())
         reach("sink.before-insert")
         try:
-            self.clickhouse.insert(plan.body["table"], rows.column_names, block, token, seconds, self._work(chunk))
+            self.clickhouse.insert(plan.body.table, rows.column_names, block, token, seconds, self._work(chunk))
         except (RetryableError, HaltError):
             if self._tries is not None:
                 self._tries.since = time.monotonic()

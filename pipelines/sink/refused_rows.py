@@ -15,9 +15,10 @@ from pipelines.process.dead_letter_rows import letters
 from pipelines.process.rejection_limit import place_of
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.append import Appender, append_rows, last_position
-from pipelines.protocol.ledger import Entry
+from pipelines.protocol.bodies import SinkPlan
 from pipelines.protocol.naming import bucket_of_subject
-from pipelines.protocol.records import Message, Position, decode_frame, place_of_frame
+from pipelines.protocol.positions import Position
+from pipelines.protocol.records import Message, decode_frame, place_of_frame
 from pipelines.sink.chunks import Chunk
 
 Refused = tuple[tuple[int, str], ...]
@@ -25,7 +26,7 @@ Refused = tuple[tuple[int, str], ...]
 _PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
 
 
-def append_refused(connections: Connections, plan: Entry, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> None:
+def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> None:
     """Appends the letters of a chunk's refused and given up rows. Raises RetryableError while a raw frame is not served."""
     coded = sorted([*((row, "refused", reason) for row, reason in refused), *((row, "abandoned", reason) for row, reason in abandoned)])
     rows_of: dict[int, list[pa.Table]] = {}
@@ -44,7 +45,7 @@ def append_refused(connections: Connections, plan: Entry, chunk: Chunk, refused:
         names = connections.names
         records = read_again(connections.log, names.stream("raw"), rejected)
         source = connections.config.sources[0].source_id
-        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.body["config"], source, past_dedup=True)
+        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source, past_dedup=True)
         stream, subject = names.stream("dlq"), names.dead_letters("sink", bucket)
         append_rows(Appender(connections.log, stream, subject, last_position, last_of[bucket]), table)
 

@@ -12,6 +12,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
 from pipelines.process import stage_config
 from pipelines.process.program import Program
+from pipelines.protocol.bodies import PROCESS_CHAIN, SINK_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message, decode_columns
@@ -66,16 +67,16 @@ def check_waiting(log: JetStream, names: Names, now: Program, table: Table) -> N
 
 def waiting_rows(log: JetStream, names: Names) -> Iterator[Waiting]:
     """What is not confirmed, by the configuration that it was made under, in the order of their first rows; what process has begun last."""
-    ledger, stream = names.stream("ledger"), names.stream("out")
+    stream = names.stream("out")
     found: dict[str, Waiting] = {}
     state = log.state(stream)
-    for message in headers(log, stream, read_chain(log, ledger, names.chain("sink")).to or 0, state.last_sequence if state else 0):
+    for message in headers(log, stream, read_chain(log, names, SINK_CHAIN).to or 0, state.last_sequence if state else 0):
         if message.rows:
             waiting = found.setdefault(message.config, Waiting(message.config, 0, message.sequence))
             waiting.rows, waiting.last = waiting.rows + message.rows, message.sequence
-    plan = read_chain(log, ledger, names.chain("process")).plan
+    plan = read_chain(log, names, PROCESS_CHAIN).plan
     if plan is not None:
-        found.setdefault(plan.body["config"], Waiting(plan.body["config"]))
+        found.setdefault(plan.body.config, Waiting(plan.body.config))
     yield from found.values()
 
 

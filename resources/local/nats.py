@@ -12,8 +12,8 @@ from pathlib import Path
 import nats
 import nats.errors
 
+from pipelines.private import write_whole
 from resources.local.errors import LocalServerError
-from resources.local.files import write_atomically
 from resources.local.passwords import USER
 from resources.local.ports import accepts_connections
 from resources.local.server import NotReadyError, Place
@@ -32,7 +32,7 @@ class Nats:
     def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
         binary = find_nats_server()
         configuration = place.directory / "nats.conf"
-        write_atomically(configuration, render_configuration(place))
+        write_whole(configuration, render_configuration(place))
         return [str(binary), "--config", str(configuration)]
 
     def probe(self, place: Place, timeout: timedelta) -> str:

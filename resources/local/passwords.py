@@ -5,8 +5,8 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipelines.private import write_whole
 from resources.local.errors import LocalServerError
-from resources.local.files import write_atomically
 
 USER = "tallyflow"
 """Who logs in to Kafka and NATS; to ClickHouse it is `default`, as clients have it."""
@@ -34,5 +34,5 @@ def keep_passwords(path: Path, names: Iterable[str]) -> dict[str, str]:
         # No sign that means something in a URL, a shell, a .properties file or a JAAS configuration.
         kept[name] = secrets.token_hex(24)
     if missing:
-        write_atomically(path, json.dumps(kept, indent=2) + "\n")
+        write_whole(path, json.dumps(kept, indent=2) + "\n")
     return kept

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from pipelines.private import write_whole
 from resources.local.errors import LocalServerError
-from resources.local.files import write_atomically
 
 HOST = "127.0.0.1"
 
@@ -77,7 +77,7 @@ def keep_ports(
     for name in missing:
         ports[name] = choose(ports.values())
     if missing:
-        write_atomically(path, json.dumps(ports, indent=2) + "\n")
+        write_whole(path, json.dumps(ports, indent=2) + "\n")
     return ports
 
 

@@ -19,9 +19,8 @@ from threading import Event
 from typing import Literal, Protocol
 
 from pipelines.control.processes import POLL_SECONDS, ProcessIdentity, spawn
-from pipelines.private import private_directory
+from pipelines.private import private_directory, write_whole
 from resources.local.errors import LocalServerError
-from resources.local.files import write_atomically
 from resources.local.ports import HOST, is_free, port_holder
 from resources.local.processes import HOME_MARK, NAME_MARK, find_marked
 
@@ -291,4 +290,4 @@ class LocalServer:
         return _Record(detached[0].pid, detached[0].start, settings_sha256="", was_ready=False) if detached else None
 
     def _write_record(self, record: _Record) -> None:
-        write_atomically(self._record_path, json.dumps(asdict(record)) + "\n")
+        write_whole(self._record_path, json.dumps(asdict(record)) + "\n")

@@ -16,10 +16,9 @@ from threading import Event
 
 from filelock import FileLock, Timeout
 
-from pipelines.private import private_directory
+from pipelines.private import private_directory, write_whole
 from resources.local.clickhouse.service import ClickHouse, close_default_user, keep_users, read_first_user
 from resources.local.errors import LocalServerError
-from resources.local.files import write_atomically
 from resources.local.kafka.broker import MECHANISM as KAFKA_MECHANISM
 from resources.local.kafka.broker import PROTOCOL as KAFKA_PROTOCOL
 from resources.local.kafka.broker import Kafka
@@ -185,7 +184,7 @@ class LocalStack:
         private_directory(self._directory)
         ignored = self.home / ".gitignore"
         if not ignored.exists():
-            write_atomically(ignored, "*\n")
+            write_whole(ignored, "*\n")
         lock = FileLock(self._directory / "lock", timeout=LOCK_TIMEOUT.total_seconds())
         try:
             lock.acquire(timeout=0)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,7 +71,7 @@ def test_rows_of_an_open_plan_that_are_given_up_are_dead_letters_and_enter_again
     assert sink_of_tally(case) == {"confirmed by ClickHouse": 0, "dead letters": 0, "abandoned (dead letters)": 100}
     audited = case.invoke("audit", str(case.file), "--json")
     assert audited.exit_code == 0, audited.output
-    assert json.loads(audited.stdout)["records"]["given up by `plan abandon` (of the dead letters)"] == 100
+    assert json.loads(audited.stdout)["counts"]["given up by `plan abandon` (of the dead letters)"] == 100
     case.warm_run()
     assert case.invoke("dlq", "reprocess", str(case.file), "--stage", "sink").exit_code == 0
     case.warm_run()
@@ -162,15 +161,20 @@ def test_the_number_of_rows_is_asked_back(case: PipelineCase) -> None:
     assert len(case.letters()) == 100
 
 
-def test_an_insert_goes_only_to_the_table_of_the_file(case: PipelineCase, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [("FUNCTION file('written', 'CSV')", "no entry of a ledger"), ("default.another", "nothing was sent")],
+    ids=["no name", "another"],
+)
+def test_an_insert_goes_only_to_the_table_of_the_file(case: PipelineCase, table: str, told: str) -> None:
     """Who may write to the ledger decides no INSERT."""
     with_open_plan(case, "sink.before-insert")
     log, chain = case.log(), case.names.chain("sink")
     last = log.last(case.names.stream("ledger"), chain)
     assert last is not None
-    forged = {**json.loads(last.payload), "table": f"FUNCTION file('{tmp_path}/written', 'CSV')"}
+    forged = {**json.loads(last.payload), "table": table}
     log.publish(chain, json.dumps(forged).encode(), {}, last.sequence)
     log.close()
-    with pytest.raises(HaltError, match="nothing was sent"):
+    with pytest.raises(HaltError, match=told):
         case.warm_run()
     assert case.count() == 0

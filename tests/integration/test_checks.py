@@ -1,6 +1,7 @@
 """Each check of a table on real servers: a clean pipeline passes all, a planted fault turns the right one red and is named."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from pipelines.errors import HaltError
 from pipelines.proof.checks.evaluate import NAMES, CheckResult
 from pipelines.proof.checks.facts import behind
 from pipelines.proof.checks.run import Look
+from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import VARIABLE
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.sink.chunks import chunks
@@ -427,12 +429,12 @@ def test_an_account_that_does_not_add_up_is_told(done: PipelineCase) -> None:
 
 def forge(case: PipelineCase, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Appends a `done` of the process leg with other totals, as no runner would."""
-    log, stream, subject = case.log(), case.names.stream("ledger"), case.names.chain("process")
-    state = read_chain(log, stream, subject)
+    log = case.log()
+    state = read_chain(log, case.names, PROCESS_CHAIN)
     assert state.done is not None
-    chain = Chain(log, stream, subject, state.epoch + 1)
+    chain = Chain(log, case.names, PROCESS_CHAIN, state.epoch + 1)
     chain.open()
-    chain.restate(totals=change(dict(state.done.body["totals"])))
+    chain.restate(replace(state.done.body, totals=change(dict(state.totals))))
     log.close()
 
 

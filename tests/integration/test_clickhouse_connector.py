@@ -331,7 +331,7 @@ def test_a_server_that_does_not_obey_is_refused_with_the_settings(
         return query(*arguments, **rest)
 
     monkeypatch.setattr(clickhouse._client, "query", without_settings)
-    with pytest.raises(HaltError, match=r"the server says async_insert = 1, .*deduplicated block needs async_insert = 0"):
+    with pytest.raises(HaltError, match=r"the server uses async_insert = 1, .*deduplicated block needs async_insert = 0"):
         clickhouse.check_insert_settings()
     monkeypatch.undo()
     known = dict(clickhouse._client.server_settings)

@@ -1,5 +1,6 @@
 """NATS's clock was ahead and stepped back: the pipeline says so, and goes on after `reset-clock`, and every reader of raw agrees."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ from support.pipeline_case import PipelineCase
 from pipelines.errors import HaltError
 from pipelines.maintenance.rebuild import rebuild
 from pipelines.maintenance.reset_clock import reset_clock
+from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import Chain, read_chain
 
 AHEAD = timedelta(hours=2)
@@ -19,12 +21,11 @@ AHEAD = timedelta(hours=2)
 def was_ahead(case: PipelineCase) -> None:
     """As if the last frame had come while the server's clock was ahead."""
     log, names = case.log(), case.names
-    stream, subject = names.stream("ledger"), names.chain("process")
-    chain = Chain(log, stream, subject, read_chain(log, stream, subject).epoch)
+    chain = Chain(log, names, PROCESS_CHAIN, read_chain(log, names, PROCESS_CHAIN).epoch)
     chain.open()
     done = chain.state.done
     assert done is not None
-    chain.restate(clock_us=done.body["clock_us"] + AHEAD // timedelta(microseconds=1))
+    chain.restate(replace(done.body, clock_us=done.body.clock_us + AHEAD // timedelta(microseconds=1)))
     log.close()
 
 
@@ -46,10 +47,10 @@ def test_arrivals_that_are_ahead_halt_and_go_on_after_a_reset(case: PipelineCase
     rebuild(state)
     state.close()
     log = case.log()
-    done = read_chain(log, case.names.stream("ledger"), case.names.chain("process")).done
+    done = read_chain(log, case.names, PROCESS_CHAIN).done
     log.close()
     assert done is not None
-    assert [len(reset) for reset in done.body["clock_resets"]] == [4]
+    assert len(done.body.clock_resets) == 1
     assert case.invoke("verify", str(case.file)).exit_code == 0
 
 

@@ -20,7 +20,7 @@ from pipelines.cli.app import app
 from pipelines.config import json_schema
 from pipelines.control.control import find_runners
 from pipelines.errors import FencedError
-from pipelines.protocol.ledger import Entry
+from pipelines.protocol.bodies import SINK_CHAIN
 from pipelines.protocol.naming import LEGS, ROLES
 from pipelines.runner.runner import Runner
 from pipelines.runner.status import StatusServer
@@ -301,12 +301,12 @@ def sink_plans(case: PipelineCase) -> list[int]:
     stream = case.names.stream("ledger")
     state = log.state(stream)
     assert state is not None
-    entries = [Entry.decode(message) for message in log.fetch(stream, case.names.chain("sink"), 0, state.last_sequence)]
+    entries = [SINK_CHAIN.decode(message) for message in log.fetch(stream, case.names.chain("sink"), 0, state.last_sequence)]
     log.close()
     plans = [entry for entry in entries if entry.kind == "plan"]
     done = [entry for entry in entries if entry.kind == "done"]
-    assert [(entry.body["from"], entry.body["to"]) for entry in done] == [(entry.body["from"], entry.body["to"]) for entry in plans]
-    return [entry.body["rows"] for entry in plans]
+    assert [(entry.body.start, entry.body.to) for entry in done] == [(entry.body.start, entry.body.to) for entry in plans]
+    return [entry.body.rows for entry in plans]
 
 
 def inserts(case: PipelineCase) -> int:

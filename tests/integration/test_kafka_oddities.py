@@ -17,6 +17,7 @@ from support.plain_runner import PlainQueries
 
 from pipelines.connectors.kafka.client import Block, KafkaTopic, RangeReader
 from pipelines.errors import DataLossError, HaltError, RetryableError
+from pipelines.protocol.bodies import INGEST_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.tally import LegTally, tally
 from pipelines.runner.runner import Runner
@@ -45,7 +46,7 @@ def ingested(case: PipelineCase) -> LegTally:
 def positions(case: PipelineCase) -> dict[int, int]:
     """Where the ingest leg's chain stands."""
     log = case.log()
-    to = read_chain(log, case.names.stream("ledger"), case.names.chain("ingest")).to
+    to = read_chain(log, case.names, INGEST_CHAIN).to
     log.close()
     return {int(partition): offset for partition, offset in to.items()}
 

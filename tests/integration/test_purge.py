@@ -11,6 +11,7 @@ from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.errors import DataLossError, StateDamagedError
 from pipelines.maintenance.rebuild import rebuild
+from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import Entry
 from pipelines.protocol.naming import LEGS
 from pipelines.protocol.purge import Purged, read_purged
@@ -40,7 +41,7 @@ def first_entry(case: PipelineCase, leg: str) -> Entry:
     log, ledger = case.log(), case.names.stream("ledger")
     found = next(log.fetch(ledger, case.names.chain(leg), 0, log.state(ledger).last_sequence))
     log.close()
-    return Entry.decode(found)
+    return CHAINS[leg].decode(found)
 
 
 def run_until_purged(case: PipelineCase, beyond: int = 0) -> None:

@@ -68,7 +68,7 @@ def test_letters_of_a_mended_cause_enter_again_once(narrow: PipelineCase) -> Non
     assert narrow.count() == 300
     narrow.check()
     audited = narrow.invoke("audit", str(narrow.file), "--json")
-    assert (audited.exit_code, json.loads(audited.stdout)["records"]["entered again"]) == (0, 172), audited.stdout
+    assert (audited.exit_code, json.loads(audited.stdout)["counts"]["entered again"]) == (0, 172), audited.stdout
     assert account(narrow) == {"entered again": 172, "discarded": 0, "still dead letters": 3}
     assert [group["letters"] for group in dlq(narrow, "groups", "--state", "redriven")] == [172]
     assert sum(group["letters"] for group in dlq(narrow, "groups")) == 3

@@ -16,6 +16,7 @@ from pipelines.config import load
 from pipelines.connectors.kafka import client as kafka
 from pipelines.connectors.kafka.client import KafkaTopic, TopicFacts
 from pipelines.errors import RetryableError
+from pipelines.protocol.bodies import INGEST_CHAIN
 from pipelines.protocol.ledger import Entry, read_chain
 from pipelines.protocol.tally import tally
 from pipelines.runner.pace import Pace
@@ -56,8 +57,8 @@ def events(numbers: Sequence[int]) -> list[Record]:
 def ledger(case: PipelineCase) -> list[Entry]:
     stream = case.names.stream("ledger")
     with closing(case.log()) as log:
-        last = read_chain(log, stream, case.names.chain("ingest")).sequence
-        return [Entry.decode(message) for message in log.fetch(stream, case.names.chain("ingest"), 0, last)]
+        last = read_chain(log, case.names, INGEST_CHAIN).sequence
+        return [INGEST_CHAIN.decode(message) for message in log.fetch(stream, case.names.chain("ingest"), 0, last)]
 
 
 def loses_its_leader_in_the_first_plan(runner: Runner, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +67,7 @@ def loses_its_leader_in_the_first_plan(runner: Runner, cluster: MockKafka, monke
 
     def lose(point: str) -> None:
         plan = runner.legs["ingest"].chain.state.plan
-        if point == "leg.after-plan" and plan is not None and not lost and plan.body["to"]["1"] > plan.body["from"]["1"]:
+        if point == "leg.after-plan" and plan is not None and not lost and plan.body.to["1"] > plan.body.start["1"]:
             cluster.take_leader(1)
             lost.append(point)
         reach(point)
@@ -105,8 +106,8 @@ def test_a_partition_that_loses_its_leader_in_an_open_plan_stops_alone_and_goes_
     runner.request_stop()
     positions = Counter(position for position, *_ in case.rows())
     assert positions == Counter([*((0, offset) for offset in range(160)), *((1, offset) for offset in range(80))])
-    narrowed = [entry.body for entry in ledger(case) if "standing" in entry.body]
-    assert [(body["standing"], body["to"]["1"], body["rest"]) for body in narrowed] == [(["1"], 0, {"1": 80})]
+    narrowed = [entry.body for entry in ledger(case) if getattr(entry.body, "standing", ())]
+    assert [(body.standing, body.to["1"], body.rest) for body in narrowed] == [(("1",), 0, {"1": 80})]
 
 
 def test_a_start_beside_a_silent_partition_reads_the_others_and_a_run_to_the_end_waits_for_it(

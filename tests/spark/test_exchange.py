@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,9 +10,10 @@ from support.pipeline_case import PipelineCase
 
 from pipelines.config import parse
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Item, Parcel, Report, Tasks, run_with_exchange
+from pipelines.engine.execute import Exchange, Parcel, Tasks, Work, run_with_exchange
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
+from pipelines.testing import Sample
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -29,20 +29,21 @@ def run_path(case: PipelineCase, session: SparkSession) -> str:
 
 
 def test_every_parcel_reaches_the_task_of_its_bucket(session: SparkSession, run_path: str) -> None:
-    def first(_: Connections, item: Item) -> Iterator[Parcel]:
-        for number in item["numbers"]:
+    def first(_: Connections, item: Sample) -> Iterator[Parcel]:
+        for number in item.numbers:
             yield number % 4, "number", str(number).encode()
 
-    def second(_: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
-        return {"bucket": bucket, "shared": item["shared"], "kinds": sorted({k for k, _ in parcels}), "got": [int(p) for _, p in parcels]}
+    def second(_: Connections, item: Sample, bucket: int, parcels: list[tuple[str, bytes]]) -> Sample:
+        kinds, numbers = tuple(sorted({kind for kind, _ in parcels})), tuple(int(payload) for _, payload in parcels)
+        return Sample((bucket, *numbers), (*item.texts, *kinds))
 
-    items = [{"numbers": list(range(start, 40, 3))} for start in range(3)]
-    reports = run_with_exchange(session, run_path, first, items, second, {"shared": "x"}, BUCKETS)
-    found: dict[int, Any] = {report["bucket"]: report for report in reports}
+    items = [Sample(tuple(range(start, 40, 3))) for start in range(3)]
+    reports = run_with_exchange(session, run_path, Exchange(first, second, Sample, Sample, Sample), items, Sample(texts=("x",)), BUCKETS)
+    found = {report.numbers[0]: report for report in reports}
     assert sorted(found) == [0, 1, 2, 3], "the bucket that nothing was sent to has no report"
     for bucket, report in found.items():
-        assert (report["shared"], report["kinds"]) == ("x", ["number"])
-        assert sorted(report["got"]) == list(range(bucket, 40, 4))
+        assert report.texts == ("x", "number")
+        assert sorted(report.numbers[1:]) == list(range(bucket, 40, 4))
 
 
 ERRORS = [
@@ -58,41 +59,43 @@ def test_an_error_before_the_exchange_fails_the_whole_range(
 ) -> None:
     reached = str(tmp_path / "reached")
 
-    def first(_: Connections, item: Item) -> Iterator[Parcel]:
+    def first(_: Connections, item: Sample) -> Iterator[Parcel]:
         yield 0, "number", b"1"
-        if item["fails"]:
+        if item.texts:
             raise raised(words)
 
-    def second(_: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
+    def second(_: Connections, item: Sample, bucket: int, parcels: list[tuple[str, bytes]]) -> Sample:
         Path(reached).write_text(json.dumps(bucket))
-        return {}
+        return Sample()
 
     with pytest.raises(expected, match=message):
-        run_with_exchange(session, run_path, first, [{"fails": False}, {"fails": True}], second, {}, BUCKETS)
+        exchange = Exchange(first, second, Sample, Sample, Sample)
+        run_with_exchange(session, run_path, exchange, [Sample(), Sample(texts=("fails",))], Sample(), BUCKETS)
     assert not Path(reached).exists(), "a bucket worked on a part of the range"
 
 
 def test_an_error_of_a_bucket_is_raised_as_itself(session: SparkSession, run_path: str) -> None:
-    def first(_: Connections, item: Item) -> Iterator[Parcel]:
+    def first(_: Connections, item: Sample) -> Iterator[Parcel]:
         yield from ((bucket, "number", b"1") for bucket in range(BUCKETS))
 
-    def second(_: Connections, item: Item, bucket: int, parcels: list[tuple[str, bytes]]) -> Report:
+    def second(_: Connections, item: Sample, bucket: int, parcels: list[tuple[str, bytes]]) -> Sample:
         if bucket == 3:
             raise RetryableError("the disk is full")
-        return {}
+        return Sample()
 
     with pytest.raises(RetryableError, match=r"^the disk is full$"):
-        run_with_exchange(session, run_path, first, [{}], second, {}, BUCKETS)
+        run_with_exchange(session, run_path, Exchange(first, second, Sample, Sample, Sample), [Sample()], Sample(), BUCKETS)
 
 
 def test_variables_that_go_with_batch_tasks_stand_over_the_environment_of_workers(case: PipelineCase, session: SparkSession) -> None:
-    def address(connections: Connections, _: Item) -> Report:
-        return {"url": str(connections.config.nats.url)}
+    def address(connections: Connections, _: Sample) -> Sample:
+        return Sample(texts=(str(connections.config.nats.url),))
 
+    work = Work(address, Sample, Sample)
     text, elsewhere = case.file.read_text(), {"NATS_URL": "nats://elsewhere:4222"}
     here = RunSpec.beside(text, parse(text, name="case", environment=case.environment()))
     there = RunSpec.beside(text, parse(text, name="case", environment={**case.environment(), **elsewhere}))
-    assert Tasks(session, here, {}).run(address, [{}]) == [{"url": "nats://" + case.addresses.nats_url.rpartition("@")[2]}]
-    assert Tasks(session, there, elsewhere).run(address, [{}]) == [{"url": "nats://elsewhere:4222"}]
+    assert Tasks(session, here, {}).run(work, [Sample()]) == [Sample(texts=("nats://" + case.addresses.nats_url.rpartition("@")[2],))]
+    assert Tasks(session, there, elsewhere).run(work, [Sample()]) == [Sample(texts=("nats://elsewhere:4222",))]
     with pytest.raises(HaltError, match="means another configuration than in the driver, so nothing was done"):
-        Tasks(session, there, {}).run(address, [{}])
+        Tasks(session, there, {}).run(work, [Sample()])

@@ -140,7 +140,7 @@ def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, in
     chain = state.chain()
     config = state.stage_config(chain)
     found = {}
-    for bucket in range(chain.done.body["buckets"]):
+    for bucket in range(chain.done.body.buckets):
         for entries in state.store(chain, bucket).checked():
             for hi, lo, time, sequence, ordinal in zip(*(column.tolist() for column in entries.columns()), strict=True):
                 found[hi, lo] = max(found.get((hi, lo), (0, 0, 0)), (sequence, ordinal, time))

@@ -19,6 +19,7 @@ from pipelines.key_store.storage import Place
 from pipelines.key_store.store import KeyedStore
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
+from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.run_lists import Lists, live_lists
@@ -73,7 +74,7 @@ class LegCase(Kept):
         self.ingest.anchor(lambda: {0: 0})
 
     def _chain(self, leg: str) -> Chain:
-        chain = Chain(self.log, LEDGER, NAMES.chain(leg), self.epoch)
+        chain = Chain(self.log, NAMES, CHAINS[leg], self.epoch)
         chain.open()
         return chain
 

@@ -1,6 +1,7 @@
 """The account at the end of a modelled history: every record once in the table or among the dead letters, and every count true."""
 
 from collections import Counter
+from dataclasses import astuple
 from itertools import accumulate
 from pathlib import Path
 from threading import Event
@@ -10,9 +11,11 @@ from pipelines.process import stage_config
 from pipelines.process.arrivals import bucket_of
 from pipelines.process.leg import ProcessLeg
 from pipelines.process.watermarks import IDLE_RECORDS
+from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN
 from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.naming import LEGS, REDRIVE
-from pipelines.protocol.records import RAW_SCHEMA, first_and_last
+from pipelines.protocol.positions import first_and_last
+from pipelines.protocol.records import RAW_SCHEMA
 from pipelines.protocol.redrive import DISCARD, rows_of
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import tally
@@ -27,7 +30,7 @@ NARROWED = ("to", "rest", "standing")
 
 
 def entries(log: ModelLog, leg: str) -> list[Entry]:
-    return [Entry.decode(m) for m in log.everything(NAMES.stream("ledger")) if m.subject == NAMES.chain(leg)]
+    return [CHAINS[leg].decode(m) for m in log.everything(NAMES.stream("ledger")) if m.subject == NAMES.chain(leg)]
 
 
 def check_account(world: "World") -> None:
@@ -35,7 +38,7 @@ def check_account(world: "World") -> None:
     for leg in (*LEGS, REDRIVE):
         check_chain(entries(log, leg))
     anchor = next(entry for entry in entries(log, "ingest") if entry.kind == "plan")
-    begin = {p: anchor.body["to"].get(str(p), 0) for p in world.topic.held}
+    begin = {p: anchor.body.to.get(str(p), 0) for p in world.topic.held}
     read, skipped = check_raw(world, begin)
     accepted, refused, duplicates = expected_outcomes(world)
     letters = {place(row): row for m in log.everything(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()}
@@ -60,7 +63,7 @@ def check_account(world: "World") -> None:
     assert max(Counter([*waiting, *(row[:2] for row in stored)]).values(), default=1) == 1, "a record is in two places"
     assert len(waiting) + len(stored) + duplicates == read
     totals = {leg: [e for e in entries(log, leg) if e.kind == "done"] for leg in (*LEGS, REDRIVE)}
-    counts = {leg: Counter(done[-1].body["totals"]) if done else Counter() for leg, done in totals.items()}
+    counts = {leg: Counter(done[-1].body.totals) if done else Counter() for leg, done in totals.items()}
     assert counts["ingest"]["rows_out"] == read
     assert counts["process"]["rows_in"] == read + len(redriven)
     assert counts["ingest"]["offsets"] == sum(world.topic.end.values()) - sum(begin.values())
@@ -86,10 +89,10 @@ def check_taken(world: "World", letters: dict[tuple[int, int], dict]) -> tuple[s
     log, taken_rows = world.log, []
     discarded = set()
     for plan in (e for e in entries(log, REDRIVE) if e.kind == "plan"):
-        for sequence, ranges in plan.body["letters"]:
+        for sequence, ranges in plan.body.letters:
             rows = rows_of(ranges).tolist()
             taken_rows += [(sequence, row) for row in rows]
-            if plan.body["action"] == DISCARD:
+            if plan.body.action == DISCARD:
                 (frame,) = [stored_rows(m.payload) for m in log.everything(NAMES.stream("dlq")) if m.sequence == sequence]
                 discarded |= {place(row) for row in frame.take(rows).to_pylist()}
     assert len(taken_rows) == len(set(taken_rows)), "a letter was taken twice"
@@ -121,34 +124,35 @@ def check_chain(chain: list[Entry]) -> None:
         epoch = entry.epoch
         if entry.kind == "plan" and plan is not None:
             check_narrowing(plan, entry)
-            decided = {"pieces": 0, "poison": 0, "abandoned": 0, **(dict.fromkeys(NARROWED, 0) if "standing" in entry.body else {})}
-            assert {**plan.body, **entry.body, **decided} == {**plan.body, **decided}
+            narrowed = NARROWED if getattr(entry.body, "standing", ()) else ()
+            decided = dict.fromkeys(("pieces", "poison", "abandoned", *narrowed), 0)
+            assert {**vars(plan.body), **vars(entry.body), **decided} == {**vars(plan.body), **decided}
             plan = entry
         elif entry.kind == "plan":
-            start = entry.body["from"]
+            start = entry.body.start
             assert to is None or {**dict.fromkeys(start, 0), **to} == start if isinstance(start, dict) else (to or 0) == start
             plan = entry
         elif entry.kind == "done" and plan is None:
             reset = {"clock_resets": 0}
-            assert done is not None and {**done.body, **reset} == {**entry.body, **reset}
+            assert done is not None and {**vars(done.body), **reset} == {**vars(entry.body), **reset}
             done = entry
         elif entry.kind == "done":
             assert plan is not None
             done = entry
-            assert (entry.body["from"], entry.body["to"]) == (plan.body["from"], plan.body["to"])
-            totals.update(entry.body["counts"])
-            assert {k: v for k, v in totals.items() if v} == {k: v for k, v in entry.body["totals"].items() if v}
-            to, plan = entry.body["to"], None
+            assert (entry.body.start, entry.body.to) == (plan.body.start, plan.body.to)
+            totals.update(entry.body.counts)
+            assert {k: v for k, v in totals.items() if v} == {k: v for k, v in entry.body.totals.items() if v}
+            to, plan = entry.body.to, None
     # A plan without a position in it may wait for the next batch: it has no effect.
-    assert plan is None or plan.body["from"] == plan.body["to"]
+    assert plan is None or plan.body.start == plan.body.to
 
 
 def check_narrowing(before: Entry, after: Entry) -> None:
     """A plan that is amended covers less only of partitions that it names, and says where it had ended."""
-    standing, rest = after.body.get("standing", []), after.body.get("rest", {})
-    for partition, end in after.body["to"].items() if standing else ():
-        was = before.body["to"][partition]
-        assert after.body["from"][partition] <= end <= was
+    standing, rest = getattr(after.body, "standing", ()), getattr(after.body, "rest", {})
+    for partition, end in after.body.to.items() if standing else ():
+        was = before.body.to[partition]
+        assert after.body.start[partition] <= end <= was
         assert end == was or (partition in standing and rest[partition] == was)
 
 
@@ -184,7 +188,7 @@ def assert_only_listed_runs_are_left(world: "World") -> None:
     """After the look that every start takes, as everything is done: killed attempts, and runners that were overtaken, have left more."""
     chain, lists = live_lists(world.log, NAMES)
     outside = Outside(world, world.epoch, world.config.version)
-    held = Chain(world.log, NAMES.stream("ledger"), NAMES.chain("process"), world.epoch)
+    held = Chain(world.log, NAMES, PROCESS_CHAIN, world.epoch)
     held.state = chain
     ProcessLeg(outside, held, None, Path("run"), Event())._sweep()
     listed = {(int(bucket), name) for bucket, listing in lists.items() for name, *_ in listing}
@@ -202,8 +206,8 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
     arrivals = arrivals_us(world)
     watermarks = watermarks_us(world)
     for message in log.everything(NAMES.stream("raw")):
-        plan, *_ = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
-        config = stage_config.load(log, NAMES, plan.body["config"])
+        plan, *_ = [p for p in plans if p.body.start < message.sequence <= p.body.to]
+        config = stage_config.load(log, NAMES, plan.body.config)
         for ordinal, row in enumerate(stored_rows(message.payload).to_pylist()):
             at, value, is_past = (message.sequence, ordinal), row["value"], bool(row.get("past_dedup"))
             outcome = apply(value, config)
@@ -239,7 +243,7 @@ def arrivals_us(world: "World") -> dict[int, int]:
     Checks that the ledger says the same, and the table of its rows.
     """
     done = [e for e in entries(world.log, "process") if e.kind == "done"]
-    resets = done[-1].body["clock_resets"] if done else []
+    resets = [astuple(reset) for reset in done[-1].body.clock_resets] if done else []
     arrivals, arrival = {}, 0
     for message in world.log.everything(NAMES.stream("raw")):
         server = int(message.time.timestamp() * 1_000_000)
@@ -250,8 +254,8 @@ def arrivals_us(world: "World") -> dict[int, int]:
             server = max(server, ahead + max(0, server - then) // 2)
         arrivals[message.sequence] = arrival = max(arrival, server)
     for entry in done:
-        expected = [arrivals[sequence] for sequence in range(entry.body["from"] + 1, entry.body["to"] + 1)]
-        assert list(accumulate(entry.body["arrivals"])) == expected, "arrivals"
+        expected = [arrivals[sequence] for sequence in range(entry.body.start + 1, entry.body.to + 1)]
+        assert list(accumulate(entry.body.arrivals)) == expected, "arrivals"
     assert all(arrivals[sequence] == arrival for sequence, _, _, arrival in world.table.positions), "arrivals"
     return arrivals
 
@@ -263,8 +267,8 @@ def watermarks_us(world: "World") -> dict[tuple[int, int], int | None]:
     plans = [e for e in entries(world.log, "process") if e.kind == "plan"]
     frames, places = [], []
     for message in world.log.everything(NAMES.stream("raw")):
-        plan, *_ = [p for p in plans if p.body["from"] < message.sequence <= p.body["to"]]
-        config = stage_config.load(world.log, NAMES, plan.body["config"])
+        plan, *_ = [p for p in plans if p.body.start < message.sequence <= p.body.to]
+        config = stage_config.load(world.log, NAMES, plan.body.config)
         values = enumerate(stored_rows(message.payload)["value"].to_pylist())
         timed = [(ordinal, time_us(value)) for ordinal, value in values if apply(value, config) is not None]
         frames.append((None if ".redrive." in message.subject else int(message.headers["Tf-Partition"]), [time for _, time in timed]))

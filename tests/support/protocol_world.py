@@ -3,7 +3,6 @@
 A seed decides, call by call, who goes on; tests/unit/protocol/test_protocol_model.py says what happens to them.
 """
 
-import json
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -34,16 +33,19 @@ import pipelines.sink.settling
 from pipelines.dead_letters.export_file import Edited, edited_frames
 from pipelines.dead_letters.redrive import Redrive, taken
 from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_states
+from pipelines.engine.execute import Exchange, Work
 from pipelines.engine.leg import ReplanError, StoppedError
 from pipelines.engine.ranges import admit
 from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError, StateDamagedError, UndecidedError
 from pipelines.ingest.leg import IngestLeg
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
+from pipelines.protocol.bodies import CHAINS, REDRIVE_CHAIN
+from pipelines.protocol.codec import Form, from_text, to_text
 from pipelines.protocol.ledger import Chain
-from pipelines.protocol.naming import LEGS, REDRIVE
+from pipelines.protocol.naming import LEGS
+from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import Purge, fold_redrive, purge_letters, redrive_entries_that_may_go
-from pipelines.protocol.records import Position
 from pipelines.protocol.redrive import ENTER, OPEN
 from pipelines.sink.chunks import chunks
 from pipelines.sink.leg import SinkLeg
@@ -76,7 +78,7 @@ class Runner:
         outside = Outside(self.world, self.epoch, version)
         legs = {}
         for name, kind in zip(LEGS, (IngestLeg, ProcessLeg, SinkLeg), strict=True):
-            chain = Chain(log, NAMES.stream("ledger"), NAMES.chain(name), self.epoch)
+            chain = Chain(log, NAMES, CHAINS[name], self.epoch)
             chain.open()
             legs[name] = kind(outside, chain, self.lease, Path("run"), self.stop)
         legs["sink"]._clickhouse = self.world.table
@@ -150,7 +152,7 @@ class Command:
 
     def _work(self) -> None:
         log = self.world.log
-        chain = Chain(log, NAMES.stream("ledger"), NAMES.chain(REDRIVE), self.epoch)
+        chain = Chain(log, NAMES, REDRIVE_CHAIN, self.epoch)
         chain.open()
         redrive = Redrive(log, NAMES, "orders", chain)
         if self._action == EXPIRE:
@@ -281,37 +283,37 @@ class World:
             yield part, uncompressed(part)
             start += part.num_rows
 
-    def _run_in_tasks(self, session: object, run_path: str, work: Callable[..., dict], items: list[dict]) -> list[dict]:
+    def _run_in_tasks(self, session: object, run_path: str, work: Work, items: list[Form]) -> list[Form]:
         """Each item once, and now and then a second attempt beside it, which may outlive its plan and its runner."""
         runner = self.current.runner
         reports = []
         for item in items:
-            text = json.dumps(item)
+            text = to_text(item)
             outside = Outside(self, runner.epoch, "")
             if self.rng.random() < 0.3:
-                self.attempts.append(Actor(self, "second attempt", lambda o=outside, t=text: work(o, json.loads(t)), runner))
-            reports.append(json.loads(json.dumps(work(outside, json.loads(text)))))
+                self.attempts.append(Actor(self, "second attempt", lambda o=outside, t=text: work.run(o, from_text(work.item, t)), runner))
+            reports.append(from_text(work.report, to_text(work.run(outside, from_text(work.item, text)))))
         return reports
 
     def _run_with_exchange(
-        self, session: object, run_path: str, first: Callable, items: list[dict], second: Callable, shared: dict, buckets: int
-    ) -> list[dict]:
+        self, session: object, run_path: str, exchange: Exchange, items: list[Form], shared: Form, buckets: int
+    ) -> list[Form]:
         """First tasks may be tried twice, the parcels of the second attempt count; a bucket's task as any other task."""
         runner = self.current.runner
         parcels: list[tuple[int, str, bytes]] = []
         for item in items:
             for _ in range(self.rng.choice([1, 1, 2])):
-                sent = list(first(Outside(self, runner.epoch, ""), json.loads(json.dumps(item))))
+                sent = list(exchange.send(Outside(self, runner.epoch, ""), from_text(exchange.item, to_text(item))))
             parcels += sent
         self.rng.shuffle(parcels)
         reports = []
         for bucket in sorted({bucket for bucket, _, _ in parcels}):
             here = [(kind, payload) for to, kind, payload in parcels if to == bucket]
 
-            def work(outside: Outside, item: dict, bucket: int = bucket, here: list[tuple[str, bytes]] = here) -> dict:
-                return second(outside, item, bucket, here)
+            def receive(outside: Outside, item: Form, bucket: int = bucket, here: list[tuple[str, bytes]] = here) -> Form:
+                return exchange.receive(outside, item, bucket, here)
 
-            reports += self._run_in_tasks(session, run_path, work, [shared])
+            reports += self._run_in_tasks(session, run_path, Work(receive, exchange.shared, exchange.report), [shared])
         return reports
 
     def call(self) -> None:

@@ -1,6 +1,6 @@
 """The step that drops copies. Before the exchange: keys and times (`process.dedup`); behind it: the first of each key goes on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
@@ -11,9 +11,11 @@ import pyarrow.compute as pc
 from pipelines.key_store.store import KeyedStore
 from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN, Deduplicated, dedup, with_keys, with_times
 from pipelines.process.steps import Columns, Context, State, Step
-from pipelines.process.watermarks import BEFORE_COLUMN, NEVER, TIME_COLUMN, FrameTimes, Watermarks, with_newest_before
+from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, Clocks, FrameTimes, with_newest_before
+from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED
-from pipelines.protocol.records import StageOutput, in_position_order
+from pipelines.protocol.positions import in_position_order
+from pipelines.protocol.records import StageOutput
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,14 @@ class Dedup(Step):
         judged = dedup(kept, times[~is_late], self.window_us, store.find, marks[~is_late])
         return judged, plain.filter(pa.array(is_late)).drop_columns(list(KEY_COLUMNS))
 
-    def clock_us(self, done: Mapping[str, Any]) -> int:
+    def clock_us(self, done: Clocks) -> int:
         """Return what windows end by, as of a `done` of the process leg: the arrival, or the combined watermark, NEVER before the first."""
         if not self.time_field:
-            return int(done.get("clock_us", 0))
-        newest = Watermarks.of(done).combined_us
+            return done.clock_us
+        newest = done.watermarks.combined_us
         return newest if newest == NEVER else newest - self.lateness_us
 
-    def expired_us(self, done: Mapping[str, Any]) -> int:
+    def expired_us(self, done: Clocks) -> int:
         """Return the time up to which, inclusive, store entries have expired."""
         clock = self.clock_us(done)
         return clock if clock == NEVER else clock - self.window_us

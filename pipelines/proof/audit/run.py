@@ -55,6 +55,7 @@ from pipelines.proof.verification.loading import Source
 from pipelines.proof.verification.result import WAITING
 from pipelines.proof.verification.run import Request, Verifier
 from pipelines.proof.verification.span import load_configs, read_history
+from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import LEGS, Names
@@ -104,8 +105,7 @@ class Audit:
     def run(self) -> AuditReport:
         """Read everything and compare."""
         check_started(self._log, self._names)
-        ledger = self._names.stream("ledger")
-        self._chains = {leg: read_chain(self._log, ledger, self._names.chain(leg)) for leg in reversed(LEGS)}
+        self._chains = {leg: read_chain(self._log, self._names, CHAINS[leg]) for leg in reversed(LEGS)}
         self._progress("reading the raw stream")
         read_to, self._out_read_to = self._last("raw"), self._last("out")
         self._kafka_ends = end_offsets(self._settings, self._topic)
@@ -147,7 +147,7 @@ class Audit:
     def _stage_config(self) -> Program | None:
         """The configuration of the last range that was done; None before the first."""
         done = self._chains["process"].done
-        return stage_config.load(self._log, self._names, done.body["config"]) if done else None
+        return stage_config.load(self._log, self._names, done.body.config) if done else None
 
     @property
     def _has_positions(self) -> bool:

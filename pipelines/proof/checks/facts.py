@@ -22,7 +22,8 @@ from pipelines.proof.checks.evaluate import Behind, PositionCounts, RepeatedKeys
 from pipelines.proof.packed import NO_POSITIONS, RawPositions, sequences_of
 from pipelines.proof.readers.streams import positions_of
 from pipelines.proof.readers.table import position_batches
-from pipelines.protocol.ledger import Entry, read_chain
+from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN, SINK_CHAIN
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import LEGS, Names, is_redriven
 from pipelines.protocol.outcomes import CONFIRMED
 from pipelines.types.columns import parse_type, quote_identifier
@@ -228,14 +229,14 @@ def settled(log: JetStream, names: Names) -> Settled | None:
     None where the ledger, or out, does not reach back to the sink's last chunk any more.
     """
     ledger = names.stream("ledger")
-    confirmed = read_chain(log, ledger, names.chain("sink")).to or 0
-    done = read_chain(log, ledger, names.chain("process")).done
-    while done is not None and done.body["out_end"] > confirmed:
+    confirmed = read_chain(log, names, SINK_CHAIN).to or 0
+    done = read_chain(log, names, PROCESS_CHAIN).done
+    while done is not None and done.body.out_end > confirmed:
         message = log.get(ledger, done.previous_done) if done.previous_done else None
         if message is None and done.previous_done:
             return None
-        done = Entry.decode(message) if message else None
-    sequence, out = (done.body["to"], done.body["out_end"]) if done else (0, 0)
+        done = PROCESS_CHAIN.decode_done(message) if message else None
+    sequence, out = (done.body.to, done.body.out_end) if done else (0, 0)
     frames = [*log.fetch(names.stream("out"), names.subjects("out"), out, confirmed)] if confirmed > out else []
     if len(frames) < confirmed - out:
         return None
@@ -244,9 +245,9 @@ def settled(log: JetStream, names: Names) -> Settled | None:
 
 def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
     """Return (rows that ClickHouse has confirmed, the same with the chunk that is being inserted)."""
-    state = read_chain(log, names.stream("ledger"), names.chain("sink"))
-    done = int(state.done.body["totals"].get(CONFIRMED.total, 0)) if state.done else 0
-    return done, done + (int(state.plan.body["rows"]) if state.plan else 0)
+    state = read_chain(log, names, SINK_CHAIN)
+    done = state.totals.get(CONFIRMED.total, 0)
+    return done, done + (state.plan.body.rows if state.plan else 0)
 
 
 def behind(
@@ -256,7 +257,7 @@ def behind(
 
     A record in a stream is as old as its message by the clock of NATS, a record in Kafka as its own timestamp at `now`.
     """
-    chains = {leg: read_chain(log, names.stream("ledger"), names.chain(leg)) for leg in LEGS}
+    chains = {leg: read_chain(log, names, CHAINS[leg]) for leg in LEGS}
     oldest = timedelta(0)
     for leg, role in (("process", "raw"), ("sink", "out")):
         stream, reached = names.stream(role), chains[leg].to or 0

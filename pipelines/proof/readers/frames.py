@@ -7,10 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.connectors.nats.client import JetStream, fetch_whole
-from pipelines.process.arrivals import Arrived, ClockReset, arrivals
+from pipelines.process.arrivals import Arrived, arrivals
 from pipelines.proof.verification.reference import FRAME_SCHEMA
+from pipelines.protocol.bodies import ClockReset
 from pipelines.protocol.naming import Names, is_redriven
-from pipelines.protocol.records import ORDINAL_BITS, decode_columns
+from pipelines.protocol.positions import ORDINAL_BITS
+from pipelines.protocol.records import decode_columns
 
 _BATCH_RECORDS = 20_000
 _BATCH_BYTES = 16 * 1024 * 1024

@@ -16,14 +16,13 @@ from pipelines.proof.packed import RawPositions
 from pipelines.proof.readers.table import SEQUENCE_AND_ORDINAL
 from pipelines.protocol.ledger import Log
 from pipelines.protocol.naming import Names, is_redriven
+from pipelines.protocol.positions import Position, position_keys
 from pipelines.protocol.records import (
     HEADER_FIRST,
     HEADER_TOPIC,
     Message,
-    Position,
     decode_columns,
     place_of_frame,
-    position_keys,
 )
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"

@@ -15,7 +15,7 @@ from clickhouse_connect.driver.client import Client
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse.answers import pool_for
 from pipelines.connectors.clickhouse.errors import map_error
-from pipelines.protocol.records import position_keys
+from pipelines.protocol.positions import position_keys
 from pipelines.types.columns import quote_identifier
 
 SEQUENCE_AND_ORDINAL = ("_tf_sequence", "_tf_ordinal")

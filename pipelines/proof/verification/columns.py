@@ -16,7 +16,7 @@ from pipelines.proof.report import Finding
 from pipelines.proof.verification.reference import compared_columns
 from pipelines.proof.verification.span import History
 from pipelines.proof.verification.steps import Column
-from pipelines.protocol.records import ORDINAL_BITS
+from pipelines.protocol.positions import ORDINAL_BITS
 from pipelines.types.columns import parse_type
 
 """A row of a configuration's mapping: field, column, type, whether the table gave a DEFAULT."""

@@ -11,7 +11,7 @@ from pipelines.proof.readers.kafka import topic_batches
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.span import History, Span
 from pipelines.proof.verification.table import examples_of
-from pipelines.protocol.records import ORDINAL_BITS
+from pipelines.protocol.positions import ORDINAL_BITS
 
 
 def find_dead_letters(

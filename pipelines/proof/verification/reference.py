@@ -17,9 +17,10 @@ import pyarrow as pa
 from pipelines.connectors.sql import filled, statement
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
-from pipelines.process.watermarks import IDLE_RECORDS, NEVER, NOTHING, Watermarks
+from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of
 from pipelines.proof.verification.values import MACROS, duckdb_type, is_compared, literal
+from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
 from pipelines.types.columns import parse_type
 
 FRAME_SCHEMA = pa.schema(

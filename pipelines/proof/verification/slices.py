@@ -4,25 +4,27 @@ A slice takes from the table which records of the window before it were accepted
 rows, both are verified again as one: a copy of a row that is missing is no fault of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+from pydantic import AwareDatetime
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Item, Report, Tasks
-from pipelines.process.arrivals import microseconds
+from pipelines.engine.execute import Tasks, Work
 from pipelines.process.stage_config import config_of
 from pipelines.proof.report import Progress, no_progress
 from pipelines.proof.verification.result import Verification, add_up
 from pipelines.proof.verification.run import Request, Subject, Verifier
 from pipelines.proof.verification.span import Span, load_configs, read_history
 from pipelines.proof.verification.steps import Column
-from pipelines.protocol.records import ORDINAL_BITS, instant
+from pipelines.protocol.codec import Count, Flag, Form, Text, Version
+from pipelines.protocol.positions import ORDINAL_BITS
+from pipelines.protocol.records import instant
 from pipelines.types.columns import parse_type
 
 _BEYOND = 2**63 - 1
@@ -134,43 +136,81 @@ def _one(group: Sequence[Verified]) -> Slice:
 
 
 def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks: Tasks) -> list[Verified]:
-    shared = {
-        "directory": str(request.directory),
-        "examples": request.examples,
-        "with_kafka": request.with_kafka,
-        "config": subject.history.plans[-1].version,
-        "columns": [column_told(column) for column in subject.columns],
-        "gone": {said: list(versions) for said, versions in subject.gone.items()},
-    }
-    items = [{**shared, "since": _us(one.since), "until": _us(one.until), "follows": one.follows} for one in slices]
-    reports = tasks.run(verify_slice, items)
-    return [
-        Verified(one, Verification.decode(report["result"]), report["relies_from"], report["last_fault"])
-        for one, report in zip(slices, reports, strict=True)
+    items = [
+        SliceItem(
+            directory=str(request.directory),
+            examples=request.examples,
+            with_kafka=request.with_kafka,
+            config=subject.history.plans[-1].version,
+            columns=tuple(NamedColumn.of(column) for column in subject.columns),
+            gone={said: list(versions) for said, versions in subject.gone.items()},
+            since=one.since,
+            until=one.until,
+            follows=one.follows,
+        )
+        for one in slices
     ]
+    reports = tasks.run(VERIFY_SLICE, items)
+    return [Verified(one, report.result, report.relies_from, report.last_fault) for one, report in zip(slices, reports, strict=True)]
 
 
-def verify_slice(connections: Connections, item: Item) -> Report:
-    """Verify one slice in a task; return what `_verified` reads."""
-    since, until = (None if item[end] is None else instant(item[end]) for end in ("since", "until"))
-    request = Request(Path(item["directory"]), since, until, item["examples"], item["with_kafka"])
-    verifier = Verifier(connections.config, connections.log, request, follows=item["follows"])
-    history = read_history(connections.log, connections.names, since)
-    configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item["config"])
-    columns = [column_of(told) for told in item["columns"]]
-    subject = Subject(history, configs, config, columns, item["gone"])
+@dataclass(frozen=True)
+class NamedColumn(Form):
+    """A `Column`, its type by its name."""
+
+    label: Text
+    name: Text
+    type: Text
+    has_default: Flag
+    former: tuple[Text, ...] = ()
+    since: Count = 0
+
+    @classmethod
+    def of(cls, column: Column) -> "NamedColumn":
+        return cls(column.label, column.name, str(column.type), column.has_default, column.former, column.since)
+
+    @property
+    def column(self) -> Column:
+        """Inverse of `of`."""
+        return Column(self.label, self.name, parse_type(self.type), self.has_default, self.former, self.since)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceItem(Form):
+    """One slice of what is verified: of the request, of its subject, and of the slice."""
+
+    directory: Text
+    examples: Count
+    with_kafka: Flag
+    config: Version
+    columns: tuple[NamedColumn, ...]
+    gone: dict[Text, list[Text]]
+    since: AwareDatetime | None
+    until: AwareDatetime | None
+    follows: Flag
+
+
+@dataclass(frozen=True)
+class SliceReport(Form):
+    """The parts of a `Verified` but for its slice, which the task was given."""
+
+    result: Verification
+    relies_from: Count
+    last_fault: Count
+
+
+def verify_slice(connections: Connections, item: SliceItem) -> SliceReport:
+    """Verify one slice in a task."""
+    request = Request(Path(item.directory), item.since, item.until, item.examples, item.with_kafka)
+    verifier = Verifier(connections.config, connections.log, request, follows=item.follows)
+    history = read_history(connections.log, connections.names, item.since)
+    configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item.config)
+    subject = Subject(history, configs, config, [one.column for one in item.columns], item.gone)
     span = verifier.compare(subject, threads=1)
-    return {"result": verifier.report.encode(), "relies_from": _relies_from(span), "last_fault": verifier.last_fault >> ORDINAL_BITS}
+    return SliceReport(verifier.report, _relies_from(span), verifier.last_fault >> ORDINAL_BITS)
 
 
-def column_told(column: Column) -> dict[str, Any]:
-    """Return the column as JSON values, for `column_of`."""
-    return {**vars(column), "type": str(column.type)}
-
-
-def column_of(told: Mapping[str, Any]) -> Column:
-    """Return the column that `column_told` was given."""
-    return Column(**{**told, "type": parse_type(told["type"]), "former": tuple(told["former"])})
+VERIFY_SLICE = Work(verify_slice, SliceItem, SliceReport)
 
 
 def _relies_from(span: Span | None) -> int:
@@ -178,7 +218,3 @@ def _relies_from(span: Span | None) -> int:
     if span is None:
         return _BEYOND
     return span.read_from if span.is_seeded else span.first
-
-
-def _us(at: datetime | None) -> int | None:
-    return None if at is None else microseconds(at)

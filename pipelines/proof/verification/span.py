@@ -11,14 +11,15 @@ from datetime import datetime
 
 from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process import stage_config
-from pipelines.process.arrivals import ClockReset, clock_resets, microseconds, unpacked
+from pipelines.process.arrivals import microseconds
 from pipelines.process.program import Program
-from pipelines.process.watermarks import NEVER, NOTHING, Watermarks
 from pipelines.proof.packed import first_position, last_position
 from pipelines.proof.verification.reference import Bounds
+from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, SINK_CHAIN, ClockReset, ProcessDone, ProcessState, Watermarks
 from pipelines.protocol.existence import check_started
-from pipelines.protocol.ledger import ChainState, Entry, read_chain
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
+from pipelines.protocol.positions import from_differences
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 
@@ -124,43 +125,43 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
     check_started(log, names)
     ledger = names.stream("ledger")
     # The sink first: what it has confirmed was processed before.
-    confirmed = read_chain(log, ledger, names.chain("sink")).to or 0
-    chain = read_chain(log, ledger, names.chain("process"))
+    confirmed = read_chain(log, names, SINK_CHAIN).to or 0
+    chain = read_chain(log, names, PROCESS_CHAIN)
     raw = log.state(names.stream("raw"))
     below = max(read_purged(log, names, "raw").below, raw.first_sequence if raw else 1)
     plans: dict[int, Plan] = {}
     arrivals: dict[int, int] = {}
     confirmed_to = 0
     after = _entries_after(log, names, chain, since)
-    for entry in map(Entry.decode, fetch_whole(log, ledger, names.chain("process"), after, chain.sequence)):
-        if entry.kind != "done":
-            continue
+    for entry in map(PROCESS_CHAIN.decode, fetch_whole(log, ledger, names.chain("process"), after, chain.sequence)):
         body = entry.body
-        if body["to"] > (body["from"] or 0):
-            plans[body["to"]] = Plan((body["from"] or 0) + 1, body["to"], body["config"], Watermarks.of(body))
-            frames = enumerate(unpacked(body["arrivals"]), start=(body["from"] or 0) + 1)
+        if not isinstance(body, ProcessDone):
+            continue
+        if body.to > body.start:
+            plans[body.to] = Plan(body.start + 1, body.to, body.config, body.watermarks)
+            frames = enumerate(from_differences(body.arrivals), start=body.start + 1)
             arrivals |= {sequence: at for sequence, at in frames if sequence >= below}
-        if body["out_end"] <= confirmed:
-            confirmed_to = body["to"]
+        if body.out_end <= confirmed:
+            confirmed_to = body.to
     known = sorted(arrivals.items())
     is_whole = bool(known) and known[0][0] == 1
-    resets = clock_resets(chain.done.body) if chain.done else ()
+    resets = chain.done.body.clock_resets if chain.done else ()
     return History(
         sorted(plans.values(), key=lambda plan: plan.to), [s for s, _ in known], [at for _, at in known], confirmed_to, is_whole, resets
     )
 
 
-def _entries_after(log: JetStream, names: Names, chain: ChainState, since: datetime | None) -> int:
+def _entries_after(log: JetStream, names: Names, chain: ProcessState, since: datetime | None) -> int:
     """Return the ledger sequence behind which the entries are needed. An entry is written after its frames have arrived."""
     if since is None or chain.done is None:
         return 0
-    config = stage_config.load(log, names, chain.done.body["config"])
+    config = stage_config.load(log, names, chain.done.body.config)
     if config.dedup.time_field:
         return 0
     needed_from = instant(max(0, microseconds(since) - config.dedup.window_us - _CLOCKS_APART_US))
     first = log.first_since(names.stream("ledger"), names.chain("process"), needed_from)
     # The range before reaches back to where nothing is needed any more, so that its frames do not look like what a purge has left.
-    before = Entry.decode(first).previous_done if first else chain.done.sequence
+    before = PROCESS_CHAIN.decode(first).previous_done if first else chain.done.sequence
     return max(0, before - 1)
 
 

@@ -19,7 +19,8 @@ from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES
 from pipelines.proof.verification.result import Checksum, hex_sum
 from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.values import duckdb_type, literal, plain_sql, text_sql
-from pipelines.protocol.records import ORDINAL_BITS, POSITION_COLUMN_TYPES
+from pipelines.protocol.positions import ORDINAL_BITS
+from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.types.columns import parse_type, quote_identifier
 
 _COORDINATES = {"_tf_topic": "topic", "_tf_partition": "partition", "_tf_offset": "offset", "_tf_arrival": "arrival_us"}

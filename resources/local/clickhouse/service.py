@@ -11,10 +11,9 @@ from pathlib import Path
 
 import httpx
 
-from pipelines.private import private_directory
+from pipelines.private import private_directory, write_whole
 from resources.local.clickhouse.users import User, UsersError, parse_user, read_users
 from resources.local.errors import LocalServerError
-from resources.local.files import write_atomically
 from resources.local.ports import HOST
 from resources.local.server import NotReadyError, Place
 
@@ -103,4 +102,4 @@ def _write_users(directory: Path, users: Sequence[User]) -> None:
         user.name: {"password": user.password, "rights": ["all"] if user.is_unlimited else sorted(right.value for right in user.rights)}
         for user in users
     }
-    write_atomically(users_file(directory), json.dumps(entries, indent=2) + "\n")
+    write_whole(users_file(directory), json.dumps(entries, indent=2) + "\n")

@@ -11,9 +11,8 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from pipelines.private import OWNER_ONLY
+from pipelines.private import OWNER_ONLY, write_whole
 from resources.local.errors import LocalServerError
-from resources.local.files import write_atomically
 from resources.local.java import find_java
 from resources.local.kafka.jars import KAFKA_VERSION, ensure_jars
 from resources.local.passwords import USER
@@ -59,7 +58,7 @@ class Kafka:
             fresh = place.directory / "data.formatting"
             _format(launch, place, fresh, self._render(place, fresh, controller_port))
         properties = place.directory / "server.properties"
-        write_atomically(properties, self._render(place, place.directory / "data", controller_port))
+        write_whole(properties, self._render(place, place.directory / "data", controller_port))
         return [*launch, "kafka.Kafka", str(properties)]
 
     def probe(self, place: Place, timeout: timedelta) -> str:
@@ -147,7 +146,7 @@ def _format(launch: Sequence[str], place: Place, fresh: Path, text: str) -> None
     """Format the storage in `fresh`, beside its final place, and move it there in one step, so that a crash leaves no half of it."""
     shutil.rmtree(fresh, ignore_errors=True)
     properties = place.directory / "format.properties"
-    write_atomically(properties, text)
+    write_whole(properties, text)
     identifier = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # `=`, because an identifier may begin with a dash.
     command = [*launch, "kafka.tools.StorageTool", "format", "--standalone", f"--cluster-id={identifier}", f"--config={properties}"]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pipelines.errors import HaltError
 from pipelines.process.arrivals import records_of
+from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessPlan
 from pipelines.protocol.frame_sizes import declared_bytes
-from pipelines.protocol.ledger import Entry
+from pipelines.protocol.ledger import FORMAT, Entry
 from pipelines.protocol.records import (
     HEADER_TOPIC,
     HISTORY_SCHEMA,
@@ -126,7 +127,7 @@ def test_whatever_bytes_of_a_frame_are_changed_it_is_read_or_refused(data: st.Da
         assert "only Tallyflow may write" in str(error)
 
 
-ENTRY = {"kind": "plan", "epoch": 3, "previous_done": 2, "open_plan": 0, "from": 1}
+ENTRY = {"format": FORMAT, "kind": "plan", "epoch": 3, "previous_done": 2, "open_plan": 0, "start": 1, "to": 4, "config": "v1"}
 
 
 @pytest.mark.parametrize(
@@ -152,5 +153,5 @@ ENTRY = {"kind": "plan", "epoch": 3, "previous_done": 2, "open_plan": 0, "from":
 )
 def test_a_foreign_entry_of_the_ledger_is_a_halt_that_names_it(payload: bytes) -> None:
     with pytest.raises(HaltError, match=r"reading tf\.orders\.raw\.0 at 17: no entry of a ledger .*only Tallyflow may write"):
-        Entry.decode(message(payload))
-    assert Entry.decode(message(json.dumps(ENTRY).encode())) == Entry("plan", 3, {"from": 1}, 2, 0, 17)
+        PROCESS_CHAIN.decode(message(payload))
+    assert PROCESS_CHAIN.decode(message(json.dumps(ENTRY).encode())) == Entry(3, ProcessPlan(start=1, to=4, config="v1"), 2, 0, 17)

@@ -14,8 +14,8 @@ from pipelines.dead_letters.dropped_copies import CopiesByLetter, DroppedCopies,
 from pipelines.dead_letters.triage import Selection, groups
 from pipelines.maintenance.replay import Judged
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
-from pipelines.process.watermarks import NEVER
 from pipelines.proof.packed import encoded
+from pipelines.protocol.bodies import NEVER
 from pipelines.testing import FIRST_INSTANT
 
 WINDOW_US = 10

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pipelines.dead_letters.export_file import Edited, edited_frames, line_of, read_edited
 from pipelines.errors import ConfigurationError
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
-from pipelines.protocol.records import MAX_RECORD_BYTES, Position, decode_frame
+from pipelines.protocol.positions import Position
+from pipelines.protocol.records import MAX_RECORD_BYTES, decode_frame
 from pipelines.testing import FIRST_INSTANT
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipelines.dead_letters.triage import REMEDIES, Selection, groups, letter_at, listed
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
 from pipelines.process.fingerprints import fingerprint, with_fingerprints
-from pipelines.protocol.records import Position
+from pipelines.protocol.positions import Position
 from pipelines.testing import FIRST_INSTANT
 
 

@@ -1,12 +1,12 @@
 """Arrivals: they never step back, and go on after a reset where the server's clock had been ahead."""
 
-from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.process.arrivals import ClockReset, arrivals, clock_resets
+from pipelines.process.arrivals import arrivals
+from pipelines.protocol.bodies import ClockReset
 from pipelines.protocol.records import Message
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,12 +38,6 @@ def test_what_was_there_already_came_before_the_reset_whatever_its_times_say() -
 def test_the_last_reset_counts() -> None:
     resets = (ClockReset(2, 2, 20, 1000), ClockReset(4, 4, 40, 3000))
     assert arrived([10, 1000, 30, 3000, 60], resets=resets) == [10, 1000, 1005, 3000, 3010]
-
-
-def test_a_done_carries_them() -> None:
-    reset = ClockReset(3, 4, 30, 1000)
-    assert clock_resets({"clock_resets": [list(astuple(reset))]}) == [reset]
-    assert clock_resets({}) == []
 
 
 @given(st.lists(st.integers(0, 2000), min_size=1, max_size=12), st.data())

@@ -99,7 +99,7 @@ def connections(**run: str) -> Connections:
 
 def is_admitted(of: Connections, version: str, records: int = 1000, to: int = 1) -> bool:
     try:
-        admit(of, {"config": version}, STAGES, (records, "", to), letters(records))
+        admit(of, version, STAGES, (records, "", to), letters(records))
     except HaltError:
         return False
     return True
@@ -107,7 +107,7 @@ def is_admitted(of: Connections, version: str, records: int = 1000, to: int = 1)
 
 def test_a_plan_of_another_configuration_is_stopped_as_well_and_the_message_says_which_records_pass() -> None:
     with pytest.raises(HaltError, match=r"planned before the file was edited.*--accept` lets them, and only them,"):
-        admit(connections(), {"config": "old"}, STAGES, (1000, "", 1), letters(1000))
+        admit(connections(), "old", STAGES, (1000, "", 1), letters(1000))
 
 
 @pytest.mark.parametrize(

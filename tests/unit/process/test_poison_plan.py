@@ -1,6 +1,5 @@
 """Records that a stage ends on: what the stages make of a batch with some, and how a plan decides about them."""
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,16 +14,19 @@ from tenacity import wait_none
 
 from pipelines.connectors.duckdb import open_engine
 from pipelines.engine import leg
-from pipelines.engine.execute import _attempt, _revive
+from pipelines.engine.execute import Work, _attempt, _Failure, _revive
 from pipelines.errors import HaltError, UndecidedError
 from pipelines.process import frames
 from pipelines.process import leg as process
 from pipelines.process.arrivals import Arrived
 from pipelines.process.isolation import INTERNAL_ERROR
+from pipelines.process.items import ProcessItem, ProcessReports
 from pipelines.process.leg import ProcessLeg
 from pipelines.process.program import Program, run
 from pipelines.process.steps import Context, Step
 from pipelines.process.steps.dedup import Dedup
+from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan
+from pipelines.protocol.codec import from_text, to_text
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_TOPIC, Message, StageOutput, encode_frame
@@ -84,19 +86,22 @@ def test_a_decided_record_is_a_letter_though_no_stage_ends_on_it_any_more() -> N
 
 
 def test_what_a_task_finds_reaches_the_driver_whole() -> None:
-    def work(*_: object) -> dict[str, Any]:
+    def work(*_: object) -> ProcessReports:
         raise UndecidedError("one record", [POISON])
 
-    revived = _revive(json.loads(_attempt(lambda: SimpleNamespace(), work, "{}")))
+    item = to_text(ProcessItem(start=4, to=6, config="v1"))
+    report, failure = _attempt(lambda: SimpleNamespace(), Work(work, ProcessItem, ProcessReports), item)
+    assert report is None
+    revived = _revive(from_text(_Failure, failure))
     assert isinstance(revived, UndecidedError)
     assert (str(revived), revived.places) == ("one record", [POISON])
 
 
 def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:
     """A leg whose open plan covers raw frames 4 to 6, and which has found POISON in it."""
-    chain = Chain(log, NAMES.stream("ledger"), NAMES.chain("process"), 1)
+    chain = Chain(log, NAMES, PROCESS_CHAIN, 1)
     chain.open()
-    chain.plan(3, 6, config="v1")
+    chain.plan(ProcessPlan(start=3, to=6, config="v1"))
     connections = SimpleNamespace(names=NAMES, log=log, keep=lambda _, make: configuration(key))
     made = ProcessLeg(connections, chain, SimpleNamespace(lost=Event()), Path("run"), Event())
     made._undecided = [POISON]
@@ -105,7 +110,7 @@ def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:
 
 def decide(made: ProcessLeg) -> Any:
     assert made.chain.state.plan is not None
-    return made._decide(made.chain.state.plan)
+    return made._decide(made.chain.state.plan.body)
 
 
 @pytest.mark.parametrize("last", [None, "4.9.0", "5.0.0"])
@@ -114,9 +119,9 @@ def test_a_record_that_nothing_was_written_beyond_is_decided_in_the_plan(last: s
     if last:
         log.publish(NAMES.out(0), b"", {HEADER_LAST: last}, 0)
     decide(leg_with_plan(log))
-    plan = read_chain(log, NAMES.stream("ledger"), NAMES.chain("process")).plan
+    plan = read_chain(log, NAMES, PROCESS_CHAIN).plan
     assert plan is not None
-    assert (plan.body["from"], plan.body["to"], plan.body["poison"]) == (3, 6, [[5, 1, "parse", POISON[4]]])
+    assert plan.body == ProcessPlan(start=3, to=6, config="v1", poison=((5, 1, "parse", POISON[4]),))
 
 
 @pytest.mark.parametrize("subject", [NAMES.out(0), NAMES.dead_letters("process", 0)])
@@ -128,7 +133,7 @@ def test_a_record_that_an_earlier_attempt_has_passed_is_never_decided(subject: s
     made = leg_with_plan(log, key)
     with pytest.raises(HaltError, match=r"\(raw position 5\.1\), and an earlier attempt has passed it"):
         decide(made)
-    assert made.chain.state.plan is not None and "poison" not in made.chain.state.plan.body
+    assert made.chain.state.plan is not None and not made.chain.state.plan.body.poison
 
 
 def test_the_same_decision_is_appended_again_where_its_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,16 +141,16 @@ def test_the_same_decision_is_appended_again_where_its_outcome_is_unknown(monkey
     log = MemoryLog()
     made, attempts = leg_with_plan(log), []
 
-    def execute(_: object, plan: Any) -> tuple[dict[str, int], dict[str, Any]]:
-        attempts.append(plan.body["poison"])
-        return {}, {}
+    def execute(_: object, plan: ProcessPlan) -> ProcessDone:
+        attempts.append(plan.poison)
+        return ProcessDone(start=plan.start, to=plan.to, config=plan.config)
 
     monkeypatch.setattr(made, "_execute", execute)
     log.go_away(1)
     assert made.chain.state.plan is not None
     plan = made.chain.state.plan
     made.patiently(lambda: made.execute(None, plan))
-    assert attempts == [[[5, 1, "parse", POISON[4]]]]
+    assert attempts == [((5, 1, "parse", POISON[4]),)]
     assert made._undecided == []
 
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from support.watermark_oracle import Frames, marks
 
 from pipelines.process import watermarks
-from pipelines.process.watermarks import NEVER, NOTHING, TIME_COLUMN, FrameTimes, Watermarks, with_newest_before
+from pipelines.process.watermarks import TIME_COLUMN, FrameTimes, with_newest_before
+from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
+from pipelines.protocol.codec import from_text, to_text
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_PARTITION, Message
 
@@ -96,8 +98,8 @@ def test_records_that_enter_again_are_judged_by_the_combined_watermark_and_move_
 
 def test_what_a_done_carries_comes_back() -> None:
     last = told([(0, [5, 9]), (3, []), (None, [7])])[1]
-    assert Watermarks.of({"watermarks": last.encoded()}) == last
-    assert Watermarks.of({}) == Watermarks.of({"watermarks": None}) == NOTHING
+    assert from_text(Watermarks, to_text(last)) == last
+    assert from_text(Watermarks, "{}") == NOTHING
 
 
 FRAMES = st.lists(st.tuples(st.sampled_from([0, 0, 1, 1, 2, None]), st.lists(st.integers(0, 60), max_size=4)), min_size=1, max_size=12)
@@ -108,7 +110,7 @@ def test_watermarks_are_those_of_the_oracle_however_ranges_are_cut(frames: Frame
     border = data.draw(st.integers(0, len(frames)))
     expected = marks(frames, WINDOW, IDLE)
     before, between = told(frames[:border])
-    behind, last = told(frames[border:], Watermarks.of({"watermarks": between.encoded()}), first=border + 1)
+    behind, last = told(frames[border:], between, first=border + 1)
     assert before + behind == expected
     assert last == told(frames)[1]
 

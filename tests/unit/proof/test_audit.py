@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, compare
 from pipelines.proof.audit.run import AuditReport
 from pipelines.proof.packed import decoded, encoded
-from pipelines.protocol.records import position_keys
+from pipelines.protocol.positions import position_keys
 
 Spot = tuple[int, int]
 FRAMES = {2: 3, 3: 0, 5: 2, 6: 1}

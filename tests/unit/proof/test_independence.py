@@ -24,8 +24,8 @@ EXCEPTIONS = {
     "pipelines.process.steps.dedup": ({"Dedup"}, "the settings of the step, read from the ledger"),
     "pipelines.process.steps": ({"Step"}, "the type of a step's settings; the statement of a step is found by its name"),
     "pipelines.process.watermarks": (
-        {"IDLE_RECORDS", "NEVER", "NOTHING", "Watermarks"},
-        "the watermarks of the ledger, and a constant of their definition; the reference computes its own in SQL",
+        {"IDLE_RECORDS"},
+        "a constant of the definition of watermarks; the reference computes its own in SQL",
     ),
     "pipelines.connectors.kafka.client": ({"map_error"}, "the class of an error, no record"),
 }

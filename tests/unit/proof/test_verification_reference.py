@@ -16,9 +16,9 @@ from pipelines.connectors.duckdb import open_engine
 from pipelines.process import watermarks
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
-from pipelines.process.watermarks import Watermarks
 from pipelines.proof.verification import reference as verification_reference
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
+from pipelines.protocol.bodies import Watermarks
 
 ALL = Bounds(0, 2**63)
 

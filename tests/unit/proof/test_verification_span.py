@@ -7,9 +7,9 @@ import pytest
 from support.verification_case import CONFIG, KEYED, SECOND, TIMED, of
 
 from pipelines.process.steps.dedup import Dedup
-from pipelines.process.watermarks import Watermarks
 from pipelines.proof.verification.reference import Bounds
 from pipelines.proof.verification.span import History, Plan, Span, arrivals_of, is_open, same_dedup_from, span_of
+from pipelines.protocol.bodies import Watermarks
 from pipelines.protocol.records import instant
 
 START = datetime(1970, 1, 1, tzinfo=UTC)

@@ -9,7 +9,8 @@ import pytest
 import pipelines.protocol.append
 from pipelines.errors import FencedError, InvariantError, RetryableError
 from pipelines.protocol.append import Appender, Tail, Written, append_rows, last_position
-from pipelines.protocol.records import Message, Position, decode_frame, encode_frame
+from pipelines.protocol.positions import Position
+from pipelines.protocol.records import Message, decode_frame, encode_frame
 from pipelines.testing import Fault, MemoryLog
 
 STREAM = "tf-p-out"

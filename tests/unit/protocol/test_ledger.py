@@ -1,20 +1,57 @@
 """The chain: open, plan, done, and what becomes of them when an answer is lost or another runner takes over."""
 
 import json
+from dataclasses import dataclass, replace
 
 import pytest
 
-from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError
-from pipelines.protocol.ledger import Chain, ChainState, Entry, read_chain
+from pipelines.errors import DataLossError, FencedError, HaltError, InvariantError, RetryableError
+from pipelines.protocol.bodies import Offsets
+from pipelines.protocol.codec import Count, Text
+from pipelines.protocol.ledger import FORMAT, Chain, ChainState, ChainType, Done, Entry, Open, Plan, read_chain
+from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
 from pipelines.testing import FIRST_INSTANT, Fault, MemoryLog
 
-STREAM = "tf-p-ledger"
-SUBJECT = "tf.p.ledger.process"
+NAMES = Names("p")
+STREAM = NAMES.stream("ledger")
+SUBJECT = NAMES.chain("example")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned(Plan):
+    start: Count | None
+    to: Count
+    config: Text = ""
+    pieces: tuple[Count, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closed(Done):
+    start: Count | None
+    to: Count
+    tails: Offsets | None = None
+
+
+KIND = ChainType("example", Planned, Closed)
+
+
+def planned(start: int | None, to: int, config: str = "") -> Planned:
+    return Planned(start=start, to=to, config=config)
+
+
+def closed(own: Chain, counts: dict[str, int], **more: object) -> Entry:
+    """Closes the open plan."""
+    plan = own.state.plan.body if own.state.plan else planned(0, 1)
+    return own.done(Closed(start=plan.start, to=plan.to, counts=counts, **more))
+
+
+def amended(own: Chain, *pieces: int) -> Entry:
+    return own.amend(replace(own.state.plan.body if own.state.plan else planned(0, 1), pieces=pieces))
 
 
 def chain(log: MemoryLog, epoch: int = 1) -> Chain:
-    return Chain(log, STREAM, SUBJECT, epoch)
+    return Chain(log, NAMES, KIND, epoch)
 
 
 def opened(log: MemoryLog, epoch: int = 1) -> Chain:
@@ -24,7 +61,7 @@ def opened(log: MemoryLog, epoch: int = 1) -> Chain:
 
 
 def stored(log: MemoryLog) -> list[Entry]:
-    return [Entry.decode(message) for message in log.messages(STREAM)]
+    return [KIND.decode(message) for message in log.messages(STREAM)]
 
 
 def kinds(log: MemoryLog) -> list[str]:
@@ -32,121 +69,122 @@ def kinds(log: MemoryLog) -> list[str]:
 
 
 def test_an_entry_survives_its_encoding() -> None:
-    entry = Entry("plan", 3, {"from": 4, "to": {"0": 7}}, previous_done=2, open_plan=0)
+    entry = Entry(3, planned(4, 7), previous_done=2, open_plan=0)
     message = Message(SUBJECT, 9, FIRST_INSTANT, entry.encode())
-    assert Entry.decode(message) == Entry("plan", 3, {"from": 4, "to": {"0": 7}}, 2, 0, sequence=9)
-    assert json.loads(entry.encode())["kind"] == "plan"
+    assert KIND.decode(message) == replace(entry, sequence=9)
+    envelope = {"format": FORMAT, "kind": "plan", "epoch": 3, "previous_done": 2, "open_plan": 0}
+    assert json.loads(entry.encode()) == {**envelope, "start": 4, "to": 7}
 
 
 def test_an_empty_chain_has_no_end() -> None:
-    assert read_chain(MemoryLog(), STREAM, SUBJECT) == ChainState()
+    assert read_chain(MemoryLog(), NAMES, KIND) == ChainState()
     assert ChainState().to is None
 
 
 def test_open_plan_done_move_the_end_of_the_chain() -> None:
     log = MemoryLog()
     own = opened(log, epoch=7)
-    own.plan(None, 5, config="v1")
-    assert (own.state.to, own.state.plan.body["config"]) == (None, "v1")
-    own.done({"rows_in": 10}, tails={"a": 1})
-    assert (own.state.to, own.state.plan, own.state.done.body["tails"]) == (5, None, {"a": 1})
+    own.plan(planned(None, 5, "v1"))
+    assert (own.state.to, own.state.plan.body.config) == (None, "v1")
+    closed(own, {"rows_in": 10}, tails={"3": 1})
+    assert (own.state.to, own.state.plan, own.state.done.body.tails) == (5, None, {"3": 1})
     assert [(e.kind, e.epoch) for e in stored(log)] == [("open", 7), ("plan", 7), ("done", 7)]
-    assert read_chain(log, STREAM, SUBJECT) == own.state
+    assert read_chain(log, NAMES, KIND) == own.state
 
 
 def test_a_done_repeats_the_range_of_its_plan() -> None:
     log = MemoryLog()
     own = opened(log)
-    own.plan(4, 9)
-    done = own.done({})
-    assert (done.body["from"], done.body["to"]) == (4, 9)
+    own.plan(planned(4, 9))
+    done = closed(own, {})
+    assert (done.body.start, done.body.to) == (4, 9)
 
 
 def test_totals_add_up_over_ranges() -> None:
     own = opened(MemoryLog())
     for to, counts in ((1, {"rows_in": 3, "rows_out": 2}), (2, {"rows_in": 4}), (3, {"rejected.parse": 5})):
-        own.plan(to - 1, to)
-        own.done(counts)
-    assert own.state.done.body["counts"] == {"rejected.parse": 5}
-    assert own.state.done.body["totals"] == {"rows_in": 7, "rows_out": 2, "rejected.parse": 5}
+        own.plan(planned(to - 1, to))
+        closed(own, counts)
+    assert own.state.done.body.counts == {"rejected.parse": 5}
+    assert own.state.done.body.totals == {"rows_in": 7, "rows_out": 2, "rejected.parse": 5}
 
 
 def test_totals_go_on_after_a_takeover() -> None:
     log = MemoryLog()
     first = opened(log)
-    first.plan(0, 1)
-    first.done({"rows_in": 3})
+    first.plan(planned(0, 1))
+    closed(first, {"rows_in": 3})
     second = opened(log, epoch=2)
-    second.plan(1, 2)
-    assert second.done({"rows_in": 4}).body["totals"] == {"rows_in": 7}
+    second.plan(planned(1, 2))
+    assert closed(second, {"rows_in": 4}).body.totals == {"rows_in": 7}
 
 
 def test_a_second_plan_needs_the_first_closed() -> None:
     own = opened(MemoryLog())
-    own.plan(0, 1)
+    own.plan(planned(0, 1))
     with pytest.raises(InvariantError, match="still open"):
-        own.plan(1, 2)
+        own.plan(planned(1, 2))
 
 
 def test_done_needs_an_open_plan() -> None:
     with pytest.raises(InvariantError, match="none is open"):
-        opened(MemoryLog()).done({})
+        closed(opened(MemoryLog()), {})
 
 
 def test_an_amended_plan_stands_for_the_first_one() -> None:
     log = MemoryLog()
     own = opened(log)
-    own.plan(None, 5, config="v1")
-    amended = own.amend(pieces=[1])
-    assert own.state.plan == amended
-    assert amended.body == {"from": None, "to": 5, "config": "v1", "pieces": [1]}
-    assert read_chain(log, STREAM, SUBJECT) == own.state
+    own.plan(planned(None, 5, "v1"))
+    first = amended(own, 1)
+    assert own.state.plan == first
+    assert first.body == replace(planned(None, 5, "v1"), pieces=(1,))
+    assert read_chain(log, NAMES, KIND) == own.state
     taken_over = opened(log, epoch=2)
-    assert taken_over.state.plan == amended
-    taken_over.amend(pieces=[2])
-    taken_over.done({"rows_in": 3})
+    assert taken_over.state.plan == first
+    amended(taken_over, 2)
+    closed(taken_over, {"rows_in": 3})
     assert kinds(log) == ["open", "plan", "plan", "open", "plan", "done"]
     assert (own.state.epoch, taken_over.state.plan, taken_over.state.to) == (1, None, 5)
     with pytest.raises(FencedError):
-        own.amend(pieces=[3])
+        amended(own, 3)
 
 
 def test_amending_needs_an_open_plan() -> None:
     with pytest.raises(InvariantError, match="none is open"):
-        opened(MemoryLog()).amend(pieces=[1])
+        amended(opened(MemoryLog()), 1)
 
 
 @pytest.mark.parametrize("fault", list(Fault))
 def test_an_amendment_whose_outcome_is_unknown_may_be_appended_again(fault: Fault) -> None:
     log = MemoryLog()
     own = opened(log)
-    own.plan(None, 5)
+    own.plan(planned(None, 5))
     log.fail_publish(fault, 1)
     try:
-        own.amend(pieces=[1])
+        amended(own, 1)
     except RetryableError:
         log.deliver()
-        own.amend(pieces=[1])
-    assert [entry.body.get("pieces") for entry in stored(log)] == [None, None, [1]]
+        amended(own, 1)
+    assert [entry.body.pieces for entry in stored(log) if entry.kind == "plan"] == [(), (1,)]
 
 
 def test_a_takeover_keeps_the_open_plan_open() -> None:
     log = MemoryLog()
     first = opened(log)
-    first.plan(0, 1)
-    first.done({"n": 1})
-    first.plan(1, 8, config="old")
+    first.plan(planned(0, 1))
+    closed(first, {"n": 1})
+    first.plan(planned(1, 8, "old"))
     second = opened(log, epoch=2)
-    assert (second.state.to, second.state.plan.body["to"], second.state.plan.body["config"]) == (1, 8, "old")
-    second.done({"n": 7})
+    assert (second.state.to, second.state.plan.body.to, second.state.plan.body.config) == (1, 8, "old")
+    closed(second, {"n": 7})
     assert second.state.to == 8
 
 
 def test_an_open_plan_survives_many_takeovers() -> None:
     log = MemoryLog()
-    opened(log).plan(0, 4)
+    opened(log).plan(planned(0, 4))
     for epoch in range(2, 12):
-        assert opened(log, epoch).state.plan.body["to"] == 4
+        assert opened(log, epoch).state.plan.body.to == 4
 
 
 @pytest.mark.parametrize("ranges", [1, 2, 50])
@@ -154,9 +192,9 @@ def test_the_state_is_read_in_at_most_three_gets(ranges: int) -> None:
     log = MemoryLog()
     own = opened(log)
     for to in range(1, ranges + 1):
-        own.plan(to - 1, to)
-        own.done({"n": 1})
-    own.plan(ranges, ranges + 1)
+        own.plan(planned(to - 1, to))
+        closed(own, {"n": 1})
+    own.plan(planned(ranges, ranges + 1))
     opened(log, epoch=2)
 
     log.go_away(0)
@@ -167,38 +205,38 @@ def test_the_state_is_read_in_at_most_three_gets(ranges: int) -> None:
         (),
         {"last": lambda self, *a: reads.append(a) or log.last(*a), "get": lambda self, *a: reads.append(a) or reader(log, *a)},
     )
-    state = read_chain(counted(), STREAM, SUBJECT)
-    assert (state.epoch, state.to, state.plan.body["to"], len(reads)) == (2, ranges, ranges + 1, 3)
+    state = read_chain(counted(), NAMES, KIND)
+    assert (state.epoch, state.to, state.plan.body.to, len(reads)) == (2, ranges, ranges + 1, 3)
 
 
 def test_a_purge_below_the_last_done_leaves_the_state_readable() -> None:
     log = MemoryLog()
     own = opened(log)
     for to in range(1, 6):
-        own.plan(to - 1, to)
-        own.done({"n": 1})
+        own.plan(planned(to - 1, to))
+        closed(own, {"n": 1})
     log.purge(STREAM, SUBJECT, own.state.done.sequence)
-    assert read_chain(log, STREAM, SUBJECT) == own.state
+    assert read_chain(log, NAMES, KIND) == own.state
 
 
 def test_an_entry_that_the_chain_points_at_and_is_gone_is_data_loss() -> None:
     log = MemoryLog()
     own = opened(log)
-    own.plan(0, 1)
-    own.done({})
-    own.plan(1, 2)
+    own.plan(planned(0, 1))
+    closed(own, {})
+    own.plan(planned(1, 2))
     log.purge(STREAM, SUBJECT, own.state.plan.sequence)
     with pytest.raises(DataLossError, match="entry 3 is gone"):
-        read_chain(log, STREAM, SUBJECT)
+        read_chain(log, NAMES, KIND)
 
 
 def advance(own: Chain, step: str) -> None:
     if step == "open":
         own.open()
     elif step == "plan":
-        own.plan(0, 5)
+        own.plan(planned(0, 5))
     else:
-        own.done({"n": 5})
+        closed(own, {"n": 5})
 
 
 STEPS = ("open", "plan", "done")
@@ -213,7 +251,7 @@ def test_a_lost_acknowledgement_is_found_to_be_ours(failing: str) -> None:
             log.fail_publish(Fault.LOST_ACKNOWLEDGEMENT)
         advance(own, step)
     assert kinds(log) == ["open", "plan", "done"]
-    assert own.state == read_chain(log, STREAM, SUBJECT)
+    assert own.state == read_chain(log, NAMES, KIND)
 
 
 @pytest.mark.parametrize("fault", [Fault.DROPPED, Fault.DELAYED])
@@ -228,7 +266,7 @@ def test_a_publish_that_is_not_there_is_retryable_and_may_be_repeated(failing: s
                 advance(own, step)
             log.deliver()
         advance(own, step)
-    assert own.state == read_chain(log, STREAM, SUBJECT)
+    assert own.state == read_chain(log, NAMES, KIND)
     assert own.state.to == 5
     assert kinds(log)[-2:] == ["plan", "done"]
 
@@ -255,7 +293,7 @@ def test_an_outage_after_a_lost_acknowledgement_is_waited_out(failing: str) -> N
                 advance(own, step)
         advance(own, step)
     assert kinds(log) == ["open", "plan", "done"]
-    assert own.state == read_chain(log, STREAM, SUBJECT)
+    assert own.state == read_chain(log, NAMES, KIND)
 
 
 @pytest.mark.parametrize("at", ["plan", "done"])
@@ -263,7 +301,7 @@ def test_a_runner_is_fenced_by_a_higher_epoch(at: str) -> None:
     log = MemoryLog()
     old = opened(log, epoch=1)
     if at == "done":
-        old.plan(0, 5)
+        old.plan(planned(0, 5))
     opened(log, epoch=2)
     before = kinds(log)
     with pytest.raises(FencedError, match=r"epoch 2.*ours is 1"):
@@ -285,10 +323,10 @@ def test_a_fenced_runner_stays_fenced() -> None:
     new = opened(log, epoch=2)
     for _ in range(2):
         with pytest.raises(FencedError):
-            old.plan(0, 5)
-    new.plan(0, 5)
+            old.plan(planned(0, 5))
+    new.plan(planned(0, 5))
     with pytest.raises(FencedError):
-        old.plan(0, 5)
+        old.plan(planned(0, 5))
 
 
 def test_a_delayed_decision_of_an_older_runner_loses_against_open() -> None:
@@ -296,10 +334,10 @@ def test_a_delayed_decision_of_an_older_runner_loses_against_open() -> None:
     old = opened(log, epoch=1)
     log.fail_publish(Fault.DELAYED)
     with pytest.raises(RetryableError):
-        old.plan(0, 5)
+        old.plan(planned(0, 5))
     new = opened(log, epoch=2)
     assert log.deliver() == 0
-    assert read_chain(log, STREAM, SUBJECT) == new.state
+    assert read_chain(log, NAMES, KIND) == new.state
 
 
 def test_open_meets_an_entry_that_came_between_its_look_and_its_append() -> None:
@@ -310,17 +348,44 @@ def test_open_meets_an_entry_that_came_between_its_look_and_its_append() -> None
 
     def overtaken(*args: object) -> int:
         log.publish = publish
-        old.plan(0, 5)
+        old.plan(planned(0, 5))
         return publish(*args)
 
     log.publish = overtaken
-    assert new.open().plan.body["to"] == 5
+    assert new.open().plan.body.to == 5
     assert [(e.kind, e.epoch) for e in stored(log)] == [("open", 1), ("plan", 1), ("open", 2)]
 
 
 def test_a_chain_may_be_opened_again_by_its_own_runner() -> None:
     log = MemoryLog()
     own = opened(log)
-    own.plan(0, 5)
+    own.plan(planned(0, 5))
     own.open()
-    assert own.done({}).body["to"] == 5
+    assert closed(own, {}).body.to == 5
+
+
+def test_a_reference_to_an_entry_of_another_kind_or_another_chain_is_foreign() -> None:
+    log = MemoryLog()
+    own = opened(log)
+    own.plan(planned(0, 5))
+    other = NAMES.chain("other")
+    log.publish(other, own.state.plan.encode(), {}, 0)
+    for references in ({"previous_done": 1, "open_plan": 2}, {"previous_done": 0, "open_plan": 1}, {"previous_done": 3, "open_plan": 2}):
+        last = log.last(STREAM, SUBJECT)
+        record = {**json.loads(Entry(9, Open()).encode()), **references}
+        log.publish(SUBJECT, json.dumps(record).encode(), {}, last.sequence)
+        with pytest.raises(HaltError, match=r"no entry of a ledger .*refers to"):
+            read_chain(log, NAMES, KIND)
+
+
+@pytest.mark.parametrize("step", ["done", "restate"])
+def test_a_done_of_another_range_than_its_plan_is_never_written(step: str) -> None:
+    log = MemoryLog()
+    own = opened(log)
+    own.plan(planned(0, 5))
+    if step == "restate":
+        closed(own, {})
+    before = kinds(log)
+    with pytest.raises(InvariantError, match="the range is 0 to 5, and not 0 to 6"):
+        getattr(own, step)(Closed(start=0, to=6))
+    assert kinds(log) == before

@@ -62,5 +62,5 @@ def test_a_done_is_as_long_for_thousands_of_frames_as_for_one(tmp_path: Path, mo
 
     monkeypatch.setattr(PartitionWriter, "write", in_single_records)
     case.send([b""] * 4000)
-    assert case.ingest.chain.state.done.body["counts"]["frames"] == 4000
+    assert case.ingest.chain.state.done.body.counts["frames"] == 4000
     assert case.chain_bytes("ingest")[-1] < 700

@@ -25,8 +25,9 @@ import pipelines.protocol.redrive
 from pipelines.errors import DataLossError, HaltError, RefusedError
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
+from pipelines.protocol.bodies import REDRIVE_CHAIN, SINK_CHAIN
 from pipelines.protocol.ledger import read_chain
-from pipelines.protocol.naming import REDRIVE, Names
+from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purge
 from pipelines.protocol.redrive import DISCARD, ENTER
 from pipelines.sink.chunks import chunks
@@ -268,15 +269,15 @@ def test_a_table_that_refuses_every_row_for_a_cause_of_its_own_halts_the_sink_so
     (halt,) = [actor.error for actor in runner.actors if actor.error is not None]
     assert isinstance(halt, HaltError)
     assert "the table refuses row after row and takes none, with: no reason that is known" in str(halt)
-    plan = read_chain(world.log, NAMES.stream("ledger"), NAMES.chain("sink")).plan
+    plan = read_chain(world.log, NAMES, SINK_CHAIN).plan
     assert plan is not None
-    assert [row for row, _ in plan.body["pieces"]["refused"]] == [0, 1, 2]
+    assert [row for row, _ in plan.body.pieces.refused] == [0, 1, 2]
     for actor in world.actors():
         actor.kill()
 
 
 def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age: timedelta) -> int:
-    done = read_chain(log, names.stream("ledger"), names.chain(REDRIVE)).done
+    done = read_chain(log, names, REDRIVE_CHAIN).done
     return done.sequence if done else 0
 
 

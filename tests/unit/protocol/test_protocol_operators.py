@@ -21,8 +21,10 @@ from support.protocol_stages import POISON, configuration, stored_rows
 from support.protocol_world import World
 
 from pipelines.errors import FencedError, RefusedError
+from pipelines.process.arrivals import arrivals
 from pipelines.process.leg import ProcessLeg
-from pipelines.protocol.ledger import Chain, ChainState, Entry, read_chain
+from pipelines.protocol.bodies import NOTHING, SINK_CHAIN, ProcessDone, ProcessPlan
+from pipelines.protocol.ledger import Chain, ChainState, read_chain
 from pipelines.testing import Fault
 
 EXECUTE = ProcessLeg._execute
@@ -111,7 +113,7 @@ def abandon_history(prepare: Callable[[World], None], stored: str = "nothing", w
         first = world.start()
         world.drain(first)
         world.current = None
-        assert read_chain(world.log, NAMES.stream("ledger"), NAMES.chain("sink")).plan is not None, [a.error for a in first.actors]
+        assert read_chain(world.log, NAMES, SINK_CHAIN).plan is not None, [a.error for a in first.actors]
         before = world.calls, world.log.publishes
         prepare(world)
         try:
@@ -217,7 +219,7 @@ def reset_history(prepare: Callable[[World], None], killed_at: int = 0) -> tuple
                 world.produce(3)
                 world.drain(world.start())
             world.settle()
-            resets = len(entries(world.log, "process")[-1].body["clock_resets"])
+            resets = len(entries(world.log, "process")[-1].body.clock_resets)
         finally:
             for actor in world.actors():
                 actor.kill()
@@ -266,7 +268,7 @@ def test_a_reset_that_lets_the_arrivals_of_an_older_runner_through_is_found(monk
 
 
 def test_a_process_leg_that_forgets_resets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.process.leg.clock_resets", lambda done: [])
+    monkeypatch.setattr("pipelines.process.leg.arrivals", lambda messages, clock_us, resets: arrivals(messages, clock_us))
     with pytest.raises(AssertionError, match="arrivals"):
         found_in()
 
@@ -317,11 +319,11 @@ def test_a_runner_that_judges_by_event_times_may_end_before_every_single_call(ki
             raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
 
 
-def begins_its_watermarks_anew(self: ProcessLeg, session: object, plan: Entry) -> tuple[dict[str, int], dict[str, Any]]:
+def begins_its_watermarks_anew(self: ProcessLeg, session: object, plan: ProcessPlan) -> ProcessDone:
     """A leg that keeps watermarks to itself, and not in its `done`."""
     done = self.chain.state.done
     if done is not None and done.epoch != self.chain.state.epoch:
-        self.chain.state = replace(self.chain.state, done=replace(done, body={**done.body, "watermarks": None}))
+        self.chain.state = replace(self.chain.state, done=replace(done, body=replace(done.body, watermarks=NOTHING)))
     return EXECUTE(self, session, plan)
 
 

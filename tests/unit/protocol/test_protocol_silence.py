@@ -6,7 +6,6 @@ The leader goes before every single call of ingest, a publish is late, the runne
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import pytest
 from support.protocol_outside import NAMES, Topic
@@ -16,7 +15,7 @@ from support.protocol_world import Runner, World
 import pipelines.ingest.leg
 import pipelines.ingest.narrowing
 from pipelines.ingest.leg import IngestLeg
-from pipelines.ingest.narrowing import Body, Offsets
+from pipelines.protocol.bodies import INGEST_CHAIN, IngestDone, IngestPlan, Offsets
 from pipelines.protocol.ledger import ChainState, read_chain
 from pipelines.protocol.tally import tally
 from pipelines.testing import Fault
@@ -25,7 +24,7 @@ SILENT = 1
 CALLS = 60
 """Of ingest, until it has nothing left; a few more or less by the seed."""
 IN_DRIVER, IN_TASKS = 1000, 0
-NARROWING = pipelines.ingest.narrowing.narrowing
+NARROWED = pipelines.ingest.narrowing.narrowed
 
 
 @contextmanager
@@ -50,7 +49,7 @@ def world_of_two_partitions(seed: int, driver_offsets: int) -> Iterator[World]:
 
 def chain_of_ingest(world: World) -> ChainState:
     world.current = None
-    return read_chain(world.log, NAMES.stream("ledger"), NAMES.chain("ingest"))
+    return read_chain(world.log, NAMES, INGEST_CHAIN)
 
 
 def check_while_silent(world: World, runner: Runner) -> None:
@@ -146,15 +145,15 @@ def told(story: str, play: Callable[[], None]) -> None:
 # -- mistakes -----------------------------------------------------------------------------------------------------------------
 
 
-def gives_up_what_was_written(plan: Body, reached: Mapping[str, int]) -> dict[str, Any]:
-    return NARROWING(plan, dict.fromkeys(reached, 0))
+def gives_up_what_was_written(plan: IngestPlan, reached: Mapping[str, int]) -> IngestPlan:
+    return NARROWED(plan, dict.fromkeys(reached, 0))
 
 
-def claims_what_was_not_written(plan: Body, reached: Mapping[str, int]) -> dict[str, Any]:
-    return NARROWING(plan, {p: offset + 1 for p, offset in reached.items()})
+def claims_what_was_not_written(plan: IngestPlan, reached: Mapping[str, int]) -> IngestPlan:
+    return NARROWED(plan, {p: offset + 1 for p, offset in reached.items()})
 
 
-def plans_less_than_was_left(done: Body, start: Offsets, end: Offsets) -> Offsets:
+def plans_less_than_was_left(done: IngestDone, start: Offsets, end: Offsets) -> Offsets:
     return {}
 
 
@@ -164,8 +163,8 @@ BEFORE_EVERY_CALL = partial(test_a_partition_may_lose_its_leader_before_every_si
 @pytest.mark.parametrize(
     ("step", "mistake", "found_by", "told"),
     [
-        ("narrowing", gives_up_what_was_written, BEFORE_EVERY_CALL, "read more than was counted"),
-        ("narrowing", claims_what_was_not_written, BEFORE_EVERY_CALL, "frames end before offset"),
+        ("narrowed", gives_up_what_was_written, BEFORE_EVERY_CALL, "read more than was counted"),
+        ("narrowed", claims_what_was_not_written, BEFORE_EVERY_CALL, "frames end before offset"),
         (
             "rest_to_plan",
             plans_less_than_was_left,

@@ -11,7 +11,20 @@ from pipelines.connectors.nats.client import StreamState
 from pipelines.dead_letters.stream import read_letters
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
-from pipelines.protocol.ledger import Chain, Entry, read_chain
+from pipelines.protocol.bodies import (
+    CHAINS,
+    REDRIVE_CHAIN,
+    IngestDone,
+    IngestPlan,
+    ProcessDone,
+    ProcessPlan,
+    RawTail,
+    RedriveDone,
+    RedrivePlan,
+    SinkDone,
+    SinkPlan,
+)
+from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.purge import (
     Purge,
@@ -39,7 +52,7 @@ class Pipeline:
 
     def __init__(self) -> None:
         self.log = MemoryLog()
-        self.chains = {leg: Chain(self.log, LEDGER, NAMES.chain(leg), 1) for leg in ("ingest", "process", "sink")}
+        self.chains = {leg: Chain(self.log, NAMES, CHAINS[leg], 1) for leg in ("ingest", "process", "sink")}
         for chain in self.chains.values():
             chain.open()
 
@@ -50,24 +63,27 @@ class Pipeline:
     def ingest(self, partition: int = 0) -> int:
         sequence = self.append(NAMES.raw("events", partition), {})
         chain = self.chains["ingest"]
-        tails = chain.state.done.body["tails"] if chain.state.done else {}
-        chain.plan({}, {str(partition): sequence})
-        chain.done({"rows_out": 1}, tails={**tails, str(partition): [sequence, sequence]})
+        tails = chain.state.done.body.tails if chain.state.done else {}
+        plan = chain.plan(IngestPlan(start={}, to={str(partition): sequence})).body
+        tails = {**tails, str(partition): RawTail(sequence, sequence)}
+        chain.done(IngestDone(start=plan.start, to=plan.to, counts={"rows_out": 1}, tails=tails))
         return sequence
 
     def process(self, to: int) -> None:
         """All raw frames up to `to` as one range, each of which gives a frame of out."""
         chain = self.chains["process"]
         start = chain.state.to or 0
-        chain.plan(start, to, config="v")
+        chain.plan(ProcessPlan(start=start, to=to, config="v"))
         for sequence in range(start + 1, to + 1):
             self.append(NAMES.out(0), {"Tf-First": f"{sequence}.0.0", "Tf-Last": f"{sequence}.0.0"})
-        chain.done({"rows_in": to - start}, clock_us=int(self.log.clock.now.timestamp()) * 1_000_000, duplicates_end=0)
+        clock_us = int(self.log.clock.now.timestamp()) * 1_000_000
+        chain.done(ProcessDone(start=start, to=to, config="v", counts={"rows_in": to - start}, clock_us=clock_us))
 
     def confirm(self, to: int) -> None:
         chain = self.chains["sink"]
-        chain.plan(chain.state.to or 0, to)
-        chain.done({})
+        start = chain.state.to or 0
+        chain.plan(SinkPlan(start=start, to=to, config="v", rows=0, digest=""))
+        chain.done(SinkDone(start=start, to=to))
 
     def hours(self, count: int) -> None:
         """So many records, one an hour, each through all legs."""
@@ -99,13 +115,13 @@ def test_what_is_older_than_the_retention_by_the_logs_clock_goes() -> None:
 def test_a_chain_reaches_back_as_far_as_its_stream_and_is_read_as_before() -> None:
     made = Pipeline()
     made.hours(10)
-    before = {leg: read_chain(made.log, LEDGER, NAMES.chain(leg)) for leg in made.chains}
+    before = {leg: read_chain(made.log, NAMES, CHAINS[leg]) for leg in made.chains}
     for leg in made.chains:
         made.purge(leg).by_age()
-    assert before == {leg: read_chain(made.log, LEDGER, NAMES.chain(leg)) for leg in made.chains}
+    assert before == {leg: read_chain(made.log, NAMES, CHAINS[leg]) for leg in made.chains}
     for leg in ("process", "sink"):
-        entries = [Entry.decode(m) for m in made.log.fetch(LEDGER, NAMES.chain(leg), 0, made.held(LEDGER)[-1])]
-        assert [(entry.kind, entry.body["to"]) for entry in entries] == [(kind, to) for to in (7, 8, 9, 10) for kind in ("plan", "done")]
+        entries = [CHAINS[leg].decode(m) for m in made.log.fetch(LEDGER, NAMES.chain(leg), 0, made.held(LEDGER)[-1])]
+        assert [(entry.kind, entry.body.to) for entry in entries] == [(kind, to) for to in (7, 8, 9, 10) for kind in ("plan", "done")]
 
 
 def test_the_last_message_of_a_quiet_subject_stays_for_ever() -> None:
@@ -139,7 +155,7 @@ def test_raw_frames_of_rows_that_the_sink_has_not_confirmed_stay() -> None:
 def test_raw_frames_that_ingest_has_not_confirmed_stay() -> None:
     made = Pipeline()
     made.hours(2)
-    made.chains["ingest"].plan({}, {"0": 9})
+    made.chains["ingest"].plan(IngestPlan(start={}, to={"0": 9}))
     for _ in range(3):
         made.process(made.append(NAMES.raw("events", 0), {}))
     made.confirm(5)
@@ -171,12 +187,12 @@ def test_a_nearly_full_stream_is_purged_before_the_retention_and_says_so() -> No
 def test_a_range_that_holds_frames_of_an_open_plan_of_ingest_does_not_keep_the_others_from_making_room() -> None:
     made = Pipeline()
     made.hours(1)
-    made.chains["ingest"].plan({}, {"0": 9})
+    made.chains["ingest"].plan(IngestPlan(start={}, to={"0": 9}))
     for _ in range(5):
         made.append(NAMES.raw("events", 0), {}, bytes(MAX_FRAME_BYTES))
     made.log.max_bytes[RAW] = 5 * MAX_FRAME_BYTES
-    made.chains["ingest"].done({}, tails={"0": [4, 4]})
-    made.chains["ingest"].plan({}, {"0": 20})
+    made.chains["ingest"].done(IngestDone(start={}, to={"0": 9}, tails={"0": RawTail(4, 4)}))
+    made.chains["ingest"].plan(IngestPlan(start={}, to={"0": 20}))
     made.log.clock.advance(HOUR)
     made.process(6)
     made.confirm(6)
@@ -220,7 +236,7 @@ def test_dead_letters_around_frames_that_ingest_has_not_confirmed_make_room_for_
     made = Pipeline()
     made.hours(2)
     made.log.max_bytes[RAW] = 5 * MAX_FRAME_BYTES
-    made.chains["ingest"].plan({}, {"0": 9, "1": 9})
+    made.chains["ingest"].plan(IngestPlan(start={}, to={"0": 9, "1": 9}))
     enter_again(made, 1)
     of_known, of_new = (made.append(NAMES.raw("events", partition), {}) for partition in (0, 1))
     last = enter_again(made, 3)
@@ -234,7 +250,8 @@ def test_dead_letters_around_frames_that_ingest_has_not_confirmed_make_room_for_
         purge.for_room()
     assert made.held(RAW) == [2, of_known, of_new, last]
     ends = [made.append(NAMES.raw("events", partition), {}, bytes(MAX_FRAME_BYTES)) for partition in (0, 1)]
-    made.chains["ingest"].done({}, tails={str(partition): [end, 9] for partition, end in enumerate(ends)})
+    tails = {str(partition): RawTail(end, 9) for partition, end in enumerate(ends)}
+    made.chains["ingest"].done(IngestDone(start={}, to={"0": 9, "1": 9}, tails=tails))
     purge.for_room()
     assert made.held(RAW) == [last, *ends], "confirmed by now, and below what was decided"
 
@@ -338,7 +355,7 @@ def test_a_reader_whose_entry_is_purged_while_it_reads_reads_again(monkeypatch: 
         return get(stream, sequence)
 
     monkeypatch.setattr(made.log, "get", purged_meanwhile)
-    assert read_chain(made.log, LEDGER, NAMES.chain("process")).to == 4
+    assert read_chain(made.log, NAMES, CHAINS["process"]).to == 4
 
 
 def test_letters_may_be_missing_where_they_were_purged_and_nowhere_else() -> None:
@@ -357,17 +374,18 @@ def test_letters_may_be_missing_where_they_were_purged_and_nowhere_else() -> Non
 def take_letters(made: Pipeline, *frames: int) -> None:
     """The first letter of these frames, by one plan, an hour after what was before."""
     made.log.clock.advance(HOUR)
-    chain = Chain(made.log, LEDGER, NAMES.chain(REDRIVE), 1)
+    chain = Chain(made.log, NAMES, REDRIVE_CHAIN, 1)
     chain.open()
     number = chain.state.to or 0
-    chain.plan(number, number + 1, action="discard", letters=[[frame, [[0, 0]]] for frame in frames])
-    chain.done({"discarded": len(frames)})
+    letters = tuple((frame, ((0, 0),)) for frame in frames)
+    chain.plan(RedrivePlan(start=number, to=number + 1, action="discard", letters=letters))
+    chain.done(RedriveDone(start=number, to=number + 1, counts={"discarded": len(frames)}))
 
 
 def kinds(made: Pipeline) -> list[tuple[str, object]]:
     """What the chain of redrive holds, but for who opened it: plans with their frames, and where a `done` ends."""
-    chain = (Entry.decode(message) for message in made.log.messages(LEDGER) if message.subject == NAMES.chain(REDRIVE))
-    told = {"plan": lambda entry: [frame for frame, _ in entry.body["letters"]], "done": lambda entry: entry.body["to"]}
+    chain = (REDRIVE_CHAIN.decode(message) for message in made.log.messages(LEDGER) if message.subject == NAMES.chain(REDRIVE))
+    told = {"plan": lambda entry: [frame for frame, _ in entry.body.letters], "done": lambda entry: entry.body.to}
     return [(entry.kind, told[entry.kind](entry)) for entry in chain if entry.kind in told]
 
 
@@ -387,7 +405,7 @@ def test_a_plan_of_letters_lives_as_long_as_one_of_them_and_the_last_for_ever() 
     purge_letters(made.log, NAMES, {subject: 5})
     fold_redrive(made.log, NAMES, redrive_entries_that_may_go(made.log, NAMES, timedelta(0)))
     assert kinds(made) == [("plan", [5]), ("done", 4)]
-    assert read_chain(made.log, LEDGER, NAMES.chain(REDRIVE)).done.body["totals"] == {"discarded": 5}
+    assert read_chain(made.log, NAMES, REDRIVE_CHAIN).done.body.totals == {"discarded": 5}
     assert redrive_entries_that_may_go(made.log, NAMES, timedelta(0)) == 0
 
 
@@ -415,4 +433,4 @@ def test_redrive_leaves_ingest_its_reserve() -> None:
 
 
 def test_the_decision_is_readable_json() -> None:
-    assert json.loads(Purged(7, FIRST_INSTANT, True).encode()) == {"below": 7, "since": "2026-01-01T00:00:00+00:00", "is_early": True}
+    assert json.loads(Purged(7, FIRST_INSTANT, True).encode()) == {"below": 7, "since": "2026-01-01T00:00:00Z", "is_early": True}

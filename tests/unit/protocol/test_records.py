@@ -11,19 +11,16 @@ from hypothesis import strategies as st
 
 from pipelines.connectors.kafka.records import shorten_oversize
 from pipelines.errors import HaltError
+from pipelines.protocol.positions import Position, beyond, first_and_last, position_keys
 from pipelines.protocol.records import (
     MAX_FRAME_BYTES,
     MAX_RECORD_BYTES,
     OVERSIZE_HEAD_BYTES,
     RAW_SCHEMA,
-    Position,
-    beyond,
     cut_frames,
     decode_frame,
     digest,
     encode_frame,
-    first_and_last,
-    position_keys,
     with_positions,
 )
 from pipelines.testing import FIRST_INSTANT, records

@@ -16,7 +16,8 @@ from pipelines.dead_letters.redrive import taken
 from pipelines.errors import RetryableError
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
 from pipelines.protocol import redrive
-from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.bodies import REDRIVE_CHAIN, RedriveDone, RedrivePlan
+from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.records import Message
 from pipelines.protocol.redrive import DISCARD, ENTER, Taken, batches, can_enter, count, ranges_of, records_of_letters, rows_of
@@ -51,8 +52,8 @@ def test_portions_hold_every_letter_once_in_order_and_are_as_small_as_a_plan_mus
 
 def test_states_tell_what_plans_have_named_and_what_was_rejected_too_often() -> None:
     plans = [
-        Entry("plan", 1, {"action": ENTER, "letters": [[7, [[0, 1], [4, 4]]], [9, [[0, 0]]]]}),
-        Entry("plan", 1, {"action": DISCARD, "letters": [[7, [[2, 2]]]]}),
+        RedrivePlan(start=0, to=1, action=ENTER, letters=((7, ((0, 1), (4, 4))), (9, ((0, 0),)))),
+        RedrivePlan(start=1, to=2, action=DISCARD, letters=((7, ((2, 2),)),)),
     ]
     taken = Taken.of(plans)
     attempts = np.array([1, 5, 1, 5, 1, 1], dtype=np.int32)
@@ -120,11 +121,11 @@ class _LaggingLog(MemoryLog):
 
 
 def with_two_plans(log: MemoryLog) -> MemoryLog:
-    chain = Chain(log, NAMES.stream("ledger"), NAMES.chain(REDRIVE), 1)
+    chain = Chain(log, NAMES, REDRIVE_CHAIN, 1)
     chain.open()
-    for number, rows in enumerate([[0, 1], [2, 2]]):
-        chain.plan(number, number + 1, action=ENTER, letters=[[7, [rows]]])
-        chain.done({"redriven": 1})
+    for number, rows in enumerate([(0, 1), (2, 2)]):
+        chain.plan(RedrivePlan(start=number, to=number + 1, action=ENTER, letters=((7, (rows,)),)))
+        chain.done(RedriveDone(start=number, to=number + 1, counts={"redriven": 1}))
     return log
 
 

@@ -1,11 +1,13 @@
 """Which runs are live: pages of the ledger, what a `done` says of them, and what becomes of them when an answer is lost."""
 
-import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from pipelines.errors import DataLossError, RetryableError
+from pipelines.protocol.bodies import PROCESS_CHAIN, PageReference, ProcessDone, ProcessPlan
+from pipelines.protocol.codec import to_text
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purge
@@ -24,12 +26,12 @@ def pages(log: MemoryLog) -> list[bytes]:
     return [message.payload for message in log.messages(STREAM)]
 
 
-def written(log: MemoryLog, *each: Lists) -> dict[str, object]:
-    """The body of a last `done` after these lists, one batch after the other."""
-    lists, body = RunLists(log, NAMES), {}
+def written(log: MemoryLog, *each: Lists) -> PageReference | None:
+    """What a last `done` refers to after these lists, one batch after the other."""
+    lists, page = RunLists(log, NAMES), None
     for one in each:
-        body = {"runs": lists.write(body, one)}
-    return body
+        page = lists.write(page, one)
+    return page
 
 
 @pytest.mark.parametrize(
@@ -47,37 +49,38 @@ def written(log: MemoryLog, *each: Lists) -> dict[str, object]:
 )
 def test_what_was_written_is_read_by_another_process(after: Lists) -> None:
     log = MemoryLog()
-    body = written(log, {"0": [run(1), run(2)], "7": [run(4)]}, after)
-    assert RunLists(log, NAMES).of(body) == {bucket: listing for bucket, listing in after.items() if listing}
+    page = written(log, {"0": [run(1), run(2)], "7": [run(4)]}, after)
+    assert RunLists(log, NAMES).of(page) == {bucket: listing for bucket, listing in after.items() if listing}
 
 
 def test_a_batch_without_a_change_writes_nothing() -> None:
     log = MemoryLog()
     lists = RunLists(log, NAMES)
-    body = {"runs": lists.write({}, {"0": [run(1)], "1": []})}
-    assert lists.write(body, {"0": [run(1)]}) == body["runs"]
+    page = lists.write(None, {"0": [run(1)], "1": []})
+    assert lists.write(page, {"0": [run(1)]}) == page
     assert len(pages(log)) == 1
 
 
 def test_a_reference_is_as_long_for_a_thousand_buckets_as_for_one_and_no_page_is_too_large() -> None:
     log = MemoryLog()
     many = {str(bucket): [run(1000 * bucket + number) for number in range(40)] for bucket in range(1024)}
-    body = written(log, many)
-    assert len(json.dumps(body)) < 120
+    page = written(log, many)
+    assert len(to_text(page)) < 120
     assert len(pages(log)) > 10
     assert max(map(len, pages(log))) < MAX_PAYLOAD_BYTES // 2
-    assert RunLists(log, NAMES).of(body) == many
+    assert RunLists(log, NAMES).of(page) == many
 
 
 def test_lists_are_written_anew_from_time_to_time_and_older_pages_may_go() -> None:
     log = MemoryLog()
-    chain = Chain(log, LEDGER, NAMES.chain("process"), 1)
+    chain = Chain(log, NAMES, PROCESS_CHAIN, 1)
     chain.open()
     lists, listing = RunLists(log, NAMES), []
     for number in range(5 * MOST_CHANGES):
         listing = [*listing[-20:], run(number)]
-        chain.plan(number, number + 1)
-        chain.done({}, runs=lists.write(chain.state.done.body if chain.state.done else {}, {"3": listing}))
+        chain.plan(ProcessPlan(start=number, to=number + 1, config="v"))
+        runs = lists.write(chain.state.done.body.runs if chain.state.done else None, {"3": listing})
+        chain.done(ProcessDone(start=number, to=number + 1, config="v", runs=runs))
         Purge(log, NAMES, "process", max_age=timedelta(0))._purge_run_lists()
     assert len(pages(log)) <= MOST_CHANGES + 1
     assert sum(map(len, pages(log))) < 20_000
@@ -86,32 +89,32 @@ def test_lists_are_written_anew_from_time_to_time_and_older_pages_may_go() -> No
 
 def test_a_page_that_is_gone_or_another_one_is_a_loss_with_its_remedy() -> None:
     log = MemoryLog()
-    body = written(log, {"0": [run(1)]}, {"0": [run(1), run(2)]})
+    page = written(log, {"0": [run(1)]}, {"0": [run(1), run(2)]})
     with pytest.raises(DataLossError, match=r"another one.*rebuild-state"):
-        RunLists(log, NAMES).of({"runs": {**body["runs"], "digest": "0"}})
-    log.purge(STREAM, NAMES.run_lists(), body["runs"]["last"])
+        RunLists(log, NAMES).of(replace(page, digest="0"))
+    log.purge(STREAM, NAMES.run_lists(), page.last)
     with pytest.raises(DataLossError, match=r"is gone.*rebuild-state"):
-        RunLists(log, NAMES).of(body)
+        RunLists(log, NAMES).of(page)
 
 
 @pytest.mark.parametrize("fault", list(Fault))
 def test_a_page_of_unknown_outcome_is_written_again(fault: Fault) -> None:
     log = MemoryLog()
     lists = RunLists(log, NAMES)
-    body = {"runs": lists.write({}, {"0": [run(1)]})}
+    page = lists.write(None, {"0": [run(1)]})
     log.fail_publish(fault)
     with pytest.raises(RetryableError):
-        lists.write(body, {"0": [run(1), run(2)]})
+        lists.write(page, {"0": [run(1), run(2)]})
     log.deliver()
-    after = {"runs": lists.write(body, {"0": [run(1), run(2)]})}
+    after = lists.write(page, {"0": [run(1), run(2)]})
     assert RunLists(log, NAMES).of(after) == lists.of(after) == {"0": [run(1), run(2)]}
-    assert RunLists(log, NAMES).of(body) == {"0": [run(1)]}
+    assert RunLists(log, NAMES).of(page) == {"0": [run(1)]}
 
 
 def test_pages_of_a_runner_that_was_overtaken_do_not_count() -> None:
     log = MemoryLog()
     own, other = RunLists(log, NAMES), RunLists(log, NAMES)
-    body = {"runs": own.write({}, {"0": [run(1)]})}
-    other.write(body, {"0": [run(1), run(8)]})
-    after = {"runs": own.write(body, {"0": [run(1), run(2)]})}
+    page = own.write(None, {"0": [run(1)]})
+    other.write(page, {"0": [run(1), run(8)]})
+    after = own.write(page, {"0": [run(1), run(2)]})
     assert RunLists(log, NAMES).of(after) == {"0": [run(1), run(2)]}

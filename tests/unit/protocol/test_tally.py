@@ -1,5 +1,6 @@
 """The account of what was done since an instant, from the chains alone."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import HaltError
+from pipelines.protocol.bodies import CHAINS, IngestDone, IngestPlan
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import LEGS, Names
 from pipelines.protocol.tally import tally
@@ -19,17 +21,21 @@ Steps = list[tuple[str, int, int]]
 
 def advance(log: MemoryLog, chain: Chain, leg: str, rows: int, bad: int) -> None:
     """One range of a leg: so many rows in, `bad` of them rejected (ingest: offsets without a record)."""
-    chain.plan(chain.state.to or 0, (chain.state.to or 0) + 1)
+    kind, number = CHAINS[leg], chain.state.done.sequence if chain.state.done else 0
+    start, to = ({"0": number}, {"0": number + 1}) if leg == "ingest" else (number, number + 1)
+    more = {"process": {"config": "v"}, "sink": {"config": "v", "rows": rows, "digest": ""}}.get(leg, {})
+    chain.plan(kind.plan(start=start, to=to, **more))
     log.clock.advance(timedelta(seconds=1))
     if leg == "ingest":
-        chain.done({"offsets": rows, "rows_in": rows - bad, "rows_out": rows - bad, "offsets_without_record": bad})
+        counts = {"offsets": rows, "rows_in": rows - bad, "rows_out": rows - bad, "offsets_without_record": bad}
     else:
-        chain.done({"rows_in": rows, "rows_out": rows - bad, "rows_rejected": bad})
+        counts = {"rows_in": rows, "rows_out": rows - bad, "rows_rejected": bad}
+    chain.done(kind.done(start=start, to=to, counts=counts, **({"config": "v"} if leg == "process" else {})))
     log.clock.advance(timedelta(seconds=1))
 
 
 def opened(log: MemoryLog) -> dict[str, Chain]:
-    chains = {leg: Chain(log, STREAM, NAMES.chain(leg), 1) for leg in LEGS}
+    chains = {leg: Chain(log, NAMES, CHAINS[leg], 1) for leg in LEGS}
     for chain in chains.values():
         chain.open()
     return chains
@@ -89,17 +95,17 @@ def test_a_restated_done_is_no_range() -> None:
     chains = opened(log)
     through(log, chains, 10, 0)
     instant = log.clock.now
-    chains["process"].restate(runs={})
+    chains["process"].restate(replace(chains["process"].state.done.body, clock_us=5))
     assert [leg.rows_in for leg in tally(log, NAMES, instant).legs] == [0, 0, 0]
 
 
 def test_rows_that_are_read_before_their_done_counts_them_are_no_residue() -> None:
     log = MemoryLog(ManualClock())
     chains = opened(log)
-    chains["ingest"].plan({}, {"0": 5})
+    plan = chains["ingest"].plan(IngestPlan(start={}, to={"0": 5})).body
     advance(log, chains["process"], "process", 5, 0)
     assert (tally(log, NAMES).legs[1].waiting, tally(log, NAMES).residue) == (-5, 0)
-    chains["ingest"].done({"offsets": 4, "rows_in": 4, "rows_out": 4})
+    chains["ingest"].done(IngestDone(start=plan.start, to=plan.to, counts={"offsets": 4, "rows_in": 4, "rows_out": 4}))
     assert tally(log, NAMES).residue == 1
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from pipelines.protocol.bodies import PROCESS_CHAIN, REDRIVE_CHAIN, ProcessDone, ProcessPlan, RedrivePlan
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
@@ -18,12 +19,13 @@ STREAM = NAMES.stream("ledger")
 def stored(ranges: int) -> list[Message]:
     """The messages of a chain with so many ranges, and an offer of a compaction among them."""
     log = MemoryLog()
-    chain = Chain(log, STREAM, NAMES.chain("process"), 3)
+    chain = Chain(log, NAMES, PROCESS_CHAIN, 3)
     chain.open()
     log.publish(NAMES.compaction(), b"{}", {}, 0)
     for number in range(ranges):
-        chain.plan(number, number + 1, config="v1")
-        chain.done({"rows_in": 10, "rejected.parse.invalid_json": 1})
+        chain.plan(ProcessPlan(start=number, to=number + 1, config="v1"))
+        counts = {"rows_in": 10, "rejected.parse.invalid_json": 1}
+        chain.done(ProcessDone(start=number, to=number + 1, config="v1", counts=counts))
     return log.messages(STREAM)
 
 
@@ -45,9 +47,9 @@ def test_entries_become_rows_in_their_order_and_nothing_else_does() -> None:
 
 def test_records_that_were_edited_are_not_copied() -> None:
     log = MemoryLog()
-    chain = Chain(log, STREAM, NAMES.chain("redrive"), 1)
+    chain = Chain(log, NAMES, REDRIVE_CHAIN, 1)
     chain.open()
-    chain.plan(0, 1, action="enter", letters=[[7, [[0, 0]]]], records="c2VjcmV0")
+    chain.plan(RedrivePlan(start=0, to=1, action="enter", letters=((7, ((0, 0),)),), records="c2VjcmV0"))
     (block,) = blocks(log.messages(STREAM), NAMES)
     body = json.loads(block.rows("orders", "id-1").to_pylist()[1]["body"])
     assert (body["letters"], "records" in body) == ([[7, [[0, 0]]]], False)

@@ -1,15 +1,15 @@
 """A chunk that ClickHouse refuses: its bad rows are found one by one, the others are inserted, and no restart changes what was decided."""
 
-import json
 from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.protocol.bodies import PlannedPieces
+from pipelines.protocol.codec import from_text, to_text
 from pipelines.sink.chunks import Pieces
 
 
@@ -41,32 +41,32 @@ def decide(table: Table, pieces: Pieces, rows: int) -> Pieces:
 
 
 def settle(table: Table, rows: int) -> Pieces:
-    pieces = Pieces.of({}, rows)
+    pieces = Pieces.of(None, rows)
     while pieces.ends:
         pieces = decide(table, pieces, rows)
     return pieces
 
 
 def test_a_chunk_that_is_taken_is_one_piece_with_the_tokens_of_all_releases() -> None:
-    pieces = Pieces.of({}, 7)
+    pieces = Pieces.of(None, 7)
     assert (pieces.sent, pieces.ends, pieces.token("chunk", 7)) == (0, (7,), "chunk")
     assert pieces.inserted() == Pieces(7, ())
-    assert Pieces.of({}, 0).ends == ()
+    assert Pieces.of(None, 0).ends == ()
 
 
 def test_a_row_that_is_named_is_cut_out_at_once() -> None:
-    cut = Pieces.of({}, 10).refuse("no", 4)
+    cut = Pieces.of(None, 10).refuse("no", 4)
     assert (cut.sent, cut.ends, cut.token("chunk", 10)) == (0, (4, 5, 10), "chunk:0-4")
     alone = cut.inserted()
     assert (alone.sent, alone.ends) == (4, (5, 10))
     assert alone.refuse("no", 0) == Pieces(5, (10,), ((4, "no"),))
-    assert Pieces.of({}, 10).refuse("no", 0).ends == (1, 10)
-    assert Pieces.of({}, 10).refuse("no", 9).ends == (9, 10)
+    assert Pieces.of(None, 10).refuse("no", 0).ends == (1, 10)
+    assert Pieces.of(None, 10).refuse("no", 9).ends == (9, 10)
 
 
 @pytest.mark.parametrize("at", [None, -1, 10, 99])
 def test_without_a_row_or_with_one_that_cannot_be_it_the_piece_is_halved(at: int | None) -> None:
-    assert Pieces.of({}, 10).refuse("no", at).ends == (5, 10)
+    assert Pieces.of(None, 10).refuse("no", at).ends == (5, 10)
 
 
 @settings(deadline=None, max_examples=150)
@@ -89,7 +89,7 @@ def test_a_kill_at_any_step_and_a_table_mended_half_way_double_and_lose_nothing(
 ) -> None:
     random = Random(seed)
     table = Table({row for row in bad if row < rows}, names_rows)
-    plan: dict[str, Any] = {}
+    plan: PlannedPieces | None = None
     pieces = Pieces.of(plan, rows)
     while pieces.ends:
         decided = decide(table, pieces, rows)
@@ -99,7 +99,7 @@ def test_a_kill_at_any_step_and_a_table_mended_half_way_double_and_lose_nothing(
             # Killed before the decision was on the ledger: the last one that is counts.
             pieces = Pieces.of(plan, rows)
             continue
-        plan = json.loads(json.dumps(decided.body()))
+        plan = from_text(PlannedPieces, to_text(decided.planned()))
         pieces = Pieces.of(plan, rows)
         assert pieces == decided
     refused = [row for row, _ in pieces.refused]
@@ -109,21 +109,21 @@ def test_a_kill_at_any_step_and_a_table_mended_half_way_double_and_lose_nothing(
 
 def test_reasons_stand_in_the_plan_once() -> None:
     pieces = Pieces(9, (), ((1, "a"), (4, "b"), (6, "a")))
-    assert pieces.body() == {"pieces": {"sent": 9, "ends": [], "refused": [[1, 0], [4, 1], [6, 0]], "reasons": ["a", "b"]}}
-    assert Pieces.of(pieces.body(), 9) == pieces
+    assert pieces.planned() == PlannedPieces(9, (), ((1, 0), (4, 1), (6, 0)), ("a", "b"))
+    assert Pieces.of(pieces.planned(), 9) == pieces
 
 
 # -- rows that were found in the table ---------------------------------------------------------------------------------------
 
 
 def test_rows_that_were_found_are_sent_no_more_and_the_others_under_another_token() -> None:
-    pieces = Pieces.of({}, 10).found(np.array([1, 2, 7]))
+    pieces = Pieces.of(None, 10).found(np.array([1, 2, 7]))
     assert pieces.to_send().tolist() == [0, 3, 4, 5, 6, 8, 9]
     assert pieces.token("chunk", 10) not in (
-        Pieces.of({}, 10).token("chunk", 10),
-        Pieces.of({}, 10).found(np.array([1])).token("chunk", 10),
+        Pieces.of(None, 10).token("chunk", 10),
+        Pieces.of(None, 10).found(np.array([1])).token("chunk", 10),
     )
-    assert Pieces.of(json.loads(json.dumps(pieces.body())), 10) == pieces
+    assert Pieces.of(from_text(PlannedPieces, to_text(pieces.planned())), 10) == pieces
     cut = pieces.refuse("no", 1)
     assert (cut.ends, cut.to_send().tolist()) == ((3, 4, 10), [0])
     assert cut.inserted().to_send().tolist() == [3]
@@ -132,7 +132,7 @@ def test_rows_that_were_found_are_sent_no_more_and_the_others_under_another_toke
 
 
 def test_a_piece_that_was_found_whole_is_confirmed() -> None:
-    assert Pieces.of({}, 3).found(np.arange(3)) == Pieces(3, ())
+    assert Pieces.of(None, 3).found(np.arange(3)) == Pieces(3, ())
     assert Pieces(0, (2, 4)).found(np.arange(2)).to_send().tolist() == [2, 3]
 
 
@@ -140,12 +140,12 @@ def test_a_plan_stays_small_whatever_was_found_and_refused() -> None:
     rows = 200_000
     found = np.flatnonzero(np.random.default_rng(1).random(rows) < 0.5)
     refused = tuple((row, f"reason {row} {'x' * 490}") for row in range(20_000))
-    pieces = Pieces.of({}, rows).found(found)
+    pieces = Pieces.of(None, rows).found(found)
     for row in range(300):
         pieces = Pieces(row, (row + 1, rows), pieces.refused, pieces.stored).refuse(refused[row][1], 0) if row not in found else pieces
     assert len({reason for _, reason in pieces.refused}) == 101
-    body = Pieces(0, (rows,), tuple((row, "one of few") for row in range(20_000)) + pieces.refused, pieces.stored).body()
-    assert len(json.dumps(body)) < 700_000
+    body = Pieces(0, (rows,), tuple((row, "one of few") for row in range(20_000)) + pieces.refused, pieces.stored).planned()
+    assert len(to_text(body)) < 700_000
 
 
 class Parted(Table):
@@ -168,7 +168,7 @@ class Parted(Table):
 def test_a_table_that_stores_a_part_of_what_it_refuses_is_asked_and_has_every_row_once(rows: int, bad: set[int], seed: int) -> None:
     random = Random(seed)
     table = Parted({row for row in bad if row < rows}, False)
-    plan: dict[str, Any] = {}
+    plan: PlannedPieces | None = None
     pieces = Pieces.of(plan, rows)
     while pieces.ends:
         sending = pieces.to_send()
@@ -180,6 +180,6 @@ def test_a_table_that_stores_a_part_of_what_it_refuses_is_asked_and_has_every_ro
         if random.random() < 0.3:
             pieces = Pieces.of(plan, rows)
             continue
-        plan = json.loads(json.dumps(decided.body()))
+        plan = from_text(PlannedPieces, to_text(decided.planned()))
         pieces = Pieces.of(plan, rows)
     assert sorted(table.rows + [row for row, _ in pieces.refused]) == list(range(rows))

@@ -1,0 +1,58 @@
+"""What a task of the process leg is given, and what it reports."""
+
+from dataclasses import dataclass, field
+
+from pipelines.protocol.bodies import NOTHING, ClockReset, Poison, Watermarks
+from pipelines.protocol.codec import Count, Form, Long, PartitionKey, Text, Version
+from pipelines.protocol.ledger import Totals
+from pipelines.protocol.run_lists import Lists
+
+SubjectTail = tuple[Count, Text]
+"""The end of a subject: its last sequence, and the last position that its frames cover; empty for none."""
+
+
+@dataclass(frozen=True)
+class Share(Form):
+    """Raw frames for one task to fetch: their subjects, and the sequence and arrival of each."""
+
+    subjects: tuple[Text, ...]
+    frames: tuple[tuple[Count, Long], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessItem(Form):
+    """A plan of the process leg: raw frames from `start` (exclusive) to `to`, under the configuration of a version.
+
+    As of the last `done`: `clock_us`, `clock_resets`, `watermarks`, the live `runs` by bucket, and the `tails` of subjects as far as they
+    are known. `poison`: records that are not tried. `shares`: by bucket, those of one task; without them the whole plan is meant.
+    """
+
+    start: Count
+    to: Count
+    config: Version
+    clock_us: Long = 0
+    clock_resets: tuple[ClockReset, ...] = ()
+    watermarks: Watermarks = NOTHING
+    tails: dict[Text, SubjectTail] = field(default_factory=dict)
+    runs: Lists = field(default_factory=dict)
+    poison: tuple[Poison, ...] = ()
+    shares: dict[PartitionKey, Share] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProcessReport(Form):
+    """What became of some buckets: counts of the stages, ends of subjects, what the next `done` lists, and the watermarks behind the plan
+    where windows are measured on a field.
+    """
+
+    counts: Totals = field(default_factory=dict)
+    tails: dict[Text, SubjectTail] = field(default_factory=dict)
+    runs: Lists = field(default_factory=dict)
+    watermarks: Watermarks | None = None
+
+
+@dataclass(frozen=True)
+class ProcessReports(Form):
+    """Of one task, a report for each of its buckets."""
+
+    buckets: tuple[ProcessReport, ...]

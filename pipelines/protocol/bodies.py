@@ -1,0 +1,237 @@
+"""What the entries of the ledger's chains say, per leg: the plan before the first effect of a range, and the `done` behind the last one.
+
+These dataclasses are the schema: their fields are the JSON of an entry (`codec`), and a start of a release that has others is refused.
+`ledger` appends and reads entries without knowing what a leg's fields mean. A range goes from `start` (exclusive) to `to` (inclusive) in
+sequences of a stream; of ingest it is a range of offsets per partition, [start, to).
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, Strict
+
+from pipelines.protocol.codec import Base64, Count, Digest, Flag, Form, FullTable, Long, PartitionKey, Text, Version
+from pipelines.protocol.ledger import ChainState, ChainType, Done, Plan
+from pipelines.protocol.naming import REDRIVE
+
+NEVER = int(np.iinfo(np.int64).min)
+"""An instant before every other, in microseconds."""
+Offsets = dict[PartitionKey, Count]
+"""Next offsets by partition."""
+Poison = tuple[Count, Count, Text, Text]
+"""A record that a stage ends on: raw sequence, ordinal, stage, message."""
+
+
+@dataclass(frozen=True)
+class InputMark(Form):
+    """The last input frame of a range, so that a stream that came back with other content is noticed. `time` is the server's, ISO 8601."""
+
+    sequence: Count
+    subject: Text
+    time: Text
+    digest: Digest
+
+
+# -- ingest -----------------------------------------------------------------------------------------------------------------
+
+
+class RawTail(NamedTuple):
+    """The end of a partition's raw subject: the sequence of its last frame, and the last offset which that covers."""
+
+    sequence: Count
+    offset: Long
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestPlan(Plan):
+    """Offsets to read. `standing`: partitions that are not read any further, because they have lost their leader; of these `rest` says
+    where the plan had ended before. `is_anchor`: the first plan, which fixes where each partition begins.
+    """
+
+    start: Offsets
+    to: Offsets
+    standing: tuple[PartitionKey, ...] = ()
+    rest: Offsets = field(default_factory=dict)
+    is_anchor: Flag = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestDone(Done):
+    """Offsets on raw. `tails` by partition; `rest`: where narrowed plans had ended that no range has reached yet."""
+
+    start: Offsets
+    to: Offsets
+    tails: dict[PartitionKey, RawTail] = field(default_factory=dict)
+    rest: Offsets = field(default_factory=dict)
+
+
+# -- process ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClockReset(Form):
+    """A decision of the ledger: from behind the frame at `after` on, the arrival, which had run ahead to `arrival_us` while the server's
+    clock said `server_us`, does not stand still, but goes on at half the server's speed until the server's clock is there.
+
+    So it never steps back, and no window is shorter than it was. The frames up to `last` were there already: none came later than
+    `server_us`, whatever their times say.
+    """
+
+    after: Count
+    last: Count
+    server_us: Long
+    arrival_us: Long
+
+    def time_us(self, sequence: int, server_us: int) -> int:
+        """What stands for the server's time of a frame behind `after`."""
+        known_us = min(server_us, self.server_us) if sequence <= self.last else server_us
+        return max(known_us, self.arrival_us + max(0, known_us - self.server_us) // 2)
+
+
+@dataclass(frozen=True)
+class Watermarks(Form):
+    """Up to some frame: the combined watermark, without the lateness; the newest time of all records; how many records of partitions
+    there were; and of each partition its newest time and that count behind its last record. Times in microseconds, or NEVER.
+    """
+
+    combined_us: Long = NEVER
+    newest_us: Long = NEVER
+    records: Count = 0
+    partitions: dict[Annotated[int, Field(ge=0)], tuple[Long, Count]] = field(default_factory=dict)
+
+
+NOTHING = Watermarks()
+"""Before the first frame."""
+
+
+@dataclass(frozen=True)
+class PageReference(Form):
+    """The pages that list the live runs of the key store (`run_lists`): the `first` and the `last` by sequence, the last one's `digest`,
+    and how many batches' `changes` lie behind the first.
+    """
+
+    first: Count
+    last: Count
+    digest: Digest
+    changes: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessPlan(Plan):
+    """Raw sequences to process, under the configuration of a version. `poison`: records of them that are dead letters, and not tried."""
+
+    start: Count
+    to: Count
+    config: Version
+    poison: tuple[Poison, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessDone(Done):
+    """Raw sequences that were processed. `clock_us`: the arrival of the last frame; `clock_resets`, `watermarks`: as of it. `out_end`,
+    `duplicates_end`: the last sequences of these streams. `arrivals` of the range's frames: the first, and how much later each other was.
+    """
+
+    start: Count
+    to: Count
+    config: Version
+    buckets: Annotated[int, Strict(), Field(ge=1, le=2**20)] = 1
+    clock_us: Long = 0
+    clock_resets: tuple[ClockReset, ...] = ()
+    watermarks: Watermarks = NOTHING
+    input: InputMark | None = None
+    out_end: Count = 0
+    duplicates_end: Count = 0
+    runs: PageReference | None = None
+    arrivals: tuple[Long, ...] = ()
+
+
+# -- sink -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlannedPieces(Form):
+    """How far a chunk is that was cut (`sink.chunks.Pieces`): rows before `sent` are settled, pieces end at `ends`. `refused`: row and
+    place of its reason in `reasons`. `stored`: a bitmap of rows that the table has, packed.
+    """
+
+    sent: Count
+    ends: tuple[Count, ...] = ()
+    refused: tuple[tuple[Count, Count], ...] = ()
+    reasons: tuple[Text, ...] = ()
+    stored: Base64 = ""
+
+    def __post_init__(self) -> None:
+        if any(later <= before for before, later in zip((self.sent, *self.ends), self.ends, strict=False)):
+            raise ValueError("its pieces do not follow each other")
+        if any(reason >= len(self.reasons) for _, reason in self.refused):
+            raise ValueError("a row is refused for a reason that is not listed")
+
+
+@dataclass(frozen=True)
+class Abandoned(Form):
+    """Rows that somebody has given up: how many, why, and a packed bit for each row of the chunk."""
+
+    reason: Text
+    rows: Count
+    bits: Base64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkPlan(Plan):
+    """One chunk: its out sequences, the digest and the number of its rows, and under which configuration they go to which table."""
+
+    start: Count
+    to: Count
+    config: Version
+    rows: Count
+    digest: Digest
+    table: FullTable = ""
+    pieces: PlannedPieces | None = None
+    abandoned: Abandoned | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkDone(Done):
+    """Out sequences whose rows are in the table or dead letters."""
+
+    start: Count
+    to: Count
+    input: InputMark | None = None
+
+
+# -- redrive ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedrivePlan(Plan):
+    """Dead letters that enter again or are discarded; plans are numbered, `to` is the number. `letters`: sequence of the dlq frame, and
+    ranges of rows in it, both ends inclusive. `records`: in place of theirs, a frame of letters that somebody has edited.
+    """
+
+    start: Count
+    to: Count
+    action: Literal["enter", "discard"]
+    letters: tuple[tuple[Count, tuple[tuple[Count, Count], ...]], ...]
+    reason: Text = ""
+    records: Base64 = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedriveDone(Done):
+    """Letters that were taken."""
+
+    start: Count
+    to: Count
+
+
+# -- the chains -------------------------------------------------------------------------------------------------------------
+
+INGEST_CHAIN = ChainType("ingest", IngestPlan, IngestDone)
+PROCESS_CHAIN = ChainType("process", ProcessPlan, ProcessDone)
+SINK_CHAIN = ChainType("sink", SinkPlan, SinkDone)
+REDRIVE_CHAIN = ChainType(REDRIVE, RedrivePlan, RedriveDone)
+CHAINS: dict[str, ChainType[Any, Any]] = {kind.leg: kind for kind in (INGEST_CHAIN, PROCESS_CHAIN, SINK_CHAIN, REDRIVE_CHAIN)}
+"""By leg."""
+ProcessState = ChainState[ProcessPlan, ProcessDone]

@@ -1,0 +1,101 @@
+"""One JSON form per frozen dataclass: for what stands on the ledger, and for what goes to a task and comes back.
+
+Encode a `Form` with `to_record` or `to_text`, decode it with `from_record` or `from_text`; nobody else knows the JSON. Fields stand by
+their names, those that have their default are left out. A decoder believes nothing: types, ranges and sizes are those that the dataclass
+declares, a field that it does not have is refused, and `__post_init__` checks what lies between fields.
+"""
+
+import json
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+
+from pipelines.types.columns import quote_identifier
+
+_LONG = 2**63
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+_SHOWN = 3
+"""Faults that a message names."""
+
+
+def _table(name: str) -> str:
+    for part in name.split(".", 1) if name else ():
+        quote_identifier(part)
+    return name
+
+
+Count = Annotated[int, Strict(), Field(ge=0, lt=_LONG)]
+"""A number of things, a sequence of a stream, or an ordinal."""
+Long = Annotated[int, Strict(), Field(ge=-_LONG, lt=_LONG)]
+"""An instant or a duration in microseconds, or an offset, which is -1 before the first."""
+Text = Annotated[str, Strict()]
+Flag = Annotated[bool, Strict()]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PartitionKey = Annotated[str, Strict(), Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+"""A Kafka partition, or a bucket, as a key of JSON."""
+Version = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
+"""The version of a stage configuration, which is a token of a subject."""
+Digest = Annotated[str, Strict(), Field(pattern=r"^[0-9a-f]{0,64}$")]
+Base64 = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+FullTable = Annotated[str, Strict(), AfterValidator(_table)]
+"""`database.table`, or nothing."""
+
+
+class Form:
+    """The base of a frozen dataclass with a JSON form."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+F = TypeVar("F", bound=Form)
+
+
+class FormError(ValueError):
+    """A JSON value is not of a form. `unknown`: the fields, of the value or within it, that the form does not have."""
+
+    def __init__(self, message: str, unknown: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.unknown = unknown
+
+
+_ADAPTERS: dict[type[Form], TypeAdapter[Any]] = {}
+
+
+def _adapter(form: type[Form]) -> TypeAdapter[Any]:
+    # Made at first use: it takes milliseconds. Two threads that make one do no harm.
+    if form not in _ADAPTERS:
+        _ADAPTERS[form] = TypeAdapter(form)
+    return _ADAPTERS[form]
+
+
+def to_record(value: Form) -> dict[str, Any]:
+    """Encode as JSON values."""
+    record: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json", exclude_defaults=True)
+    return record
+
+
+def from_record(form: type[F], record: object) -> F:
+    """Decode JSON values. Raises FormError."""
+    try:
+        value: F = _adapter(form).validate_python(record)
+        return value
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+    places = [(".".join(map(str, fault["loc"])), fault) for fault in faults]
+    unknown = tuple(place for place, fault in places if fault["type"] in _UNKNOWN)
+    shown = "; ".join(f"{place[:80]}: {fault['msg'][:200]}" for place, fault in places[:_SHOWN])
+    raise FormError(shown, unknown)
+
+
+def to_text(value: Form) -> str:
+    """Encode as one line of JSON, the same for equal values."""
+    return json.dumps(to_record(value), separators=(",", ":"), sort_keys=True)
+
+
+def from_text(form: type[F], text: str | bytes) -> F:
+    """Inverse of `to_text`. Raises FormError."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormError(f"no JSON ({type(error).__name__})") from error
+    return from_record(form, record)

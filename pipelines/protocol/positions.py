@@ -1,0 +1,121 @@
+"""Positions: where a record stands on raw, which is its identity; as a tuple, as text, and packed into one number.
+
+`Position` is a row of out or a dead letter: raw sequence, ordinal in the frame, and its number among the rows that one record gives. As
+text it stands in headers of frames and on the ledger (`Position.parse`), and people write it without the last part (`record_position`).
+Packed into a uint64 (`packed`) it is a key that sorts as records do; a record has one, whatever rows it gives.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+ORDINAL_BITS = 20
+"""Of a packed position: the sequence stands above so many bits of the ordinal. Exact while a frame has under 2^20 rows, which its size
+forbids, and sequences stay under 2^44."""
+MAX_ORDINAL = 2**32 - 1
+"""Of an ordinal, and of a row's number: a position with it stands behind every other of its sequence."""
+_RECORD_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
+
+Keys = npt.NDArray[np.uint64]
+
+
+class Position(NamedTuple):
+    """Position of an out row or a dead letter; compares in stream order."""
+
+    sequence: int
+    ordinal: int
+    emit: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.sequence}.{self.ordinal}.{self.emit}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        """Inverse of `str`. Raises ValueError."""
+        sequence, ordinal, emit = map(int, text.split("."))
+        return cls(sequence, ordinal, emit)
+
+    @classmethod
+    def end_of(cls, sequence: int) -> "Position":
+        """The last that a frame of this sequence could give."""
+        return cls(sequence, MAX_ORDINAL, MAX_ORDINAL)
+
+
+def record_position(text: str) -> Position:
+    """A raw position as people write it: 17.3, or 17.3.0. Raises ValueError."""
+    found = _RECORD_POSITION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"position {text[:80]!r} is not a sequence and an ordinal, such as 17.3")
+    return Position(int(found[1]), int(found[2]))
+
+
+def packed(sequences: Any, ordinals: Any) -> Keys:
+    """Sequences and ordinals, arrays or one of them a number, as keys."""
+    keys: Keys = (np.asarray(sequences).astype(np.uint64) << np.uint64(ORDINAL_BITS)) | np.asarray(ordinals).astype(np.uint64)
+    return keys
+
+
+def sequences_of(keys: Keys) -> Keys:
+    """The sequences of keys."""
+    return keys >> np.uint64(ORDINAL_BITS)
+
+
+def ordinals_of(keys: Keys) -> Keys:
+    """The ordinals of keys."""
+    return keys & np.uint64((1 << ORDINAL_BITS) - 1)
+
+
+def packed_record(text: str) -> int:
+    """The key of a position as `record_position` reads it."""
+    position = record_position(text)
+    return position.sequence << ORDINAL_BITS | position.ordinal
+
+
+def position_keys(table: pa.Table) -> Keys:
+    """The key of each row of a table with `_tf_sequence` and `_tf_ordinal`."""
+    return packed(table.column("_tf_sequence").to_numpy(), table.column("_tf_ordinal").to_numpy())
+
+
+def in_position_order(table: pa.Table) -> pa.Table:
+    """The rows sorted by (sequence, ordinal)."""
+    return table.take(pa.array(np.argsort(position_keys(table), kind="stable")))
+
+
+def beyond(table: pa.Table, last: Position | None) -> pa.Table:
+    """Rows of a position-sorted table that lie after `last` (exclusive); all of them when `last` is None."""
+    if last is None or table.num_rows == 0:
+        return table
+    sequence, ordinal = table.column("_tf_sequence"), table.column("_tf_ordinal")
+    emit = table.column("_tf_emit") if "_tf_emit" in table.column_names else pa.repeat(pa.scalar(0, pa.uint32()), table.num_rows)
+    same_record = pc.and_(pc.equal(sequence, last.sequence), pc.equal(ordinal, last.ordinal))
+    later_record = pc.or_(
+        pc.greater(sequence, last.sequence),
+        pc.and_(pc.equal(sequence, last.sequence), pc.greater(ordinal, last.ordinal)),
+    )
+    return table.filter(pc.or_(later_record, pc.and_(same_record, pc.greater(emit, last.emit))))
+
+
+def first_and_last(table: pa.Table) -> tuple[Position, Position]:
+    """Positions of the first and the last row of a non-empty, position-sorted table."""
+
+    def at(row: int) -> Position:
+        emit = table.column("_tf_emit")[row].as_py() if "_tf_emit" in table.column_names else 0
+        return Position(table.column("_tf_sequence")[row].as_py(), table.column("_tf_ordinal")[row].as_py(), emit)
+
+    return at(0), at(table.num_rows - 1)
+
+
+def differences(arrivals_us: Sequence[int]) -> list[int]:
+    """The arrivals of neighbouring frames as a `done` has them: the first, and how much later each of the others was."""
+    return [*arrivals_us[:1], *(after - before for before, after in pairwise(arrivals_us))]
+
+
+def from_differences(found: Iterable[int]) -> list[int]:
+    """Inverse of `differences`."""
+    return list(accumulate(found))
