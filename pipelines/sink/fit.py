@@ -34,7 +34,7 @@ def _column_misfits(config: Program, columns: Sequence[TableColumn], nulls: Coll
         if column is None:
             yield f"the table has no column {target.name!r}, the rows hold {target.type}"
         elif column.default_kind in ("MATERIALIZED", "ALIAS"):
-            yield f"column {target.name!r} is {column.default_kind}, it cannot be inserted"
+            yield f"column {target.name!r} is {column.default_kind} and cannot be inserted"
         elif not keeps_values(column.type, target.type):
             yield f"column {target.name!r} is {column.type}, the rows hold {target.type}"
         elif target.name in nulls and not keeps_null(column):

@@ -18,8 +18,9 @@ from pipelines.engine.execute import Tasks
 from pipelines.errors import DataLossError, FencedError, HaltError
 from pipelines.maintenance import rebuild_ways
 from pipelines.maintenance.rebuild import Rebuilt, rebuild
-from pipelines.process import frames
 from pipelines.process.isolation import INTERNAL_ERROR
+from pipelines.process.steps import Context
+from pipelines.process.steps.parse import Parse
 from pipelines.protocol.records import StageOutput
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
@@ -129,16 +130,16 @@ def test_a_record_that_a_plan_has_decided_is_not_tried_again(
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(400))
-    parse, tried = frames.parse, []
+    apply, tried = Parse.apply, []
 
-    def ends(engine: object, table: pa.Table, *more: object) -> StageOutput:
-        tried.append(poison := b'"record 13"' in b"".join(table.column("value").to_pylist()))
+    def ends(step: Parse, context: Context, rows: pa.Table) -> StageOutput:
+        tried.append(poison := b'"record 13"' in b"".join(rows.column("value").to_pylist()))
         if poison:
             raise ZeroDivisionError
-        return parse(engine, table, *more)
+        return apply(step, context, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(frames, "parse", ends)
+        patch.setattr(Parse, "apply", ends)
         case.warm_run()
         assert any(tried)
         tried.clear()
