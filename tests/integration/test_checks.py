@@ -98,6 +98,7 @@ def test_a_deleted_row_is_a_gap_and_named(done: PipelineCase) -> None:
 
 def test_a_row_of_an_open_chunk_never_makes_up_for_one_that_is_missing(done: PipelineCase) -> None:
     done.send_events(30)
+    done.run_in_turn("ingest", "process")
     killed = done.run_plain(**{VARIABLE: "sink.after-insert:1"})
     assert (killed.returncode, done.count()) == (-9, 90), "the chunk is in the table, and not confirmed"
     found = look(done, "gaps")["gaps"]

@@ -123,6 +123,7 @@ def test_rows_of_a_pipeline_that_started_at_the_same_time_are_seen_before_the_fi
 def test_rows_that_came_while_the_first_chunk_was_sent_are_seen_behind_it(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case.create_topic()
     case.send_events(30)
+    case.run_in_turn("ingest", "process")
     insert = ClickHouse.insert
 
     def after_another(self: ClickHouse, table: str, columns: Any, block: bytes, token: str, *more: Any) -> None:
