@@ -10,12 +10,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_DONE = (
-    *("maintenance/", "dead_letters/", "proof/", "control/", "error_classes/"),
+    *("dead_letters/", "proof/", "control/", "error_classes/"),
     "process/rejection_limit.py",
     "sink/leg.py",
     "sink/settling.py",
     "protocol/existence.py",
     "protocol/ledger.py",
+    "maintenance/rebuild.py",
     "cli/verify.py",
 )
 """Rooms and modules of `pipelines` that still follow.
