@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_DONE = (
-    *("proof/", "control/", "error_classes/"),
+    *("proof/", "error_classes/"),
     "process/rejection_limit.py",
     "sink/leg.py",
     "sink/settling.py",
