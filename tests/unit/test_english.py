@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_DONE = (
-    *("proof/", "error_classes/"),
+    *("proof/"),
     "process/rejection_limit.py",
     "sink/leg.py",
     "sink/settling.py",
