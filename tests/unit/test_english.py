@@ -10,7 +10,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_DONE = (
-    *("proof/"),
     "process/rejection_limit.py",
     "sink/leg.py",
     "sink/settling.py",
@@ -20,6 +19,15 @@ NOT_DONE = (
     "dead_letters/dropped_copies.py",
     "dead_letters/export_file.py",
     "dead_letters/redrive.py",
+    "proof/checks/evaluate.py",
+    "proof/checks/run.py",
+    "proof/put_back.py",
+    "proof/terminal.py",
+    "proof/verification/columns.py",
+    "proof/verification/findings.py",
+    "proof/verification/reference.py",
+    "proof/verification/result.py",
+    "proof/verification/run.py",
     "cli/verify.py",
 )
 """Rooms and modules of `pipelines` that still follow.
