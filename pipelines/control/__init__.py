@@ -1,1 +1,1 @@
-"""Starting, finding and stopping the runners of a pipeline, from outside of them."""
+"""Start, find and stop the runners of a pipeline, from outside."""

@@ -1,9 +1,9 @@
-"""The runners of a pipeline on this host, from outside: finding, asking and stopping them, and what was last wanted of the pipeline.
+"""The runners of a pipeline on this host, from outside: find, query and stop them, and keep the pipeline's desired state.
 
-A runner that is up has `status.json` in its own directory. One that was launched detached and is still on its way is known by
-`launched.json` in the pipeline's directory. `desired.json` beside it says whether the pipeline is meant to run: written by those who start
-and stop it on purpose, read by those who would start a dead one again. A runner that ends because its legs have halted leaves a
-`halted-<leg>.json` for each; the next start takes it away, and one from before the host was started again is not believed.
+A running runner has `status.json` in its own directory. A runner that was launched detached and is still starting is known by
+`launched.json` in the pipeline's directory. `desired.json` beside it holds whether the pipeline should run: deliberate starts and stops
+write it, and automatic restarts of a dead runner read it. A runner that ends because its legs have halted leaves a `halted-<leg>.json` for
+each. The next start removes these files, and a file from before the last start of the host is ignored.
 """
 
 import json
@@ -27,7 +27,7 @@ from pipelines.private import private_directory, write_whole
 from pipelines.protocol.naming import LEGS
 
 if TYPE_CHECKING:
-    # Who looks at a runner needs it, the runner itself does not: 30 ms of CPU for each.
+    # Only observers of a runner need it, the runner itself does not: 30 ms of CPU for each.
     import httpx
 
 STATUS_FILE = "status.json"
@@ -39,7 +39,7 @@ HALTED_FILE = "halted-{leg}.json"
 
 @dataclass(frozen=True)
 class Desired:
-    """What was last wanted of a pipeline on this host: that these legs run here, or that none does."""
+    """The desired state of a pipeline on this host: these legs run here, or none does."""
 
     state: Literal["running", "stopped"]
     legs: tuple[str, ...] = LEGS
@@ -47,7 +47,7 @@ class Desired:
 
 @dataclass(frozen=True)
 class Launched:
-    """The last runner that was launched detached, and where its words go."""
+    """The last runner that was launched detached, and the file of its output."""
 
     pid: int
     mark: str
@@ -61,9 +61,9 @@ class Launched:
 
 @dataclass(frozen=True)
 class Halt:
-    """Why the last runner of a leg, the process with this start `mark`, has ended: the leg's own words. `at`: UTC, ISO 8601.
+    """The reason why the last runner of a leg, the process with this start `mark`, has ended, in the leg's own words.
 
-    `file` is the `run_digest` of the pipeline file that it ran, `host` the mark of the host's start.
+    `at`: UTC, ISO 8601. `file` is the `run_digest` of its pipeline file, `host` the mark of the host's start.
     """
 
     message: str
@@ -74,13 +74,13 @@ class Halt:
 
 
 def read_desired(directory: Path) -> Desired | None:
-    """None where nobody has said: a pipeline that is only ever run by hand."""
+    """Read the desired state; None if nobody has set it, as for a pipeline that is only ever run by hand."""
     found = _read(directory / DESIRED_FILE, "state", "legs")
     return Desired(found["state"], tuple(found["legs"])) if found else None
 
 
 def write_desired(directory: Path, desired: Desired | None) -> None:
-    """None takes back what was said."""
+    """Write the desired state; None removes it."""
     if desired is None:
         (directory / DESIRED_FILE).unlink(missing_ok=True)
     else:
@@ -89,8 +89,9 @@ def write_desired(directory: Path, desired: Desired | None) -> None:
 
 @contextmanager
 def controlled(directory: Path) -> Iterator[None]:
-    """Of those who start and stop a pipeline on this host one at a time decides, and notes what it has decided. Brief: nobody waits for a
-    runner in it.
+    """Hold the lock under which starts and stops of a pipeline on this host are decided, and noted, one at a time.
+
+    Hold it briefly: never wait for a runner inside it.
     """
     private_directory(directory)
     with FileLock(directory / _LOCK_FILE):
@@ -98,7 +99,7 @@ def controlled(directory: Path) -> Iterator[None]:
 
 
 def note_stop(directory: Path, legs: Sequence[str]) -> None:
-    """Notes that these legs are not meant to run; the others stay as they were wanted."""
+    """Note that these legs should not run; the desired state of the others stays."""
     if not directory.is_dir():
         return
     with controlled(directory):
@@ -117,13 +118,13 @@ def write_launched(directory: Path, launched: Launched) -> None:
 
 
 def note_halt(directory: Path, leg: str, message: str, file: str) -> None:
-    """Leaves behind why this process ends and the leg is not to be started again by itself."""
+    """Note why this process ends, and that the leg must not be restarted automatically."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     _write(directory / HALTED_FILE.format(leg=leg), asdict(Halt(message, start_mark(os.getpid()) or "", at, file, host_mark())))
 
 
 def read_halts(directory: Path) -> dict[str, Halt]:
-    """By leg, the halts that no start and no boot has come after, in the order of the legs."""
+    """Return the halts by leg, in the order of the legs, without those from before the last start or boot."""
     names = [field.name for field in fields(Halt)]
     found = {leg: _read(directory / HALTED_FILE.format(leg=leg), *names) for leg in LEGS}
     halts = {leg: Halt(*(one[name] for name in names)) for leg, one in found.items() if one}
@@ -131,19 +132,21 @@ def read_halts(directory: Path) -> dict[str, Halt]:
 
 
 def by_halt(halts: Mapping[str, Halt]) -> dict[Halt, str]:
-    """The legs of each halt, as people read them: those of one runner that could not start have ended at the same."""
+    """Return the legs of each halt, in words: the legs of one runner that could not start have ended at the same halt."""
     return {halt: ", ".join(leg for leg, one in halts.items() if one == halt) for halt in halts.values()}
 
 
 def forget_halts(directory: Path, legs: Sequence[str]) -> None:
-    """For a start of these legs: whatever becomes of it, the halt before it tells nothing any more."""
+    """Remove the halts of these legs before a start: whatever its outcome, they no longer apply."""
     for leg in legs:
         (directory / HALTED_FILE.format(leg=leg)).unlink(missing_ok=True)
 
 
 def _read(path: Path, *names: str) -> dict[str, Any] | None:
-    """None where there is no such file, a host that lost its power has left half of one, or another release has written it without one of
-    `names`. Raises HaltError where this user may not read it.
+    """Read a JSON file; None if it is missing, incomplete, or lacks one of `names`.
+
+    A host that lost its power leaves an incomplete file; another release may have written one without these names. Raise HaltError if this
+    user may not read it.
     """
     try:
         found = json.loads(path.read_text())
@@ -155,13 +158,13 @@ def _read(path: Path, *names: str) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all, whoever writes beside us, also where the host loses its power."""
+    """Write a file whole or not at all, whoever else writes, even if the host loses its power."""
     private_directory(path.parent)
     write_whole(path, json.dumps(content), is_durable=True)
 
 
 def find_runners(directory: Path) -> list[dict[str, Any]]:
-    """`{pid, mark, port, legs, directory}` of each live runner that keeps its state in a pipeline's directory, in the order of the legs."""
+    """Return `{pid, mark, port, legs, directory}` of each live runner in a pipeline's directory, in the order of the legs."""
     found = []
     for path in directory.glob(f"*/{STATUS_FILE}"):
         one = _read(path, "pid", "mark", "port", "legs")
@@ -171,13 +174,13 @@ def find_runners(directory: Path) -> list[dict[str, Any]]:
 
 
 def stage_config_version(runner: dict[str, Any]) -> str | None:
-    """The version of the stage configuration that a runner of `find_runners` plans with; None while it has not chosen one."""
+    """Return the version of the stage configuration with which a runner of `find_runners` plans; None before it has chosen one."""
     run = _read(runner["directory"] / "run.json", "stage_config")
     return str(run["stage_config"]) if run else None
 
 
 def file_version(runners: Sequence[dict[str, Any]]) -> str | None:
-    """The version of the file's configuration that all of these runners were started with; None where they differ, or do not tell."""
+    """Return the version of the file's configuration with which all of these runners were started; None if it differs or is unknown."""
     versions = {str((_read(runner["directory"] / "run.json") or {}).get("file_version", "")) for runner in runners}
     return versions.pop() or None if len(versions) == 1 else None
 
@@ -186,19 +189,19 @@ def file_version(runners: Sequence[dict[str, Any]]) -> str | None:
 def _client() -> "httpx.Client":
     import httpx
 
-    # Never through a proxy, and made once: a client of its own for each question reads the certificates of the system each time.
+    # Without a proxy, and made once: a new client for each request would read the system's certificates each time.
     return httpx.Client(trust_env=False)
 
 
 def ask(runner: dict[str, Any], timeout: timedelta) -> dict[str, Any] | None:
-    """What a runner says of itself at `/status`; None if it does not answer in time."""
+    """Return a runner's answer at `/status`; None if it does not answer in time."""
     answer = _get(runner, "status", timeout)
     found: dict[str, Any] | None = answer.json() if answer is not None and answer.is_success else None
     return found
 
 
 def ask_patiently(runner: dict[str, Any], timeout: timedelta) -> tuple[dict[str, Any] | None, bool]:
-    """(what `ask` gives, whether the runner answers at all), in one timeout.
+    """Return (the answer of `ask`, whether the runner answers at all), in one timeout.
 
     `/status` asks Kafka for the lag and is slow while Kafka is away; `/healthz` is not.
     """
@@ -217,7 +220,7 @@ def _get(runner: dict[str, Any], path: str, timeout: timedelta) -> "httpx.Respon
 
 
 def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One snapshot out of those of all runners of a pipeline; `uptime_seconds` is that of the one that started last."""
+    """Combine the snapshots of all runners of a pipeline; `uptime_seconds` belongs to the runner that started last."""
     legs = {name: leg for one in snapshots for name, leg in one["legs"].items()}
     return {
         "pipeline": snapshots[0]["pipeline"],
@@ -234,7 +237,7 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def processes(directory: Path, legs: Sequence[str] = LEGS) -> list[ProcessIdentity]:
-    """The live processes that run one of the legs here, or are about to, each once."""
+    """Return the live processes that run one of the legs here, or are about to, each once."""
     wanted = {*legs}
     found = [ProcessIdentity(one["pid"], one["mark"]) for one in find_runners(directory) if not wanted.isdisjoint(one["legs"])]
     launched = read_launched(directory)
@@ -244,9 +247,9 @@ def processes(directory: Path, legs: Sequence[str] = LEGS) -> list[ProcessIdenti
 
 
 def stop_runners(directory: Path, legs: Sequence[str], patience: timedelta) -> tuple[int, list[ProcessIdentity]]:
-    """Sends SIGTERM to the runners of these legs and waits for their ends: (how many there were, those that have not ended in time).
+    """Send SIGTERM to the runners of these legs and wait for their ends; return (their number, those that have not ended in time).
 
-    A runner of several legs is stopped whole. Batches in work are finished first.
+    A runner of several legs is stopped as a whole. It finishes batches in work first.
     """
     told = processes(directory, legs)
     for process in told:

@@ -1,4 +1,4 @@
-"""What a pipeline's job is, in one word and the reasons for it: from what its runners say of themselves. Pure."""
+"""The state of a pipeline's job, in one word with the reasons, from the answers of its runners. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,15 +16,14 @@ STATES: tuple[State, ...] = ("stopped", "starting", "running", "waiting", "halte
 class JobState:
     """A pipeline on this host.
 
-    `state`: `stopped` no runner lives; `starting` one is on its way; `running`; `waiting` for a system that is away, goes on by itself;
-    `halted` at least one leg has, for a reason that does not pass, and its runner lives or has ended at that; `stuck` no batch ends
-    although there is work; `unreachable` a runner lives and does not answer. `message` is the reason, in the runner's own words where it
-    has said any.
+    `state`: `stopped` no runner lives; `starting` a runner is starting; `running`; `waiting` for an absent system, continues by itself;
+    `halted` at least one leg has halted for a permanent reason, and its runner lives or has ended; `stuck` no batch ends although there is
+    work; `unreachable` a runner lives and does not answer. `message` is the reason, in the runner's own words if it has given any.
 
-    `legs` says the state of each leg that runs here. Of those that should and do not, `halted` are the ones whose runner has ended at
-    their halt, `missing` the others. `halt` names a halt: that of another start has another name. `lag`: offsets that ingest has not
-    confirmed; None where nobody tells. `pid`: None where no runner lives. `config_version`: of the stage configuration that new plans use.
-    `snapshot`: all that `/status` says. `desired`: what was last wanted, None where nobody has said.
+    `legs` holds the state of each leg that runs here. Of the legs that should run here and do not, `halted` are those whose runner has
+    ended at their halt, `missing` the others. `halt` names a halt: a halt of another start has another name. `lag`: offsets that ingest has
+    not confirmed; None if unknown. `pid`: None if no runner lives. `config_version`: the stage configuration of new plans. `snapshot`: the
+    whole answer of `/status`. `desired`: the desired state, None if nobody has set it.
     """
 
     pipeline: str
@@ -47,8 +46,10 @@ class JobState:
 
 
 def judge(snapshot: Mapping[str, Any], now: datetime, stuck_after: timedelta, sink_delay: timedelta = timedelta()) -> tuple[State, str]:
-    """(state, message) of runners that answer. `stuck_after` is how long a leg may have work and end no batch; the sink, which lets its
-    batches fill for `sink_delay`, so much longer.
+    """Return (state, message) of runners that answer.
+
+    `stuck_after` is the time for which a leg may have work and end no batch. The sink, which lets its batches fill for `sink_delay`, may
+    take that much longer.
     """
     legs = snapshot["legs"]
     for state in ("halted", "waiting"):
@@ -68,7 +69,7 @@ def judge(snapshot: Mapping[str, Any], now: datetime, stuck_after: timedelta, si
 
 
 def _waiting_rows(snapshot: Mapping[str, Any], leg: str) -> int:
-    """What is there for a leg to do, by the totals of the one before it; 0 where that one runs elsewhere."""
+    """Return the rows that wait for a leg, by the totals of the leg before it; 0 if that leg runs elsewhere."""
     if leg == LEGS[0]:
         return sum(snapshot["lag"].values())
     before = {later: earlier for earlier, later in pairwise(LEGS)}[leg]
@@ -79,7 +80,7 @@ def _waiting_rows(snapshot: Mapping[str, Any], leg: str) -> int:
 
 
 def _idle(snapshot: Mapping[str, Any], leg: str, now: datetime) -> timedelta:
-    """Since the last batch, or the start."""
+    """Return the time since the last batch, or since the start."""
     last = snapshot["legs"][leg]["last_batch"]
     uptime = timedelta(seconds=snapshot["uptime_seconds"])
     return min(uptime, now - datetime.fromisoformat(last["at"])) if last else uptime

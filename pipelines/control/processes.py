@@ -19,7 +19,7 @@ from pipelines.private import OWNER_ONLY
 POLL_SECONDS = 0.02
 _LAST_THREAD_SECONDS = 30.0
 
-# Processes that this very process started: they stay zombies until it asks for their exit status.
+# Children of this process: they stay zombies until it asks for their exit status.
 _CHILDREN: dict[int, "subprocess.Popen[bytes]"] = {}
 _EXIT_CODES: dict["ProcessIdentity", int] = {}
 
@@ -33,7 +33,7 @@ class ProcessIdentity:
 
     @property
     def since(self) -> datetime | None:
-        """Return when the process started (UTC), or None if it is gone."""
+        """The time at which the process started (UTC), or None if it has ended."""
         if not self.is_running():
             return None
         try:
@@ -59,7 +59,7 @@ class ProcessIdentity:
         return _EXIT_CODES.get(self)
 
     def rss_bytes(self) -> int | None:
-        """Return the resident memory of the process and its children, or None if it is gone."""
+        """Return the resident memory of the process and its children, or None if it has ended."""
         if not self.is_running():
             return None
         try:
@@ -69,7 +69,7 @@ class ProcessIdentity:
             return None
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the process; do nothing if it is gone, even if its pid was reused."""
+        """Signal the process; do nothing if it has ended, even if its pid was reused."""
         if not hasattr(os, "pidfd_open"):
             if self.is_running():
                 os.kill(self.pid, number)
@@ -79,7 +79,7 @@ class ProcessIdentity:
         except ProcessLookupError:
             return
         try:
-            # The descriptor pins the process, so the check and the signal are about the same one.
+            # The descriptor pins the process, so the check and the signal concern the same one.
             if self.is_running():
                 signal.pidfd_send_signal(descriptor, number)
         except ProcessLookupError:
@@ -97,13 +97,13 @@ class ProcessIdentity:
         return True
 
     def stop(self, patience: timedelta) -> None:
-        """End the process with SIGTERM, and with SIGKILL after `patience`; return when it is gone."""
+        """End the process with SIGTERM, and with SIGKILL after `patience`; return after it has ended."""
         self.send(signal.SIGTERM)
         if not self.wait_gone(patience):
             self.kill()
 
     def kill(self) -> None:
-        """End the process with SIGKILL; return when it is gone. Raises TimeoutError for a process that the kernel holds for 30 s."""
+        """End the process with SIGKILL; return after it has ended. Raise TimeoutError if the kernel holds it for 30 s."""
         self.send(signal.SIGKILL)
         if not self.wait_gone(timedelta(seconds=30)):
             raise TimeoutError(f"killing process {self.pid}: still there 30 s after SIGKILL")
@@ -116,10 +116,10 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], directory: Path, output: Path) -> ProcessIdentity:
-    """Start a detached process: own session, no terminal, no open files of ours; only this user can read what it makes.
+    """Start a detached process: own session, no terminal, no open files of ours; only this user can read the files that it creates.
 
-    Its stdout and stderr go to `output`, which is truncated, then appended to, so that it may be truncated again while the process writes.
-    Raises OSError if the program cannot be started.
+    Its stdout and stderr are written to `output`, which is truncated, then appended to, so that it may be truncated again while the process
+    writes. Raise OSError if the program cannot be started.
     """
     with output.open("wb"), output.open("ab") as log:
         child = subprocess.Popen(  # noqa: S603
@@ -138,15 +138,16 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], directory: Pat
 
 
 def host_mark() -> str:
-    """Return a mark that changes with every start of the host, or of the container that this process is in."""
-    # Where the first process is hidden from other users (hidepid), the boot alone.
+    """Return a mark that changes with every start of the host, or of the container of this process."""
+    # If the first process is hidden from other users (hidepid), the mark is the boot alone.
     return start_mark(1) or (start_mark(os.getpid()) or "").partition("/")[0]
 
 
 def start_mark(pid: int, *, zombie: bool = False) -> str | None:
-    """Return when the kernel started `pid`, in a form that neither moves with the wall clock nor repeats after a boot; None without it.
+    """Return the time at which the kernel started `pid`, as a mark that does not move with the wall clock; None if it has ended.
 
-    `psutil.Process.create_time` adds the boot's wall-clock time, so it moves when the clock is set: a mark that is kept on disk may not.
+    The mark does not repeat after a boot. `psutil.Process.create_time` adds the boot's wall-clock time, so it moves when the clock is set;
+    a mark on disk must not.
     """
     try:
         # proc(5): field 2 is the name in parentheses and may hold anything, field 3 is the state, field 22 the start in ticks since boot.

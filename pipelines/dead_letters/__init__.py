@@ -1,1 +1,1 @@
-"""Dead letters: the stream, their groups, letting them enter again."""
+"""Dead letters: the stream, their groups, redriving them."""

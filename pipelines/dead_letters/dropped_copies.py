@@ -1,8 +1,8 @@
-"""Copies that dedup has dropped in favour of records that became dead letters behind it: whoever discards such a letter gives them up, too.
+"""Copies that dedup dropped in favor of records that became dead letters after it: discarding such a dead letter loses them, too.
 
-In: the dead letters, and the records that dedup has judged (`judged`). Dedup remembers the key of a letter that it had accepted; its
-copies are the later records of that key, up to the first that dedup let through again. A record that entered again and was refused
-again stands for the letter that it was. Nothing is written.
+In: the dead letters, and the records that dedup has processed (`judged`). Dedup remembers the key of a dead letter that it had accepted;
+the copies are the later records of that key, up to the first that dedup accepted again. A record that was redriven and refused again
+represents its earlier dead letter. Nothing is written.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ _COUNT = """
 
 @dataclass(frozen=True)
 class DroppedCopies:
-    """`copies` of each letter in `codes` (sorted positions). Where `is_cut`, records before `since` are purged and were not counted."""
+    """`copies` of each dead letter in `codes` (sorted positions). If `is_cut`, records before `since` are purged and were not counted."""
 
     codes: Words
     copies: npt.NDArray[np.int64]
@@ -59,8 +59,10 @@ class DroppedCopies:
     since: datetime | None
 
     def of(self, letters: pa.Table) -> pa.Table:
-        """`letters` with COPIES_COLUMN (0 where dedup had not accepted the record, null where its key cannot be told) and
-        COUNTED_FROM_COLUMN, an instant where copies before it may be missing, else null.
+        """Return `letters` with COPIES_COLUMN and COUNTED_FROM_COLUMN.
+
+        COPIES_COLUMN is 0 if dedup had not accepted the record, null if its key cannot be determined. COUNTED_FROM_COLUMN is an instant if
+        copies before it may be missing, else null.
         """
         is_past, since = pc.fill_null(letters.column("past_dedup"), False), pa.scalar(self.since, INSTANT)
         known = pc.index_in(pa.array(position_keys(letters)), pa.array(self.codes))
@@ -70,7 +72,7 @@ class DroppedCopies:
 
 
 class CopiesByLetter:
-    """Counts the copies of accepted records, a table of _ACCEPTED. Give it all that dedup judged behind the first of them, in order."""
+    """Counts the copies of accepted records, a table of _ACCEPTED. It needs all records that dedup processed after the first, in order."""
 
     def __init__(self, engine: duckdb.DuckDBPyConnection, accepted: pa.Table, window_us: int) -> None:
         self._engine, self._window_us = engine, window_us
@@ -86,14 +88,14 @@ class CopiesByLetter:
         self._engine.unregister("_tf_rows")
 
     def counts(self) -> dict[int, int]:
-        """Copies by the code of the accepted record's position; none are left out."""
+        """Return the copies by the code of the accepted record's position, for all of them."""
         return dict(self._engine.sql(_COUNT).fetchall())
 
 
 def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wanted: Selection, tell: Tell) -> DroppedCopies:
-    """Counted for the `wanted` ones of all dead letters, `frames` with `state` in the order of their stream.
+    """Count the copies for the `wanted` ones of all dead letters; `frames` have `state` and the order of their stream.
 
-    Reads raw from the oldest of them on, until the last window is over, and nothing where there is no dedup or no such letter.
+    It reads raw from the oldest of them until the last window has ended; it reads nothing without dedup or without such a dead letter.
     """
     ledger = names.stream("ledger")
     done = read_chain(log, names, PROCESS_CHAIN).done if log.state(ledger) is not None else None
@@ -126,7 +128,10 @@ def _counted(roots: dict[int, int], counts: dict[int, int], purged: Purged) -> D
 def _accepted(
     engine: duckdb.DuckDBPyConnection, config: Program, frames: Iterable[pa.Table], wanted: Selection
 ) -> tuple[dict[int, int], pa.Table]:
-    """(of each wanted letter the position at which dedup accepted the record, those with their keys: _ACCEPTED in position order)."""
+    """Return (for each wanted dead letter the position at which dedup accepted the record, _ACCEPTED in position order).
+
+    _ACCEPTED holds the records whose key is known.
+    """
     roots: dict[int, int] = {}
     selected: set[int] = set()
     keyed = [_ACCEPTED.empty_table()]
@@ -135,7 +140,7 @@ def _accepted(
         if not past.num_rows:
             continue
         for code, origin in zip(position_keys(past).tolist(), past.column("origin").to_pylist(), strict=True):
-            # A record that entered again behind its acceptance was let through for that.
+            # A record that was redriven after its acceptance passed dedup for that reason.
             roots[code] = roots.get(packed_record(origin), code) if origin else code
         selected.update(position_keys(wanted.of(with_fingerprints(past))).tolist())
         keyed.append(_keyed(engine, config, past))
@@ -146,7 +151,7 @@ def _accepted(
 
 
 def _keyed(engine: duckdb.DuckDBPyConnection, config: Program, letters: pa.Table) -> pa.Table:
-    """_ACCEPTED of the letters' own records, but for those that the stages before dedup would reject today."""
+    """Return _ACCEPTED of the dead letters' own records, except for records that the stages before dedup would reject today."""
     rows = run(config, engine, list(frames_of_letters([letters], []))).rows
     here = letters.take(rows.column("_tf_ordinal"))
     times = rows.column(TIME_COLUMN) if config.dedup.time_field else here.column("_tf_arrival").cast(pa.int64())

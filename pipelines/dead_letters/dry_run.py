@@ -1,7 +1,7 @@
-"""What would become of dead letters if they entered again now: the stages themselves, over letters, without Spark and without any effect.
+"""A dry run of redriving dead letters now: the stages themselves, over dead letters, without Spark and without any effect.
 
-The stages are those of the pipeline file and of the table as they are at this moment; keys are looked up in the store as the last `done`
-lists it. Whether ClickHouse takes a row only an insert can tell.
+The stages are those of the pipeline file and of the current table; keys are looked up in the store as the last `done` lists it. Only an
+insert can show whether ClickHouse takes a row.
 """
 
 import itertools
@@ -31,8 +31,10 @@ from pipelines.runner.preflight import check_columns
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """`letters` were tried, `refused` of them had been refused by ClickHouse. `passed` would go to the sink; `duplicates` would be dropped
-    by dedup; `late` would be rejected there; `rejected` are the causes of those that an earlier stage would reject again.
+    """The result of a dry run: `letters` were tried, `refused` of them had been refused by ClickHouse.
+
+    `passed` would reach the sink; `duplicates` would be dropped by dedup; `late` would be rejected there; `rejected` are the causes of the
+    dead letters that an earlier stage would reject again.
     """
 
     letters: int
@@ -44,9 +46,9 @@ class Rehearsal:
 
 
 def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table]) -> Rehearsal:
-    """Tries letters, of one topic per table. Nothing is written.
+    """Try dead letters, of one topic per table. Nothing is written.
 
-    Raises HaltError when the table is gone, ConfigurationError when it does not fit the mapping, RetryableError while a system is away.
+    Raise HaltError if the table is missing, ConfigurationError if it does not fit the mapping, RetryableError while a system is away.
     """
     remaining = (table for table in letters if table.num_rows)
     first = next(remaining, None)
@@ -85,7 +87,7 @@ def _stages_now(config: PipelineConfig) -> Program:
 
 
 def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
-    """Letters, none of the tables empty, as the raw frames that they would be; notes them in `tried`."""
+    """Yield dead letters, none of the tables empty, as their future raw frames; append them to `tried`."""
     now = datetime.now(UTC)
     for number, table in enumerate(letters, start=1):
         tried.append(table)
@@ -95,7 +97,7 @@ def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Ite
 
 
 def _judged(state: KeyState, chain: ProcessState, stage: Program, rows: pa.Table, frames: list[Arrived]) -> tuple[int, int, int]:
-    """(accepted, duplicates, late) of rows with their keys."""
+    """Return (accepted, duplicates, late) of rows with their keys."""
     before, lists = chain.done.body.watermarks if chain.done else NOTHING, state.lists(chain)
     times = frame_times(rows, frames, before, stage)
     counts = np.zeros(3, dtype=np.int64)

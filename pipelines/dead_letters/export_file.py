@@ -1,8 +1,8 @@
-"""Dead letters in a file: JSON lines that people and tools may read, edit, and give back.
+"""Dead letters in a file: JSON lines that operators and tools may read, edit, and import again.
 
-A line holds one letter: where it is, why it was rejected, and the record with `key`, `value` and `headers`. Bytes that are UTF-8 are a
-string, others are {"base64": ...}, so every byte comes back. Of an edited file only `position`, `key`, `value` and `headers` are read; what
-a line leaves out stays as it was.
+A line holds one dead letter: its place, the reason of its rejection, and the record with `key`, `value` and `headers`. Bytes that are UTF-8
+are a string, others are {"base64": ...}, so every byte is restored. Of an edited file only `position`, `key`, `value` and `headers` are
+read; fields that a line leaves out stay unchanged.
 """
 
 import base64
@@ -23,16 +23,16 @@ from pipelines.protocol.records import MAX_RECORD_BYTES, UNREADABLE_HEADER, cut_
 from pipelines.protocol.redrive import MAX_PLAN_RANGES, Places, ranges_of
 
 MAX_FAULTS = 20
-"""Of a file that something else has written, every line may be one."""
+"""Limit of the reported faults: in a file of another program every line may be one."""
 MAX_LINE_BYTES = 8 * MAX_RECORD_BYTES
-"""JSON writes a byte of text as six at most."""
+"""Limit of a line: JSON writes a byte of text as six at most."""
 _CONTENT = ("key", "value", "headers")
 _TOLD = ("stage", "code", "field", "message", "fingerprint", "state", "attempts")
 
 
 @dataclass(frozen=True)
 class Edited:
-    """Letters of a file: what each shall hold from now on, by its position."""
+    """Dead letters of a file: the new content of each, by its position."""
 
     name: str
     changes: dict[Position, dict[str, Any]]
@@ -43,7 +43,7 @@ class Edited:
 
 
 def line_of(letter: dict[str, Any]) -> str:
-    """One letter, a row of `LETTER_SCHEMA` with `fingerprint` and `state`, as a line without its end."""
+    """Return one dead letter, a row of `LETTER_SCHEMA` with `fingerprint` and `state`, as a line without its end."""
     size = letter["oversize"]
     record = {
         "position": f"{letter['_tf_sequence']}.{letter['_tf_ordinal']}",
@@ -71,7 +71,7 @@ def _written(content: bytes | None) -> str | dict[str, str] | None:
 
 
 def read_edited(path: Path) -> Edited:
-    """The letters of an edited file. Raises ConfigurationError with the faults of all lines, the first MAX_FAULTS of them by line."""
+    """Read the dead letters of an edited file. Raise ConfigurationError with the faults of all lines, the first MAX_FAULTS by line."""
     faults: list[Fault] = []
     changes: dict[Position, dict[str, Any]] = {}
     with path.open("rb") as lines:
@@ -144,11 +144,10 @@ def _read_content(value: Any, name: str) -> bytes | None:
 
 
 def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]]) -> Iterator[tuple[Places, bytes]]:
-    """(places, frame) of letters with their new content, in portions that one plan holds; `found` are the letters that may be taken, by
-    frame, with `row`.
+    """Yield (places, frame) of dead letters with their new content, in portions that one plan holds.
 
-    An edited value is the whole record, also where the letter held only its head. Raises ConfigurationError, before the first portion, for
-    such a letter without an edited value.
+    `found` are the dead letters that may be taken, by frame, with `row`. An edited value is the whole record, even if the dead letter held
+    only its head. Raise ConfigurationError, before the first portion, for such a dead letter without an edited value.
     """
     letters = [(sequence, {**row, **edited.changes[_position(row)]}) for sequence, table in found for row in table.to_pylist()]
     faults = []

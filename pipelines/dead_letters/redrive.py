@@ -1,8 +1,8 @@
-"""Whoever takes dead letters, beside the running pipeline or without one: plans, then frames on the raw stream, then `done`.
+"""Takes dead letters, beside the running pipeline or without one: plans, then frames on the raw stream, then `done`.
 
-Not a Spark leg: letters are few, and a command takes them. The protocol is that of the legs. A record's subject is
-`raw.<source>.redrive.<partition>` of the Kafka partition that it came from, in the order of (plan, place in the plan), so a plan that was
-killed half-way goes on behind the last record found there.
+It is no Spark leg: dead letters are few, and a command takes them. The protocol is that of the legs. A record's subject is
+`raw.<source>.redrive.<partition>` of its original Kafka partition, in the order of (plan, place in the plan), so a plan that was killed
+half-way continues after the last record found there.
 """
 
 import base64
@@ -28,12 +28,12 @@ from pipelines.protocol.redrive import DISCARD, ENTER, STATE_AFTER, Places, Rows
 
 Action = Literal["enter", "discard"]
 LAG_SECONDS = 5.0
-"""A follower of a sound cluster lags by milliseconds."""
+"""Longest wait for a follower; a follower of a sound cluster lags by milliseconds."""
 
 
 @dataclass(frozen=True)
 class Portion:
-    """Records of one plan that enter again: REDRIVEN_SCHEMA, their topics, and each one's place in the plan, ascending."""
+    """Redriven records of one plan: REDRIVEN_SCHEMA, their topics, and each one's place in the plan, ascending."""
 
     records: pa.Table
     topics: pa.ChunkedArray
@@ -41,9 +41,10 @@ class Portion:
 
 
 def taken(log: Any, names: Names) -> Taken:
-    """What all plans so far have named, an open one included: a plan that is missed would let its letters enter twice.
+    """Return the dead letters that all plans so far have named, including an open one.
 
-    Raises as the log does, and RetryableError when a replica lags for longer than LAG_SECONDS.
+    If a plan were missed, its dead letters would be redriven twice. Raise as the log does, and RetryableError if a replica lags for longer
+    than LAG_SECONDS.
     """
     stream, subject = names.stream("ledger"), names.chain(REDRIVE)
     last = log.last(stream, subject) if log.state(stream) is not None else None
@@ -57,7 +58,7 @@ def taken(log: Any, names: Names) -> Taken:
 
 
 class Redrive:
-    """Takes letters for the holder of the lease. `chain` is opened; what an earlier holder has left open is finished at once."""
+    """Takes dead letters for the holder of the lease. `chain` is opened; an open plan of an earlier holder is finished at once."""
 
     def __init__(self, log: Any, names: Names, source: str, chain: Chain[RedrivePlan, RedriveDone]) -> None:
         self._log: Any = log
@@ -66,19 +67,19 @@ class Redrive:
             self._finish(chain.state.plan.body)
 
     def enter(self, wanted: Iterable[tuple[int, Rows]]) -> int:
-        """Letters, as (dlq sequence, ascending rows), which nobody has taken yet, enter again; how many.
+        """Redrive dead letters, as (dlq sequence, ascending rows), that no plan has taken yet; return their number.
 
-        Raises RetryableError when NATS or a stream's room is missing, FencedError when somebody else took over; then whoever comes next
-        finishes the open plan.
+        Raise RetryableError if NATS is away or a stream has no room, FencedError if another holder took over; then the next holder finishes
+        the open plan.
         """
         return self._take(wanted, ENTER)
 
     def discard(self, wanted: Iterable[tuple[int, Rows]], reason: str) -> int:
-        """Letters count as discarded from now on; they stay in the dlq stream as long as that keeps them. Otherwise as `enter`."""
+        """Mark dead letters as discarded; return their number. They stay in the dlq stream until it purges them. Raise as `enter`."""
         return self._take(wanted, DISCARD, reason=reason)
 
     def enter_edited(self, places: Places, records: bytes) -> int:
-        """The letters at `places` enter again with the content of `records`, a frame of letters in the order of the places."""
+        """Redrive the dead letters at `places` with the content of `records`, a frame of dead letters in the order of the places."""
         return self._plan(places, ENTER, records=base64.b64encode(records).decode())
 
     def _take(self, wanted: Iterable[tuple[int, Rows]], action: Action, reason: str = "") -> int:
@@ -100,7 +101,7 @@ class Redrive:
         self._chain.done(RedriveDone(start=plan.start, to=plan.to, counts={STATE_AFTER[plan.action]: count(plan.letters)}))
 
     def _append(self, plan: RedrivePlan) -> None:
-        """Writes what the plan's subjects do not hold yet."""
+        """Write the records that the plan's subjects do not hold yet."""
         appenders: dict[int, Appender[Position]] = {}
         for portion in self._portions(plan):
             partitions = portion.records.column("partition")
@@ -115,7 +116,7 @@ class Redrive:
                 _append_share(appenders[partition], plan.to, share, partition)
 
     def _portions(self, plan: RedrivePlan) -> Iterator[Portion]:
-        """The plan's records, one stored frame at a time."""
+        """Yield the plan's records, one stored frame at a time."""
         if plan.records:
             letters = decode_frame(base64.b64decode(plan.records))
             yield Portion(records_of_letters(letters), letters.column("_tf_topic"), np.arange(letters.num_rows))
@@ -133,7 +134,7 @@ class Redrive:
 
 
 def _append_share(appender: Appender[Position], number: int, share: Portion, partition: int) -> None:
-    """Records of one Kafka partition behind the subject's tail: what another attempt has written is left out."""
+    """Append records of one Kafka partition after the subject's tail; records that another attempt has written are left out."""
     records, places = share.records, share.places
     headers = {HEADER_TOPIC: share.topics[0].as_py(), HEADER_PARTITION: str(partition)}
     while True:

@@ -1,7 +1,7 @@
-"""Taking dead letters: entering again, discarding, and editing by hand, at a running or a stopped pipeline.
+"""Takes dead letters by command: redriving, discarding, and editing by hand, at a running or a stopped pipeline.
 
-Holds the lease of the `redrive` chain while it works, so two commands never take the same letter. Letters are judged as they stand when
-the work begins; what is rejected again meanwhile is a new letter and is left alone.
+It holds the lease of the `redrive` chain while it works, so two commands never take the same dead letter. The selection applies to the dead
+letters at the beginning of the work; a record that is rejected again meanwhile is a new dead letter and is left alone.
 """
 
 from collections import Counter
@@ -36,16 +36,16 @@ from pipelines.types.vectors import to_mask
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many letters were taken, and how many of the selected ones were not, by what they are: a state, or `oversize`."""
+    """The number of dead letters taken, and the selected ones not taken, by reason: a state, or `oversize`."""
 
     taken: int
     left: dict[str, int]
 
 
 class Reprocessing:
-    """One command's work. `directory` is the pipeline's on this host; `close` gives the lease back.
+    """One command's work. `directory` is the pipeline's on this host; `close` releases the lease.
 
-    Raises FencedError when another command takes letters, HaltError for a pipeline that was never started.
+    Raise FencedError if another command takes dead letters, HaltError for a pipeline that was never started.
     """
 
     def __init__(self, config: PipelineConfig, directory: Path) -> None:
@@ -73,24 +73,24 @@ class Reprocessing:
         self._log.close()
 
     def enter(self, selection: Selection) -> Outcome:
-        """The selected letters enter the raw stream again; parked ones only where `selection` names positions.
+        """Redrive the selected dead letters; parked ones only if `selection` names positions.
 
-        Raises RetryableError when NATS is away or the raw stream has no room; what was planned is finished by the next command.
+        Raise RetryableError if NATS is away or the raw stream has no room; a plan that was begun is finished by the next command.
         """
         left: Counter[str] = Counter()
         frames = self._frames(WAITING if selection.positions else frozenset({OPEN}), selection, left, needs_whole=True)
         return Outcome(self._redrive.enter(_places(self._with_room(frames))), dict(left))
 
     def discard(self, selection: Selection, reason: str) -> Outcome:
-        """The selected letters count as discarded; parked ones as well."""
+        """Discard the selected dead letters, including parked ones."""
         left: Counter[str] = Counter()
         frames = self._frames(WAITING, selection, left, needs_whole=False)
         return Outcome(self._redrive.discard(_places(frames), reason), dict(left))
 
     def expire(self, before: datetime) -> Outcome:
-        """Letters that were rejected before the instant are discarded; frames of such letters that were all taken are deleted.
+        """Discard the dead letters that were rejected before the instant; delete their frames once all their dead letters were taken.
 
-        What no letter needs of the chain, as of the time before that, goes after the retention of the streams.
+        Entries of the chain that no dead letter needed at the beginning of this call are purged after the retention of the streams.
         """
         fold_redrive(
             self._log, self._names, redrive_entries_that_may_go(self._log, self._names, self._config.resources.nats.stream.max_age)
@@ -100,7 +100,7 @@ class Reprocessing:
         return outcome
 
     def enter_edited(self, edited: Edited) -> Outcome:
-        """The letters of a file enter again with the content that they have there; those that were taken since it was written do not."""
+        """Redrive the dead letters of a file with their content there, except for those that were taken since it was written."""
         left: Counter[str] = Counter()
         frames = list(self._frames(WAITING, Selection(positions=edited.positions), left, needs_whole=False))
         unknown = len(edited.positions) - sum(letters.num_rows for _, letters in frames) - left.total()
@@ -123,7 +123,7 @@ class Reprocessing:
     def _frames(
         self, states: frozenset[str], selection: Selection, left: Counter[str], needs_whole: bool
     ) -> Iterator[tuple[int, pa.Table]]:
-        """The selected letters that may be taken, by frame; counts the others in `left`."""
+        """Yield the selected dead letters that may be taken, by frame; count the others in `left`."""
         known = taken(self._log, self._names)
         for sequence, frame in with_states(read_frames(self._log, self._names), known, self._config.dead_letters.max_attempts):
             letters = selection.of(with_fingerprints(frame))
@@ -137,7 +137,7 @@ class Reprocessing:
                 yield sequence, letters.filter(pa.array(is_wanted))
 
     def _check_room(self) -> None:
-        """Raises RetryableError when the raw stream is so full that ingest needs what is left."""
+        """Raise RetryableError if the raw stream is so full that ingest needs the rest."""
         stream = self._names.stream("raw")
         state = self._log.state(stream)
         if state is not None and not bytes_free_for_redrive(state):
@@ -155,10 +155,10 @@ def _places(frames: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[int, Rows]
 
 
 def expire_letters(config: PipelineConfig, directory: Path, log: JetStream) -> None:
-    """Keeps the letters of a pipeline within `dead_letters.max_age`, by the arrival of the last record that process has done.
+    """Expire the dead letters of a pipeline by `dead_letters.max_age` and the arrival of the last processed record.
 
-    Does nothing, and takes no lease, without that limit, before the first record, or when nothing is that old; nor while a command takes
-    letters: the next call does it.
+    It does nothing, and takes no lease, without that limit, before the first record, or if no dead letter is that old. While a command
+    takes dead letters it does nothing either: the next call does the work.
     """
     names, max_age = Names(config.pipeline_id), config.dead_letters.max_age
     done = read_chain(log, names, PROCESS_CHAIN).done

@@ -1,4 +1,4 @@
-"""The dead-letter stream of one pipeline, as commands look at it: by cause, as a list, and one by one. Read only."""
+"""The dead-letter stream of one pipeline, as commands read it: by cause, as a list, and one by one. Read only."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -23,9 +23,9 @@ from pipelines.protocol.redrive import DISCARDED, REDRIVEN, Taken
 
 
 class DeadLetters:
-    """Connects at first use.
+    """The dead letters of a pipeline. Connects at first use.
 
-    Methods raise HaltError for a pipeline that was never started, RetryableError when NATS is away, DataLossError for a gap in the stream.
+    Methods raise HaltError for a pipeline that was never started, RetryableError if NATS is away, DataLossError for a gap in the stream.
     """
 
     def __init__(self, config: PipelineConfig) -> None:
@@ -36,18 +36,18 @@ class DeadLetters:
         self._log.close()
 
     def groups(self, selection: Selection, tell: Tell = lambda done, of: None) -> list[Group]:
-        """With the copies that dedup dropped in favour of the letters; `tell` hears how far raw was read for that."""
+        """Return the groups, with the copies that dedup dropped in favor of the dead letters; `tell` receives the progress on raw."""
         return groups(self._with_copies(selection, tell), selection)
 
     def list(self, selection: Selection, limit: int) -> tuple[pa.Table, int]:
         return listed(self._letters(), selection, limit)
 
     def at(self, position: Position, tell: Tell = lambda done, of: None) -> pa.Table:
-        """With the copies that dedup dropped in favour of the letter."""
+        """Return the dead letter, with the copies that dedup dropped in favor of it."""
         return letter_at(self._with_copies(Selection(positions=frozenset({position})), tell), position)
 
     def frames(self, selection: Selection) -> Iterator[pa.Table]:
-        """The selected letters, with `fingerprint` and `state`, one stored frame at a time."""
+        """Yield the selected dead letters, with `fingerprint` and `state`, one stored frame at a time."""
         return (letters for frame in self._letters() if (letters := selection.of(with_fingerprints(frame))).num_rows)
 
     def _with_copies(self, selection: Selection, tell: Tell) -> Iterator[pa.Table]:
@@ -62,7 +62,7 @@ class DeadLetters:
 
 
 def with_states(frames: Iterator[tuple[int, pa.Table]], known: Taken, max_attempts: int) -> Iterator[tuple[int, pa.Table]]:
-    """The frames, each with its letters' `state` and their `row` in it."""
+    """Yield the frames, each with its dead letters' `state` and their `row` in it."""
     for sequence, letters in frames:
         states = known.states(sequence, letters.column("attempts").to_numpy(), max_attempts)
         rows = pa.array(np.arange(letters.num_rows))
@@ -70,9 +70,9 @@ def with_states(frames: Iterator[tuple[int, pa.Table]], known: Taken, max_attemp
 
 
 def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
-    """Every frame of dead letters with its sequence, up to the present end of the stream, in its order; none where there is no stream.
+    """Yield every frame of dead letters with its sequence, up to the present end of the stream, in its order; none without a stream.
 
-    Raises DataLossError for a gap behind what was purged, and as the log does.
+    Raise DataLossError for a gap after the purged part, and as the log does.
     """
     stream = names.stream("dlq")
     state = log.state(stream)
@@ -82,10 +82,10 @@ def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
     sequence = state.first_sequence - 1
     for message in log.fetch(stream, names.subjects("dlq"), sequence, state.last_sequence):
         if message.sequence > sequence + 1:
-            # Purged while it is read, perhaps.
+            # It may have been purged while it is read.
             purged_below = read_purged(log, names, "dlq").below
         if message.sequence <= purged_below:
-            # Of what lies there the last letters of quiet subjects are left.
+            # Of the purged part the last dead letters of quiet subjects are left.
             sequence = message.sequence - 1
         check_contiguous(stream, [message.sequence], sequence, message.sequence)
         sequence = message.sequence
@@ -94,12 +94,15 @@ def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
 
 
 def read_letters(log: JetStream, names: Names) -> Iterator[pa.Table]:
-    """`read_frames` without the sequences."""
+    """Yield the frames of `read_frames` without the sequences."""
     return (letters for _, letters in read_frames(log, names))
 
 
 def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: datetime) -> dict[str, int]:
-    """By subject, the sequence below which every letter was taken and was rejected before the instant; subjects of which a frame may go."""
+    """Return, by subject, the sequence below which every dead letter was taken and was rejected before the instant.
+
+    Only subjects with a frame to purge are listed.
+    """
     stream = names.stream("dlq")
     state = log.state(stream)
     first: dict[str, int] = {}

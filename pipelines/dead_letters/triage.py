@@ -1,7 +1,7 @@
-"""Dead letters for people: letters of one cause as one group, with what to do about it, and single letters by their position.
+"""Dead letters for operators: those of one cause as one group, with the remedy, and single dead letters by their position.
 
-In: letters as the dlq stream holds them (`dead_letter_rows.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. Nothing here
-changes anything.
+In: dead letters as the dlq stream holds them (`dead_letter_rows.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. Nothing
+here changes anything.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +17,12 @@ from pipelines.process.steps import in_order, kinds
 from pipelines.protocol.positions import Position
 
 COPIES_COLUMN, COUNTED_FROM_COLUMN = "copies_dropped", "copies_counted_from"
-"""Where they were counted (`dropped_copies`): copies that dedup dropped in favour of a letter, and from when on where that is not all."""
+"""Columns of a count (`dropped_copies`): copies that dedup dropped in favor of a dead letter, and the instant from which they are counted.
+
+The instant is set if earlier copies may be missing.
+"""
 STAGES = (*(kind.stage for kind in in_order(kinds().values())), "sink")
-"""Where a record may be rejected."""
+"""Stages that may reject a record."""
 _TRANSFORM = "correct the mapping or the column's type in ClickHouse"
 REMEDIES = {
     "oversize": "fetch the record from Kafka by its coordinates; let the producer send less than 448 KiB",
@@ -40,12 +43,12 @@ REMEDIES = {
     "internal_error": "a fault of ours, at this record alone: report it with the record; `dlq reprocess` under the release that mends it",
     "late": "raise `allowed_lateness` of the dedup, or see to the producer's delay",
 }
-"""What most likely mends the cause of a code."""
+"""The most likely remedy for the cause of a code."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which letters are meant: those that fit every part that is given. `since` is inclusive, `until` exclusive, both of arrivals.
+    """A selection of dead letters by all given conditions. `since` is inclusive, `until` exclusive, both of arrivals.
 
     `states` are those of `redrive.STATES`, `positions` raw positions with emit 0, `not_rejected_by` a version of the stage configuration.
     """
@@ -60,7 +63,7 @@ class Selection:
     not_rejected_by: str | None = None
 
     def of(self, letters: pa.Table) -> pa.Table:
-        """The letters that are meant; `letters` has the column `fingerprint`, and `state` if `states` are given."""
+        """Return the selected dead letters; `letters` has the column `fingerprint`, and `state` if `states` are given."""
         tests: list[tuple[str, Callable[..., pa.ChunkedArray], object]] = [
             ("stage", pc.equal, self.stage),
             ("fingerprint", pc.equal, self.fingerprint),
@@ -83,9 +86,9 @@ class Selection:
 
 @dataclass(frozen=True)
 class Group:
-    """Letters of one cause. `message` and `position` are those of its first letter, `first` and `last` arrivals.
+    """Dead letters of one cause. `message` and `position` belong to the first one, `first` and `last` are arrivals.
 
-    `copies_dropped` in favour of its letters; from `copies_counted_from` on where that is not all.
+    `copies_dropped`: copies dropped in favor of them; counted from `copies_counted_from` if earlier ones may be missing.
     """
 
     fingerprint: str
@@ -110,7 +113,7 @@ class Group:
 
 
 def groups(frames: Iterable[pa.Table], selection: Selection) -> list[Group]:
-    """The selected letters by cause, the largest group first."""
+    """Return the selected dead letters by cause, the largest group first."""
     found: dict[str, Group] = {}
     for frame in frames:
         letters = selection.of(with_fingerprints(frame))
@@ -153,7 +156,7 @@ def _together(one: Group, other: Group) -> Group:
 
 
 def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tuple[pa.Table, int]:
-    """(the first `limit` selected letters by position, with `fingerprint`; how many are selected)."""
+    """Return (the first `limit` selected dead letters by position, with `fingerprint`; the number of selected ones)."""
     kept: pa.Table | None = None
     count = 0
     for frame in frames:
@@ -165,7 +168,7 @@ def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tupl
 
 
 def letter_at(frames: Iterable[pa.Table], position: Position) -> pa.Table:
-    """The letter of the record at `position`, with `fingerprint`, as a table of one row; of none where there is none."""
+    """Return the dead letter of the record at `position`, with `fingerprint`, as a table of one row; without rows if there is none."""
     for frame in frames:
         is_it = pc.and_(pc.equal(frame.column("_tf_sequence"), position.sequence), pc.equal(frame.column("_tf_ordinal"), position.ordinal))
         found = frame.filter(is_it)

@@ -1,8 +1,8 @@
-"""Class data sharing for Spark's JVM: what one JVM has loaded and verified is kept in a file that every later one maps at its start.
+"""Class data sharing for Spark's JVM: the classes that one JVM has loaded and verified are kept in a file that later ones map at start.
 
-`tallyflow prepare` makes the archive once per Python environment and Java; `build_session` uses it when it is there. A JVM that cannot use
-an archive (another Java, a damaged file) starts without: https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html.
-Measured on two slow cores, Java 17: session and first job 26 s without the archive and 14 s with it, 23 and 11 s of the JVM's CPU.
+`tallyflow prepare` makes the archive once per Python environment and Java; `build_session` uses it if it exists. A JVM that cannot use an
+archive (another Java, a damaged file) starts without: https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html. Measured on two
+slow cores, Java 17: session and first job take 26 s without the archive and 14 s with it, 23 and 11 s of the JVM's CPU.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ _MAKE_SECONDS = 600
 
 
 def archive_path() -> Path | None:
-    """Where the archive of this environment and this Java is, or belongs; None without a Java of the usual layout.
+    """Return the place of the archive for this environment and this Java; None without a Java of the usual layout.
 
-    The name covers what the JVM would refuse an archive for: its own modules file, and Spark's jars.
+    The name covers everything for which the JVM would refuse an archive: its own modules file, and Spark's jars.
     """
     java_home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(java_home) / "bin") if java_home else None)
@@ -42,14 +42,14 @@ def archive_path() -> Path | None:
 
 
 def java_option() -> str:
-    """What makes a JVM use the archive; empty while there is none."""
+    """Return the option with which a JVM uses the archive; empty while there is none."""
     path = archive_path()
-    # A JVM that cannot use it would say so on standard output.
+    # A JVM that cannot use it would print this on standard output.
     return f"-XX:SharedArchiveFile={path} -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off" if path and path.exists() else ""
 
 
 def make_archive(path: Path) -> None:
-    """Makes the archive from a JVM that does what a pipeline's start does. HaltError, and nothing left, if not."""
+    """Make the archive from a JVM that performs a pipeline's start. Raise HaltError, and leave nothing behind, if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=path.parent))
@@ -82,7 +82,7 @@ class _Count(SimpleDataSourceStreamReader):
 
 
 class _Counting(DataSource):
-    """A row per batch: what our own sources need of Spark, without a server."""
+    """A source with a row per batch: everything that our own sources need of Spark, without a server."""
 
     @classmethod
     def name(cls) -> str:
@@ -100,7 +100,7 @@ def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _work(session: SparkSession, checkpoint: Path) -> None:
-    """Tasks, an exchange and a streaming query, as the legs use them."""
+    """Run tasks, an exchange and a streaming query, as the legs use them."""
     rows = session.range(0, 4, 1, 4).mapInArrow(_same, "id long")
     rows.collect()
     rows.selectExpr("cast(id as int) as id").repartitionById(2, "id").mapInArrow(_same, "id int").collect()

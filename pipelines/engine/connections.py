@@ -24,23 +24,29 @@ Made = TypeVar("Made")
 
 
 class Kept:
-    """What is made once and kept: by name."""
+    """Objects that are made once and kept by name."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Any] = {}
 
     def keep(self, name: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what was made under `name` before, or make it. Any thread may ask."""
+        """Return the object made under `name` before, or make it. Thread-safe."""
         if name not in self._kept:
             return cast(Made, self._kept.setdefault(name, make()))
         return cast(Made, self._kept[name])
 
 
 class Connections(Kept):
-    """What a leg's work needs of the outside. The reader and the engine serve one thread at a time; the log serves many."""
+    """The connections of a leg's work to other systems.
+
+    The reader and the engine serve one thread at a time; the log serves many.
+    """
 
     def __init__(self, run: RunSpec, keep_partitions: bool, log: JetStream | None = None, config: PipelineConfig | None = None) -> None:
-        """`config`: that of `run`, where somebody has resolved it already, with other variables than those of this process."""
+        """Create without connecting.
+
+        `config`: the configuration of `run`, if the caller has resolved it already, with other variables than those of this process.
+        """
         super().__init__()
         self.run = run
         self.config = config or run.config
@@ -54,7 +60,7 @@ class Connections(Kept):
         self._dedup_stores: dict[int, KeyedStore] = {}
 
     def prove(self) -> None:
-        """Raises HaltError unless the streams that this process reaches are those of the run: the same address may lead elsewhere."""
+        """Raise HaltError unless the streams that this process reaches belong to the run: the same address may lead elsewhere."""
         for role, known in self.run.stream_ids.items():
             stream = self.names.stream(role)
             state = self.log.state(stream)
@@ -90,19 +96,19 @@ class Connections(Kept):
         return self._engine
 
     def dedup_store(self, bucket: int) -> KeyedStore:
-        """The bucket's key store; its caller opens the runs that the last `done` lists."""
+        """Return the bucket's key store; the caller opens the segments that the last `done` lists."""
         if bucket not in self._dedup_stores:
             self._dedup_stores[bucket] = KeyedStore(Place.at(dedup_place(self.run.state_place, bucket)))
         return self._dedup_stores[bucket]
 
     def discard_reader(self) -> None:
-        """After a failed read: the next one starts with a fresh consumer."""
+        """Discard the reader after a failed read: the next read starts with a fresh consumer."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
     def discard_engine(self) -> None:
-        """After an error in a stage: it may have left an engine that does nothing more."""
+        """Discard the engine after an error in a stage, which may have left it unusable."""
         if self._engine is not None:
             with suppress(duckdb.Error):
                 self._engine.close()
@@ -117,7 +123,7 @@ class Connections(Kept):
 
 @lru_cache(maxsize=1)
 def worker_connections(run_path: str) -> Connections:
-    """A worker's connections for one run; a worker process outlives its tasks."""
+    """Return a worker's connections for one run; a worker process outlives its tasks."""
     connections = Connections(load_run(run_path), keep_partitions=False)
     connections.prove()
     collect_rarely()
@@ -126,6 +132,6 @@ def worker_connections(run_path: str) -> Connections:
 
 @lru_cache(maxsize=1)
 def batch_connections(run_text: str, variables: tuple[tuple[str, str], ...]) -> Connections:
-    """As `worker_connections`, for work beside the stream: `variables` go over the worker's environment."""
+    """Return a worker's connections for work beside the stream: `variables` override the worker's environment."""
     run = read_run(run_text)
     return Connections(run, keep_partitions=False, config=run.resolve({**os.environ, **dict(variables)}))

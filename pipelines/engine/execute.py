@@ -24,13 +24,13 @@ ItemT = TypeVar("ItemT", bound=Form)
 SharedT = TypeVar("SharedT", bound=Form)
 ReportT = TypeVar("ReportT", bound=Form)
 Parcel = tuple[int, str, bytes]
-"""What crosses the exchange: the bucket it goes to, its kind, its content."""
+"""A message across the exchange: the bucket that receives it, its kind, its content."""
 Connect = Callable[[], Connections]
 
 
 @dataclass(frozen=True)
 class Work(Generic[ItemT, ReportT]):
-    """What a task does with its item, and what item and report are."""
+    """A task's work on its item, and the types of item and report."""
 
     run: Callable[[Connections, ItemT], ReportT]
     item: type[ItemT]
@@ -39,7 +39,10 @@ class Work(Generic[ItemT, ReportT]):
 
 @dataclass(frozen=True)
 class Exchange(Generic[ItemT, SharedT, ReportT]):
-    """What a first task sends of its item, and what a bucket's task, given what all share and all that was sent to it, reports."""
+    """The parcels that a first task sends for its item, and the report of a bucket's task.
+
+    The bucket's task receives the shared item and all parcels sent to it.
+    """
 
     send: Callable[[Connections, ItemT], Iterator[Parcel]]
     receive: Callable[[Connections, SharedT, int, list[tuple[str, bytes]]], ReportT]
@@ -49,9 +52,9 @@ class Exchange(Generic[ItemT, SharedT, ReportT]):
 
 
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*|(Error|Exception|Exit|Interrupt))$")
-"""The line at which a traceback tells its error."""
+"""The line of a traceback that holds its error."""
 _FAILED = "failed"
-"""Kind of the parcel that tells every bucket of an error of ours in a first task."""
+"""Kind of the parcel that notifies every bucket of an error of ours in a first task."""
 _REPORTS = pa.schema([("report", pa.string()), ("failure", pa.string())])
 _NUMBERED_REPORTS = pa.schema([("item", pa.int64()), *_REPORTS])
 _PARCELS = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
@@ -67,14 +70,15 @@ class _Failure(Form):
 
 
 def run_here(connections: Connections, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
-    """In this process, one after the other: no task, no worker round trip (a small batch through tasks costs 0.3 s)."""
+    """Run the items in this process, one after the other: no task, no worker round trip (a small batch through tasks costs 0.3 s)."""
     return [work.run(connections, item) for item in items]
 
 
 def run_in_tasks(session: SparkSession, run_path: str, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
-    """One Spark task per item. Spark tries a task again when its worker dies; the position rule makes a second attempt harmless.
+    """Run one Spark task per item.
 
-    An error of ours in a task is raised here as itself; any other error is a halt, with the task's last words.
+    If a worker dies, Spark tries its task again; the position rule makes a second attempt harmless. An error of ours in a task is raised
+    here unchanged; any other error is a halt with the task's last words.
     """
     return _in_tasks(session, partial(worker_connections, run_path), work, items)
 
@@ -111,9 +115,9 @@ def _reports(report: type[ReportT], rows: Iterable[Row]) -> list[ReportT]:
 def run_with_exchange(
     session: SparkSession, run_path: str, work: Exchange[ItemT, SharedT, ReportT], items: Sequence[ItemT], shared: SharedT, buckets: int
 ) -> list[ReportT]:
-    """One Spark task per item that sends parcels to buckets, then one per bucket with all that was sent to it; the buckets' reports.
+    """Run one Spark task per item that sends parcels to buckets, then one per bucket with all its parcels; return the buckets' reports.
 
-    An error in a first task reaches every bucket, or fails the whole job, so no bucket works on a part of the range. Errors as in
+    An error in a first task reaches every bucket, or fails the whole job, so no bucket processes a part of the range. Errors are those of
     `run_in_tasks`.
     """
     return _exchanged(session, partial(worker_connections, run_path), work, items, shared, buckets)
@@ -160,29 +164,29 @@ def _exchanged(
 
 
 class Tasks:
-    """Batch work beside the stream, as Spark tasks on a session that is given. Errors as in `run_in_tasks`.
+    """Batch work beside the stream, as Spark tasks on a given session. Errors are those of `run_in_tasks`.
 
-    The tasks may run on other machines: what a worker must know of the run goes with them, and no file. `variables`: those of the pipeline
-    file that have another value here than in the environment of a worker.
+    The tasks may run on other machines: everything that a worker must know of the run is sent with them, without a file. `variables`:
+    variables of the pipeline file whose value here differs from a worker's environment.
     """
 
     def __init__(self, session: SparkSession, run: RunSpec, variables: Mapping[str, str]) -> None:
         self._session = session
         self._connect = partial(batch_connections, run.text(), tuple(sorted(variables.items())))
         self.slots: int = session.sparkContext.defaultParallelism
-        """How many tasks run side by side."""
+        """The number of tasks that run in parallel."""
 
     def run(self, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
-        """As `run_in_tasks`."""
+        """Run one Spark task per item; see `run_in_tasks`."""
         return _in_tasks(self._session, self._connect, work, items)
 
     def exchange(self, work: Exchange[ItemT, SharedT, ReportT], items: Sequence[ItemT], shared: SharedT, buckets: int) -> list[ReportT]:
-        """As `run_with_exchange`."""
+        """Run an exchange; see `run_with_exchange`."""
         return _exchanged(self._session, self._connect, work, items, shared, buckets)
 
 
 def _sent(work: Exchange[ItemT, SharedT, ReportT], connect: Connect, text: str, buckets: int) -> Iterator[Parcel]:
-    """An item's parcels; after an error of ours, which another attempt would only repeat, one more to each bucket."""
+    """Yield an item's parcels; after an error of ours, which another attempt would only repeat, yield one more to each bucket."""
     try:
         yield from work.send(connect(), from_text(work.item, text))
     except TallyflowError as error:
@@ -190,7 +194,7 @@ def _sent(work: Exchange[ItemT, SharedT, ReportT], connect: Connect, text: str, 
 
 
 def _attempt(connect: Connect, work: Work[ItemT, ReportT], text: str) -> tuple[str | None, str | None]:
-    """(an item's report, the error of ours it ended with), one of the two; anything else fails the task, and Spark tries again."""
+    """Return (an item's report, the error of ours that ended it), one of the two; any other error fails the task, and Spark tries again."""
     try:
         return to_text(work.run(connect(), from_text(work.item, text))), None
     except TallyflowError as error:
@@ -213,7 +217,7 @@ def _revive(failure: _Failure) -> TallyflowError:
 
 
 def last_words(text: str) -> str:
-    """What the last Python traceback in `text` ends with, the kind of error and its message; without one the first line."""
+    """Return the end of the last Python traceback in `text`, the kind of error and its message; without a traceback the first line."""
     told, was_indented = "", False
     for line in text.splitlines():
         if was_indented and _ERROR.match(line):

@@ -1,7 +1,7 @@
-"""What the three legs share: a Spark batch says how far to go, the chain says what is decided, waits are for what is away.
+"""The common part of the three legs: a Spark batch sets the target, the chain holds the decisions, absent systems are waited for.
 
-Spark calls `on_batch` on a thread of the driver. It works on (done.to, end] in as many plans as that takes, and returns only when
-done.to has reached `end`; otherwise Spark would commit what nobody did.
+Spark calls `on_batch` on a thread of the driver. It works on (done.to, end] in as many plans as needed, and returns only when done.to has
+reached `end`; otherwise Spark would commit work that was never done.
 """
 
 import json
@@ -30,17 +30,18 @@ T = TypeVar("T")
 
 
 class StoppedError(Exception):
-    """The runner was asked to stop while a leg waited for something that is away; the open plan is finished at the next start."""
+    """The runner was asked to stop while a leg waited for an absent system; the open plan is finished at the next start."""
 
 
 class ReplanError(Exception):
-    """The ranges that Spark has planned are not what is to be done: the query ends, and another one begins where the chain stands."""
+    """The ranges that Spark has planned are not the ranges to process: the query ends, and a new one begins at the end of the chain."""
 
 
 @dataclass
 class LegStatus:
-    """What a leg is doing, for `status`, `/metrics` and people. `state`: starting, running, waiting, halted or stopped. `warning`: what is
-    wrong although it goes on.
+    """The state of a leg, for `status`, `/metrics` and operators.
+
+    `state`: starting, running, waiting, halted or stopped. `warning`: a fault that does not stop the leg.
     """
 
     state: str = "starting"
@@ -54,7 +55,7 @@ class LegStatus:
 
 
 class Leg(ABC, Generic[P, D]):
-    """One leg of the running pipeline; subclasses say what a plan is and how it is done."""
+    """One leg of the running pipeline; subclasses define its plans and their execution."""
 
     name: str
 
@@ -63,33 +64,36 @@ class Leg(ABC, Generic[P, D]):
         self.run_path, self.stop = str(run_path), stop
         self.status = LegStatus(totals=dict(chain.state.totals))
         self.begun = time.monotonic()
-        """When this start took the leg over; an earlier one writes nothing more since."""
+        """The time at which this start took the leg over; earlier starts have written nothing since."""
         self.failure: HaltError | None = None
         self.working = threading.Lock()
-        """Held while a batch is in work; the runner takes it to stop between batches."""
+        """Held while a batch is processed; the runner takes it to stop between batches."""
 
     @abstractmethod
     def covers(self, end: dict[str, int]) -> bool:
-        """True when the chain's last `done` reaches `end`, an offset of the leg's Data Source."""
+        """Return True if the chain's last `done` reaches `end`, an offset of the leg's Data Source."""
 
     @abstractmethod
     def propose(self, end: dict[str, int]) -> P:
-        """The next plan towards `end`. Has no effect; may be called again."""
+        """Return the next plan towards `end`. Has no effect; may be called again."""
 
     @abstractmethod
     def execute(self, session: SparkSession, plan: Entry[P]) -> D:
-        """Does the plan, or what is left of it; its `done`. May be called again after any failure."""
+        """Execute the plan, or the rest of it; return its `done`. May be called again after any failure."""
 
     @abstractmethod
     def _start_offset(self) -> dict[str, int]:
-        """Where the chain stands, once what the leg goes on from is checked."""
+        """Check the state from which the leg continues; return the end of the chain."""
 
     def start_offset(self) -> dict[str, int]:
-        """First offset for the Data Source: where the chain stands."""
+        """Return the first offset for the Data Source: the end of the chain."""
         return self._unless_overtaken(self._start_offset)
 
     def _unless_overtaken(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`. A newer runner merges runs, and purges what it has done: who was overtaken is told that instead."""
+        """Return the result of `attempt`; if it fails because a newer runner has taken over, raise FencedError instead.
+
+        A newer runner merges segments and purges the frames that it has processed, so the attempt may fail in any way.
+        """
         try:
             return attempt()
         except HaltError:
@@ -97,12 +101,12 @@ class Leg(ABC, Generic[P, D]):
             raise
 
     def close(self) -> None:
-        """Closes what only this leg uses; the log is the runner's."""
+        """Close the resources that only this leg uses; the log belongs to the runner."""
         self.connections.close()
 
     def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
-        """The `foreachBatch` function. Raises what ends the query: StoppedError, or the HaltError kept in `failure`."""
-        # Never waits for the lock: only a stopping runner holds it, and that one waits for Spark to give this very call back.
+        """Handle a batch: the `foreachBatch` function. Raise what ends the query: StoppedError, or the HaltError kept in `failure`."""
+        # Never waits for the lock: only a stopping runner holds it, and that runner waits for Spark to return this very call.
         if self.stop.is_set() or not self.working.acquire(blocking=False):
             raise StoppedError(f"{self.name}: the runner is stopping")
         try:
@@ -145,11 +149,11 @@ class Leg(ABC, Generic[P, D]):
         }
 
     def _closing(self, done: D) -> D:
-        """What `execute` has given as it is appended; may write what it refers to, and may be called again."""
+        """Return the `done` of `execute` as it is appended; may write the objects to which it refers, and may be called again."""
         return done
 
     def patiently(self, attempt: Callable[[], T]) -> T:
-        """Calls `attempt` until it succeeds or fails for good. A system may be away for days: the wait grows to 15 s and goes on."""
+        """Call `attempt` until it succeeds or fails for good. A system may be away for days: the pause grows to 15 s, without an end."""
 
         def waiting(state: RetryCallState) -> None:
             self.status.state = "waiting"
@@ -181,19 +185,19 @@ AnyLeg = Leg[Any, Any]
 
 
 def planned_end(checkpoint: Path, batch: int) -> dict[str, int]:
-    """The end that Spark planned for a batch, from the query's offset log: version line, metadata line, one offset per source."""
+    """Return the end that Spark planned for a batch, from the query's offset log: version line, metadata line, one offset per source."""
     lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
     end: dict[str, int] = json.loads(lines[2])
     return end
 
 
 def input_mark(message: Message) -> InputMark:
-    """What a `done` remembers of its last input frame."""
+    """Return the mark of a last input frame for its `done`."""
     return InputMark(message.sequence, message.subject, message.time.isoformat(), digest(message.payload))
 
 
 def check_input(log: JetStream, stream: str, mark: InputMark | None) -> None:
-    """Raises DataLossError when the stream no longer holds what the last `done` read: it was restored, or lost its tail."""
+    """Raise DataLossError if the stream no longer holds the input of the last `done`: it was restored, or lost its tail."""
     if mark is None:
         return
     message = log.get(stream, mark.sequence)

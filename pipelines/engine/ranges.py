@@ -1,10 +1,11 @@
 """The two Python Data Sources: their offsets are positions, their rows are ranges of positions, never records.
 
-Spark starts one planner process per source and query (pyspark/sql/datasource.py). An exception there ends the query, so waiting for a
-system that is away happens here: a planner that cannot see new data says that there is none. `latestOffset` sleeps until there is new
-data, at most IDLE_SECONDS, so an idle leg costs a wake-up per half second and a busy one starts at once.
+Spark starts one planner process per source and query (pyspark/sql/datasource.py). An exception there ends the query, so waiting for an
+absent system happens here: a planner that cannot see new data reports none. `latestOffset` sleeps until there is new data, at most
+IDLE_SECONDS, so an idle leg costs a wake-up per half second and a busy one starts at once.
 
-Spark imports this module in three short-lived processes per source before a query starts; what only a planner needs is imported there.
+Spark imports this module in three short-lived processes per source before a query starts; modules that only a planner needs are imported
+inside it.
 """
 
 import os
@@ -31,7 +32,10 @@ IDLE_SECONDS = 0.5
 MAX_OFFSETS_PER_BATCH = 500_000
 MAX_FRAMES_PER_BATCH = 128
 LINGER_SECONDS = 0.25
-"""While a source trickles, its ranges are planned this far apart: a batch costs 100 ms of CPU over three legs, however few rows it has."""
+"""Interval between the ranges of a trickling source.
+
+A batch costs 100 ms of CPU over three legs, however few rows it has.
+"""
 _FACTS_EVERY_SECONDS = 5.0
 _OUTAGE_PAUSE_SECONDS = 0.25
 _ASK_SILENT_EVERY_SECONDS = 0.5
@@ -50,21 +54,21 @@ class RangePartition(InputPartition):
 
 
 class _RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What both sources share: waiting, admission, and the frozen end of an available-now query."""
+    """The common part of both sources: waiting, admission, and the frozen end of an available-now query."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)
         self._frozen: Offset | None = None
 
     def initialOffset(self) -> Offset:
-        """The start that the runner read from the ledger; a checkpoint never outlives a start."""
+        """Return the start that the runner read from the ledger; a checkpoint never outlives a start."""
         return _offset(self._options["start"])
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(int(self._options.get("max_per_batch", self._default_limit)))
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """End of the next range: at most `limit` beyond `start`; `start` itself when nothing came within IDLE_SECONDS."""
+        """Return the end of the next range: at most `limit` beyond `start`; `start` itself if nothing came within IDLE_SECONDS."""
         deadline = time.monotonic() + IDLE_SECONDS
         while True:
             try:
@@ -87,20 +91,20 @@ class _RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return admit(start, available, rows)
 
     def stop(self) -> None:
-        """Closes what the planner uses; Spark calls it when the query ends, from within what ended the planner.
+        """Close the planner's resources; Spark calls it when the query ends, while it handles the error that ended the planner.
 
-        An orderly end is that the JVM closes its connection. PySpark 4.3 answers to it all the same, and where the JVM had an answer
-        waiting that write fails: one stop in eight left a traceback of `read_int` on the terminal. So the process ends here, as told.
+        At an orderly end the JVM closes its connection. PySpark 4.3 tries to answer nevertheless, and if the JVM had an answer waiting this
+        write fails: one stop in eight left a traceback of `read_int` on the terminal. So the process ends here, as requested.
         """
         self._close()
         if isinstance(sys.exc_info()[1], EOFError | ConnectionError):
             os._exit(0)
 
     def _close(self) -> None:
-        """What `stop` closes."""
+        """Close the resources of a subclass."""
 
     def commit(self, end: Offset) -> None:
-        """Nothing: the ledger's `done` is the commit, and purging follows it."""
+        """Do nothing: the ledger's `done` is the commit, and purging follows it."""
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str, int, int]]:
         assert isinstance(partition, RangePartition)
@@ -110,7 +114,7 @@ class _RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @abstractmethod
     def _available(self, start: Offset) -> Offset:
-        """Newest end that may be planned now."""
+        """Return the newest end that may be planned now."""
 
     def _pause(self) -> float:
         return IDLE_SECONDS
@@ -120,9 +124,9 @@ class _RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def admit(start: Offset, available: Offset, limit: int | None) -> Offset:
-    """`available`, or a part of it with at most `limit` positions beyond `start`, shared among the parts by what each has waiting.
+    """Return `available`, or at most `limit` positions beyond `start`, shared among the parts by the positions waiting in each.
 
-    An end before `start` is passed on: positions that were there are gone, and the leg tells what that means.
+    An end before `start` is passed on: positions have disappeared, and the leg reports the cause.
     """
     waiting = {part: max(0, end - start.get(part, 0)) for part, end in available.items()}
     total = sum(waiting.values())
@@ -133,7 +137,7 @@ def admit(start: Offset, available: Offset, limit: int | None) -> Offset:
 
 
 def _offset(text: str) -> Offset:
-    """`0:12,1:7` as an offset: planners compare offsets as JSON text, so parts keep their numeric order."""
+    """Parse `0:12,1:7` as an offset: planners compare offsets as JSON text, so parts keep their numeric order."""
     pairs = (item.rsplit(":", 1) for item in text.split(",") if item)
     return {part: int(value) for part, value in sorted(pairs, key=lambda pair: (len(pair[0]), pair[0]))}
 
@@ -143,10 +147,10 @@ def offset_text(offset: Mapping[Any, int]) -> str:
 
 
 class _KafkaRangeReader(_RangeReader):
-    """Offsets are {partition: next offset}. New partitions join from offset 0 within 5 s.
+    """Reads ranges of Kafka; offsets are {partition: next offset}. New partitions join from offset 0 within 5 s.
 
-    After a range of under `few` offsets the next one waits until LINGER_SECONDS have passed, so that few large batches do the work of
-    many small ones; the first record after a quiet spell waits for nothing.
+    After a range of under `few` offsets the next one waits until LINGER_SECONDS have passed, so that few large batches replace many small
+    ones. The first record after a quiet time is not delayed.
     """
 
     _default_limit = MAX_OFFSETS_PER_BATCH
@@ -181,7 +185,7 @@ class _KafkaRangeReader(_RangeReader):
         return {part: min(end, self._until[part]) for part, end in ends.items() if part in self._until}
 
     def _ends(self, topic: "KafkaTopic", start: Offset) -> Offset:
-        """The end of each partition; of one that has no leader now its `start`, so that the others go on."""
+        """Return the end of each partition; for a partition without a leader its `start`, so that the others continue."""
         asked = [p for p in self._partitions if p not in self._silent]
         ends: dict[int, int] = {}
         if asked:
@@ -191,7 +195,7 @@ class _KafkaRangeReader(_RangeReader):
         return {str(p): ends.get(p, start.get(str(p), 0)) for p in sorted(self._partitions)}
 
     def _ends_heard_since(self, topic: "KafkaTopic") -> dict[int, int]:
-        """Of silent partitions that have answered meanwhile. They are asked again and again, and nobody waits for them."""
+        """Return the ends of silent partitions that have answered meanwhile. They are asked repeatedly, without waiting for the answers."""
         found: dict[int, int] = {}
         if self._asked_silent is not None and all(future.done() for future in self._asked_silent.values()):
             with suppress(RetryableError):
@@ -204,7 +208,7 @@ class _KafkaRangeReader(_RangeReader):
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Raises RetryableError while a partition has no leader: without its end the query would leave it out."""
+        """Freeze the end. Raise RetryableError while a partition has no leader: without its end the query would leave it out."""
         super().prepareForTriggerAvailableNow()
         if self._silent:
             raise RetryableError(
@@ -222,7 +226,10 @@ class _KafkaRangeReader(_RangeReader):
         return end
 
     def _pause(self) -> float:
-        """Kafka cannot tell us of new records without sending them: look every 15 ms, and seldom once it has been quiet for long."""
+        """Return the pause between looks: Kafka cannot announce new records without sending them.
+
+        It is 15 ms, and longer after a long quiet time.
+        """
         quiet = time.monotonic() - self._quiet_since
         return 0.015 if quiet < 2 else 0.05 if quiet < 10 else 0.15
 
@@ -231,9 +238,10 @@ class _KafkaRangeReader(_RangeReader):
 
 
 class _StreamRangeReader(_RangeReader):
-    """Offset is {"sequence": last sequence}. Woken by the upstream leg's ledger entries; looks by itself every half second as well.
+    """Reads ranges of a stream; the offset is {"sequence": last sequence}.
 
-    With `min_rows` and `max_delay_ms` it holds back until that many rows wait, or the oldest has waited that long.
+    The upstream leg's ledger entries wake it; it also looks every half second. With `min_rows` and `max_delay_ms` it holds back until that
+    many rows wait, or the oldest has waited that long.
     """
 
     _default_limit = MAX_FRAMES_PER_BATCH
@@ -241,7 +249,7 @@ class _StreamRangeReader(_RangeReader):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self._log: JetStream | None = None
-        # Spark pickles a reader once per plan to send it to the tasks; an event does not survive that, so it is made on connecting.
+        # Spark pickles a reader once per plan to send it to the tasks; an event cannot be pickled, so it is made on connecting.
         self._woken: Event | None = None
         self._names: Names
         self._min_rows = int(options.get("min_rows", "0"))
@@ -286,7 +294,7 @@ class _StreamRangeReader(_RangeReader):
         return {"sequence": last}
 
     def _rows_waiting(self, log: "JetStream") -> int:
-        """Rows that the upstream leg has written and this one has not confirmed, by the totals of their last `done` entries."""
+        """Return the rows that the upstream leg has written and this one has not confirmed, by the totals of their last `done` entries."""
         from pipelines.protocol.bodies import CHAINS
         from pipelines.protocol.ledger import read_chain
 
@@ -312,7 +320,7 @@ class _StreamRangeReader(_RangeReader):
 
 
 class KafkaRanges(DataSource):
-    """`format("tallyflow_kafka")`: option `run` is the path of the run file, `start` the first offsets as `partition:offset,...`.
+    """The source `format("tallyflow_kafka")`: `run` is the path of the run file, `start` the first offsets as `partition:offset,...`.
 
     `until`, in the same form: plan nothing at or beyond these offsets, and no other partition. `few`: see `_KafkaRangeReader`.
     """
@@ -329,7 +337,7 @@ class KafkaRanges(DataSource):
 
 
 class StreamRanges(DataSource):
-    """`format("tallyflow_stream")`: options `run`, `start`, `role` (raw or out), `leg`, `upstream`, and what the batching needs."""
+    """The source `format("tallyflow_stream")`: options `run`, `start`, `role` (raw or out), `leg`, `upstream`, and the batching options."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,8 +1,8 @@
-"""What every process of one run must agree on: a small file in the run's directory, written before the first leg starts.
+"""The facts on which every process of one run must agree: a small file in the run's directory, written before the first leg starts.
 
-It holds the pipeline file's own text, with `${...}` and file references unresolved, so that a secret that is only referred to lies
-neither on disk nor in Spark's plans; each process resolves them from its own environment. An edit of the pipeline file while it runs
-changes nothing until the next start.
+It holds the pipeline file's own text, with `${...}` and file references unresolved, so that a secret that is only referenced is neither on
+disk nor in Spark's plans; each process resolves the references from its own environment. An edit of the pipeline file while it runs has no
+effect until the next start.
 """
 
 import hashlib
@@ -25,13 +25,12 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One start of a runner. `epochs` are those of its legs, `stage_config` is the version that new plans name.
+    """One start of a runner. `epochs` belong to its legs, `stage_config` is the version that new plans name.
 
-    Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are done in the driver, larger ones in tasks.
-    `state_place` is the directory or URI of the key stores.
-    `accepted_config`: the version whose plans the circuit breaker lets pass, empty for none.
-    `resolved`: the `resolved_digest` of the driver's configuration, empty for any.
-    `file_version`: that of the file's configuration (`config.version_of`), for those who ask whether the file was changed since.
+    Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are processed in the driver, larger ones in tasks.
+    `state_place` is the directory or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty for
+    none. `resolved`: the `resolved_digest` of the driver's configuration, empty for any. `file_version`: the version of the file's
+    configuration (`config.version_of`), to detect a later change of the file.
     """
 
     config_text: str
@@ -49,7 +48,7 @@ class RunSpec:
 
     @classmethod
     def beside(cls, config_text: str, config: PipelineConfig, state_place: str = "") -> "RunSpec":
-        """For work beside the stream, which plans nothing. `config`: the text as this process has resolved it."""
+        """Return the run of work beside the stream, which plans nothing. `config`: the text as this process has resolved it."""
         name = f"pipeline {config.pipeline_id}"
         return cls(config_text, name, {}, {}, "", "", 0, 0, state_place, resolved=resolved_digest(config))
 
@@ -57,16 +56,16 @@ class RunSpec:
         write_whole(path, self.text())
 
     def text(self) -> str:
-        """What `read_run` reads."""
+        """Return the text that `read_run` reads."""
         return json.dumps(asdict(self), indent=1)
 
     @property
     def config(self) -> PipelineConfig:
-        """As this process resolves it. Raises HaltError where that is not what the driver has resolved."""
+        """The configuration as this process resolves it. Raise HaltError if the driver has resolved it differently."""
         return self.resolve(os.environ)
 
     def resolve(self, environment: Mapping[str, str]) -> PipelineConfig:
-        """As `config`, with other variables."""
+        """Resolve the configuration with other variables; see `config`."""
         config = parse(self.config_text, name=self.config_name, environment=environment)
         if self.resolved and resolved_digest(config) != self.resolved:
             names = ", ".join(sorted(set(_VARIABLE.findall(self.config_text)))) or "files that it refers to"
@@ -82,19 +81,19 @@ class RunSpec:
 
 
 def resolved_digest(config: PipelineConfig) -> str:
-    """16 hex digits of all that a file means once it is resolved, but for its secrets: which pipeline, on which servers."""
+    """Return 16 hex digits of the resolved meaning of a file without its secrets: the pipeline and its servers."""
     canonical = json.dumps(config.model_dump(mode="json"), sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=8)
 def load_run(path: str) -> RunSpec:
-    """Reads the file once per process; a new start writes a new path."""
+    """Read the file once per process; a new start writes a new path."""
     return read_run(Path(path).read_text())
 
 
 def read_run(text: str) -> RunSpec:
-    """Inverse of `RunSpec.text`. Raises HaltError for any other text."""
+    """Parse a text of `RunSpec.text`. Raise HaltError for any other text."""
     try:
         return RunSpec(**json.loads(text))
     except (ValueError, TypeError, RecursionError):

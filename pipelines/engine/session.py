@@ -25,7 +25,7 @@ SETTINGS: dict[str, str] = {
     # A task is a bucket: coalescing or splitting partitions would break the one-writer rule (protocol.md section 3).
     "spark.sql.adaptive.enabled": "false",
     "spark.speculation": "false",
-    # A plan of ours yields a row per range: generating and compiling code for it costs more than it can save.
+    # One of our plans yields a row per range: generating and compiling code for it costs more than it saves.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.python.worker.reuse": "true",
@@ -45,19 +45,18 @@ _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:MaxMetasp
 
 
 def default_master(cores: int | None = None) -> str:
-    """`local[N,4]`: plain `local[N]` never retries a task (measured: one killed worker failed the job)."""
+    """Return `local[N,4]`: plain `local[N]` never retries a task (measured: one killed worker failed the job)."""
     return f"local[{cores or os.cpu_count() or 2},4]"
 
 
 def build_session(
     name: str, directory: Path, master: str | None = None, java_options: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Starts (or joins) this process's session with our two data sources registered.
+    """Start (or join) this process's session with our two data sources registered.
 
-    `java_options`: instead of those that use the class archive. `settings` go over SETTINGS.
-
-    Workers run this interpreter: a `python3` found on PATH would not have our packages. The JVM logs
-    to `spark.log` in `directory`: what ends a query reaches the runner as an exception, and the runner says it in its own words.
+    `java_options`: replace the options that use the class archive. `settings` override SETTINGS. Workers run this interpreter: a `python3`
+    found on PATH would not have our packages. The JVM logs to `spark.log` in `directory`: an error that ends a query reaches the runner as
+    an exception, and the runner reports it in its own words.
     """
     master = master or default_master()
     local = directory / "spark"
@@ -82,7 +81,7 @@ def build_session(
 
 
 def _local_python(directory: Path) -> Path:
-    """This interpreter, by a script that puts the installed pyspark before the zip that Spark puts first on PYTHONPATH.
+    """Return a script that starts this interpreter with the installed pyspark before the zip that Spark puts first on PYTHONPATH.
 
     Python keeps no compiled code of a zip: each of the seven processes of a start compiled pyspark anew (measured: 1.6 s of CPU, now 0.6).
     """
@@ -94,9 +93,9 @@ def _local_python(directory: Path) -> Path:
 
 
 def is_jvm_alive(session: SparkSession, patience_seconds: float = 0.0) -> bool:
-    """False once the JVM that this process started for the session has ended; a cluster's or a foreign JVM is never looked at.
+    """Return False once the JVM that this process started for the session has ended; a cluster's or foreign JVM is never checked.
 
-    A dying process closes its sockets some time before it is gone: who has met a closed one asks with patience.
+    A dying process closes its sockets some time before it ends: after a closed socket, ask with patience.
     """
     process: subprocess.Popen[bytes] | None = getattr(session.sparkContext._gateway, "proc", None)
     if process is None:

@@ -1,13 +1,13 @@
-"""The table of errors: what ClickHouse, NATS and Kafka may answer, and which class each answer is of, by what to do next.
+"""The table of errors: the possible answers of ClickHouse, NATS and Kafka, and the class of each, by the next step.
 
-- `retryable`: the same thing is tried again, with pauses of up to 15 s, for as long as it takes; the status says what is waited for.
+- `retryable`: the same operation is retried, with pauses of up to 15 s, for as long as necessary; the status names the absent system.
 - `record`: single rows are refused: they are found and become dead letters.
-- `halt`: the leg stops; the message ends with the remedy. What is not in the table is a halt, never a drop.
+- `halt`: the leg stops; the message ends with the remedy. An error that is not in the table is a halt, never a drop.
 
-The connectors map their driver's errors by it, `on_error` of the pipeline file may put a row into another class, and docs/errors.md is made
-from it. Pure: no driver is imported here.
+The connectors map their driver's errors by it, `on_error` of the pipeline file may put a row into another class, and docs/errors.md is
+generated from it. Pure: no driver is imported here.
 
-    clickhouse.toml nats.toml kafka.toml tallyflow.toml   the rows                  rows.py   what a row is, and how it is read
+clickhouse.toml nats.toml kafka.toml tallyflow.toml   the rows                  rows.py   the type of a row, and its reader
 """
 
 import re
@@ -27,42 +27,42 @@ _BY_KEY: dict[tuple[System, int | str, str], ErrorRow] = {
 
 
 class ErrorClasses:
-    """The classes of one system's errors: those of the table, but for what `on_error` says of a code or a name."""
+    """The classes of one system's errors: the table's classes, unless `on_error` sets another for a code or a name."""
 
     def __init__(self, system: System, overrides: Mapping[str, ErrorClass] | None = None) -> None:
         self._system: System = system
         self._overrides = {row.name: kind for key, kind in (overrides or {}).items() if (row := row_named(system, key))}
 
     def row(self, code: int | str | None, text: str = "") -> ErrorRow | None:
-        """The row of a code or a name, in its own class; None for what the table does not know. `text` is what the server says with it."""
+        """Return the row of a code or a name, in its own class; None if the table does not have it. `text` is the server's message."""
         if code is None:
             return None
         worded = (row for row in _WORDED if row.system == self._system and code in (row.code, row.name) and row.words in text)
         return next(worded, None) or _BY_KEY.get((self._system, code, ""))
 
     def of(self, row: ErrorRow | None) -> ErrorClass:
-        """The class that a row is of here; unknown is halt."""
+        """Return the class of a row in this pipeline; halt for an unknown error."""
         if row is None:
             return "halt"
         return row.error_class if row.words else self._overrides.get(row.name, row.error_class)
 
     def is_vague(self, row: ErrorRow) -> bool:
-        """Whether the row's error does not tell if a record or the table is its cause; not where `on_error` has given it a class."""
+        """Return whether the row's error leaves open if a record or the table is its cause; False if `on_error` has set its class."""
         return row.is_vague and row.name not in self._overrides
 
 
 def row_named(system: System, key: str) -> ErrorRow | None:
-    """The row that a user means by a code (`252`) or a name (`TOO_MANY_PARTS`)."""
+    """Return the row for a user's code (`252`) or name (`TOO_MANY_PARTS`)."""
     return _BY_KEY.get((system, int(key) if _CODE.fullmatch(key) else key, ""))
 
 
 def names_of(system: System) -> list[str]:
-    """Every name that a user may give."""
+    """Return every name that a user may give."""
     return [row.name for row in TABLE if row.system == system and not row.words]
 
 
 def why_not(row: ErrorRow, wanted: ErrorClass) -> str | None:
-    """Why the errors of a row cannot be put into the class `wanted`; None if they can."""
+    """Return why the errors of a row cannot be put into the class `wanted`; None if they can."""
     if row.is_fixed:
         return f"{row.name} is answered by the protocol itself and keeps its class"
     if wanted == "record" and not row.may_be_record:

@@ -1,4 +1,4 @@
-"""docs/errors.md, rendered from the table of errors. `python -m pipelines.error_classes.docs` writes it."""
+"""Renders docs/errors.md from the table of errors. `python -m pipelines.error_classes.docs` writes it."""
 
 import sys
 from pathlib import Path
@@ -49,7 +49,7 @@ _TITLES: dict[System, str] = {"clickhouse": "ClickHouse", "nats": "NATS", "kafka
 
 
 def render() -> str:
-    """The whole page as Markdown."""
+    """Render the whole page as Markdown."""
     return "\n".join([_INTRODUCTION, *(_section(system, title) for system, title in _TITLES.items())])
 
 

@@ -1,7 +1,7 @@
-"""The rows of the table of errors, and how they are read from `<system>.toml`.
+"""The rows of the table of errors, and their reader for `<system>.toml`.
 
-A `[[group]]` there has what its errors share (class, remedy, traits by the names of `ErrorRow`), and `errors`: `[code, name, meaning]`
-each, or `[name, meaning]` where the system gives only a name.
+A `[[group]]` there has the common part of its errors (class, remedy, traits by the names of `ErrorRow`), and `errors`: `[code, name,
+meaning]` each, or `[name, meaning]` if the system gives only a name.
 """
 
 import tomllib
@@ -15,11 +15,11 @@ ErrorClass = Literal["retryable", "record", "halt"]
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorRow:
-    """One error: its code (None where the system gives only a name), its name, its class, what it means, what to do next.
+    """One error: its code (None if the system gives only a name), its name, its class, its meaning, the remedy.
 
-    `is_vague`: it does not tell whether a row or the table is the cause, so a chunk that meets it again and again is cut, and a row that
-    meets it alone is a dead letter. `is_fixed`: the protocol answers it itself; no class but its own makes sense.
-    `words`: only where the server says them with the code.
+    `is_vague`: it leaves open whether a row or the table is the cause, so a chunk that meets it repeatedly is cut, and a row that meets it
+    alone becomes a dead letter. `is_fixed`: the protocol answers it itself; only its own class makes sense. `words`: the row applies only
+    if the server's message has these words.
     """
 
     system: System
@@ -38,12 +38,12 @@ class ErrorRow:
 
     @property
     def may_be_record(self) -> bool:
-        """Whether the error is raised for what single values hold, so that `on_error` may make it a `record` again."""
+        """Whether single values can cause the error, so that `on_error` may make it a `record` again."""
         return self.error_class == "record"
 
 
 def read_rows(system: System, text: str) -> list[ErrorRow]:
-    """Return the rows of one system's file. Raises ValueError or TypeError for a class or a key that is none, before anything starts."""
+    """Return the rows of one system's file. Raise ValueError or TypeError for an invalid class or key, before anything starts."""
     found = []
     for group in tomllib.loads(text)["group"]:
         for *code, name, meaning in group.pop("errors"):

@@ -42,8 +42,9 @@ _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class IngestItem(Form):
-    """Offsets [start, end) to read by partition, and where the subjects of these end as far as that is known. Those of `standing`
-    partitions are on raw already, and are only reported.
+    """Offsets [start, end) to read by partition, and the known ends of their subjects.
+
+    Offsets of `standing` partitions are on raw already, and are only reported.
     """
 
     ranges: dict[PartitionKey, tuple[Count, Count]]
@@ -53,7 +54,7 @@ class IngestItem(Form):
 
 @dataclass(frozen=True)
 class PartitionReport(Form):
-    """The frames of one partition's range as they stand on raw."""
+    """The frames of one partition's range that are on raw."""
 
     frames: Count
     tail: RawTail
@@ -64,13 +65,13 @@ class PartitionReport(Form):
 
 @dataclass(frozen=True)
 class IngestReport(Form):
-    """By partition, those of the item."""
+    """The reports of an item, by partition."""
 
     partitions: dict[PartitionKey, PartitionReport]
 
 
 def ingest(connections: Connections, item: IngestItem) -> IngestReport:
-    """Reads the item's ranges and appends their frames; reports what now stands, whoever wrote it.
+    """Read the item's ranges and append their frames; report the frames now on raw, including those of other attempts.
 
     Encoding and publishing run on a thread of their own, one flush behind reading.
     """
@@ -133,7 +134,7 @@ def _copy(connections: Connections, ranges: dict[int, tuple[int, int]], writers:
 
 
 def _flush(connections: Connections, writers: dict[int, PartitionWriter], held: dict[int, list[Block]]) -> None:
-    """Writes what was read, once it is sure that it was read from the topic that this pipeline began with: topic ids never come back."""
+    """Write blocks, once it is certain that they were read from the pipeline's original topic: topic ids are never reused."""
     _check_topic(connections)
     for partition, blocks in held.items():
         _write(writers[partition], blocks)
@@ -148,7 +149,10 @@ def _check_topic(connections: Connections) -> None:
 
 
 def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
-    """Blocks as frames; expired offsets, which only a last block has, in a frame of their own that says how many it skips."""
+    """Write blocks as frames.
+
+    Expired offsets, which only a last block has, become a frame of their own that names the number of skipped offsets.
+    """
     *before, end = blocks
     if end.is_expired:
         if before:
@@ -159,7 +163,7 @@ def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
 
 
 def _blocks(connections: Connections, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
-    """Blocks of all ranges; where the source says `on_data_loss: skip`, expired offsets come as a block that says so."""
+    """Yield the blocks of all ranges; with `on_data_loss: skip` in the source, expired offsets come as a block that names them."""
     left = dict(ranges)
     while left:
         try:
@@ -191,7 +195,7 @@ def _expired(connections: Connections, left: dict[int, tuple[int, int]]) -> Iter
 def _report(
     connections: Connections, writer: PartitionWriter, start: int, end: int, partition: int, tail: Tail[int] | None
 ) -> PartitionReport:
-    """The frames of the range as they stand on the subject, with their sequences."""
+    """Report the frames of the range on the subject, with their sequences."""
     subject = connections.names.raw(connections.config.sources[0].source_id, partition)
     frames = writer.frames
     skipped = 0
@@ -204,9 +208,9 @@ def _report(
 
 
 def _stored_frames(connections: Connections, subject: str, start: int, end: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
-    """Frames of [start, end) that stand on the subject, ours and those of other attempts, and how many offsets they skip.
+    """Return the frames of [start, end) on the subject, ours and those of other attempts, and the number of offsets that they skip.
 
-    Raises RetryableError while the replica that answers lags behind the leader.
+    Raise RetryableError while the replica that answers lags behind the leader.
     """
     stream = connections.names.stream("raw")
     newest = connections.log.last(stream, subject)
@@ -220,7 +224,7 @@ def _stored_frames(connections: Connections, subject: str, start: int, end: int,
 
 
 def anchor(connections: Connections, starts: dict[int, int]) -> dict[int, Tail[int]]:
-    """Stores the first-start offsets as an empty frame per partition that has none yet; returns the tails."""
+    """Store the first-start offsets as an empty frame per partition that has none yet; return the tails."""
     tails = {}
     names, source = connections.names, connections.config.sources[0]
     for partition, start in starts.items():
@@ -233,7 +237,7 @@ def anchor(connections: Connections, starts: dict[int, int]) -> dict[int, Tail[i
 
 
 def resume_points(connections: Connections, partitions: Sequence[int]) -> dict[int, Tail[int]]:
-    """Tail of each partition's subject; partitions without a frame are left out."""
+    """Return the tail of each partition's subject; partitions without a frame are left out."""
     names, source = connections.names, connections.config.sources[0]
     tails: dict[int, Tail[int]] = {}
     for partition in partitions:
@@ -254,9 +258,9 @@ def _next_offset(tail: Tail[int] | None) -> int:
 
 
 def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]) -> None:
-    """Raises DataLossError where the topic ends before what was confirmed: new records there would have the positions of old ones.
+    """Raise DataLossError if the topic ends before the confirmed offsets: new records there would have the positions of old ones.
 
-    `confirmed` are next offsets by partition; a partition that `ends` does not have is passed over.
+    `confirmed` are next offsets by partition; a partition that is missing in `ends` is skipped.
     """
     gone = {int(p): (offset, ends[int(p)]) for p, offset in confirmed.items() if ends.get(int(p), offset) < offset}
     if gone:
@@ -269,7 +273,7 @@ def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]
 
 
 class IngestLeg(Leg[IngestPlan, IngestDone]):
-    """Offsets are {partition: next offset}."""
+    """The ingest leg; its offsets are {partition: next offset}."""
 
     name = "ingest"
     _group: GroupOffsets | None = None
@@ -278,7 +282,7 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
     """Partitions whose rest this query leaves to the next one."""
 
     def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
-        """As every leg's; then tells Kafka's group how far the pipeline has come, for ordinary lag tools."""
+        """Handle a batch like every leg; then commit the pipeline's progress to Kafka's group, for ordinary lag tools."""
         super().on_batch(frame, batch, checkpoint)
         if self._group is None:
             config = self.connections.config
@@ -291,10 +295,10 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
             self._group.close()
 
     def anchor(self, starts: Callable[[], dict[int, int]]) -> None:
-        """Fixes where each partition begins, once: the chain's first plan, with an empty frame per partition.
+        """Fix the beginning of each partition, once: the chain's first plan, with an empty frame per partition.
 
-        So `latest` is resolved once: a crash before the first record must not choose a later start (protocol.md 2.14). Partitions that
-        are added later begin at their beginning.
+        So `latest` is resolved once: a crash before the first record must not choose a later start (protocol.md 2.14). Partitions that are
+        added later begin at their beginning.
         """
         if self.chain.state.done is not None:
             return
@@ -307,7 +311,7 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         self.chain.done(IngestDone(start=plan.body.start, to=plan.body.to, tails=ends))
 
     def _start_offset(self) -> dict[str, int]:
-        """Where the chain stands. Raises DataLossError when a partition's subject ends before that."""
+        """Return the offsets of the last `done`. Raise DataLossError if a partition's subject ends before its offset."""
         self._left = frozenset()
         raw = self.connections.log.state(self.connections.names.stream("raw"))
         self._raw_limit = raw.max_bytes if raw else -1
@@ -324,15 +328,15 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         return {str(p): done.get(str(p), 0) for p in partitions}
 
     def _check_ends(self) -> None:
-        """Of the partitions that have a leader; the end of another one comes to `advance` when it has one again."""
+        """Check the ends of the partitions with a leader; the end of any other partition reaches `advance` when it has a leader again."""
         confirmed = self.chain.state.to
         ends, _ = self.connections.topic.known_ends([int(p) for p in confirmed], _LEADER_ANSWERS_WITHIN_SECONDS)
         check_ends(self.connections.config.sources[0].topic, confirmed, ends)
 
     def advance(self, session: SparkSession, end: dict[str, int]) -> None:
-        """As every leg's. An end that goes back is looked at first: nothing would ever be read up to there.
+        """Advance like every leg. If an end steps back, it is checked first: nothing would ever be read up to there.
 
-        Raises ReplanError when a partition has lost its leader on the way: all else is done, and its rest waits for the next query.
+        Raise ReplanError if a partition has lost its leader on the way: everything else is done, and its rest waits for the next query.
         """
         confirmed = self.chain.state.to or {}
         if any(offset < confirmed.get(partition, 0) for partition, offset in end.items()):
@@ -358,9 +362,10 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         return IngestPlan(start=start, to={partition: max(offset, end.get(partition, 0)) for partition, offset in start.items()})
 
     def _most_offsets(self) -> int | None:
-        """Of one plan, None for any number. Raw keeps a plan's frames until it is done: one that does not fit would wait for ever.
+        """Return the most offsets of one plan, None for any number.
 
-        By the size of the records so far, with eightfold room for larger ones; before the first, as if each had a frame of its own.
+        Raw keeps a plan's frames until the plan is done, so a plan that does not fit would never finish. The limit follows from the mean
+        size of the records so far, with eightfold room for larger ones; before the first record each offset counts as a frame of its own.
         """
         if self._raw_limit <= 0:
             return None
@@ -370,8 +375,8 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         return max(1, int(self._raw_limit / 8 / mean_bytes))
 
     def execute(self, session: SparkSession, plan: Entry[IngestPlan]) -> IngestDone:
-        """Does the plan; where a partition has no leader meanwhile and others have, what is left without it (narrowing.py)."""
-        # An earlier attempt may have amended it.
+        """Execute the plan; if a partition has lost its leader and others have one, execute the rest without it (narrowing.py)."""
+        # An earlier attempt may have amended the plan.
         plan = self.chain.state.plan or plan
         try:
             return self._carry_out(session, plan.body)
@@ -382,7 +387,10 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         return self._carry_out(session, amended)
 
     def _narrow(self, plan: IngestPlan) -> IngestPlan | None:
-        """The plan, amended, without what is left of partitions that have no leader now; None where there is none, or none at all has."""
+        """Return the amended plan, without the rest of partitions that have no leader now.
+
+        None if every partition has a leader, or if no partition has one.
+        """
         begin, to = plan.start, plan.to
         try:
             _, silent = self.connections.topic.known_ends([int(p) for p in to], _LEADER_ANSWERS_WITHIN_SECONDS)
@@ -391,7 +399,7 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         lost = [p for p in map(str, silent) if to[p] > begin[p] and p not in plan.standing]
         if not lost:
             return None
-        # Where its frames end, whoever wrote them. One that comes later is the next plan's: it goes as far as this one did.
+        # The end of its frames on raw, whoever wrote them. A later frame belongs to the next plan, which reaches as far as this one did.
         tails = resume_points(self.connections, [int(p) for p in lost])
         amended = self.chain.amend(narrowed(plan, {p: _next_offset(tails.get(int(p))) for p in lost}))
         self._left |= {*lost}

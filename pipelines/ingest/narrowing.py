@@ -1,10 +1,10 @@
-"""An open plan of ingest of which a partition has lost its leader: it is narrowed to what stands on raw, so that the others go on.
+"""Narrowing of an open plan of ingest: if a partition has lost its leader, its part ends with its frames on raw, so the others continue.
 
-Decided by amending the plan, before anything follows from it. `to` of such a partition then ends behind its last frame on raw, wherever
-the plan's attempts have come; the partition is one of `standing`: what the plan has of it is counted and not read again. An attempt at
-the plan (a task, a publish on its way, a runner that was overtaken) may still write up to where the plan ended before. That end is the
-partition's `rest`, kept in every `done` until it is covered: the next plan of the partition reaches at least as far, so no frame ever
-goes beyond the plan that counts it.
+It is decided by amending the plan, before it has any effect. `to` of such a partition then ends after its last frame on raw, however far
+the plan's attempts have come. The partition becomes one of `standing`: its part of the plan is counted and not read again. An attempt at
+the plan (a task, a publish on its way, a runner that was fenced) may still write up to the plan's earlier end. This end is the partition's
+`rest`, kept in every `done` until it is covered: the next plan of the partition reaches at least as far, so no frame ever extends beyond
+the plan that counts it.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pipelines.protocol.bodies import IngestDone, IngestPlan, Offsets
 
 
 def narrowed(plan: IngestPlan, reached: Mapping[str, int]) -> IngestPlan:
-    """The plan when no more can be read of the partitions in `reached`, whose frames on raw end before these offsets."""
+    """Return the plan if nothing more can be read of the partitions in `reached`, whose frames on raw end before these offsets."""
     begin, to = plan.start, plan.to
     ends = {p: min(max(offset, begin[p]), to[p]) for p, offset in reached.items()}
     rest = {p: to[p] for p, end in ends.items() if end < to[p]}
@@ -22,15 +22,15 @@ def narrowed(plan: IngestPlan, reached: Mapping[str, int]) -> IngestPlan:
 
 
 def rest_behind(done: IngestDone, plan: IngestPlan) -> Offsets:
-    """What narrowed plans have left, once `plan` is done behind `done`: by partition where the narrowed plan had ended."""
+    """Return the earlier ends of narrowed plans, by partition, once `plan` is done after `done`."""
     rest = {**done.rest, **plan.rest}
     return {p: end for p, end in rest.items() if plan.to.get(p, 0) < end}
 
 
 def rest_to_plan(done: IngestDone, start: Offsets, end: Offsets) -> Offsets:
-    """The end of a plan for one partition's rest, where `end` goes on with such a partition; else nothing.
+    """Return the end of a plan for one partition's rest, if `end` includes such a partition; else nothing.
 
-    One at a time, so that no plan is larger than the one which was narrowed.
+    One partition at a time, so that no plan is larger than the narrowed one.
     """
     for partition, until in done.rest.items():
         if end.get(partition, 0) > start[partition]:

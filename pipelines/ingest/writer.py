@@ -1,9 +1,9 @@
 """The ingest stage: blocks of one Kafka partition become raw frames that cover a range of offsets without a gap.
 
 In: RAW_SCHEMA blocks in offset order, each with the offset after the last one passed. Out: frames on `raw.<source>.<partition>` with
-`Tf-First`/`Tf-Last` (offsets, inclusive, row or not) and the topic's id. Guarantee: each offset is covered by exactly one frame.
-Rejected: nothing; bytes are not looked at. State: none; the subject's last message is the resume point. After a restart a range may be
-read again from Kafka, but only what lies beyond the subject's tail is written.
+`Tf-First`/`Tf-Last` (offsets, inclusive, row or not) and the topic's id. Guarantee: each offset is covered by exactly one frame. Rejected:
+nothing; bytes are not inspected. State: none; the subject's last message is the resume point. After a restart a range may be read again
+from Kafka, but only offsets beyond the subject's tail are written.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from pipelines.protocol.records import HEADER_BYTES, HEADER_LAST, HEADER_SKIPPED
 
 
 def last_offset(message: Message) -> int:
-    """Last offset that a stored raw frame covers."""
+    """Return the last offset that a stored raw frame covers."""
     return int(message.headers[HEADER_LAST])
 
 
 class PartitionWriter:
-    """Writes one partition's range [start, end) behind the subject's tail.
+    """Writes one partition's range [start, end) after the subject's tail.
 
-    `headers` go on every frame. Not safe for several threads at once.
+    `headers` are set on every frame. Not thread-safe.
     """
 
     def __init__(self, appender: Appender[int], start: int, end: int, headers: dict[str, str]) -> None:
@@ -34,19 +34,19 @@ class PartitionWriter:
         self.start = start
         self.frames: list[Written[int]] = []
         self.must_read_back = False
-        """True when `frames` does not tell all of the range: another attempt wrote a part of it, or offsets were skipped."""
+        """True if `frames` is not the whole range: another attempt wrote a part of it, or offsets were skipped."""
 
     def skip(self, next_offset: int) -> None:
-        """Covers the expired offsets before `next_offset` with an empty frame that says how many it skips."""
+        """Cover the expired offsets before `next_offset` with an empty frame that names their number."""
         self.must_read_back = True
         while not self._catch_up(next_offset):
             empty = RAW_SCHEMA.empty_table()
             self._append(empty, encode_frame(empty), next_offset - 1, {HEADER_SKIPPED: str(next_offset - 1 - self._covered)})
 
     def write(self, records: pa.Table, next_offset: int) -> None:
-        """Writes the frames for `records`, which end before `next_offset`; skips what another attempt has already written.
+        """Write the frames for `records`, which end before `next_offset`; skip the offsets that another attempt has already written.
 
-        A stretch without rows gets an empty frame when it ends the range, so that the tail says how far reading came.
+        A stretch without rows gets an empty frame if it ends the range, so that the tail shows the progress of reading.
         """
         while not self._catch_up(next_offset):
             rest = records.filter(pc.greater(records.column("offset"), self._covered)) if records.num_rows else records
@@ -57,7 +57,7 @@ class PartitionWriter:
                     break
 
     def _append(self, part: pa.Table, payload: bytes, last: int, headers: dict[str, str]) -> bool:
-        """One frame; False when another attempt has written here meanwhile."""
+        """Append one frame; return False if another attempt has written here meanwhile."""
         written = self._appender.append(payload, self._covered + 1, last, part.num_rows, {**self._headers, **headers})
         if written is None:
             self.must_read_back = True
@@ -68,7 +68,7 @@ class PartitionWriter:
         return True
 
     def _catch_up(self, next_offset: int) -> bool:
-        """Moves behind the subject's tail; True when that covers everything before `next_offset`."""
+        """Move behind the subject's tail; return True if the tail covers everything before `next_offset`."""
         tail = self._appender.tail.position
         if tail is not None and tail > self._covered:
             self._covered, self.must_read_back = tail, True
@@ -76,7 +76,7 @@ class PartitionWriter:
 
 
 def _frames(records: pa.Table, next_offset: int) -> Iterator[tuple[pa.Table, bytes, int]]:
-    """(rows, encoded frame, last offset covered); the last frame covers up to `next_offset` - 1."""
+    """Yield (rows, encoded frame, last offset covered); the last frame covers up to `next_offset` - 1."""
     if records.num_rows == 0:
         empty = RAW_SCHEMA.empty_table()
         yield empty, encode_frame(empty), next_offset - 1
@@ -89,7 +89,7 @@ def _frames(records: pa.Table, next_offset: int) -> Iterator[tuple[pa.Table, byt
 
 
 def check_cover(frames: list[Written[int]], start: int, end: int, subject: str) -> None:
-    """Raises InvariantError unless the frames cover [start, end) without gap or overlap."""
+    """Raise InvariantError unless the frames cover [start, end) without gap or overlap."""
     expected = start
     for frame in frames:
         if frame.first != expected:

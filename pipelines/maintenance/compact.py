@@ -1,9 +1,8 @@
-"""Compaction of the dedup store: all live runs of each bucket become one, without the keys whose window is over.
+"""Compaction of the dedup store: all live segments of each bucket become one, without the keys whose window has ended.
 
-No bucket needs another: their work is done here, one after the other, or as Spark tasks.
-
-Beside a running process leg the new runs are offered on the ledger, and the leg lists them with its next batch if their inputs are still
-listed. Without one, compaction takes the leg's lease and lists them itself. A compaction that is killed leaves files that nobody lists.
+No bucket needs another: their work is done here, one after the other, or as Spark tasks. Beside a running process leg the new segments are
+offered on the ledger, and the leg lists them with its next batch if their inputs are still listed. Without a running leg, compaction takes
+the leg's lease and lists them itself. A compaction that is killed leaves files that no `done` lists.
 """
 
 import os
@@ -42,7 +41,7 @@ class Share(Protocol):
 
 @dataclass(frozen=True)
 class Extent:
-    """What live runs hold. `oldest`: the earliest time of an entry; None when there is none."""
+    """The size of live segments. `oldest`: the earliest time of an entry; None if there is none."""
 
     entries: int
     bytes: int
@@ -52,10 +51,10 @@ class Extent:
 
 @dataclass(frozen=True)
 class Compacted:
-    """One bucket before and after. `live_keys`: distinct keys whose window is not over; each was looked up in the new run and found.
+    """One bucket before and after. `live_keys`: distinct keys whose window is open; each was looked up in the new segment and found.
 
-    `outcome`: unchanged, listed (by the compaction or the running leg), offered (the leg lists it with its next batch), or
-    overtaken (the leg merged the runs meanwhile: nothing was lost, nothing gained).
+    `outcome`: unchanged, listed (by the compaction or the running leg), offered (the leg lists it with its next batch), or overtaken (the
+    leg merged the segments meanwhile: nothing was lost, nothing gained).
     """
 
     bucket: int
@@ -73,10 +72,10 @@ class _Merged:
 
 
 def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS, share: Share | None = None) -> list[Compacted]:
-    """Compacts every bucket; one report per bucket. Safe to kill, and to repeat. Without `share` it is done here.
+    """Compact every bucket; return one report per bucket. Safe to kill, and to repeat. Without `share` it runs in this process.
 
-    Raises HaltError before the first record, StateDamagedError for a damaged run, InvariantError when a live key is not in the new run
-    (then nothing was listed).
+    Raise HaltError before the first record, StateDamagedError for a damaged segment, InvariantError if a live key is missing in the new
+    segment (then nothing was listed).
     """
     os.environ.setdefault(RUNNER_PID_VARIABLE, str(os.getpid()))
     share = share or partial(run_here, state.connections)
@@ -92,7 +91,7 @@ def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS, share: 
 
 
 def _listed(state: KeyState, epoch: int, share: Share) -> list[Compacted]:
-    """No leg runs, we hold its lease: our `done` lists the new runs, and the old ones go."""
+    """List the new segments in our own `done` and delete the old ones: no leg runs, and we hold its lease."""
     chain = Chain(state.connections.log, state.names, PROCESS_CHAIN, epoch)
     found = chain.open()
     merged = _merge_all(state, found, share)
@@ -112,7 +111,7 @@ def _listed(state: KeyState, epoch: int, share: Share) -> list[Compacted]:
 
 
 def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Compacted]:
-    """A leg runs: it lists the new runs, if what they were made of is still listed when its next batch ends."""
+    """Offer the new segments to the running leg, which lists them if their inputs are still listed when its next batch ends."""
     merged = state.settled(lambda found: _merge_all(state, found, share))
     reach("compact.after-runs")
     offers = {
@@ -168,7 +167,7 @@ def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[_Merg
 
 @dataclass(frozen=True)
 class BucketRuns(Form):
-    """The live runs of a bucket, to be merged without what is `expired`, as of the range that ends at `to`."""
+    """The live segments of a bucket, to be merged without `expired` entries, as of the range that ends at `to`."""
 
     bucket: Count
     runs: Listing
@@ -188,7 +187,7 @@ class RunsExtent(Form):
 
 @dataclass(frozen=True)
 class MergedRuns(Form):
-    """A bucket's runs before and after, and the number of its live keys, each of which was found in the new ones."""
+    """A bucket's segments before and after, and the number of its live keys, each of which was found in the new segments."""
 
     bucket: Count
     inputs: Listing
@@ -199,7 +198,7 @@ class MergedRuns(Form):
 
 
 def _merge(connections: Connections, item: BucketRuns) -> MergedRuns:
-    """One bucket's new run, with the proof that no live key went."""
+    """Merge one bucket into its new segment, and prove that no live key was lost."""
     store = connections.dedup_store(item.bucket)
     store.open(live_runs({str(item.bucket): item.runs}, item.bucket))
     before = tuple(store.live)
@@ -219,9 +218,9 @@ def _merged(report: MergedRuns) -> _Merged:
 
 
 def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
-    """Looks up every key of the live runs in the new ones: the answer must be the same unless it is over; the number of live keys.
+    """Look up every key of the live segments in the new ones, where a live key must give the same answer; return the number of live keys.
 
-    Raises InvariantError for a key that is not there.
+    Raise InvariantError for a missing key.
     """
     new = KeyedStore(store.place)
     new.open(after)

@@ -1,4 +1,4 @@
-"""Deleting a pipeline: its streams, its directory on this host, its key stores and the table that it made. It cannot come back."""
+"""Deletes a pipeline for good: its streams, its directory on this host, its key stores and the table that it created."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from pipelines.protocol.naming import LEGS, PUT_BACK, REDRIVE, ROLES, Names
 
 
 class Deletion:
-    """What goes, and its going. A table is dropped only if the file says `create_table` and it is not kept."""
+    """The deletion of a pipeline. A table is dropped only if the file says `create_table` and the table is not kept."""
 
     def __init__(self, config: PipelineConfig, directory: Path, keep_table: bool) -> None:
         self._config, self._directory = config, directory
@@ -22,7 +22,7 @@ class Deletion:
         self._drops_table = config.sink.create_table and not keep_table
 
     def lines(self) -> list[str]:
-        """One line per thing that goes. Raises HaltError for a pipeline that was never started and whose table is not there."""
+        """Return one line per object to delete. Raise HaltError if the pipeline was never started and its table does not exist."""
         log = JetStream(self._config.nats).connect()
         try:
             states = {role: log.state(self._names.stream(role)) for role in ROLES}
@@ -40,7 +40,7 @@ class Deletion:
         return lines
 
     def _has_table(self) -> bool:
-        """It may have been kept when the pipeline was deleted."""
+        """Return True if the table exists: it may have been kept when the pipeline was deleted."""
         sink = self._config.sink
         clickhouse = ClickHouse(sink)
         try:
@@ -49,7 +49,7 @@ class Deletion:
             clickhouse.close()
 
     def run(self) -> None:
-        """Deletes, holding all leases, so that no runner is at work. Raises FencedError when one is. Safe to repeat."""
+        """Delete the pipeline, holding all leases, so that no runner is at work. Raise FencedError if one is. Safe to repeat."""
         log = JetStream(self._config.nats).connect()
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class Deletion:
                 clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
                 clickhouse.close()
             Place.at(self._state_place).delete_all()
-            # The ledger, the last of ROLES, goes last: while it stands, a repeated delete still meets the leases.
+            # The ledger, the last of ROLES, is deleted last: until then a repeated delete still meets the leases.
             for role in ROLES:
                 log.delete_stream(self._names.stream(role))
         finally:

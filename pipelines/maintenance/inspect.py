@@ -1,6 +1,6 @@
-"""What a pipeline remembers of keys, for people: how much lies in each bucket, and what became of one key. Reads only.
+"""The memory of a pipeline for keys, for operators: the contents of each bucket, and the history of one key. Reads only.
 
-May be asked beside the running pipeline: the runs that the ledger lists are immutable, and when a merge has taken one away while it was
+It may be used beside the running pipeline: the segments that the ledger lists are immutable, and if a merge has deleted one while it was
 read, the newer listing is read instead.
 """
 
@@ -41,7 +41,7 @@ SHOWN_DUPLICATES = 10
 
 @dataclass(frozen=True)
 class BucketState:
-    """One bucket's live runs. An entry per accepted key; a key accepted again has two until a merge."""
+    """One bucket's live segments. An entry per accepted key; a key accepted again has two until a merge."""
 
     bucket: int
     entries: int
@@ -51,8 +51,10 @@ class BucketState:
 
 @dataclass(frozen=True)
 class StoreState:
-    """The dedup store as the last `done` lists it. `clock`: what windows are over by, the arrival of the last record that was judged, or
-    the watermark where the window is measured on a field; None before the first.
+    """The dedup store as the last `done` lists it.
+
+    `clock`: the time by which windows end, the arrival of the last processed record, or the watermark if the window is measured on a field;
+    None before the first record.
     """
 
     pipeline: str
@@ -64,7 +66,7 @@ class StoreState:
 
 @dataclass(frozen=True)
 class Seen:
-    """A record by its raw position and its Kafka coordinates; these are None when the raw frame is gone."""
+    """A record by its raw position and its Kafka coordinates; these are None if the raw frame was purged."""
 
     at: datetime
     position: str
@@ -75,11 +77,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class KeyHistory:
-    """What became of a key. `accepted` is its last record that went on, None when the store knows of none.
+    """The history of a key. `accepted` is its last accepted record, None if the store has none.
 
-    `is_over`: its window has ended by the pipeline's clock, so the next record of the key will go on. `duplicates` were dropped since it
-    was accepted, or since `counted_from`, when the raw stream was purged up to there; the first SHOWN_DUPLICATES of them are in `dropped`.
-    `records_scanned` were looked at for that.
+    `is_over`: its window has ended by the pipeline's clock, so the next record of the key will be accepted. `duplicates`: records dropped
+    since it was accepted, or since `counted_from`, if the raw stream was purged up to there; the first SHOWN_DUPLICATES of them are in
+    `dropped`. `records_scanned` were read for this.
     """
 
     key: dict[str, Any]
@@ -97,7 +99,7 @@ class KeyState:
     """The dedup store of one pipeline on this host."""
 
     def __init__(self, config: PipelineConfig, config_text: str, home: Path, needs_dedup: bool = True) -> None:
-        """Raises HaltError when the pipeline has no dedup, unless that does not matter. Connects at first use."""
+        """Connect at first use only. Raise HaltError if the pipeline has no dedup and `needs_dedup` is set."""
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         place = self.names.state_place(self.directory, config.state_uri)
@@ -112,17 +114,17 @@ class KeyState:
         self.connections.close()
 
     def chain(self) -> ProcessState:
-        """Raises HaltError for a pipeline that was never started."""
+        """Read the process chain. Raise HaltError for a pipeline that was never started."""
         check_started(self.connections.log, self.names)
         return read_chain(self.connections.log, self.names, PROCESS_CHAIN)
 
     def lease(self) -> Lease:
-        """That of the leg which writes the store, to be acquired. Raises HaltError for a pipeline that was never started."""
+        """Return the lease of the leg that writes the store, to be acquired. Raise HaltError for a pipeline that was never started."""
         check_started(self.connections.log, self.names)
         return Lease(self.connections.log, self.names, self.directory, "process")
 
     def stage_config(self, state: ProcessState) -> Program:
-        """The configuration of the last range that was done. Raises HaltError before the first."""
+        """Return the configuration of the last range that was done. Raise HaltError before the first."""
         if state.done is None:
             raise HaltError(f"looking into the key store of {self.names.pipeline}: no record has gone through the pipeline yet")
         return self.stage_config_of(state.done.body)
@@ -131,22 +133,22 @@ class KeyState:
         return config_of(self.connections, done.config)
 
     def buckets(self, state: ProcessState) -> int:
-        """How many the store has, which is not what the configuration of its last range says once it was rebucketed."""
+        """Return the store's number of buckets; after a rebucketing the configuration of its last range names another."""
         assert state.done is not None
         return state.done.body.buckets
 
     def store(self, state: ProcessState, bucket: int) -> KeyedStore:
-        """The bucket's store, open on what `state` lists. Raises as `lists`, and StateDamagedError when a run is missing."""
+        """Return the bucket's store, open on the listing of `state`. Raise as `lists`, and StateDamagedError if a segment is missing."""
         store = self.connections.dedup_store(bucket)
         store.open(live_runs(self.lists(state), bucket))
         return store
 
     def lists(self, state: ProcessState) -> Lists:
-        """The live runs by bucket. Raises DataLossError when a page of the ledger is missing."""
+        """Return the live segments by bucket. Raise DataLossError if a page of the ledger is missing."""
         return self._lists.of(state.done.body.runs if state.done else None)
 
     def check_written(self, bucket: int, runs: Listing) -> None:
-        """Raises HaltError for a new run that a task has written where this process does not find it; it must not be listed."""
+        """Raise HaltError for a new segment that a task has written and this process does not find; it must not be listed."""
         place = self.connections.dedup_store(bucket).place
         for name, *_ in runs:
             if not place.size(name):
@@ -156,7 +158,7 @@ class KeyState:
                 )
 
     def settled(self, read: Callable[[ProcessState], T]) -> T:
-        """`read` of the newest listing; once more for each time that a live job has replaced runs while they were read."""
+        """Return `read` of the newest listing; repeat it each time that a live job has replaced segments while they were read."""
         while True:
             state = self.chain()
             try:
@@ -179,10 +181,10 @@ class KeyState:
         return StoreState(self.names.pipeline, config.dedup.key, window, clock(state, config), tuple(found))
 
     def why(self, texts: Sequence[str], tell: Tell = lambda done, of: None) -> KeyHistory:
-        """The history of the key whose fields have these values, in the order of the file's `key`.
+        """Return the history of the key whose fields have these values, in the order of the file's `key`.
 
-        Looks through the raw stream from the accepted record on, about a microsecond per record; `tell` hears how far of how many
-        frames. Raises ConfigurationError for a value that is not of its field's type.
+        It reads the raw stream from the accepted record on, about a microsecond per record; `tell` receives the frames read and their
+        total. Raise ConfigurationError for a value that is not of its field's type.
         """
         return self.settled(lambda state: self._why(state, texts, tell))
 
@@ -203,7 +205,7 @@ class KeyState:
         return KeyHistory(values, bucket, self._seen(at, first), expires, is_over, duplicates, tuple(dropped), scanned, counted_from)
 
     def _hashed(self, config: Program, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
-        """The key's values by field, and its hash, by way of the stages' own reading of a record with these fields."""
+        """Return the key's values by field, and its hash, as the stages themselves read a record with these fields."""
         if len(texts) != len(config.dedup.key):
             wanted = f"the key has {len(config.dedup.key)} fields ({', '.join(config.dedup.key)}), {len(texts)} values were given"
             raise ConfigurationError("reading the key", [Fault("", wanted)])
@@ -236,7 +238,7 @@ class KeyState:
     def _copies(
         self, state: ProcessState, config: Program, key: tuple[Any, Any], first: Position, start: Start, tell: Tell
     ) -> tuple[int, list[Seen], int]:
-        """(how many, the first of them, records looked at): the records of the key behind `first` that had been judged by `state`."""
+        """Return (number, the first few, records read) of the key's records after `first` that had been processed by `state`."""
         assert state.done is not None
         count = records = 0
         shown: list[Seen] = []
@@ -251,7 +253,7 @@ class KeyState:
 
 
 def clock(state: ProcessState, config: Program) -> datetime | None:
-    """What windows are over by."""
+    """Return the time by which windows end."""
     found = config.dedup.clock_us(state.done.body) if state.done else NEVER
     return None if found == NEVER else instant(found)
 

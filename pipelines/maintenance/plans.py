@@ -1,9 +1,9 @@
-"""Plans that a leg has begun and not finished: what they are, and giving rows of the sink up that cannot be delivered.
+"""Open plans of the legs: their facts, and the abandonment of rows of the sink that cannot be delivered.
 
-Rows that are given up become dead letters of the sink with the code `abandoned`: they are counted, may enter again, and no row of them is
-ever inserted. Which they are stands in the plan before the first letter is written, so that whoever goes on finishes exactly that.
-Process and ingest plans cannot be given up: what a range of process has already written is known to its own replay alone, and offsets that
-ingest has not read are no records yet, which nothing could hold.
+Abandoned rows become dead letters of the sink with the code `abandoned`: they are counted, may be redriven, and no row of them is ever
+inserted. Their numbers are in the plan before the first dead letter is written, so that every later runner finishes exactly this plan.
+Process and ingest plans cannot be abandoned: the effects of a range of process are known to its own replay alone, and offsets that ingest
+has not read are no records yet, so no dead letter could hold them.
 """
 
 import time
@@ -41,8 +41,8 @@ Tell = Callable[[str], None]
 class OpenPlan:
     """The open plan of a leg. `begin` and `to` as the leg counts: offsets by partition, or the sequence before the first, and the last.
 
-    `config`, `table`, `rows`: as far as the leg says them. Of the sink: how many of its rows are `settled` (in the table or refused) as far
-    as the ledger knows, `refused`, and given up (`abandoned`); `pieces` that are still to be sent.
+    `config`, `table`, `rows`: as far as the leg names them. For the sink: the number of its `settled` rows (in the table or refused)
+    according to the ledger, `refused` and `abandoned` ones; `pieces` that are still to be sent.
     """
 
     leg: str
@@ -59,7 +59,7 @@ class OpenPlan:
 
 
 def open_plans(log: JetStream, names: Names) -> list[OpenPlan]:
-    """Of each leg that has one, in the order of the data. Raises HaltError for a pipeline that was never started."""
+    """Return the open plan of each leg that has one, in the order of the data. Raise HaltError for a pipeline that was never started."""
     check_started(log, names)
     states = {leg: read_chain(log, names, CHAINS[leg]) for leg in LEGS}
     return [_told(log, names, leg, state, state.plan) for leg, state in states.items() if state.plan is not None]
@@ -81,9 +81,9 @@ def _told(log: JetStream, names: Names, leg: str, state: ChainState[Plan, Done],
 
 @dataclass(frozen=True)
 class GivenUp:
-    """What is given up: `rows`, of them `waiting` ones that were never sent, in out sequences `first`..`last` (inclusive; 0 for none).
+    """The rows to abandon: `rows`, of them `waiting` ones that were never sent, in out sequences `first`..`last` (inclusive; 0 if none).
 
-    Of the open plan: `stored` rows were found in `table` and stay, `refused` ones are dead letters anyway. `positions`: the first and the
+    In the open plan `stored` rows were found in `table` and stay, `refused` ones are dead letters anyway. `positions`: the first and the
     last raw position of each bucket's part, in words.
     """
 
@@ -98,9 +98,9 @@ class GivenUp:
 
 
 class Abandonment:
-    """Giving up rows of the sink. It holds the sink's lease from the beginning until `close`.
+    """The abandonment of rows of the sink. It holds the sink's lease from the beginning until `close`.
 
-    Raises FencedError while a runner has the sink, HaltError for a pipeline that was never started.
+    Raise FencedError while a runner has the sink, HaltError for a pipeline that was never started.
     """
 
     def __init__(self, config: PipelineConfig, config_text: str, directory: Path, tell: Tell, wait: Callable[[float], None] = time.sleep):
@@ -133,10 +133,10 @@ class Abandonment:
         self._log.close()
 
     def find(self, with_waiting: bool, is_not_stored: bool) -> GivenUp:
-        """What `run` would give up: the rows of the open plan that are not in the table, and with `with_waiting` all that wait behind it.
+        """Find the rows that `run` would abandon: rows of the open plan that are not in the table, and all waiting rows if `with_waiting`.
 
-        `is_not_stored`: somebody has looked, and the table holds none of the plan's rows; needed where it has no position columns. Waits
-        until no insert of an earlier runner can be at work. Raises HaltError when the rows cannot be told.
+        `is_not_stored`: the operator has verified that the table holds none of the plan's rows; needed if it has no position columns. The
+        call waits until no insert of an earlier runner can be running. Raise HaltError if the rows cannot be identified.
         """
         self._chunk, self._given_up = None, np.zeros(0, dtype=np.intp)
         stored = refused = 0
@@ -166,7 +166,7 @@ class Abandonment:
         )
 
     def run(self, reason: str) -> int:
-        """Gives up what `find` has found; returns how many rows. Safe to kill: the sink, or a repetition, finishes what was decided."""
+        """Abandon the rows of `find`; return their number. Safe to kill: the sink, or a repetition, finishes what was decided."""
         count = 0
         plan = self._chain.state.plan
         if plan is not None and self._chunk is not None:
@@ -216,7 +216,7 @@ class Abandonment:
         return chunk
 
     def _split(self, plan: SinkPlan, chunk: Chunk, is_not_stored: bool) -> tuple[Numbers, int, int]:
-        """(numbers of the plan's rows that are given up, how many others are stored, how many refused)."""
+        """Return (numbers of the plan's rows to abandon, number of other rows that are stored, number of refused ones)."""
         refused = [row for row, _ in Pieces.of(plan.pieces, chunk.rows).refused]
         before = abandoned_rows(plan.abandoned, chunk.rows)
         if before is not None:
@@ -229,13 +229,16 @@ class Abandonment:
         return given_up, chunk.rows - len(given_up) - len(refused), len(refused)
 
     def _is_stored(self, plan: SinkPlan, chunk: Chunk, is_not_stored: bool) -> np.ndarray:
-        """Which rows of the chunk the table holds, by their positions; `is_not_stored` is believed where it has none."""
+        """Return the mask of the chunk's rows that the table holds, by their positions.
+
+        If it has no position columns, `is_not_stored` is trusted.
+        """
         if not chunk.rows:
             return np.zeros(0, dtype=bool)
         database, _, table = plan.table.partition(".")
         columns = {column.name for column in self._clickhouse.columns(database, table)}
         if not columns or (is_not_stored and not columns.issuperset(NEEDED_COLUMNS)):
-            # A table that was dropped has taken its rows with it.
+            # A dropped table has no rows.
             return np.zeros(chunk.rows, dtype=bool)
         if not columns.issuperset(NEEDED_COLUMNS):
             raise HaltError(
@@ -253,7 +256,10 @@ class Abandonment:
         return is_stored
 
     def _patiently(self, look: Callable[[], Rows]) -> Rows:
-        """What `look` finds, once no insert of an earlier runner can be at work; raises its RetryableError when that takes too long."""
+        """Return the result of `look`, once no insert of an earlier runner can be running.
+
+        Raise its RetryableError if that takes too long.
+        """
         deadline = self._began + max(INSERT_MAX_EXECUTION_SECONDS, self._config.sink.max_insert_time.total_seconds()) + 1
         while True:
             try:

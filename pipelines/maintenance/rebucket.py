@@ -1,8 +1,8 @@
-"""Another number of buckets for a stopped pipeline: its key store is rewritten, and no new subject accepts what the old ones hold.
+"""Another number of buckets for a stopped pipeline: its key store is rewritten, and no new subject accepts rows that old ones hold.
 
-Order of effects: new runs; a marker frame at the end of what was done on each new subject, so that a replay finds them ahead of itself; one
-entry of the process chain that lists the new runs and names the new number; the shape in the streams' metadata. Killed in between, either
-number is refused at a start until this has run again, and it may run again.
+Order of effects: new segments; a marker frame at the end of the processed range on each new subject, so that a replay finds its rows
+covered; one entry of the process chain that lists the new segments and names the new number; the shape in the streams' metadata. If the
+rebucketing is killed in between, a start with either number is refused until it has run again, and it may run again.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from pipelines.runner.preflight import change_buckets, check_other_shape
 
 @dataclass(frozen=True)
 class Rebucketed:
-    """Entries of the store before (expired ones with them) and after."""
+    """Entries of the store before (including expired ones) and after."""
 
     buckets_before: int
     buckets: int
@@ -40,10 +40,10 @@ class Rebucketed:
 
 
 def rebucket(state: KeyState) -> Rebucketed:
-    """Gives the pipeline the number of buckets of its file. Safe to kill, and to repeat.
+    """Give the pipeline the number of buckets of its file. Safe to kill, and to repeat.
 
-    Raises FencedError while a leg runs, HaltError when a range was begun and not finished, or when more than the number has changed,
-    StateDamagedError for a damaged run.
+    Raise FencedError while a leg runs, HaltError if a range was begun and not finished, or if more than the number has changed,
+    StateDamagedError for a damaged segment.
     """
     log, names, config = state.connections.log, state.names, state.connections.config
     check_other_shape(config, log)
@@ -87,7 +87,7 @@ def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: P
 
 
 def _new_runs(state: KeyState, found: ProcessState, config: Program, bucket: int, buckets: int) -> list[RunFacts]:
-    """The entries of one new bucket, from all old ones, as one run."""
+    """Return the entries of one new bucket, from all old ones, as one segment."""
     assert found.done is not None
     parts = [part for part in _parts(state, found, bucket, buckets) if len(part)]
     together = merge(parts, config.dedup.expired_us(found.done.body)) if parts else None
@@ -98,7 +98,7 @@ def _new_runs(state: KeyState, found: ProcessState, config: Program, bucket: int
 
 
 def _parts(state: KeyState, found: ProcessState, bucket: int, buckets: int) -> Iterator[Entries]:
-    """A key's entries all lie in one old bucket, older runs first."""
+    """Yield the parts of a new bucket: all entries of a key are in one old bucket, older segments first."""
     assert found.done is not None
     for old in range(found.done.body.buckets):
         store = state.store(found, old)
@@ -107,7 +107,7 @@ def _parts(state: KeyState, found: ProcessState, bucket: int, buckets: int) -> I
 
 
 def _mark(state: KeyState, buckets: int, end: Position) -> None:
-    """An empty frame at `end` on every subject of every bucket that does not reach it."""
+    """Append an empty frame at `end` to every subject of every bucket that does not reach it."""
     log, names = state.connections.log, state.names
     positions = encode_frame(pa.schema(POSITION_FIELDS).empty_table())
     for bucket in range(buckets):

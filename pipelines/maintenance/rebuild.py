@@ -1,12 +1,12 @@
-"""Rebuilding a lost or damaged key store from the raw stream: the same records through the same stages give the same keys.
+"""Rebuilds a lost or damaged key store from the raw stream: the same records through the same stages give the same keys.
 
-Nothing is published. The work is done here, or as Spark tasks (`rebuild_ways`). Each range is read under the configuration that it was done
-under, as the ledger's plans name it, without the records that they have decided to be dead letters, and the numbers of rows and duplicates
-must be those that the ledger counted; only then are the new runs listed.
+Nothing is published. The work is done here, or as Spark tasks (`rebuild_ways`). Each range is read under its original configuration, as the
+ledger's plans name it, without the records that the plans have made dead letters. The numbers of rows and duplicates must equal the
+ledger's counts; only then are the new segments listed.
 
-Once the raw stream was purged its beginning cannot be judged again, nor, for want of what came before, the rest. But only keys whose window
-is not over are needed: they lie behind the newest `done` that all windows before are over at, and which of those records were accepted
-says the out stream. Both streams must reach back to there.
+Once the raw stream was purged, its beginning cannot be replayed, nor can the rest by the same rules, because earlier keys are missing. But
+only keys with an open window are needed: they come after the newest `done` by whose end all earlier windows have ended, and the out stream
+shows which of their records were accepted. Both streams must reach back to that `done`.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ Tell = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What was read, and what the store holds now."""
+    """The records read, and the contents of the new store."""
 
     records: int
     accepted: int
@@ -47,11 +47,11 @@ class Rebuilt:
 
 
 def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | None = None) -> Rebuilt:
-    """Writes the store anew, up to the last `done`; an open plan is left for the next start. `tell` hears how far of how many frames.
-    Without `tasks` it is done here.
+    """Write the store anew, up to the last `done`; an open plan is left for the next start. Safe to kill, and to repeat.
 
-    Safe to kill, and to repeat. Raises FencedError while the process leg runs, DataLossError when the streams do not reach back as far
-    as keys are alive, InvariantError when the counts are not those of the ledger; then nothing was listed.
+    `tell` receives the frames read and their total. Without `tasks` it runs in this process. Raise FencedError while the process leg runs,
+    DataLossError if the streams do not reach back to the oldest live key, InvariantError if the counts differ from the ledger's; then
+    nothing was listed.
     """
     lease = state.lease()
     epoch = lease.acquire()
@@ -73,14 +73,14 @@ def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | 
 
 @dataclass(frozen=True)
 class EndOfRange:
-    """How far time has come (`watermarks.Clocks`)."""
+    """The progress of time at the end of a range (`watermarks.Clocks`)."""
 
     clock_us: int
     watermarks: Watermarks
 
 
 class _Rebuilding:
-    """The new store as it grows. Its runs are nobody's until they are listed, so what a merge has replaced goes at once."""
+    """The growing new store. Until they are listed its segments belong to no reader, so a merge deletes its inputs at once."""
 
     def __init__(self, state: KeyState, done: ProcessDone, done_at: int, way: Way) -> None:
         self._state, self._done, self._done_at, self._way = state, done, done_at, way
@@ -91,12 +91,12 @@ class _Rebuilding:
         self._totals_before: dict[str, int] = {}
         self._accepted_places: Words | None = None
         self._poison: dict[tuple[int, int], Poison] = {}
-        """By sequence and ordinal: what plans have decided about records that a stage ends on."""
+        """Decisions of plans about records on which a stage ends, by sequence and ordinal."""
         self.runs: Lists = {}
-        """By bucket, as the ledger lists them."""
+        """The new segments by bucket, in the ledger's form."""
 
     def judge_all(self, tell: Tell) -> None:
-        """All frames up to the last `done` that matter, in portions of one configuration."""
+        """Replay all needed frames up to the last `done`, in portions of one configuration."""
         log, stream, to = self._state.connections.log, self._state.names.stream("raw"), self._done.to
         purged = read_purged(log, self._state.names, "raw")
         held = log.state(stream)
@@ -112,13 +112,13 @@ class _Rebuilding:
                 tell(self._from - begin, to - begin)
 
     def _entries(self) -> Iterator[Open | ProcessPlan | ProcessDone]:
-        """The process chain, as far as it reaches back."""
+        """Yield the process chain, as far as it reaches back."""
         log, subject = self._state.connections.log, self._state.names.chain("process")
         messages = fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._done_at)
         return (PROCESS_CHAIN.decode(message).body for message in messages)
 
     def _oldest_needed(self, purged: Purged) -> ProcessDone:
-        """The newest `done` at whose end the windows of all keys before are over by now."""
+        """Return the newest `done` at whose end the windows of all earlier keys have ended by now."""
         config = self._state.stage_config_of(self._done)
         expired = config.dedup.expired_us(self._done)
 
@@ -135,7 +135,7 @@ class _Rebuilding:
         return over[-1]
 
     def _begin_at(self, done: ProcessDone) -> None:
-        """Makes ready to judge what came after `done` by what went out. Raises DataLossError when the out stream does not tell."""
+        """Prepare to replay the records after `done` by the rows on out. Raise DataLossError if the out stream lacks rows."""
         self._from, self._clock_us, self._watermarks = done.to, done.clock_us, done.watermarks
         self._totals_before = dict(done.totals)
         totals = {name: self._counted(name) for name in self._done.totals}
@@ -150,7 +150,7 @@ class _Rebuilding:
             )
 
     def _places_in_out(self) -> Words:
-        """Of the rows that came from what is judged again, sorted."""
+        """Return the places of the out rows whose records are replayed, sorted."""
         log, names = self._state.connections.log, self._state.names
         out = log.state(names.stream("out"))
         frames = fetch_whole(log, names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
@@ -161,13 +161,13 @@ class _Rebuilding:
         return found[first:end]
 
     def _counted(self, name: str) -> int:
-        """What the ledger counted in the ranges that are judged again."""
+        """Return the ledger's count for the replayed ranges."""
         return self._done.totals.get(name, 0) - self._totals_before.get(name, 0)
 
     def _ranges(self, begin: int) -> list[tuple[int, int, str]]:
-        """(from, to, configuration) of what was done behind `begin`; neighbours of one configuration are one range.
+        """Return (from, to, configuration) of the ranges after `begin`; neighbors of one configuration are one range.
 
-        Takes in `_poison` what their plans have decided.
+        It adds the decisions of their plans to `_poison`.
         """
         ranges: list[tuple[int, int, str]] = []
         for plan in self._entries():
@@ -182,7 +182,7 @@ class _Rebuilding:
         return ranges
 
     def _judge(self, frames: list[Arrived], version: str) -> None:
-        """One portion through the stages and into the stores."""
+        """Take one portion through the stages and into the stores."""
         config, to = config_of(self._state.connections, version), frames[-1].message.sequence
         before, behind = (EndOfRange(clock_us, self._watermarks) for clock_us in (self._clock_us, frames[-1].arrival_us))
         item = RebuildItem(
@@ -214,9 +214,9 @@ class _Rebuilding:
             self.runs[bucket] = runs
 
     def result(self) -> Rebuilt:
-        """Raises InvariantError when what was judged is not what the ledger counted."""
+        """Return the counts. Raise InvariantError if they differ from the ledger's."""
         counted = tuple(self._counted(name) for name in ("rows_in", WRITTEN.total, DUPLICATE.total))
-        # Of what went out nothing may seem a copy now.
+        # No row on out may be counted as a copy now.
         dropped = 0 if self._accepted_places is None else counted[2]
         found = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)
         if found != counted:

@@ -1,8 +1,8 @@
-"""The two ways in which a rebuilding judges raw frames again: in this process, or as Spark tasks. The reports are the same.
+"""The two ways in which a rebuild replays raw frames: in this process, or as Spark tasks. The reports are the same.
 
-In: a portion of frames in sequence order, and an item that tells what comes before it. Out: new runs, which nobody has listed. Tasks take
-frames through the stages and send keys, times and places to the key's bucket; the bucket's task judges them and writes its run. A second
-attempt of a task starts from the same listing and writes under new names.
+In: a portion of frames in sequence order, and an item with the state before it. Out: new segments, which no `done` lists yet. Tasks take
+frames through the stages and send keys, times and places to the key's bucket; the bucket's task deduplicates them and writes its segment. A
+second attempt of a task starts from the same listing and writes under new names.
 """
 
 import json
@@ -36,18 +36,20 @@ from pipelines.protocol.records import decode_parcel, encode_frame
 from pipelines.protocol.run_lists import Lists
 
 FRAMES_PER_PORTION = 120
-"""Of what is judged here; a frame has some thousand records of usual size."""
+"""Frames of a portion that is replayed in this process; a frame has some thousand records of usual size."""
 FRAMES_PER_SCAN = 2_000
 RECORDS_PER_BUCKET = 500_000
-"""A portion of tasks has as many records times buckets: that bounds what a bucket's task holds."""
+"""Records of a portion of tasks per bucket: this bounds the memory of a bucket's task."""
 _JUDGED = ("_tf_sequence", "_tf_ordinal", "_tf_arrival", *KEY_COLUMNS, TIME_COLUMN, BEFORE_COLUMN, PAST_COLUMN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RebuildItem(Form):
-    """Raw frames from `start` (exclusive) to `to`, to be judged again under the configuration of a version, but for the `poison` that plans
-    have decided. Before them: `watermarks`, and the live `runs` of the store by bucket, of which there are `buckets`. What is over by their
-    beginning, `expired`, and by their end, `expired_after`, in microseconds.
+    """Raw frames from `start` (exclusive) to `to`, to be replayed under the configuration of a version.
+
+    `poison`: records that plans have decided, which are left out. The state before the frames: `watermarks`, and the live `runs` of the
+    store by bucket, of which there are `buckets`. Entries up to `expired` have expired by their beginning, up to `expired_after` by their
+    end, in microseconds.
     """
 
     start: Count
@@ -63,8 +65,9 @@ class RebuildItem(Form):
 
 @dataclass(frozen=True, kw_only=True)
 class SliceItem(RebuildItem):
-    """A part of the portion for one task, whose frames are its `share`. `accepted`: of each frame a bit per record that went on, where
-    dedup is not asked again.
+    """A part of the portion for one task, whose frames are its `share`.
+
+    `accepted`: for each frame a bit per accepted record, if dedup is not applied again.
     """
 
     share: Share
@@ -73,7 +76,7 @@ class SliceItem(RebuildItem):
 
 @dataclass(frozen=True)
 class RebuildReport(Form):
-    """Of the stages, `counts` and the watermarks behind the portion; of a bucket, how many records it took and its new runs."""
+    """The report of the stages: `counts` and the watermarks after the portion; or of a bucket: its number of records and new segments."""
 
     counts: Totals = field(default_factory=dict)
     watermarks: Watermarks | None = None
@@ -83,17 +86,20 @@ class RebuildReport(Form):
 
 
 class Way(Protocol):
-    """How portions are made and judged."""
+    """A way to form portions and to replay them."""
 
     def portions(self, after: int, to: int, clock_us: int, buckets: int) -> Iterator[list[Arrived]]:
-        """All frames from `after` (exclusive) to `to`; `clock_us`: the arrival of the frame at `after`."""
+        """Yield all frames from `after` (exclusive) to `to`; `clock_us`: the arrival of the frame at `after`."""
 
     def judge(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
-        """`accepted`: positions of the records that went on (`positions.packed`), sorted, where dedup is not asked again."""
+        """Replay a portion.
+
+        `accepted`: positions of the accepted records (`positions.packed`), sorted, if dedup is not applied again.
+        """
 
 
 class Here:
-    """In this process."""
+    """The way in this process."""
 
     def __init__(self, connections: Connections, resets: Sequence[ClockReset]) -> None:
         self._connections, self._resets = connections, resets
@@ -115,13 +121,13 @@ class Here:
 
 
 class InTasks:
-    """As Spark tasks, one per slot and then one per bucket."""
+    """The way as Spark tasks, one per slot and then one per bucket."""
 
     def __init__(self, connections: Connections, resets: Sequence[ClockReset], tasks: Tasks) -> None:
         self._connections, self._resets, self._tasks = connections, resets, tasks
 
     def portions(self, after: int, to: int, clock_us: int, buckets: int) -> Iterator[list[Arrived]]:
-        """Frames without their payloads, which tasks fetch themselves."""
+        """Yield frames without their payloads, which tasks fetch themselves."""
         frames, most = self._frames(after, to, clock_us), RECORDS_PER_BUCKET * buckets
         portion: list[Arrived] = []
         records = 0
@@ -155,7 +161,7 @@ class InTasks:
 
 
 def send_keys(connections: Connections, item: SliceItem) -> Iterator[Parcel]:
-    """A slice of the portion through the stages: what dedup goes by, to the key's bucket; the frames' times to all."""
+    """Take a slice of the portion through the stages; yield the input of dedup to the key's bucket, and the frames' times to all."""
     config, counts = config_of(connections, item.config), new_counts()
     for step in steps(fetched(connections, item.share, item.start, item.to)):
         rows = _judged_rows(connections, item, step, counts)
@@ -169,7 +175,7 @@ def send_keys(connections: Connections, item: SliceItem) -> Iterator[Parcel]:
 
 
 def add_keys(connections: Connections, item: RebuildItem, bucket: int, parcels: list[tuple[str, bytes]]) -> RebuildReport:
-    """All of the portion that falls into `bucket`, judged in position order; the bucket's store with it."""
+    """Replay the rows of the portion in `bucket`, in position order, with the bucket's store."""
     config = config_of(connections, item.config)
     times = times_of(parcels, item.watermarks, config)
     counts: Counter[str] = Counter()
@@ -193,21 +199,21 @@ def _add(connections: Connections, item: RebuildItem, bucket: int, rows: pa.Tabl
     found, _ = config.dedup.first_of_keys(rows, store, times)
     entries = found.entries
     if times is None:
-        # By arrival older entries of a key are over as well; by event time one of these may hide one that is not.
+        # By arrival older entries of a key have expired, too; by event time one of these may hide a live one.
         entries = entries.take(entries.time > item.expired_after)
     runs = store.add(entries, (item.start, item.to), item.expired, has_turn=True)
     return RebuildReport(accepted=found.accepted.num_rows, duplicates=found.duplicates.num_rows, runs={str(bucket): listed(runs)})
 
 
 def _judged_rows(connections: Connections, item: RebuildItem, step: Sequence[Arrived], counts: dict[str, int]) -> pa.Table:
-    """What dedup goes by, of the rows that come through the stages; what a plan has decided is not tried again."""
+    """Return the input of dedup for the rows that pass the stages; records that a plan has decided are not tried again."""
     made = run(config_of(connections, item.config), connections.engine, step, item.poison)
     add_counts(counts, made.counts)
     return made.rows.select([name for name in _JUDGED if name in made.rows.column_names])
 
 
 def _cut(frames: list[Arrived], most: int) -> Iterator[list[Arrived]]:
-    """At most so many neighbouring parts with about as many records each."""
+    """Yield at most this many neighboring parts with about as many records each."""
     ends = np.cumsum([frame.message.rows for frame in frames])
     borders = (np.searchsorted(ends, ends[-1] * np.arange(1, most) / most) + 1).tolist()
     for first, last in zip([0, *borders], [*borders, len(frames)], strict=True):
@@ -216,7 +222,7 @@ def _cut(frames: list[Arrived], most: int) -> Iterator[list[Arrived]]:
 
 
 def among(rows: pa.Table, known: Words) -> pa.Table:
-    """The rows whose places are in `known`, which is sorted and may be far longer."""
+    """Return the rows whose places are in `known`, which is sorted and may be far longer."""
     own = position_keys(rows)
     at = np.searchsorted(known, own)
     is_known = at < len(known)
@@ -225,7 +231,7 @@ def among(rows: pa.Table, known: Words) -> pa.Table:
 
 
 def _bits(sequence: int, accepted: Words) -> str:
-    """The ordinals of one frame that are in `accepted`, a bit each."""
+    """Return the ordinals of one frame that are in `accepted`, a bit each."""
     low, high = np.searchsorted(accepted, packed([sequence, sequence + 1], 0))
     ordinals = ordinals_of(accepted[low:high])
     is_accepted = np.zeros(int(ordinals[-1]) + 1 if len(ordinals) else 0, dtype=bool)
@@ -234,7 +240,7 @@ def _bits(sequence: int, accepted: Words) -> str:
 
 
 def _accepted(step: Sequence[Arrived], bits: dict[str, str]) -> Words:
-    """The places of the frames' accepted records, sorted: inverse of `_bits`."""
+    """Return the places of the frames' accepted records, sorted: the inverse of `_bits`."""
     parts = [np.empty(0, np.uint64)]
     for frame in step:
         sequence = frame.message.sequence

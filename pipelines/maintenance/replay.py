@@ -1,4 +1,4 @@
-"""Records that dedup has judged, read again from raw with their keys and times: the stages before dedup, over frames that are left."""
+"""Reads the processed records again from raw, with keys and times: the stages before dedup, over the frames that are left."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 
 Tell = Callable[[int, int], None]
-"""Hears how far of how many frames."""
+"""Receives the number of frames read, and their total."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Frames are read behind `sequence`; the watermarks and the arrival, in microseconds, up to there."""
+    """The beginning of a replay: frames after `sequence`, with the watermarks and the arrival, in microseconds, up to there."""
 
     sequence: int
     watermarks: Watermarks
@@ -32,9 +32,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Judged:
-    """Rows of some frames, in position order, with KEY_COLUMNS: those that dedup was asked about and that were not late.
+    """Rows of some frames, in position order, with KEY_COLUMNS: the rows that dedup has compared and that were not late.
 
-    `times` is what the window is measured on, `watermarks` are NEVER where that is the arrival. `records`: how many the frames hold.
+    `times`: the times on which the window is measured. `watermarks` are NEVER if these are arrivals. `records`: the number of records in
+    the frames.
     """
 
     rows: pa.Table
@@ -44,14 +45,14 @@ class Judged:
 
 
 def start_at(log: JetStream, names: Names, config: Program, sequence: int, arrival_us: int, purged_below: int) -> Start:
-    """Where to begin so that the frame at `sequence`, of that arrival, and all behind it that are left are read."""
+    """Return the beginning from which the frame at `sequence`, with this arrival, and all later frames that are left are read."""
     if sequence < purged_below or config.dedup.time_field:
         return _done_before(log, names, max(sequence, purged_below + 1))
     return Start(sequence - 1, NOTHING, arrival_us)
 
 
 def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
-    """The end of the last `done` before `sequence`: where watermarks can be counted from."""
+    """Return the end of the last `done` before `sequence`, from which watermarks can be counted."""
     stream, subject = names.stream("ledger"), names.chain("process")
     found = Start(0, NOTHING, 0)
     for message in fetch_whole(log, stream, subject, 0, read_chain(log, names, PROCESS_CHAIN).sequence):
@@ -67,7 +68,7 @@ def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
 def judged(
     log: JetStream, names: Names, engine: duckdb.DuckDBPyConnection, config: Program, start: Start, to: int, tell: Tell
 ) -> Iterator[Judged]:
-    """What lies behind `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
+    """Yield the rows after `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
     before = start.watermarks
     done = read_chain(log, names, PROCESS_CHAIN).done
     resets = done.body.clock_resets if done else ()

@@ -1,4 +1,4 @@
-"""Arrivals that have run ahead of NATS's clock go on again: one entry of the process chain, which every reader of raw applies."""
+"""Lets arrivals that are ahead of NATS's clock advance again: one entry of the process chain, which every reader of raw applies."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -13,7 +13,7 @@ from pipelines.protocol.records import instant
 
 @dataclass(frozen=True)
 class Reset:
-    """The arrival of the last record that was judged, and NATS's clock; they meet at `met` if that clock does not step again."""
+    """The arrival of the last processed record, and NATS's clock; they meet at `met` if that clock does not step again."""
 
     arrival: datetime
     server: datetime
@@ -24,9 +24,9 @@ class Reset:
 
 
 def reset_clock(state: KeyState) -> Reset:
-    """Changes nothing where no arrival is ahead, of a record that was judged or of one that waits. Safe to kill, and to repeat.
+    """Reset the clock; change nothing if no processed or waiting record has an arrival ahead. Safe to kill, and to repeat.
 
-    Raises FencedError while the process leg runs, HaltError when a range was begun and not finished, or before the first record.
+    Raise FencedError while the process leg runs, HaltError if a range was begun and not finished, or before the first record.
     """
     log, names = state.connections.log, state.names
     lease = state.lease()
@@ -44,7 +44,7 @@ def reset_clock(state: KeyState) -> Reset:
         body, raw = found.done.body, names.stream("raw")
         held = log.state(raw)
         last = held.last_sequence if held else body.to
-        # Read after the end of raw: whatever is there came before.
+        # Read after the end of raw: every message there is older.
         server_us = microseconds(log.clock(raw))
         waiting_us = max((microseconds(frame.time) for frame in log.scan(raw, body.to, last)), default=0)
         if max(body.clock_us, waiting_us) > server_us:

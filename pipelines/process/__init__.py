@@ -1,1 +1,1 @@
-"""Raw to out: the steps that make rows of records, as a deterministic function of the raw log."""
+"""From raw to out: the steps that turn records into rows, as a deterministic function of the raw log."""

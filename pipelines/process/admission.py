@@ -1,8 +1,9 @@
-"""Whether dead letters may be written: the circuit breaker, and `on_error.rejected: halt`. Asked before each write of letters.
+"""Admission of dead letters: the rejection limit and `on_error.rejected: halt`, checked before each write of dead letters.
 
-Both only stop the leg: the plan stays open, and the next start that may go on finishes it with the very same rows and letters. So neither
-belongs to the stage configuration of a plan; what counts is the file of this start. A plan that another configuration began must pass the
-circuit breaker as well; `rejected: halt` lets it through, or there would be no way on: its records are rejected whatever is mended.
+Both only stop the leg: the plan stays open, and the next start that is admitted finishes it with the same rows and dead letters. Neither
+belongs to the stage configuration of a plan; the file of the current start counts. If another configuration began a plan, the plan must
+pass the rejection limit, too. `rejected: halt` admits such a plan: its records are rejected whatever is repaired, so a halt would have no
+way out.
 """
 
 import pyarrow as pa
@@ -15,21 +16,22 @@ STAGES, LATE = "stages", "late"
 
 
 def admit(connections: Connections, version: str, stage: str, seen: tuple[int, str, int], rejected: pa.Table) -> None:
-    """Raises HaltError when `rejected`, dead letters of a plan under the configuration `version`, must not be written.
+    """Raise HaltError if `rejected`, dead letters of a plan under the configuration `version`, must not be written.
 
-    `stage`: STAGES, or LATE for what dedup rejects as late: that is judged behind the exchange, where other processes see other records.
-    `seen`: how many records that come from Kafka, of which share, up to which raw sequence (`Breaker.judge`).
+    `stage`: STAGES, or LATE for records that dedup rejects as late: these are checked after the exchange, where other processes see other
+    records. `seen`: the number of records that come from Kafka, their share, and the raw sequence up to which they were read
+    (`Breaker.judge`).
     """
     if version == connections.run.stage_config and connections.config.on_error.rejected == "halt":
         halt_at(rejected)
     records, share, to = seen
-    # What was a dead letter before cannot flood anything: there are as many letters as somebody has asked for.
+    # Records that were dead letters before cannot flood the stream: there are only as many as an operator has redriven.
     fresh = rejected.filter(pc.equal(rejected.column("attempts"), 1)) if rejected.num_rows else rejected
     _breaker(connections, stage, version).judge(records, fresh, share, to)
 
 
 def _breaker(connections: Connections, stage: str, version: str) -> Breaker:
-    """Return what judges the dead letters of a stage, of plans of one configuration."""
+    """Return the rejection limit of a stage, for plans of one configuration."""
     percent = 100 if version == connections.run.accepted_config else connections.config.on_error.max_rejected_percent
     ways = PLANNED if version == connections.run.stage_config else PLANNED_BEFORE
     return connections.keep(("breaker", stage, version), lambda: Breaker(percent, ways))

@@ -1,4 +1,4 @@
-"""Raw frames as the process leg takes them in: each with its arrival, decoded into the input of the stages."""
+"""Raw frames as the process leg reads them: each with its arrival, decoded into the input of the stages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,10 @@ from pipelines.protocol.records import (
 
 FRAMES_PER_STEP = 12
 STEP_BYTES = 32 * 1024 * 1024
-"""Of frames that go through the stages together, decoded: DuckDB takes up to twenty times that for JSON of large values, of its 2 GiB."""
+"""Limit of decoded frames that pass through the stages together.
+
+For JSON with large values DuckDB takes up to twenty times as much, out of its 2 GiB.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,17 @@ class Arrived:
 
 
 def arrivals(messages: Iterable[Message], clock_us: int, resets: Sequence[ClockReset] = ()) -> Iterator[Arrived]:
-    """`messages` must be all frames of the stream from where `clock_us` was taken, in sequence order: the server's time may step back."""
+    """Yield the frames with their arrivals.
+
+    `messages` must be all frames of the stream from the one after `clock_us`, in sequence order: the server's time may step back.
+    """
     for message in messages:
         clock_us = max(clock_us, arrival_by(resets, message.sequence, microseconds(message.time)))
         yield Arrived(message, clock_us)
 
 
 def arrival_by(resets: Sequence[ClockReset], sequence: int, server_us: int) -> int:
-    """What stands for the server's time of a frame, by the last reset before it."""
+    """Return the time that replaces the server's time of a frame, by the last reset before the frame."""
     for reset in reversed(resets):
         if sequence > reset.after:
             return reset.time_us(sequence, server_us)
@@ -59,7 +65,7 @@ def bucket_of(message: Message, buckets: int) -> int:
 
 
 def steps(frames: Iterable[Arrived], most_bytes: int = STEP_BYTES) -> Iterator[list[Arrived]]:
-    """Frames in the portions that go through the stages together: at most FRAMES_PER_STEP, and `most_bytes` or a single one."""
+    """Yield the portions of frames that pass through the stages together: at most FRAMES_PER_STEP and `most_bytes`, or one frame."""
     step: list[Arrived] = []
     size = 0
     for frame in frames:
@@ -73,7 +79,7 @@ def steps(frames: Iterable[Arrived], most_bytes: int = STEP_BYTES) -> Iterator[l
 
 
 def records_of(message: Message, arrival_us: int) -> pa.Table:
-    """The frame's records with their positions. Raises HaltError for a frame that nobody of ours has written."""
+    """Return the frame's records with their positions. Raise HaltError for a frame that was not written by Tallyflow."""
     what = place_of_frame(message)
     table = decode_frame(message.payload, what)
     check_columns(table, RAW_SCHEMA, HISTORY_SCHEMA, what)
@@ -83,9 +89,9 @@ def records_of(message: Message, arrival_us: int) -> pa.Table:
 
 
 def read_again(log: Log, stream: str, places: pa.Table) -> pa.Table:
-    """The records of the raw frames that hold `places` (`_tf_sequence`, `_tf_arrival`), in position order.
+    """Read the raw frames that hold `places` (`_tf_sequence`, `_tf_arrival`) again; return their records in position order.
 
-    Raises RetryableError while a frame is not served.
+    Raise RetryableError while a frame is not served.
     """
     frames = places.group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).sort_by("_tf_sequence").to_pylist()
     records = []

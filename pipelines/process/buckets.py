@@ -1,7 +1,7 @@
-"""The effects of the process leg, bucket by bucket: dedup against the bucket's store, then append what the bucket's subjects lack.
+"""The effects of the process leg, bucket by bucket: dedup against the bucket's store, then append the frames that its subjects lack.
 
-With dedup a row's bucket is a function of its key, and all rows of a plan that fall into one bucket are judged together, in position
-order; without, it is a function of the Kafka partition. A dead letter's bucket is always that of its Kafka partition.
+With dedup a row's bucket is a function of its key, and all rows of a plan in one bucket are deduplicated together, in position order.
+Without dedup it is a function of the Kafka partition. A dead letter's bucket is always the bucket of its Kafka partition.
 """
 
 from collections import Counter
@@ -40,10 +40,10 @@ class Buckets:
         self._headers = {HEADER_CONFIG: item.config}
         self._by_subject: dict[str, Appender[Position]] = {}
         self.runs: dict[str, Listing] = {}
-        """What the next `done` lists, of the buckets that had rows."""
+        """The segments that the next `done` lists, for the buckets that had rows."""
 
     def append(self, rows: pa.Table, rejected: pa.Table) -> None:
-        """Appends rows and dead letters of any buckets, each in position order."""
+        """Append rows and dead letters of any buckets, each in position order."""
         names = self._connections.names
         for bucket, share in shares(rows, partition_owners(rows, self._config.buckets)):
             append_rows(self._appender("out", names.out(bucket)), share, self._headers)
@@ -52,10 +52,10 @@ class Buckets:
             append_rows(self._appender("dlq", names.dead_letters("process", bucket)), share)
 
     def append_bucket(self, bucket: int, rows: pa.Table | None, rejected: pa.Table | None, frames: FrameTimes | None) -> dict[str, int]:
-        """With dedup: all rows and dead letters of the plan that fall into `bucket`, in any order; the counts of what became of them.
+        """Append all rows and dead letters of the plan in `bucket`, given in any order, with dedup; return the counts of their outcomes.
 
-        Drops duplicates, writes a run, appends what is left. The store is read as the last `done` lists it and nothing else, so a second
-        attempt gives the same answer. Different buckets may be worked on by different threads.
+        Duplicates are dropped, a segment is written, and the remaining rows are appended. The store is read exactly as the last `done`
+        lists it, so a second attempt gives the same answer. Different buckets may be processed by different threads.
         """
         counts: Counter[str] = Counter()
         refused = [] if rejected is None else [rejected]
@@ -74,7 +74,7 @@ class Buckets:
         return dict(counts)
 
     def _append_first_of_keys(self, bucket: int, rows: pa.Table, frames: FrameTimes | None, counts: Counter[str]) -> pa.Table:
-        """The late rows."""
+        """Deduplicate and append rows; return the late ones."""
         names, span = self._connections.names, (self._item.start, self._item.to)
         store = self._connections.dedup_store(bucket)
         store.open(live_runs(self._item.runs, bucket))
@@ -90,7 +90,7 @@ class Buckets:
         return late
 
     def _late_letters(self, late: pa.Table) -> pa.Table:
-        """Dead letters for rows whose bytes did not come along: they are read again from their raw frames."""
+        """Return the dead letters for late rows; their bytes did not cross the exchange and are read again from their raw frames."""
         field = self._config.dedup.time_field
         rejections = Rejections("dedup", late.num_rows)
         rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
@@ -98,7 +98,7 @@ class Buckets:
         return letters(records, rejections.split(late, late).rejected, self._item.config, self._config.source)
 
     def tails(self) -> dict[str, SubjectTail]:
-        """The subjects' ends as the next plan remembers them."""
+        """Return the subjects' ends as the next plan remembers them."""
         known = {subject: appender.known_tail for subject, appender in self._by_subject.items()}
         return {
             subject: (tail.sequence, str(tail.position) if tail.position is not None else "")
@@ -117,27 +117,27 @@ class Buckets:
 
 
 def listed(runs: Iterable[RunFacts]) -> Listing:
-    """Live runs in the form of a `done`."""
+    """Return live segments in the form of a `done`."""
     return [[facts.name, facts.rows, facts.newest, facts.digest] for facts in runs]
 
 
 def live_runs(runs: Lists, bucket: int) -> list[RunFacts]:
-    """The runs of one bucket that are listed."""
+    """Return the listed segments of one bucket."""
     return [RunFacts(*facts) for facts in runs.get(str(bucket), [])]
 
 
 def key_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
-    """The bucket of each row with KEY_COLUMNS."""
+    """Return the bucket of each row, by its KEY_COLUMNS."""
     return bucket_of_key(rows.column(KEY_COLUMNS[1]).to_numpy(), buckets)
 
 
 def partition_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
-    """The bucket of each row or dead letter by its Kafka partition."""
+    """Return the bucket of each row or dead letter, by its Kafka partition."""
     return bucket_of_partition(rows.column("_tf_partition").to_numpy(), buckets)
 
 
 def shares(rows: pa.Table, owners: npt.NDArray[Any]) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of each bucket, in their order."""
+    """Yield the rows of each bucket, in their order."""
     counts = np.bincount(owners)
     (found,) = counts.nonzero()
     if len(found) > 1:

@@ -1,8 +1,8 @@
-"""Dead letters: every rejected record with its original bytes, its coordinates, and why it was refused.
+"""Dead letters: every rejected record with its original bytes, its coordinates and the reason for the rejection.
 
 In: the stage input of a range (raw records with positions) and the `rejected` rows of its stages. Out: LETTER_SCHEMA, sorted by raw
-position, one row per rejected record. A letter's identity is the raw position at which the record was rejected, and all its values are
-functions of the log, so a replay writes the same letter or nothing. Nothing is kept here; letters live in the dlq stream.
+position, one row per rejected record. A dead letter's identity is the raw position at which the record was rejected, and all its values are
+functions of the log, so a replay writes the same dead letter or nothing. Nothing is kept here; dead letters are stored in the dlq stream.
 """
 
 import numpy as np
@@ -33,20 +33,19 @@ LETTER_SCHEMA = pa.schema(
         ("source", pa.string()),
     ]
 )
-"""`value` is the whole record, or the first 1024 bytes where `oversize` tells its size and SHA-256. Times are arrivals, never a clock.
+"""Columns of a dead letter. Times are arrivals, never a clock.
 
-`attempts` counts rejections, this one included. `past_dedup`: dedup, if there is one, has accepted the record. `origin`: the position of
-the letter that this record was before it entered again; null for a record that comes from Kafka. `source`: the id of its source in the
-pipeline file.
+`value` is the whole record, or its first 1024 bytes if `oversize` holds its size and SHA-256. `attempts` counts rejections, including this
+one. `past_dedup`: dedup, if there is one, has accepted the record. `origin`: the position of the dead letter that this record was before it
+was redriven; null for a record that comes from Kafka. `source`: the id of its source in the pipeline file.
 """
 
 
 def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str, past_dedup: bool = False) -> pa.Table:
-    """The dead letters for `rejected`; each of its rows names a record of `records` (both sorted or not; every position at most once).
+    """Return the dead letters for `rejected`; each of its rows names a record of `records` (in any order; every position at most once).
 
-    `past_dedup`: they were rejected behind dedup.
-
-    Raises KeyError when a rejected position is not among the records: a stage invented it.
+    `past_dedup`: the records were rejected after dedup. Raise KeyError if a rejected position is not among the records: a stage invented
+    it.
     """
     if rejected.num_rows == 0:
         return LETTER_SCHEMA.empty_table()
@@ -68,7 +67,7 @@ def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: 
 
 
 def _history(records: pa.Table, past_dedup: bool) -> dict[str, pa.ChunkedArray]:
-    """HISTORY_SCHEMA and `last_time` of the letters of `records`."""
+    """Return HISTORY_SCHEMA and `last_time` for the dead letters of `records`."""
     known = {
         field.name: records.column(field.name) if field.name in records.column_names else pa.nulls(records.num_rows, field.type)
         for field in HISTORY_SCHEMA

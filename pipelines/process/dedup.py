@@ -1,17 +1,18 @@
-"""dedup: of the records of one key within a window, the first by position goes on.
+"""dedup: accept the first record by position of each key within a window.
 
-In: records in position order with their key's hash in KEY_COLUMNS (`with_keys`), a time per record, and the store's `find`.
-Out: the records that go on; the duplicates; and one new store entry per key that had a record accepted: its last one.
+In: records in position order with their key's hash in KEY_COLUMNS (`with_keys`), a time per record, and the store's `find`. Out: the
+accepted records; the duplicates; and one new store entry per key with an accepted record: the last accepted one.
 
 Meaning, key by key in position order: a record is a duplicate if the last accepted record a of its key was accepted at a time less than
-`window` away, |t - a.t| < window, and a is not over, a.t + window > W. Every other record is accepted and replaces a. So at exactly the
-window, or later, a record is accepted and starts a new window; a dropped duplicate does not prolong one. t is the arrival, which never
-steps back (then W is nothing), or a field, with W the record's watermark (`watermarks`). A record older than W is late, and is not judged.
+`window` away, |t - a.t| < window, and a has not expired, a.t + window > W. Every other record is accepted and replaces a. So a record
+exactly at the window, or later, is accepted and starts a new window; a dropped duplicate does not extend the window. t is the arrival,
+which never steps back (then W does not apply), or a field, with W the record's watermark (`watermarks`). A record older than W is late and
+is not compared.
 
-Guarantee: the answer is a function of the records in their order, whatever the batches that they come in and whatever has expired from the
-store. Rejected: `null_key` (by `with_keys`), `null_time`, `invalid_time` and `ahead` (by `with_times`), `late` (by the caller). State: the
-store's entries, which may go once a.t + window <= the clock of the last `done`: the arrival, or the combined watermark. After a restart the
-same records with the same store give the same answer.
+Guarantee: the answer is a function of the records in their order, whatever the batches and whatever has expired from the store. Rejected:
+`null_key` (by `with_keys`), `null_time`, `invalid_time` and `ahead` (by `with_times`), `late` (by the caller). State: the store's entries,
+which may be deleted once a.t + window <= the clock of the last `done`: the arrival, or the combined watermark. After a restart the same
+records with the same store give the same answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,14 +36,14 @@ from pipelines.types.vectors import Mask, one_chunk, to_mask
 
 KEY_COLUMNS = ("_tf_key_hi", "_tf_key_lo")
 PAST_COLUMN = "_tf_past_dedup"
-"""True for a record that dedup accepted before it became a dead letter: it goes on, and leaves the store alone. Often there is none."""
+"""True for a record that dedup accepted before it became a dead letter: it is accepted without changing the store. Often absent."""
 _MAX_PASSES = 64
 _INSTANT = parse_type("DateTime64(6)")
 
 
 @dataclass(frozen=True)
 class Deduplicated:
-    """Records that go on and records dropped, each in position order and without the hashes; entries to add, sorted."""
+    """Accepted and dropped records, each in position order and without the hashes; entries to add, sorted."""
 
     accepted: pa.Table
     duplicates: pa.Table
@@ -50,9 +51,9 @@ class Deduplicated:
 
 
 def with_keys(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, fields: Sequence[str]) -> StageOutput:
-    """`parsed` with the hash of the key in `fields` (columns of it) as KEY_COLUMNS; records with a null in the key are rejected.
+    """Append the hash of the key in `fields` (columns of `parsed`) as KEY_COLUMNS; reject records with a null in the key.
 
-    While it runs, a table `_tf_values` is registered in `engine`. Raises TypeError for a column that cannot be a key.
+    While it runs, a table `_tf_values` is registered in `engine`. Raise TypeError for a column that cannot be a key.
     """
     hashes = hash_keys(engine, [parsed.column(name) for name in fields])
     rejections = Rejections("dedup", parsed.num_rows)
@@ -63,11 +64,11 @@ def with_keys(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, fields: Seque
 
 
 def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str, max_ahead_us: int, unit: str = "") -> StageOutput:
-    """`parsed` with the time in `field` as TIME_COLUMN: a number or decimal text of `unit` since 1970; without a unit unix seconds, or a
-    text as a DateTime column takes it. Others are rejected.
+    """Append the time in `field` as TIME_COLUMN; reject the records without a valid time.
 
-    Times are those of DateTime64, 1900 to 2299, and at most `max_ahead_us` behind the record's arrival: one of the far future would make
-    all others late. While it runs, a table `_tf_values` is registered in `engine`.
+    With a `unit`, the time is a number or decimal text of that unit since 1970. Without one it is unix seconds, or a text in a form that a
+    DateTime column takes. Valid times are those of DateTime64, 1900 to 2299, and at most `max_ahead_us` ahead of the record's arrival: one
+    time in the far future would make all other records late. While it runs, a table `_tf_values` is registered in `engine`.
     """
     values = one_chunk(parsed.column(field))
     rejections = Rejections("dedup", len(values))
@@ -87,7 +88,10 @@ def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str, 
 def dedup(
     records: pa.Table, times: Times, window_us: int, find: Callable[[Words, Words], Found], watermarks: Times | None = None
 ) -> Deduplicated:
-    """Splits `records`. `times` in microseconds since 1970, one per record, as are `watermarks` where the time is a field."""
+    """Split `records` into accepted ones and duplicates.
+
+    `times`: microseconds since 1970, one per record. `watermarks`: the same, if the time is a field.
+    """
     hi, lo = (records.column(name).to_numpy() for name in KEY_COLUMNS)
     plain = records.drop_columns(list(KEY_COLUMNS))
     order = by_hash(hi, lo)
@@ -116,10 +120,10 @@ class _Groups:
 
 
 def judge(group: Rows, times: Times, window_us: int, known: Found, watermarks: Times | None) -> tuple[Mask, Rows]:
-    """(which records are duplicates, the last accepted record of each group or -1). Records are sorted by group, then by position.
+    """Return (mask of the duplicates, the last accepted record of each group or -1); records are sorted by group, then by position.
 
-    A pass decides, for all groups at once, the records up to and with the next accepted one; there are as many passes as the batch has
-    accepted records of its busiest key.
+    Each pass decides, for all groups at once, the records up to and including the next accepted one. There are as many passes as the
+    busiest key of the batch has accepted records.
     """
     accepted_at, has_accepted = known.time.copy(), known.is_found.copy()
     is_duplicate = np.zeros(len(group), dtype=bool)
@@ -150,7 +154,7 @@ def judge(group: Rows, times: Times, window_us: int, known: Found, watermarks: T
         is_duplicate[rows[copies & (rows < border)]] = True
         accept(chosen)
         rows = rows[rows > border]
-    # A key with very many windows in one batch: one record after the other, of those few keys only.
+    # A few keys with very many windows in one batch: their records are decided one by one.
     for row in rows:
         one_row = np.array([row])
         if is_copy(one_row)[0]:

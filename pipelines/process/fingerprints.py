@@ -1,4 +1,4 @@
-"""Name the cause of a dead letter: (stage, code, field, message without its numbers and quoted words).
+"""Fingerprints of dead letters: names of causes (stage, code, field, message without its numbers and quoted words).
 
 A fingerprint is the same on every machine, and in every release that words the message alike.
 """
@@ -27,6 +27,6 @@ def with_fingerprints(letters: pa.Table) -> pa.Table:
     """Return `letters` with the column `fingerprint`."""
     parts = [pc.fill_null(letters.column(name), "") for name in CAUSE]
     causes = one_chunk(pc.binary_join_element_wise(*parts, _MARK)).dictionary_encode()
-    # No more marks than there are parts, whatever the message holds.
+    # Never more marks than there are parts, whatever the message holds.
     known = pa.array([fingerprint(*cause.split(_MARK, len(CAUSE) - 1)) for cause in causes.dictionary.to_pylist()], pa.string())
     return letters.append_column("fingerprint", known.take(causes.indices))

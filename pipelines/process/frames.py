@@ -1,7 +1,7 @@
-"""The process leg's work on raw frames, in the driver or in a task: through the stages, and on to their buckets.
+"""The process leg's work on raw frames, in the driver or in a task: through the stages, and then to the buckets.
 
-Without dedup a bucket holds the records of its Kafka partitions, so one task has all of a bucket in position order and no exchange is
-needed. With dedup a bucket holds keys: tasks take frames through the stages, rows cross an exchange by bucket, as whole frames, and the
+Without dedup a bucket holds the records of its Kafka partitions, so one task has all records of a bucket in position order and no exchange
+is needed. With dedup a bucket holds keys: tasks pass frames through the stages, rows cross an exchange by bucket, as whole frames, and the
 bucket's task does the rest.
 """
 
@@ -37,7 +37,7 @@ ROWS, LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
 
 
 def process(connections: Connections, item: ProcessItem) -> ProcessReports:
-    """One item in a task: its buckets one after the other, each with the frames that it fetches itself."""
+    """Process one item in a task: its buckets one after the other, each with the frames that the task fetches itself."""
     config = config_of(connections, item.config)
     return ProcessReports(
         tuple(
@@ -51,9 +51,9 @@ PROCESS = Work(process, ProcessItem, ProcessReports)
 
 
 def before_exchange(connections: Connections, item: ProcessItem) -> Iterator[Parcel]:
-    """One item in a task, with dedup: its frames through the stages; rows with their keys to their bucket, letters to theirs.
+    """Take the frames of one item through the stages in a task, with dedup; yield rows with keys and dead letters, each to its bucket.
 
-    What it counted goes to bucket 0, the frames' times to all.
+    The task's counts are sent to bucket 0, the frames' times to all buckets.
     """
     config = config_of(connections, item.config)
     counts = new_counts()
@@ -70,14 +70,17 @@ def before_exchange(connections: Connections, item: ProcessItem) -> Iterator[Par
 
 
 def times_to_all(rows: pa.Table, step: Sequence[Arrived], buckets: int) -> Iterator[Parcel]:
-    """The times of the frames of a step, to each bucket; `rows` are theirs."""
+    """Yield the times of the frames of a step, whose rows are `rows`, to each bucket."""
     found = FrameTimes.of(rows, (frame.message for frame in step), NOTHING, 0)
     times = json.dumps(found.rows()).encode()
     yield from ((bucket, TIMES, times) for bucket in range(buckets))
 
 
 def times_of(parcels: Iterable[tuple[str, bytes]], before: Watermarks, config: Program) -> FrameTimes | None:
-    """What `times_to_all` has sent of all frames of a range behind `before`; None where the window is not measured on a field."""
+    """Return the times that `times_to_all` has sent for all frames of a range after `before`.
+
+    None if the window is not measured on a field.
+    """
     if not config.dedup.time_field:
         return None
     rows = (tuple(row) for kind, payload in parcels if kind == TIMES for row in json.loads(payload))
@@ -85,14 +88,17 @@ def times_of(parcels: Iterable[tuple[str, bytes]], before: Watermarks, config: P
 
 
 def frame_times(rows: pa.Table, frames: Iterable[Arrived], before: Watermarks, config: Program) -> FrameTimes | None:
-    """As `times_of`, of all frames of a range and their rows."""
+    """Return the same as `times_of`, from all frames of a range and their rows."""
     if not config.dedup.time_field:
         return None
     return FrameTimes.of(rows, (frame.message for frame in frames), before, config.dedup.window_us)
 
 
 def after_exchange(connections: Connections, item: ProcessItem, bucket: int, parcels: list[tuple[str, bytes]]) -> ProcessReport:
-    """One bucket of the plan in a task: all that was sent to it, in position order; the only writer of the bucket's subjects and store."""
+    """Process one bucket of the plan in a task: all parcels sent to it, in position order.
+
+    This is the only writer of the bucket's subjects and store.
+    """
     config = config_of(connections, item.config)
     buckets = Buckets(connections, config, item)
     counts: Counter[str] = Counter()
@@ -114,9 +120,9 @@ def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -
 
 
 def fetched(connections: Connections, share: Share, start: int, to: int) -> Iterator[Arrived]:
-    """The frames of a share, behind `start` up to `to`, exactly those that the driver's scan named.
+    """Yield the frames of a share, from `start` (exclusive) to `to`, exactly as the driver's scan named them.
 
-    A gap must stop the task before it writes beyond it.
+    A gap must stop the task before it writes beyond the gap.
     """
     stream = connections.names.stream("raw")
     subjects = (connections.log.fetch(stream, subject, start, to) for subject in share.subjects)
@@ -131,10 +137,10 @@ def fetched(connections: Connections, share: Share, start: int, to: int) -> Iter
 def process_frames(
     connections: Connections, config: Program, item: ProcessItem, frames: Iterable[Arrived], share: str = ""
 ) -> ProcessReport:
-    """All frames of some buckets in sequence order through the stages; appends what the buckets' subjects do not hold yet.
+    """Take all frames of some buckets in sequence order through the stages; append the frames that the buckets' subjects do not hold yet.
 
-    With dedup they must be all frames of the plan. Counts are those of the stages, so a replay reports the same. `share` names the
-    buckets, where not all of the plan are meant.
+    With dedup these must be all frames of the plan. Counts are taken from the stages, so a replay reports the same. `share` names the
+    buckets if they are not all buckets of the plan.
     """
     buckets = Buckets(connections, config, item)
     counts = Counter(new_counts())
@@ -152,7 +158,7 @@ def process_frames(
 
 
 def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table]]) -> None:
-    """Publishing runs on a thread of its own, one step behind the stages."""
+    """Append the steps in order, on a thread of its own, one step behind the stages."""
     with ThreadPoolExecutor(1, "append") as publisher:
         last: Future[None] | None = None
         for rows, rejected in passed:
@@ -166,7 +172,7 @@ def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table
 def _append_by_key(
     buckets: Buckets, config: Program, rows: pa.Table, rejected: pa.Table, times: FrameTimes | None, counts: Counter[str]
 ) -> None:
-    """Buckets side by side: each mostly waits for the disk."""
+    """Append to the buckets in parallel: each mostly waits for the disk."""
     keyed = dict(shares(rows, key_owners(rows, config.buckets)))
     refused = dict(shares(rejected, partition_owners(rejected, config.buckets)))
     with ThreadPoolExecutor(BUCKET_THREADS, "bucket") as workers:
@@ -179,8 +185,9 @@ def _append_by_key(
 def _admitted(
     connections: Connections, item: ProcessItem, share: str, step: Sequence[Arrived], counts: dict[str, int]
 ) -> tuple[pa.Table, pa.Table]:
-    """(rows, dead letters) of some frames; adds to `counts`. Raises HaltError when the dead letters must not be written, UndecidedError
-    when the plan must name some first.
+    """Return (rows, dead letters) of some frames; add to `counts`.
+
+    Raise HaltError if the dead letters must not be written, UndecidedError if the plan must name some of them first.
     """
     try:
         made = run(config_of(connections, item.config), connections.engine, step, item.poison)
@@ -197,7 +204,7 @@ def _admitted(
 
 
 def undecided(rejected: pa.Table, decided: Decided) -> list[list[Any]]:
-    """Of dead letters, those of internal errors that are not decided yet, as `UndecidedError` names them."""
+    """Return the dead letters of internal errors that are not decided yet, in the form of `UndecidedError`."""
     internal = rejected.filter(pc.equal(rejected.column("code"), INTERNAL_ERROR))
     if internal.num_rows == 0:
         return []

@@ -1,8 +1,8 @@
-"""Isolation: what a stage cannot do with a batch is done in halves, down to the records at fault; those are rejected, the others go on.
+"""Isolation: a batch that ends a stage is halved down to the records at fault; these are rejected, the others pass.
 
-In: a stage, and the table that it raises over. Out: what the stage gives over the rest, with a rejection of the code `internal_error` for
-each record that raises by itself, three times in a row. Kept: nothing. An error of the host (memory, disk, descriptors) or of ours is never
-a record's fault, nor is one that the stage raises without any record: those are raised.
+In: a stage, and the table over which it raises. Out: the stage's output over the rest, with a rejection of the code `internal_error` for
+each record that raises by itself, three times in a row. Kept: nothing. An error of the host (memory, disk, descriptors) or of our own code
+is never a record's fault, nor is an error that the stage raises without any record: such errors are raised.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ _ENDS_THE_ENGINE = (duckdb.FatalException, duckdb.InternalException)
 def isolated(
     name: str, stage: Stage, engine: duckdb.DuckDBPyConnection, table: pa.Table, renew: Callable[[], duckdb.DuckDBPyConnection]
 ) -> StageOutput:
-    """`stage(engine, table)`, and where that raises, the same without the records at fault. `renew` opens another engine."""
+    """Return `stage(engine, table)`; if the stage raises, leave out and reject the records at fault. `renew` opens another engine."""
     try:
         return stage(engine, table)
     except Exception as error:
@@ -38,7 +38,7 @@ def isolated(
 
 
 def take_out(table: pa.Table, decided: Decided) -> StageOutput:
-    """`table` without the decided records, and those of it as rejected."""
+    """Return `table` without the decided records, and its decided records as rejected."""
     if not decided:
         return StageOutput(table, REJECTED_SCHEMA.empty_table())
     columns = [list(column) for column in zip(*decided, strict=True)]
@@ -50,14 +50,14 @@ def take_out(table: pa.Table, decided: Decided) -> StageOutput:
 
 
 class _Search:
-    """One search for the records that a stage raises over, on engines of its own: an error may leave one that does nothing more."""
+    """One search for the records over which a stage raises, on engines of its own: an error may leave an engine unusable."""
 
     def __init__(self, name: str, stage: Stage, renew: Callable[[], duckdb.DuckDBPyConnection]) -> None:
         self._name, self._stage, self._renew = name, stage, renew
         self._engine = renew()
 
     def through(self, table: pa.Table, error: Exception) -> StageOutput:
-        """What comes of `table`. Raises `error`, which the stage has raised over it, if it is no record's fault."""
+        """Return the output over `table`. Raise `error`, which the stage has raised over it, if no record is at fault."""
         try:
             try:
                 self._attempt(table.slice(0, 0))
@@ -97,7 +97,7 @@ class _Search:
         if isinstance(error, duckdb.OutOfMemoryException):
             raise error
         (row,) = record.select(["_tf_sequence", "_tf_ordinal"]).to_pylist()
-        # The words of an error may hold the record's values, its type does not.
+        # The text of an error may hold the record's values; its type does not.
         message = f"{self._name} ends with {type(error).__name__} on this record alone, {ATTEMPTS} times of {ATTEMPTS}"
         nothing = self._attempt(record.slice(0, 0)).accepted
         return StageOutput(nothing, _rejected([(row["_tf_sequence"], row["_tf_ordinal"], self._name, message)]))

@@ -1,4 +1,4 @@
-"""What a task of the process leg is given, and what it reports."""
+"""The work items of the process leg's tasks, and the tasks' reports."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from pipelines.protocol.ledger import Totals
 from pipelines.protocol.run_lists import Lists
 
 SubjectTail = tuple[Count, Text]
-"""The end of a subject: its last sequence, and the last position that its frames cover; empty for none."""
+"""The end of a subject: its last sequence, and the last position that its frames cover; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Share(Form):
 class ProcessItem(Form):
     """A plan of the process leg: raw frames from `start` (exclusive) to `to`, under the configuration of a version.
 
-    As of the last `done`: `clock_us`, `clock_resets`, `watermarks`, the live `runs` by bucket, and the `tails` of subjects as far as they
-    are known. `poison`: records that are not tried. `shares`: by bucket, those of one task; without them the whole plan is meant.
+    As of the last `done`: `clock_us`, `clock_resets`, `watermarks`, the live `runs` by bucket, and the known `tails` of subjects. `poison`:
+    records that are not tried. `shares`: one task's shares, by bucket; if empty, the item is the whole plan.
     """
 
     start: Count
@@ -41,8 +41,9 @@ class ProcessItem(Form):
 
 @dataclass(frozen=True)
 class ProcessReport(Form):
-    """What became of some buckets: counts of the stages, ends of subjects, what the next `done` lists, and the watermarks behind the plan
-    where windows are measured on a field.
+    """The results of some buckets: counts of the stages, ends of subjects, segments for the next `done`, and watermarks.
+
+    The watermarks are those after the plan, if windows are measured on a field.
     """
 
     counts: Totals = field(default_factory=dict)
@@ -53,6 +54,6 @@ class ProcessReport(Form):
 
 @dataclass(frozen=True)
 class ProcessReports(Form):
-    """Of one task, a report for each of its buckets."""
+    """A task's reports, one for each of its buckets."""
 
     buckets: tuple[ProcessReport, ...]

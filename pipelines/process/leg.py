@@ -1,4 +1,7 @@
-"""The process leg: raw frames to typed out frames and dead letters. A work item is some buckets' share of a range of raw sequences."""
+"""The process leg: raw frames to typed out frames and dead letters.
+
+A work item is the share of some buckets in a range of raw sequences.
+"""
 
 import sys
 import time
@@ -34,15 +37,15 @@ DRIVER_FRAMES = 16
 """Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
 OFFER_SECONDS = 1.0
 MAX_POISON = 10_000
-"""Records of one plan that the stages may end on: as many as its entry on the ledger has room for."""
+"""Most records of one plan on which the stages may end: its entry on the ledger has room for as many."""
 PLAN_BYTES = 256 * 1024 * 1024
-"""Of the frames of a plan, decoded; DRIVER_FRAMES of them always fit."""
+"""Limit of the frames of a plan, decoded; DRIVER_FRAMES of them always fit."""
 CLOCK_SECONDS = 1.0
-"""How often the clocks are compared: it takes a request."""
+"""Interval between comparisons of the clocks; a comparison takes a request."""
 
 
 class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
-    """Offset is {"sequence": last raw sequence}."""
+    """The process leg; its offset is {"sequence": last raw sequence}."""
 
     name = "process"
     _next_offer = 0.0
@@ -50,14 +53,14 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     _next_clock = 0.0
     _undecided: Sequence[Sequence[Any]] = ()
     _attempts = (0, 0)
-    """The end of the plan in work, and how often it was tried: each task's process may have left a run of its own."""
+    """The end of the plan in work, and the number of its attempts: each task's process may have left a segment of its own."""
     _scanned: Sequence[Message] = ()
     """Headers of the raw frames that the last plan was cut from."""
     _run_lists: RunLists | None = None
     _tails: Mapping[str, SubjectTail] = {}
-    """Ends of subjects, by what this leg has seen of them; a subject that is not here is looked up."""
+    """Ends of subjects as this leg has seen them; a missing subject is looked up."""
     _runs: Lists | None = None
-    """The live runs behind the plan that was executed last."""
+    """The live segments after the plan that was executed last."""
 
     @property
     def _lists(self) -> RunLists:
@@ -93,9 +96,9 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             )
 
     def _check_clock(self) -> None:
-        """Where dedup goes by arrival, which never steps back: tells that it is ahead of the server's clock, as the file asks for.
+        """Compare the arrival with the server's clock, if dedup uses the arrival; warn or halt if it is ahead, as the file says.
 
-        A range that was planned is done before, so that `reset-clock` finds none.
+        The arrival never steps back. A planned range is finished first, so that `reset-clock` finds none.
         """
         done, log = self._done, self.connections.log
         config = config_of(self.connections, self.connections.run.stage_config)
@@ -117,11 +120,11 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             self.status.warning = told
 
     def _finish(self, session: SparkSession, plan: Entry[ProcessPlan]) -> None:
-        """As every leg's; then deletes the runs that the new `done` does not list any more, or that attempts in vain have left."""
+        """Finish the plan; then delete the segments that the new `done` no longer lists, or that failed attempts have left."""
         before = self._listed()
         super()._finish(session, plan)
         now = self._listed()
-        # An attempt of an earlier start at this very plan has left what the sweep of our start has spared.
+        # An attempt of an earlier start at this plan has left segments that the sweep at our start spared.
         if self._attempts[1] > 1 or plan.epoch != self.chain.state.epoch:
             self._sweep()
             return
@@ -130,12 +133,12 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 self.connections.dedup_store(int(bucket)).place.delete(name)
 
     def _listed(self) -> dict[str, set[str]]:
-        """Names of the live runs, by bucket."""
+        """Return the names of the live segments, by bucket."""
         runs = self._lists.of(self._listed_by)
         return {bucket: {listed[0] for listed in listing} for bucket, listing in runs.items()}
 
     def _sweep(self) -> None:
-        """Deletes runs that no `done` lists and no open plan may still want: what killed attempts have left."""
+        """Delete segments that no `done` lists and no open plan may still need: killed attempts have left them."""
         config = config_of(self.connections, self.connections.run.stage_config)
         if not config.dedup.key:
             return
@@ -156,7 +159,10 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         return ProcessPlan(start=start, to=self._within_bytes(start, to), config=self.connections.run.stage_config)
 
     def _within_bytes(self, start: int, to: int) -> int:
-        """The end of the next plan, `to` or before: with dedup the rows of a plan are judged together, so they must fit into memory."""
+        """Return the end of the next plan, at most `to`.
+
+        With dedup the rows of a plan are handled together, so they must fit into memory.
+        """
         if to - start <= DRIVER_FRAMES:
             return to
         self._scanned = self.connections.log.scan(self.connections.names.stream("raw"), start, to)
@@ -165,13 +171,13 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         return start + max(DRIVER_FRAMES, sum(1 for end in ends if end <= most))
 
     def _scan(self, start: int, to: int) -> Sequence[Message]:
-        """As the log's; what was looked at to plan the range is not asked for again."""
+        """Scan the log; reuse the headers that were read to plan the range."""
         if self._scanned and self._scanned[0].sequence == start + 1 and self._scanned[-1].sequence >= to:
             return self._scanned[: to - start]
         return self.connections.log.scan(self.connections.names.stream("raw"), start, to)
 
     def execute(self, session: SparkSession, plan: Entry[ProcessPlan]) -> ProcessDone:
-        # An earlier attempt may have amended it.
+        # An earlier attempt may have amended the plan.
         body = (self.chain.state.plan or plan).body
         while True:
             if self._undecided:
@@ -182,9 +188,10 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 self._undecided = error.places
 
     def _decide(self, plan: ProcessPlan) -> ProcessPlan:
-        """The plan with the records that a stage ends on: whatever is tried again from now on, they are dead letters.
+        """Return the plan with the records on which a stage ends: from now on every attempt makes them dead letters.
 
-        An earlier attempt that went beyond one of them had a row of it, or a letter for another reason; then nothing can be decided.
+        If an earlier attempt passed one of these records, it wrote a row of it, or a dead letter for another reason; then nothing can be
+        decided.
         """
         found: Iterator[Poison] = ((sequence, ordinal, stage, message) for sequence, ordinal, _, stage, message in self._undecided)
         decided = (*plan.poison, *found)
@@ -200,11 +207,11 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         return amended
 
     def _check_not_passed(self, plan: ProcessPlan) -> None:
-        """Raises HaltError when an attempt at the plan has written what lies beyond a record that is about to be decided."""
+        """Raise HaltError if an attempt at the plan has written positions beyond a record that is about to be decided."""
         config = config_of(self.connections, plan.config)
         first: dict[int, Position] = {}
         for sequence, ordinal, partition, *_ in self._undecided:
-            # With dedup nothing is written before every record of the plan has been through the stages.
+            # With dedup nothing is written before every record of the plan has passed the stages.
             places = range(config.buckets) if config.dedup.key else [bucket_of_partition(partition, config.buckets)]
             place = Position(plan.start + 1, 0) if config.dedup.key else Position(sequence, ordinal)
             for bucket in places:
@@ -250,7 +257,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         )
 
     def _item(self, plan: ProcessPlan) -> ProcessItem:
-        """The whole plan, as of the last `done`."""
+        """Return the whole plan as an item, as of the last `done`."""
         item = ProcessItem(
             start=plan.start,
             to=plan.to,
@@ -263,18 +270,19 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         return item if done is None else replace(item, clock_us=done.clock_us, clock_resets=done.clock_resets, watermarks=done.watermarks)
 
     def _closing(self, done: ProcessDone) -> ProcessDone:
-        """With the runs on pages of their own."""
+        """Return `done` with its segments on pages of their own."""
         return replace(done, runs=self._lists.write(self._listed_by, self._runs or {}))
 
     def _end_of(self, role: str, before: int, tails: Mapping[str, SubjectTail]) -> int:
-        """The last sequence of a stream that ranges up to this one have written; those `before` had come to that."""
+        """Return the last sequence of a stream that ranges up to this one have written; `before` is the one of the earlier ranges."""
         subjects = self.connections.names.subjects(role).removesuffix(">")
         return max(before, *(sequence for subject, (sequence, _) in tails.items() if subject.startswith(subjects)), 0)
 
     def _adopted(self, runs: Lists) -> Lists:
-        """`runs` with what a compaction has offered in place of the oldest of them, where all that it was made of is still listed.
+        """Replace the oldest of `runs` by the output of an offered compaction, if all of its input is still listed.
 
-        Looked for once in OFFER_SECONDS. When it is taken does not matter: every look-up gives the same answer before and after.
+        The offer is looked up at most once in OFFER_SECONDS. The time of the replacement does not matter: every lookup gives the same
+        answer before and after.
         """
         if not runs or time.monotonic() < self._next_offer:
             return runs
@@ -331,7 +339,7 @@ def _by_bucket(arrived: list[Arrived], buckets: int) -> dict[int, list[Arrived]]
 
 
 def _balanced(shares: dict[str, Share], tasks: int) -> list[dict[str, Share]]:
-    """The buckets in at most `tasks` groups, the largest first into the emptiest group."""
+    """Return the buckets in at most `tasks` groups, the largest first into the emptiest group."""
     groups: list[dict[str, Share]] = [{} for _ in range(min(tasks, len(shares)))]
     loads = [0] * len(groups)
     for bucket, share in sorted(shares.items(), key=lambda entry: -len(entry[1].frames)):

@@ -1,8 +1,8 @@
-"""A program: the steps that raw records of one source go through, from parse to the mapping. Pure: no Spark, no socket.
+"""A program: the steps that raw records of one source pass, from parse to the mapping. Pure: no Spark, no socket.
 
-In: a pipeline file and what its table looks like (`compile_program`), or the JSON that plans name by its version. Out: of raw frames, rows
-and dead letters (`run`). The part before the exchange ends with the mapping, which reads the fields as early as no later step needs them:
-what crosses the exchange are the columns of the table, not the fields.
+In: a pipeline file and the facts of its table (`compile_program`), or the JSON that plans name by its version. Out: the rows and dead
+letters of raw frames (`run`). The part before the exchange ends with the mapping, which reads each field as soon as no later step needs it:
+the table's columns cross the exchange, not the fields.
 """
 
 import hashlib
@@ -32,14 +32,17 @@ from pipelines.protocol.records import POSITION_COLUMNS
 from pipelines.types.columns import parse_type
 
 RELEASE = 3
-"""Format and meaning of programs: raised when a release would store them otherwise, or give other rows for the same records."""
+"""Format and meaning of programs.
+
+Raised when a release would store programs differently, or produce other rows for the same records.
+"""
 
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of one source, for one table. `buckets`: how many there are behind the exchange.
+    """The steps of one source, for one table. `buckets`: their number after the exchange.
 
-    Raises ValueError unless parse is the first step, the mapping the last, and between them at most one has state, with no step behind it.
+    Raise ValueError unless parse is the first step, the mapping the last, and between them at most one has state, with no step after it.
     """
 
     release: int
@@ -62,7 +65,7 @@ class Program:
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> "Program":
-        """Return the program that `encode` has written, its JSON read. Raises KeyError, TypeError or ValueError for anything else."""
+        """Return the program that `encode` has written, its JSON read. Raise KeyError, TypeError or ValueError for anything else."""
         if record.keys() != {"release", "source", "topic", "buckets", "steps"}:
             raise ValueError(f"its parts are {', '.join(map(repr, sorted(record)))}"[:200])
         steps = tuple(kinds()[step["step"]].decode(step) for step in record["steps"])
@@ -70,7 +73,7 @@ class Program:
 
     @cached_property
     def version(self) -> str:
-        """The digest of the list: what plans and frames name it by."""
+        """The digest of the list, by which plans and frames name it."""
         return hashlib.sha256(self.encode()).hexdigest()[:16]
 
     @property
@@ -120,12 +123,12 @@ class Program:
 
     @cached_property
     def carried(self) -> tuple[str, ...]:
-        """Columns that the part behind the exchange needs, beside those of the table."""
+        """The columns, besides the table's, that the part after the exchange needs."""
         return tuple(name for step in self.steps for name in step.carried)
 
     @cached_property
     def path(self) -> list[tuple[Step, frozenset[str]]]:
-        """The steps before the exchange, each with the fields that no later one reads."""
+        """The steps before the exchange, each with the fields that no later step reads."""
         known: Columns = {}
         path = []
         for place, step in enumerate(self.steps):
@@ -138,7 +141,10 @@ class Program:
 
 @dataclass(frozen=True)
 class Made:
-    """What a program makes of raw frames. With dedup, `rows` are those that cross the exchange, and are not counted as written yet."""
+    """The output of a program for raw frames.
+
+    With dedup, `rows` are the rows that cross the exchange, and are not counted as written yet.
+    """
 
     rows: pa.Table
     letters: pa.Table
@@ -148,7 +154,7 @@ class Made:
 def run(program: Program, engine: duckdb.DuckDBPyConnection, frames: Sequence[Arrived], decided: Decided = ()) -> Made:
     """Take whole raw frames through the steps before the exchange.
 
-    A record that a step ends on is a dead letter of INTERNAL_ERROR; so are those of `decided`, which are not tried.
+    A record on which a step ends becomes a dead letter of INTERNAL_ERROR; so do the records of `decided`, which are not tried.
     """
     records = together([records_of(frame.message, frame.arrival_us) for frame in frames])
     passed = run_records(program, engine, records, decided)
@@ -162,7 +168,7 @@ def run(program: Program, engine: duckdb.DuckDBPyConnection, frames: Sequence[Ar
 
 
 def run_records(program: Program, engine: duckdb.DuckDBPyConnection, records: pa.Table, decided: Decided = ()) -> Passed:
-    """As `run`, of records with their positions (`records.with_positions`), in position order."""
+    """Take records with their positions (`records.with_positions`), in position order, through the steps; see `run`."""
     tried = take_out(records, decided)
     widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0
     passed = pass_through(program.path, Context(engine, program.carried, widest), tried.accepted, open_engine)
@@ -184,7 +190,7 @@ def together(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 class ColumnFacts(Protocol):
-    """A column as the table has it."""
+    """A column of the table, as ClickHouse describes it."""
 
     @property
     def name(self) -> str: ...
@@ -195,7 +201,7 @@ class ColumnFacts(Protocol):
 
 
 class TableFacts(Protocol):
-    """What a program needs to know of its table."""
+    """The facts of its table that a program needs."""
 
     @property
     def database(self) -> str: ...
@@ -206,10 +212,10 @@ class TableFacts(Protocol):
 
 
 def compile_program(config: PipelineConfig, table: TableFacts) -> Program:
-    """Return the program of `config` for the table as it is now. Raises ConfigurationError where a step does not fit what comes to it.
+    """Return the program of `config` for the table as it is now. Raise ConfigurationError if a step does not fit its input.
 
-    Nullness and DEFAULTs are the table's, types the mapping's. A column that the mapping declares by its base type may be Nullable in the
-    table (GlassFlow's files do so).
+    Nullness and DEFAULTs are taken from the table, types from the mapping. A column that the mapping declares by its base type may be
+    Nullable in the table (GlassFlow's files do so).
     """
     source = config.sources[0]
     fields = source.schema_fields

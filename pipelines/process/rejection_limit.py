@@ -1,10 +1,10 @@
-"""The circuit breaker: too many records that are rejected for one cause stop a leg before they become dead letters.
+"""The rejection limit: if too many records are rejected for one cause, the leg stops before they become dead letters.
 
-In: how many records were seen, and those of them that were rejected. Records are judged in samples of at least MIN_RECORDS, each record
-in one sample: a large step is a sample of its own, small ones add up until they are enough. So a leg that sees few records at a time
-writes at most MIN_RECORDS - 1 dead letters before it stops.
-A range is judged under the configuration that it was planned under, and never in one sample with records of another.
-Kept: the open sample, in memory; a start begins anew. It decides nothing about a record, only whether to go on.
+In: the number of records seen, and the rejected ones among them. Records are checked in samples of at least MIN_RECORDS, each record in one
+sample: a large step is a sample of its own, small steps add up until they are enough. So a leg that sees few records at a time writes at
+most MIN_RECORDS - 1 dead letters before it stops. A range is checked under the configuration of its plan, and never in one sample with
+records of another configuration. Kept: the open sample, in memory; a start begins with an empty one. The limit decides nothing about a
+record, only whether the leg continues.
 """
 
 import threading
@@ -20,7 +20,7 @@ from pipelines.process.fingerprints import with_fingerprints
 MIN_RECORDS = 1000
 ACCEPT = "`tallyflow run FILE --accept`"
 MEND = f"Mend the table or the producer and start again; or let such records become dead letters for one start: {ACCEPT}"
-"""The ways on at a row that was not decided yet."""
+"""Ways to continue after a rejected row that is not decided yet."""
 PLANNED = (
     f"These records are planned already: {ACCEPT} lets them become dead letters, which may enter again. Mend the mapping, the table or the "
     "producer first: with an edited file only these pass, and what comes behind them is judged anew; with this one all do, for one start"
@@ -33,7 +33,7 @@ PLANNED_BEFORE = (
 
 @dataclass(frozen=True)
 class Cause:
-    """Rejected records of one cause: how many, why in words (`parse: wrong_type of id: expected int`), and where one of them is."""
+    """Rejected records of one cause: their number, the reason in words (`parse: wrong_type of id: expected int`), and the place of one."""
 
     fingerprint: str
     reason: str
@@ -43,13 +43,13 @@ class Cause:
 
 @dataclass(frozen=True)
 class Sample:
-    """Records seen in a row, and those rejected, by cause."""
+    """Consecutive records, and the rejected ones among them, by cause."""
 
     records: int = 0
     causes: Mapping[str, Cause] = field(default_factory=dict)
 
     def plus(self, records: int, causes: Iterable[Cause]) -> "Sample":
-        """With `records` more, of which `causes` were rejected."""
+        """Return the sample with `records` more, of which `causes` were rejected."""
         together = dict(self.causes)
         for cause in causes:
             known = together.get(cause.fingerprint)
@@ -62,11 +62,11 @@ class Sample:
 
     @property
     def rest(self) -> "Sample":
-        """What the next records are added to: a sample that was judged is over."""
+        """The sample to which the next records are added: empty after a sample that was checked."""
         return Sample() if self.is_enough else self
 
     def judge(self, percent: int, ways: str) -> None:
-        """Raises HaltError, with the `ways` on, when this is enough to judge and more than `percent` of it was rejected for one cause."""
+        """Raise HaltError, with the `ways` to continue, if the sample is large enough and one cause rejected more than `percent` of it."""
         worst = max(self.causes.values(), key=lambda cause: cause.records, default=None)
         if worst is None or not self.is_enough or worst.records * 100 <= percent * self.records:
             return
@@ -78,7 +78,7 @@ class Sample:
 
 
 class Breaker:
-    """Judges what one process sees of one leg; safe to use from several threads. 100 percent never stops anything."""
+    """Checks the records of one leg that one process sees; thread-safe. 100 percent never stops anything."""
 
     def __init__(self, percent: int, ways: str = PLANNED) -> None:
         self._percent, self._ways = percent, ways
@@ -88,10 +88,10 @@ class Breaker:
         self._lock = threading.Lock()
 
     def judge(self, records: int, rejected: pa.Table, share: str, to: int) -> None:
-        """Counts `records`, of which `rejected` (dead letters) are not written yet. Raises HaltError when they must not be.
+        """Count `records`, of which `rejected` (dead letters) are not written yet. Raise HaltError if they must not be written.
 
-        `share` and `to` say which records these are: all of a share up to raw sequence `to`. What was counted once is not counted again
-        when a plan is tried again, however often; once it has stopped, it stops every later call.
+        `share` and `to` name the records: all records of a share up to raw sequence `to`. Records are counted once, however often their
+        plan is tried again. After the first HaltError every later call raises it, too.
         """
         with self._lock:
             if self._told:
@@ -109,7 +109,7 @@ class Breaker:
 
 
 def causes_of(rejected: pa.Table) -> list[Cause]:
-    """The causes of some dead letters, with the first letter of each."""
+    """Return the causes of some dead letters, with the first dead letter of each."""
     if rejected.num_rows == 0:
         return []
     names = with_fingerprints(rejected).column("fingerprint").combine_chunks()
@@ -121,13 +121,13 @@ def causes_of(rejected: pa.Table) -> list[Cause]:
 
 
 def halt_at(rejected: pa.Table) -> None:
-    """Raises HaltError with the first of some dead letters, in position order, that are not written yet; returns if there is none."""
+    """Raise HaltError with the first of some dead letters, in position order, that are not written yet; return if there is none."""
     if rejected.num_rows:
         raise halt_for(_reason(rejected), place_of(rejected))
 
 
 def halt_for(reason: str, place: str) -> HaltError:
-    """The halt for a record that `on_error.rejected: halt` stops at."""
+    """Return the halt for a record at which `on_error.rejected: halt` stops."""
     return HaltError(
         f"stopping at a rejected record, as `on_error.rejected` asks: {place}: {reason}. No record of its batch became a dead letter. "
         "Mend the mapping, the table or the producer, or say `rejected: dead_letter`, and start again: nothing is lost"
@@ -135,7 +135,7 @@ def halt_for(reason: str, place: str) -> HaltError:
 
 
 def place_of(letters: pa.Table) -> str:
-    """Where the first of `letters` comes from."""
+    """Return the place of the first of `letters`."""
     (row,) = letters.slice(0, 1).select(["_tf_topic", "_tf_partition", "_tf_offset", "_tf_sequence", "_tf_ordinal"]).to_pylist()
     coordinates = f"{row['_tf_topic']} partition {row['_tf_partition']} offset {row['_tf_offset']}"
     return f"{coordinates} (raw position {row['_tf_sequence']}.{row['_tf_ordinal']})"

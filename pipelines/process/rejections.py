@@ -1,4 +1,4 @@
-"""Collects why the rows of one batch are refused, and splits the batch. The first reason that is noted for a row is the one it keeps."""
+"""Collects the reasons for rejecting rows of one batch, and splits the batch. A row keeps the first reason that is noted for it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from pipelines.types.vectors import Mask
 
 
 class Rejections:
-    """The refused rows of a batch of `rows` records that `stage` looks at. Reasons are stored once, rows point at them."""
+    """The rejected rows of a batch of `rows` records in `stage`. Reasons are stored once; rows point to them."""
 
     def __init__(self, stage: str, rows: int) -> None:
         self._stage = stage
@@ -29,14 +29,14 @@ class Rejections:
         return bool(self._reasons)
 
     def note(self, mask: Mask, code: str, field: str | None, message: str) -> None:
-        """Refuses the rows of `mask` that have no reason yet."""
+        """Reject the rows of `mask` that have no reason yet."""
         fresh = mask & self.open
         if fresh.any():
             self._reason_of[fresh] = len(self._reasons)
             self._reasons.append((code, field, message))
 
     def note_each(self, rows: npt.NDArray[np.int64], code: str, field: str | None, messages: Sequence[str]) -> None:
-        """Refuses `rows[i]`, if it has no reason yet, with `messages[i]`."""
+        """Reject `rows[i]`, if it has no reason yet, with `messages[i]`."""
         known: dict[str, int] = {}
         for message in messages:
             known.setdefault(message, len(self._reasons) + len(known))
@@ -46,7 +46,7 @@ class Rejections:
         self._reasons.extend((code, field, message) for message in known)
 
     def adopt(self, part: "Rejections", rows: npt.NDArray[np.int64]) -> None:
-        """Takes over what was noted in `part`, whose row i is our `rows[i]`."""
+        """Adopt the reasons that were noted in `part`, whose row i is our `rows[i]`."""
         refused = ~part.open
         target = rows[refused]
         fresh = self._reason_of[target] < 0
@@ -54,14 +54,14 @@ class Rejections:
         self._reasons.extend(part._reasons)
 
     def reasons(self) -> Iterator[tuple[Mask, str, str | None, str]]:
-        """(rows, code, field, message) of every reason that some row kept."""
+        """Yield (rows, code, field, message) for every reason that some row kept."""
         for index, (code, field, message) in enumerate(self._reasons):
             rows = self._reason_of == index
             if rows.any():
                 yield rows, code, field, message
 
     def split(self, positions: pa.Table, accepted: pa.Table) -> StageOutput:
-        """`accepted` without the refused rows (the same table if there are none), and those rows as `REJECTED_SCHEMA`.
+        """Return `accepted` without the rejected rows (the same table if there are none), and the rejected rows as `REJECTED_SCHEMA`.
 
         `positions` has the columns `_tf_sequence` and `_tf_ordinal` of the same rows.
         """

@@ -1,4 +1,4 @@
-"""What a plan must be finished with: its program, stored on the ledger.
+"""The program with which a plan must be finished, stored on the ledger.
 
 It is published once per version under `ledger.config.<version>`; plans name the version, so a range that one program began is never
 finished by another. Connections and secrets are not part of it.
@@ -15,20 +15,21 @@ from pipelines.protocol.naming import Names
 
 
 def store(log: Log, names: Names, config: Program) -> str:
-    """Publishes the configuration under its version, once; returns the version."""
+    """Publish the configuration under its version, once; return the version."""
     subject = names.config(config.version)
     if log.last(names.stream("ledger"), subject) is None:
         try:
             log.publish(subject, config.encode(), {}, 0)
         except ConflictError:
-            # Another start stored the same bytes between our look and our write.
+            # Another start stored the same bytes between our lookup and our write.
             return config.version
     return config.version
 
 
 def load(log: Log, names: Names, version: str) -> Program:
-    """The configuration that a plan or a frame names. Raises HaltError when it is gone, when it is not what was stored under that name,
-    or when this release would give it another meaning.
+    """Load the configuration that a plan or a frame names.
+
+    Raise HaltError if it is missing, if its content does not match its version, or if this release would give it another meaning.
     """
     message = log.last(names.stream("ledger"), names.config(version))
     if message is None:

@@ -1,17 +1,17 @@
-"""Watermarks of event time: how far the time field has come, partition by partition, and what dedup may forget by it.
+"""Watermarks of event time: the progress of the time field, partition by partition, and the entries that dedup may drop by it.
 
-In: of each raw frame its Kafka partition and the times of its records that came to dedup (`FrameTimes`), and what came before
+In: for each raw frame its Kafka partition and the times of its records that reached dedup (`FrameTimes`), and the state before
 (`Watermarks`, which the process leg's `done` carries). Out: a watermark per record.
 
-Meaning, in the order of raw. The watermark of a *partition* is the newest time among its earlier records; so partitions that are each in
-order never make each other late, and where ingest has cut frames does not matter. The *combined* watermark tells what may be forgotten: the
-oldest of the partitions' watermarks, at least a window behind the newest time of all, and it never steps back. A partition without a
-record among the last IDLE_RECORDS of all does not hold it back; before its first record a partition counts from its first frame on, which
-ingest writes at the first start. A record is late if it is older than its partition's watermark less the allowed lateness, or than the
-combined one less that: what it may be a copy of may be forgotten. Records that enter again after they were dead letters come out of
-order: they are judged by the combined watermark alone, and move none.
+Meaning, in the order of raw. The watermark of a *partition* is the newest time among its earlier records. So partitions that are each in
+order never make each other late, and the borders of frames do not matter. The *combined* watermark bounds the entries that may be dropped:
+it is the oldest of the partitions' watermarks, at least a window behind the newest time of all, and it never steps back. A partition
+without a record among the last IDLE_RECORDS of all does not hold it back. Before its first record a partition counts from its first frame,
+which ingest writes at the first start. A record is late if it is older than its partition's watermark minus the allowed lateness, or than
+the combined one minus the allowed lateness: its original may have been dropped. Redriven records arrive out of order: they are compared
+with the combined watermark alone, and move none.
 
-All of it is a function of the raw log. No clock has a part in it.
+All of this is a function of the raw log; it depends on no clock.
 """
 
 from collections.abc import Iterable
@@ -30,17 +30,20 @@ from pipelines.protocol.naming import is_redriven
 from pipelines.protocol.records import HEADER_PARTITION, Message
 
 TIME_COLUMN = "_tf_time"
-"""A record's own time, in microseconds since 1970, UTC, where the window is measured on a field."""
+"""A record's own time, in microseconds since 1970, UTC, if the window is measured on a field."""
 BEFORE_COLUMN = "_tf_newest_before"
 """The newest TIME_COLUMN among the earlier records of a record's own raw frame, or NEVER."""
 IDLE_RECORDS = 2_000_000
-"""A range of ingest has at most 500,000 offsets, which tasks may read partition by partition. Twice that is between two ranges."""
+"""A partition without a record among as many no longer holds back the combined watermark.
+
+A range of ingest has at most 500,000 offsets, which tasks may read partition by partition. Between two ranges there may be twice as many.
+"""
 _NO_PARTITION = -1
 Times = npt.NDArray[np.int64]
 
 
 class Clocks(Protocol):
-    """How far time has come at the end of a range: by arrival, and by the records' own times. A `done` of the process leg tells both."""
+    """The progress of time at the end of a range, by arrival and by the records' own times; a `done` of the process leg has both."""
 
     @property
     def clock_us(self) -> int: ...
@@ -51,9 +54,9 @@ class Clocks(Protocol):
 
 @dataclass(frozen=True)
 class FrameTimes:
-    """Of raw frames of a range, in sequence order: partition (-1 where records entered again), newest TIME_COLUMN, number of records.
+    """Facts of the raw frames of a range, in sequence order: partition (-1 if redriven), newest TIME_COLUMN, number of records.
 
-    `before`: the watermarks before the range. `window_us`: that of dedup.
+    `before`: the watermarks before the range. `window_us`: the window of dedup.
     """
 
     sequences: Words
@@ -65,7 +68,7 @@ class FrameTimes:
 
     @classmethod
     def of(cls, records: pa.Table, frames: Iterable[Message], before: Watermarks, window_us: int) -> "FrameTimes":
-        """Those of `frames`; `records` must be all of theirs that came through to dedup."""
+        """Return the times of `frames`; `records` must be all of their records that reached dedup."""
         found = records.group_by("_tf_sequence").aggregate([(TIME_COLUMN, "max"), (TIME_COLUMN, "count")])
         columns = (found.column(name).to_pylist() for name in ("_tf_sequence", f"{TIME_COLUMN}_max", f"{TIME_COLUMN}_count"))
         timed = {sequence: (newest, count) for sequence, newest, count in zip(*columns, strict=True)}
@@ -74,24 +77,24 @@ class FrameTimes:
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[int, int, int, int]], before: Watermarks, window_us: int) -> "FrameTimes":
-        """Of (sequence, partition, newest time, records), in any order."""
+        """Build the times from (sequence, partition, newest time, records), in any order."""
         ordered = sorted(rows)
         sequences, *facts = (np.array([row[place] for row in ordered], dtype=np.int64) for place in range(4))
         partitions, newest, records = facts
         return cls(sequences.astype(np.uint64), partitions, newest, records, before, window_us)
 
     def rows(self) -> list[tuple[int, int, int, int]]:
-        """Inverse of `of_rows`."""
+        """Return the inverse of `of_rows`."""
         columns = (self.sequences.tolist(), self.partitions.tolist(), self.newest.tolist(), self.records.tolist())
         return list(zip(*columns, strict=True))
 
     @property
     def last(self) -> Watermarks:
-        """Behind the range: `before` for the next one."""
+        """The watermarks after the range: `before` for the next one."""
         return self._walk[2]
 
     def watermarks(self, records: pa.Table, lateness_us: int) -> Times:
-        """One per record, which must be of these frames and have BEFORE_COLUMN; NEVER before the first time."""
+        """Return one watermark per record, NEVER before the first time; the records must be of these frames and have BEFORE_COLUMN."""
         own, combined, _ = self._walk
         frames = np.searchsorted(self.sequences, records.column("_tf_sequence").to_numpy())
         is_own = self.partitions[frames] != _NO_PARTITION
@@ -102,7 +105,7 @@ class FrameTimes:
 
     @cached_property
     def _walk(self) -> tuple[Times, Times, Watermarks]:
-        """(its partition's newest time before each frame, the combined watermark before it, the watermarks behind the last)."""
+        """(Its partition's newest time before each frame, the combined watermark before it, the watermarks after the last)."""
         known = sorted({*self.before.partitions, *self.partitions.tolist()} - {_NO_PARTITION})
         place = {partition: number for number, partition in enumerate(known)}
         facts = [self.before.partitions.get(partition) for partition in known]
@@ -129,12 +132,12 @@ class FrameTimes:
 
 
 def partition_of(frame: Message) -> int:
-    """Of a raw frame, as `FrameTimes` has it."""
+    """Return the partition of a raw frame, -1 if redriven."""
     return _NO_PARTITION if is_redriven(frame.subject) else int(frame.headers[HEADER_PARTITION])
 
 
 def with_newest_before(records: pa.Table) -> pa.Table:
-    """Rows with TIME_COLUMN, in position order, with BEFORE_COLUMN."""
+    """Append BEFORE_COLUMN to rows with TIME_COLUMN in position order."""
     sequences, times = records.column("_tf_sequence").to_numpy(), records.column(TIME_COLUMN).to_numpy()
     before = np.full(len(times), NEVER, dtype=np.int64)
     firsts = np.flatnonzero(np.diff(sequences, prepend=np.uint64(0))).tolist()

@@ -33,7 +33,7 @@ def ordinals_of(codes: RawPositions) -> npt.NDArray[np.int64]:
 
 
 def position_text(code: int) -> str:
-    """Return one position as people write it: 17.3."""
+    """Return one position as users write it: 17.3."""
     sequence, ordinal = decoded(code)
     return f"{sequence}.{ordinal}"
 

@@ -1,6 +1,6 @@
-"""Is every record of a topic in the table or in the dead-letter queue, exactly once? The oracle of the demo.
+"""Compares the records of a topic with the table and the dead-letter queue: each must be there exactly once. The oracle of the demo.
 
-Pure: it compares positions that `readers` read with clients of their own. Neither the ledger nor a stage is asked.
+Pure: it compares positions that `readers` read with clients of their own. It asks neither the ledger nor a stage.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pipelines.proof.report import Finding, Kind, Report
 
 POSITION_SCHEMA = pa.schema([("_tf_topic", pa.string()), ("_tf_partition", pa.int32()), ("_tf_offset", pa.int64())])
-"""Where a record stands in Kafka; one row per occurrence, in any order."""
+"""The place of a record in Kafka; one row per occurrence, in any order."""
 PLACE = "table and dead letters"
 
 
@@ -38,7 +38,7 @@ def compare_positions(
     """Compare positions as multisets: each of `records` must be in `rows` or `dead_letters`, exactly once in all; `duplicates` in neither.
 
     The tables need the columns of POSITION_SCHEMA (the topic may be a dictionary); others are ignored. `records` holds each position once.
-    `expected_dead_letters`: how many bad records were produced, where that is known. Raises ValueError for a null.
+    `expected_dead_letters`: the number of bad records produced, if known. Raise ValueError for a null.
     """
     none = POSITION_SCHEMA.empty_table()
     places = {"records": records, "rows": rows, "dead_letters": dead_letters, "duplicates": none if duplicates is None else duplicates}

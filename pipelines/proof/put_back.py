@@ -1,10 +1,10 @@
-"""Rows that the sink has confirmed and the table has lost, put back: computed again from raw, by the stages that made them.
+"""Puts rows back that the sink has confirmed and the table has lost: computed again from raw, by the stages that made them.
 
 In: the positions that a verification finds missing. Out: their rows in the table, each once, and a second verification.
 
 It never doubles a row. Only positions that the sink has confirmed are touched; the sink never sends them again. Each block is sent after a
-look at which of its positions are in the table. One command at a time holds the lease `put-back`, and waits until no insert of an earlier
-command can be at work. It may be killed at any time and repeated. It changes nothing on the ledger: the rows are counted there already.
+lookup of its positions in the table. One command at a time holds the lease `put-back`, and waits until no insert of an earlier command can
+be running. It may be killed at any time and repeated. It changes nothing on the ledger: the rows are counted there already.
 """
 
 import hashlib
@@ -38,15 +38,15 @@ from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
 
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
-"""How long an insert of a command that was killed may be on its way to ClickHouse."""
+"""Longest time that an insert of a killed command may be on its way to ClickHouse."""
 _LOOK_EVERY_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class PutBack:
-    """The result: `before` found `missing` rows; `rows` were inserted, fewer where another writer had put some back meanwhile.
+    """The result: `before` found `missing` rows; `rows` were inserted, fewer if another writer had put some back meanwhile.
 
-    `after` is the second verification; `before` itself where nothing was missing.
+    `after` is the second verification; `before` itself if nothing was missing.
     """
 
     before: Verification
@@ -69,9 +69,9 @@ def put_back(
 ) -> PutBack:
     """Verify the range of `request`, put back the rows that are missing, and verify again. It may run beside the pipeline.
 
-    `feed_views`: do so where materialized views get the rows once more. Raises HaltError for a table whose rows cannot be put back (no
-    position columns, other columns, rows that it removes by itself, views), and for a pipeline that was never started; FencedError while
-    another command is at work; RetryableError while a system is away: what was inserted stays, and the same call goes on.
+    `feed_views`: continue although materialized views get the rows once more. Raise HaltError for a table whose rows cannot be put back (no
+    position columns, other columns, rows that it removes by itself, views), and for a pipeline that was never started. Raise FencedError
+    while another command is at work. Raise RetryableError while a system is away: inserted rows stay, and the same call continues.
     """
     verifier = Verifier(config, log, request, progress)
     subject = verifier.subject()
@@ -111,7 +111,7 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
 
 
 def _parts(subject: Subject, missing: RawPositions) -> Iterator[tuple[RawPositions, str]]:
-    """Yield the positions by the configuration that their rows were made under, in order."""
+    """Yield the positions by the configuration under which their rows were made, in order."""
     sequences = sequences_of(missing)
     for first, last, version in subject.history.segments(int(sequences[0]), int(sequences[-1])):
         part = missing[(sequences >= first) & (sequences <= last)]
@@ -120,7 +120,7 @@ def _parts(subject: Subject, missing: RawPositions) -> Iterator[tuple[RawPositio
 
 
 def _target(clickhouse: ClickHouse, config: Program, missing: RawPositions) -> _Target:
-    """Return the positions with their table. Raises HaltError where the table does not take the rows as they were made."""
+    """Return the positions with their table. Raise HaltError if the table does not take the rows as they were made."""
     table = clickhouse.inspect(config.database, config.table)
     if table is None:
         raise HaltError(f"putting rows back into {config.full_table}: the table is gone; put it back first")
@@ -149,7 +149,7 @@ def _lease(names: Names, log: JetStream, request: Request) -> Iterator[Lease]:
 
 
 def _wait_until_quiet(names: Names, clickhouse: ClickHouse, longest_seconds: float, progress: Progress) -> None:
-    """Wait until no insert of a command that was killed can be at work: its rows must be in the table before the first look.
+    """Wait until no insert of a killed command can be running: its rows must be in the table before the first lookup.
 
     `longest_seconds`: the longest an insert can take, for a server that does not list its inserts.
     """

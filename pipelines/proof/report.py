@@ -1,4 +1,4 @@
-"""What a proof reports: one `Finding`, one `Verdict`, and one rendering each for the terminal, JSON and Dagster's page."""
+"""The report of a proof: one `Finding`, one `Verdict`, and one rendering each for the terminal, JSON and Dagster's page."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,9 +24,12 @@ class Verdict(StrEnum):
 
 
 EXIT_CODES = {Verdict.CLEAN: 0, Verdict.NOT_PROVEN: 3, Verdict.DIFFERS: 4}
-"""Of the commands `audit` and `verify`. 1 is a command that could not do its work, 2 a file or an option that cannot be used."""
+"""Exit codes of the commands `audit` and `verify`.
+
+1 is a command that could not do its work, 2 a file or an option that cannot be used.
+"""
 RESIDUE_EXIT_CODE = 5
-"""Of `tally`, where the ledger's own numbers do not add up."""
+"""Exit code of `tally` if the ledger's own numbers do not add up."""
 
 _LOST_ROWS = "launch `put_back_missing`, which inserts them again (docs/dagster-control.md)"
 _FOREIGN_ROWS = "keep the rows of other writers in another table (docs/dagster.md)"
@@ -44,8 +47,8 @@ _REMEDIES = {
 class Finding:
     """`count` faults of one kind in one place: a hop of the audit, a part of the verification, or a check.
 
-    `examples` are the first of them, each with what is known of `topic`, `partition`, `offset`, `position` (raw sequence and ordinal),
-    `expected` and `found`. `message`: the fault as a sentence, where place and kind do not say it.
+    `examples` are the first of them, each with the known parts of `topic`, `partition`, `offset`, `position` (raw sequence and ordinal),
+    `expected` and `found`. `message`: the fault as a sentence, if place and kind do not describe it.
     """
 
     place: str
@@ -58,7 +61,7 @@ class Finding:
 
     @property
     def remedy(self) -> str:
-        """What to do next; empty where only the examples can tell."""
+        """The next step; empty if only the examples show it."""
         return _REMEDIES.get((self.place, self.kind), "")
 
     @property
@@ -74,7 +77,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Gap:
-    """Records or rows that were not proved or not compared, and how many, where that is known."""
+    """Records or rows that were not proved or not compared, and their number, if known."""
 
     what: str
     count: int | None = None
@@ -87,7 +90,7 @@ class Gap:
 class Report:
     """The result of one proof. Each proof adds its ranges in a subclass.
 
-    `not_proven`: records and rows of the range that nothing explains yet. `not_compared`: what lies outside of the range, and values that
+    `not_proven`: records and rows of the range without an explanation so far. `not_compared`: records outside of the range, and values that
     were left out; it leaves no row unexplained.
     """
 
@@ -120,7 +123,7 @@ class Report:
             self.not_proven.append(Gap(what, count))
 
     def leave_out(self, what: str, count: int | None = None) -> None:
-        """Note what was not compared; nothing with a `count` of 0."""
+        """Note records or values that were not compared; nothing with a `count` of 0."""
         if count != 0:
             self.not_compared.append(Gap(what, count))
 

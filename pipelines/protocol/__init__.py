@@ -1,1 +1,1 @@
-"""What exactly-once rests on: frames and positions, the ledger, leases, purging. Pure."""
+"""The base of exactly-once: frames and positions, the ledger, leases, purging. Pure."""

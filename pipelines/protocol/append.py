@@ -1,7 +1,7 @@
-"""The position rule: a writer appends rows to a subject in position order, and only what lies beyond the last position there.
+"""The position rule: a writer appends rows to a subject in position order, and only rows beyond the last position there.
 
-With compare-and-set on the subject's last sequence, a replay, another batch boundary, a second attempt of a task, even a forgotten
-second runner can only write the same rows or nothing. Used for raw frames (position: Kafka offset), out frames and dead letters
+With compare-and-set on the subject's last sequence, a replay, another batch boundary, a second attempt of a task, even a forgotten second
+runner can only write the same rows or nothing. The rule applies to raw frames (position: Kafka offset), out frames and dead letters
 (position: raw sequence, ordinal, emit).
 """
 
@@ -34,7 +34,7 @@ class Tail(Generic[P]):
 
 @dataclass(frozen=True)
 class Written(Generic[P]):
-    """One frame that stands on the subject: positions inclusive, rows, sequence, encoded bytes."""
+    """One frame on the subject: positions inclusive, rows, sequence, encoded bytes."""
 
     first: P
     last: P
@@ -44,11 +44,10 @@ class Written(Generic[P]):
 
 
 class Appender(Generic[P]):
-    """Appends to one subject. `tail` may be a remembered one: a stale tail loses the compare-and-set and is read again.
+    """Appends to one subject. `tail` may be a remembered tail: a stale one loses the compare-and-set and is read again.
 
-    Args:
-        limit: the last position (inclusive) that this writer's range may cover; a tail beyond it means that a newer runner is at work.
-        position_of: the last position that a stored message covers.
+    `limit`: the last position (inclusive) that this writer's range may cover; a tail beyond it means that a newer runner is writing.
+    `position_of`: returns the last position that a stored message covers.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Appender(Generic[P]):
 
     @property
     def known_tail(self) -> Tail[P] | None:
-        """The tail as far as this writer knows it, without reading: None when it was neither given nor needed."""
+        """The tail as this writer knows it, without reading; None if it was neither given nor needed."""
         return self._tail
 
     @property
@@ -74,10 +73,10 @@ class Appender(Generic[P]):
         return Tail(0, None) if message is None else Tail(message.sequence, self._position_of(message))
 
     def append(self, payload: bytes, first: P, last: P, rows: int, headers: dict[str, str] | None = None) -> Written[P] | None:
-        """Appends one frame for positions `first`..`last`, unless the subject already reaches `last`; then None.
+        """Append one frame for positions `first`..`last`, unless the subject already reaches `last`; then return None.
 
-        Returns None as well when the subject reaches beyond `first` but not to `last` (a frame of another attempt, cut elsewhere):
-        the caller cuts the rest anew behind `tail.position`. A publish with an unknown outcome is resolved by reading the tail.
+        Return None, too, if the subject reaches beyond `first` but not to `last` (a frame of another attempt, cut elsewhere): the caller
+        cuts the rest anew after `tail.position`. A publish with an unknown outcome is resolved by reading the tail.
         """
         tail = self.tail
         if tail.position is not None and not tail.position < first:
@@ -112,9 +111,9 @@ def last_position(message: Message) -> Position:
 
 
 def append_rows(appender: Appender[Position], table: pa.Table, headers: dict[str, str] | None = None) -> list[Written[Position]]:
-    """Appends the rows of a position-sorted table that the subject does not hold yet; returns the frames written now.
+    """Append the rows of a position-sorted table that the subject does not hold yet; return the frames written now.
 
-    `headers` go on each frame, beside those that say what it covers.
+    `headers` are set on each frame, besides the headers that name the covered positions.
     """
     written: list[Written[Position]] = []
     if table.num_rows == 0:

@@ -1,8 +1,8 @@
-"""What the entries of the ledger's chains say, per leg: the plan before the first effect of a range, and the `done` behind the last one.
+"""The entries of the ledger's chains, per leg: the plan before the first effect of a range, and the `done` after the last one.
 
-These dataclasses are the schema: their fields are the JSON of an entry (`codec`), and a start of a release that has others is refused.
-`ledger` appends and reads entries without knowing what a leg's fields mean. A range goes from `start` (exclusive) to `to` (inclusive) in
-sequences of a stream; of ingest it is a range of offsets per partition, [start, to).
+These dataclasses are the schema: their fields are the JSON of an entry (`codec`), and a start of a release with other fields is refused.
+`ledger` appends and reads entries without knowing the meaning of a leg's fields. A range extends from `start` (exclusive) to `to`
+(inclusive) in sequences of a stream; for ingest it is a range of offsets per partition, [start, to).
 """
 
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ NEVER = int(np.iinfo(np.int64).min)
 Offsets = dict[PartitionKey, Count]
 """Next offsets by partition."""
 Poison = tuple[Count, Count, Text, Text]
-"""A record that a stage ends on: raw sequence, ordinal, stage, message."""
+"""A record on which a stage ends: raw sequence, ordinal, stage, message."""
 
 
 @dataclass(frozen=True)
 class InputMark(Form):
-    """The last input frame of a range, so that a stream that came back with other content is noticed. `time` is the server's, ISO 8601."""
+    """The last input frame of a range, so that a stream recreated with other content is noticed. `time` is the server's, ISO 8601."""
 
     sequence: Count
     subject: Text
@@ -33,11 +33,11 @@ class InputMark(Form):
     digest: Digest
 
 
-# -- ingest -----------------------------------------------------------------------------------------------------------------
+# Ingest.
 
 
 class RawTail(NamedTuple):
-    """The end of a partition's raw subject: the sequence of its last frame, and the last offset which that covers."""
+    """The end of a partition's raw subject: the sequence of its last frame, and the last offset that this frame covers."""
 
     sequence: Count
     offset: Long
@@ -45,8 +45,10 @@ class RawTail(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class IngestPlan(Plan):
-    """Offsets to read. `standing`: partitions that are not read any further, because they have lost their leader; of these `rest` says
-    where the plan had ended before. `is_anchor`: the first plan, which fixes where each partition begins.
+    """Offsets to read. `is_anchor`: the first plan, which fixes the beginning of each partition.
+
+    `standing`: partitions that are not read any further, because they have lost their leader; `rest` holds where the plan had ended for
+    them before.
     """
 
     start: Offsets
@@ -58,7 +60,7 @@ class IngestPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class IngestDone(Done):
-    """Offsets on raw. `tails` by partition; `rest`: where narrowed plans had ended that no range has reached yet."""
+    """Offsets on raw. `tails` by partition; `rest`: ends of narrowed plans that no range has reached yet."""
 
     start: Offsets
     to: Offsets
@@ -66,16 +68,16 @@ class IngestDone(Done):
     rest: Offsets = field(default_factory=dict)
 
 
-# -- process ----------------------------------------------------------------------------------------------------------------
+# Process.
 
 
 @dataclass(frozen=True)
 class ClockReset(Form):
-    """A decision of the ledger: from behind the frame at `after` on, the arrival, which had run ahead to `arrival_us` while the server's
-    clock said `server_us`, does not stand still, but goes on at half the server's speed until the server's clock is there.
+    """A decision of the ledger: after the frame at `after` the arrival advances at half the speed of the server's clock.
 
-    So it never steps back, and no window is shorter than it was. The frames up to `last` were there already: none came later than
-    `server_us`, whatever their times say.
+    The arrival had run ahead to `arrival_us` while the server's clock showed `server_us`. The reset holds until the server's clock catches
+    up. So the arrival neither stands still nor steps back, and no window is shorter than before. The frames up to `last` were stored before
+    the decision: none arrived later than `server_us`, whatever their times show.
     """
 
     after: Count
@@ -84,15 +86,17 @@ class ClockReset(Form):
     arrival_us: Long
 
     def time_us(self, sequence: int, server_us: int) -> int:
-        """What stands for the server's time of a frame behind `after`."""
+        """Return the time that replaces the server's time of a frame after `after`."""
         known_us = min(server_us, self.server_us) if sequence <= self.last else server_us
         return max(known_us, self.arrival_us + max(0, known_us - self.server_us) // 2)
 
 
 @dataclass(frozen=True)
 class Watermarks(Form):
-    """Up to some frame: the combined watermark, without the lateness; the newest time of all records; how many records of partitions
-    there were; and of each partition its newest time and that count behind its last record. Times in microseconds, or NEVER.
+    """The watermarks up to some frame. Times in microseconds, or NEVER.
+
+    The combined watermark, without the lateness; the newest time of all records; the number of records of partitions; and for each
+    partition its newest time and that number after its last record.
     """
 
     combined_us: Long = NEVER
@@ -102,13 +106,14 @@ class Watermarks(Form):
 
 
 NOTHING = Watermarks()
-"""Before the first frame."""
+"""The watermarks before the first frame."""
 
 
 @dataclass(frozen=True)
 class PageReference(Form):
-    """The pages that list the live runs of the key store (`run_lists`): the `first` and the `last` by sequence, the last one's `digest`,
-    and how many batches' `changes` lie behind the first.
+    """A reference to the pages that list the live segments of the key store (`run_lists`).
+
+    `first` and `last`: pages by sequence; `digest`: the last one's; `changes`: the number of batches whose changes follow the first.
     """
 
     first: Count
@@ -119,7 +124,7 @@ class PageReference(Form):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPlan(Plan):
-    """Raw sequences to process, under the configuration of a version. `poison`: records of them that are dead letters, and not tried."""
+    """Raw sequences to process, under the configuration of a version. `poison`: their records that are dead letters without being tried."""
 
     start: Count
     to: Count
@@ -129,8 +134,10 @@ class ProcessPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessDone(Done):
-    """Raw sequences that were processed. `clock_us`: the arrival of the last frame; `clock_resets`, `watermarks`: as of it. `out_end`,
-    `duplicates_end`: the last sequences of these streams. `arrivals` of the range's frames: the first, and how much later each other was.
+    """Raw sequences that were processed. `clock_us`: the arrival of the last frame; `clock_resets`, `watermarks`: as of this frame.
+
+    `out_end`, `duplicates_end`: the last sequences of these streams. `arrivals` of the range's frames: the first, then the difference of
+    each frame from the one before it.
     """
 
     start: Count
@@ -147,13 +154,14 @@ class ProcessDone(Done):
     arrivals: tuple[Long, ...] = ()
 
 
-# -- sink -------------------------------------------------------------------------------------------------------------------
+# Sink.
 
 
 @dataclass(frozen=True)
 class PlannedPieces(Form):
-    """How far a chunk is that was cut (`sink.chunks.Pieces`): rows before `sent` are settled, pieces end at `ends`. `refused`: row and
-    place of its reason in `reasons`. `stored`: a bitmap of rows that the table has, packed.
+    """The progress of a chunk that was cut (`sink.chunks.Pieces`): rows before `sent` are settled, pieces end at `ends`.
+
+    `refused`: row and place of its reason in `reasons`. `stored`: a packed bitmap of rows that the table has.
     """
 
     sent: Count
@@ -171,7 +179,7 @@ class PlannedPieces(Form):
 
 @dataclass(frozen=True)
 class Abandoned(Form):
-    """Rows that somebody has given up: how many, why, and a packed bit for each row of the chunk."""
+    """Rows that were abandoned: their number, the reason, and a packed bit for each row of the chunk."""
 
     reason: Text
     rows: Count
@@ -180,7 +188,7 @@ class Abandoned(Form):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkPlan(Plan):
-    """One chunk: its out sequences, the digest and the number of its rows, and under which configuration they go to which table."""
+    """One chunk: its out sequences, digest and number of rows, and the configuration and table for its inserts."""
 
     start: Count
     to: Count
@@ -201,13 +209,15 @@ class SinkDone(Done):
     input: InputMark | None = None
 
 
-# -- redrive ----------------------------------------------------------------------------------------------------------------
+# Redrive.
 
 
 @dataclass(frozen=True, kw_only=True)
 class RedrivePlan(Plan):
-    """Dead letters that enter again or are discarded; plans are numbered, `to` is the number. `letters`: sequence of the dlq frame, and
-    ranges of rows in it, both ends inclusive. `records`: in place of theirs, a frame of letters that somebody has edited.
+    """Dead letters that are redriven or discarded; plans are numbered, `to` is the number.
+
+    `letters`: sequence of the dlq frame, and ranges of rows in it, both ends inclusive. `records`: a frame of edited dead letters that
+    replaces their records.
     """
 
     start: Count
@@ -220,18 +230,18 @@ class RedrivePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class RedriveDone(Done):
-    """Letters that were taken."""
+    """Dead letters that were taken."""
 
     start: Count
     to: Count
 
 
-# -- the chains -------------------------------------------------------------------------------------------------------------
+# The chains.
 
 INGEST_CHAIN = ChainType("ingest", IngestPlan, IngestDone)
 PROCESS_CHAIN = ChainType("process", ProcessPlan, ProcessDone)
 SINK_CHAIN = ChainType("sink", SinkPlan, SinkDone)
 REDRIVE_CHAIN = ChainType(REDRIVE, RedrivePlan, RedriveDone)
 CHAINS: dict[str, ChainType[Any, Any]] = {kind.leg: kind for kind in (INGEST_CHAIN, PROCESS_CHAIN, SINK_CHAIN, REDRIVE_CHAIN)}
-"""By leg."""
+"""The chains by leg."""
 ProcessState = ChainState[ProcessPlan, ProcessDone]

@@ -1,8 +1,8 @@
-"""One JSON form per frozen dataclass: for what stands on the ledger, and for what goes to a task and comes back.
+"""One JSON form per frozen dataclass: for entries of the ledger, and for items and reports of tasks.
 
-Encode a `Form` with `to_record` or `to_text`, decode it with `from_record` or `from_text`; nobody else knows the JSON. Fields stand by
-their names, those that have their default are left out. A decoder believes nothing: types, ranges and sizes are those that the dataclass
-declares, a field that it does not have is refused, and `__post_init__` checks what lies between fields.
+Encode a `Form` with `to_record` or `to_text`, decode it with `from_record` or `from_text`; no other module knows the JSON. Fields are
+stored under their names; fields with their default are left out. A decoder trusts nothing: it checks the types, ranges and sizes that the
+dataclass declares, it rejects unknown fields, and `__post_init__` checks conditions between fields.
 """
 
 import json
@@ -15,7 +15,7 @@ from pipelines.types.columns import quote_identifier
 _LONG = 2**63
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 _SHOWN = 3
-"""Faults that a message names."""
+"""Limit of the faults that a message names."""
 
 
 def _table(name: str) -> str:
@@ -51,7 +51,7 @@ F = TypeVar("F", bound=Form)
 
 
 class FormError(ValueError):
-    """A JSON value is not of a form. `unknown`: the fields, of the value or within it, that the form does not have."""
+    """A JSON value does not match a form. `unknown`: the fields, of the value or within it, that the form does not have."""
 
     def __init__(self, message: str, unknown: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -62,20 +62,20 @@ _ADAPTERS: dict[type[Form], TypeAdapter[Any]] = {}
 
 
 def _adapter(form: type[Form]) -> TypeAdapter[Any]:
-    # Made at first use: it takes milliseconds. Two threads that make one do no harm.
+    # Made at first use, which takes milliseconds. Two threads that make one do no harm.
     if form not in _ADAPTERS:
         _ADAPTERS[form] = TypeAdapter(form)
     return _ADAPTERS[form]
 
 
 def to_record(value: Form) -> dict[str, Any]:
-    """Encode as JSON values."""
+    """Encode a form as JSON values."""
     record: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json", exclude_defaults=True)
     return record
 
 
 def from_record(form: type[F], record: object) -> F:
-    """Decode JSON values. Raises FormError."""
+    """Decode JSON values. Raise FormError if they do not match the form."""
     try:
         value: F = _adapter(form).validate_python(record)
         return value
@@ -88,12 +88,12 @@ def from_record(form: type[F], record: object) -> F:
 
 
 def to_text(value: Form) -> str:
-    """Encode as one line of JSON, the same for equal values."""
+    """Encode a form as one line of JSON, the same for equal values."""
     return json.dumps(to_record(value), separators=(",", ":"), sort_keys=True)
 
 
 def from_text(form: type[F], text: str | bytes) -> F:
-    """Inverse of `to_text`. Raises FormError."""
+    """Decode a text of `to_text`. Raise FormError if it does not match the form."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Whether a pipeline is there at all, and the one way of saying that it is not."""
+"""The existence of a pipeline, and the one message for a pipeline that does not exist."""
 
 from typing import Protocol
 
@@ -7,14 +7,14 @@ from pipelines.protocol.naming import ROLES, Names
 
 
 class Stream(Protocol):
-    """What is asked of a stream: its last sequence, 0 of one that never held a message."""
+    """The facts of a stream: its last sequence, 0 if it never held a message."""
 
     @property
     def last_sequence(self) -> int: ...
 
 
 class Streams(Protocol):
-    """What is asked of JetStream: a stream, None where there is none of that name."""
+    """The part of JetStream that is needed: a stream by its name, None if it does not exist."""
 
     def state(self, stream: str) -> Stream | None: ...
 
@@ -24,14 +24,14 @@ class NeverStartedError(HaltError):
 
 
 def never_started(pipeline: str) -> NeverStartedError:
-    """What every command says of such a pipeline."""
+    """Return the error of every command for a pipeline without streams."""
     return NeverStartedError(f"pipeline {pipeline} was never started: nothing is known of it; start it with `tallyflow run`")
 
 
 def check_started(log: Streams, names: Names) -> None:
-    """Raises NeverStartedError for a pipeline without a ledger; DataLossError when another stream of it holds messages: the ledger is lost.
+    """Raise NeverStartedError for a pipeline without a ledger; raise DataLossError if another of its streams holds messages.
 
-    Empty streams are those of a start that was killed while it made them.
+    In that case the ledger is lost. Empty streams belong to a start that was killed while it created them.
     """
     if log.state(names.stream("ledger")) is not None:
         return
@@ -39,7 +39,7 @@ def check_started(log: Streams, names: Names) -> None:
     if not left:
         raise never_started(names.pipeline)
     if log.state(names.stream("ledger")) is not None:
-        # The first start has made it since.
+        # The first start has created it since.
         return
     raise DataLossError(
         f"pipeline {names.pipeline}: its stream {names.stream('ledger')} is gone, and {', '.join(left)} still there; "

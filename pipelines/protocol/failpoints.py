@@ -1,7 +1,7 @@
 """Named places at which a test kills the runner: `TALLYFLOW_FAILPOINT=name:nth`, or `name:nth:worker` for the reaching process alone.
 
-`name:nth:worker:path` does so in one process only, whichever comes first: the file at `path` is made at that moment. Without it, each
-worker that replaces a killed one counts anew and may be killed as well.
+`name:nth:worker:path` kills one process only, the first to arrive: it makes the file at `path` at that moment. Without a path, each worker
+that replaces a killed one counts anew and may be killed, too.
 
 The protocol must hold for a kill at any instruction; these names only make the interesting instants reachable on purpose.
 """
@@ -39,11 +39,11 @@ NAMES = (
 )
 
 _visits = count(1)
-"""Of the one armed point; `next` is atomic, and buckets are worked on side by side."""
+"""Visits of the one armed point; `next` is atomic, and buckets are processed in parallel."""
 
 
 def reach(name: str) -> None:
-    """Does nothing unless this point is armed; at its nth visit in this process, SIGKILLs the runner (or this worker)."""
+    """SIGKILL the runner (or this worker) at the nth visit of the armed point in this process; do nothing at any other point."""
     armed = os.environ.get(VARIABLE)
     if not armed:
         return

@@ -1,7 +1,7 @@
-"""What an Arrow IPC stream declares of itself, read before anything of it is uncompressed.
+"""Reads the sizes that an Arrow IPC stream declares, before any of it is uncompressed.
 
-Layouts: Arrow's Message.fbs and the flatbuffers' "Internals". pyarrow does not show them; that the metadata is a sound flatbuffer Arrow has
-verified when it opens the message.
+Layouts: Arrow's Message.fbs and the flatbuffers' "Internals"; pyarrow does not expose them. Arrow verifies that the metadata is a sound
+flatbuffer when it opens the message.
 """
 
 import struct
@@ -10,11 +10,14 @@ import pyarrow as pa
 
 LZ4_FRAME = 0
 _LENGTHS = {"dictionary": True, "record batch": False}
-"""By type of message that has a body: whether its header is that of a dictionary, which holds a record batch's."""
+"""Whether the header is a dictionary's, which holds the header of a record batch, by type of message that has a body."""
 
 
 def declared_bytes(payload: bytes) -> int:
-    """Uncompressed bytes of all bodies of the stream. Raises pyarrow.ArrowInvalid for what is no stream, or not compressed with lz4."""
+    """Return the uncompressed bytes of all bodies of the stream.
+
+    Raise pyarrow.ArrowInvalid for bytes that are no stream, or that are not compressed with lz4.
+    """
     total = 0
     try:
         for message in pa.ipc.MessageReader.open_stream(payload):
@@ -44,7 +47,7 @@ def _body_bytes(metadata: bytes, body: memoryview, is_dictionary: bool) -> int:
             continue
         if offset < 0 or length < 8 or offset + length > len(body):
             raise pa.ArrowInvalid("a buffer lies outside its message")
-        # -1: this one did not become smaller and is not compressed.
+        # -1: this buffer did not become smaller and is not compressed.
         (declared,) = struct.unpack_from("<q", body, offset)
         if declared < -1:
             raise pa.ArrowInvalid("a buffer declares a negative length")
@@ -57,7 +60,7 @@ def _root(metadata: bytes) -> int:
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Where the field of a table lies; 0 if it is not there."""
+    """Return the place of a table's field; 0 if the field is missing."""
     vtable = table - struct.unpack_from("<i", metadata, table)[0]
     (size,) = struct.unpack_from("<H", metadata, vtable)
     if 4 + 2 * number >= size:
@@ -67,6 +70,6 @@ def _field(metadata: bytes, table: int, number: int) -> int:
 
 
 def _child(metadata: bytes, table: int, number: int) -> int:
-    """The table or vector that the field refers to; 0 if the field is not there."""
+    """Return the place of the table or vector to which the field refers; 0 if the field is missing."""
     at = _field(metadata, table, number)
     return at + struct.unpack_from("<I", metadata, at)[0] if at else 0

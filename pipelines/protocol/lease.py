@@ -1,7 +1,7 @@
 """One writer per leg: a file lock on this host, and an epoch on the ledger's `lease.<leg>` subject taken by compare-and-set.
 
 A runner takes the leases of all legs that it runs, or none. The file lock makes a restart after kill -9 immediate (the kernel drops the
-lock of a dead process); the epoch keeps out other hosts and paused runners. Whoever sees a higher epoch than its own writes nothing more.
+lock of a dead process); the epoch fences other hosts and paused runners. A runner that sees a higher epoch than its own stops writing.
 """
 
 import os
@@ -26,20 +26,23 @@ from pipelines.protocol.records import Message
 TTL_SECONDS = 10.0
 RENEW_EVERY_SECONDS = 2.0
 INSERT_MAX_EXECUTION_SECONDS = 6
-"""An insert starts only with more lease left than this, and one that was sent has reached ClickHouse by then; ClickHouse cannot fence one
-that is late. Not how long it runs: `max_execution_time` does not bind what a part takes to be written (7.8 s of 1 s, measured, 26.9)."""
+"""An insert starts only if more of the lease is left than this; a sent insert has reached ClickHouse by then.
+
+ClickHouse cannot fence a late insert. This is no bound of an insert's duration: `max_execution_time` does not limit the time to write a
+part (7.8 s of 1 s, measured, 26.9).
+"""
 
 
 @dataclass(frozen=True)
 class Holder(Form):
-    """What the lease subject says: who holds it. `place` is the id of a state directory; the same place means the same host's files."""
+    """The holder of a lease, on its subject. `place` is the id of a state directory; the same place means the same host's files."""
 
     epoch: Count
     place: Text
     runner: Text
     released: Flag = False
     beat: Count = 0
-    """Tells one renewal from the next."""
+    """Distinguishes one renewal from the next."""
 
     def encode(self, beat: int) -> bytes:
         return to_text(replace(self, beat=beat)).encode()
@@ -50,7 +53,7 @@ class Holder(Form):
 
 
 def leg_lock(directory: Path, leg: str) -> FileLock:
-    """The lock that the runner of a leg holds on this host; the kernel drops that of a dead process."""
+    """Return the lock that the runner of a leg holds on this host; the kernel drops the lock of a dead process."""
     return FileLock(directory / f"lock-{leg}", thread_local=False)
 
 
@@ -79,23 +82,23 @@ class Lease:
         self.lost = threading.Event()
 
     def _place(self) -> str:
-        """Id of this state directory, made on first use."""
+        """Return the id of this state directory, made on first use."""
         path = self._directory / "place"
         if not path.exists():
             self._directory.mkdir(parents=True, exist_ok=True)
             made = path.with_name(f"place-{uuid4().hex}")
             made.write_text(uuid4().hex)
             with suppress(FileExistsError):
-                # Whole or not at all, and the first of several runners decides.
+                # The file appears complete or not at all, and the first of several runners decides.
                 path.hardlink_to(made)
             made.unlink()
         return path.read_text()
 
     def acquire(self) -> int:
-        """Takes the lease and returns the new epoch.
+        """Take the lease and return the new epoch.
 
-        At once if it is free, was released, or its holder ran on this state directory (we hold its file lock, so it is dead); from
-        another host only after it has not been renewed for the TTL. Raises FencedError when a live runner holds it.
+        The lease is taken at once if it is free, was released, or its holder ran on this state directory (we hold its file lock, so it is
+        dead). It is taken from another host only after it has not been renewed for the TTL. Raise FencedError if a live runner holds it.
         """
         try:
             self._lock.acquire(timeout=0)
@@ -136,14 +139,14 @@ class Lease:
         return True
 
     def _publish(self) -> None:
-        """One renewal; the time that counts is the one before it was sent."""
+        """Publish one renewal; the time before it was sent counts."""
         sent = self._clock()
         self._beat += 1
         payload = self.holder.encode(self._beat)
         try:
             self._sequence = self._log.publish(self._subject, payload, {}, self._sequence)
         except ConflictError:
-            # A renewal of ours may have been stored although its acknowledgement was lost.
+            # One of our renewals may have been stored although its acknowledgement was lost.
             found = self._log.last(self._stream, self._subject)
             if found is None or not self._is_mine(Holder.decode(found)):
                 raise
@@ -160,14 +163,17 @@ class Lease:
                 return
 
     def renew(self) -> bool:
-        """Renews once; False when the lease is lost for good. A server that is away is waited for: the epoch decides, not the clock."""
+        """Renew once; return False if the lease is lost for good.
+
+        If the server is away, the next renewal tries again: the epoch decides, not the clock.
+        """
         try:
             self._publish()
         except RetryableError:
-            # The publish may have been stored: the next renewal must expect whatever is ours there now.
+            # The publish may have been stored: the next renewal must expect our newest entry there.
             self._resync()
         except (ConflictError, HaltError):
-            # Taken over, or refused for a reason that will not pass: without renewals nobody may write on, so the legs must hear of it.
+            # Taken over, or refused for a permanent reason: without renewals no leg may write any more, so the legs must be notified.
             self.lost.set()
             return False
         return True
@@ -182,30 +188,33 @@ class Lease:
 
     @property
     def remaining_seconds(self) -> float:
-        """How long nobody else may have taken over; zero or less means: write nothing that cannot be fenced."""
+        """The time in which no other runner can have taken over; at zero or less, write nothing that cannot be fenced."""
         return 0.0 if self.lost.is_set() else self._expires - self._clock()
 
     def abandon(self) -> None:
-        """Stops renewing without giving back: what the lease protects is about to go. The file lock stays until the process ends."""
+        """Stop renewing without a release: the state that the lease protects is about to be deleted.
+
+        The file lock stays until the process ends.
+        """
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
 
     def release(self) -> None:
-        """Gives the lease back, so that another host need not wait."""
+        """Release the lease, so that another host need not wait."""
         self.abandon()
         if not self.lost.is_set() and self.holder.epoch:
             self.holder = Holder(self.holder.epoch, self.holder.place, self.holder.runner, released=True)
             try:
                 self._publish()
             except (RetryableError, ConflictError):
-                # The TTL does the same, later.
+                # The TTL has the same effect, later.
                 self.lost.set()
         self._lock.release()
 
 
 def acquire_all(log: Log, names: Names, directory: Path, legs: Sequence[str]) -> dict[str, Lease]:
-    """The leases of `legs`, all or none, side by side: each may wait for the TTL. Raises what the first refused one raised."""
+    """Take the leases of `legs`, all or none, in parallel: each may wait for the TTL. Raise the error of the first refused one."""
     leases = {leg: Lease(log, names, directory, leg) for leg in legs}
     with ThreadPoolExecutor(len(leases), "acquire") as waiting:
         outcomes = {leg: waiting.submit(lease.acquire) for leg, lease in leases.items()}

@@ -1,10 +1,9 @@
 """The ledger: one chain of small JSON entries per leg, appended only by compare-and-set, and the leg's commit log.
 
-`open` says that a runner with a new epoch takes the chain over; from then on every append of an older runner loses. `plan` stands before
-the first effect of a range and `done` after the last one; `from` is the previous `to`. An open plan is finished first, exactly as
-planned; a leg that must decide more on the way appends it again with what it has decided. Every entry points at the chain's last `done`
-and open `plan`, so the state is read in at most three gets, whatever the length. A `done` carries running totals, so the tally of a leg is
-its last `done`.
+With `open` a runner with a new epoch takes the chain over; from then on every append of an older runner loses. `plan` precedes the first
+effect of a range and `done` follows the last one; `from` is the previous `to`. An open plan is finished first, exactly as planned. If a leg
+must decide more on the way, it appends the plan again with its decisions. Every entry points at the chain's last `done` and open `plan`, so
+the state is read in at most three gets, whatever the length. A `done` carries running totals, so the tally of a leg is its last `done`.
 
 Why the ledger and not Spark's checkpoint is the commit point: reference/protocol.md section 1.
 """
@@ -19,12 +18,12 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
 
 FORMAT = 2
-"""Of the entries: raised when a release writes other fields, or means others by them."""
+"""Format of the entries: raised when a release writes other fields, or gives them another meaning."""
 Totals = dict[Text, Count]
 
 
 class Log(Protocol):
-    """What the protocol needs of JetStream; `connectors.jetstream.JetStream` and `testing.MemoryLog` provide it."""
+    """The part of JetStream that the protocol needs; `connectors.jetstream.JetStream` and `testing.MemoryLog` provide it."""
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int: ...
 
@@ -42,7 +41,7 @@ class Open(Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Form):
-    """What every plan says: its range."""
+    """The common part of every plan: its range."""
 
     KIND: ClassVar[str] = "plan"
     start: Any
@@ -51,7 +50,7 @@ class Plan(Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Done(Form):
-    """What every `done` says: the range of its plan, what was counted in it, and running `totals`, which the chain adds up."""
+    """The common part of every `done`: the range of its plan, its counts, and running `totals`, which the chain adds up."""
 
     KIND: ClassVar[str] = "done"
     start: Any
@@ -84,7 +83,7 @@ class Entry(Generic[B_co]):
         return self.body.KIND
 
     def encode(self) -> bytes:
-        """Raises InvariantError for a body that could not be read again: it would halt its leg for good."""
+        """Encode the entry. Raise InvariantError for a body that could not be read again: it would halt its leg for good."""
         body = to_record(self.body)
         try:
             if from_record(type(self.body), body) != self.body:
@@ -98,15 +97,16 @@ class Entry(Generic[B_co]):
 
 @dataclass(frozen=True)
 class ChainType(Generic[P_co, D_co]):
-    """The chain of a leg: what its plans and its `done` entries say."""
+    """The chain of a leg: the types of its plans and its `done` entries."""
 
     leg: str
     plan: type[P_co]
     done: type[D_co]
 
     def decode(self, message: Message) -> Entry[Open | P_co | D_co]:
-        """Raises HaltError for a message that is no entry of this chain: whoever may publish on the ledger can write it; and for an entry
-        of another release, with what to do.
+        """Decode an entry. Raise HaltError for a message that is no entry of this chain, or an entry of another release.
+
+        Anyone with the right to publish on the ledger can write such a message. For another release the error names the next step.
         """
         try:
             record = json.loads(message.payload)
@@ -130,11 +130,11 @@ class ChainType(Generic[P_co, D_co]):
         return Entry(epoch, body, references[0], references[1], message.sequence)
 
     def decode_done(self, message: Message) -> Entry[D_co]:
-        """As `decode`, of an entry that must be a `done`: one that another refers to as such."""
+        """Decode an entry that must be a `done`: another entry refers to it as one."""
         return self._decode_as(message, self.done)
 
     def decode_plan(self, message: Message) -> Entry[P_co]:
-        """As `decode_done`, of a plan."""
+        """Decode an entry that must be a plan: another entry refers to it as one."""
         return self._decode_as(message, self.plan)
 
     def _decode_as(self, message: Message, form: type[B_co]) -> Entry[B_co]:
@@ -171,7 +171,7 @@ def _foreign(message: Message, reason: str) -> HaltError:
 
 
 def stored_form(form: type[F], message: Message) -> F:
-    """What stands on the ledger beside the chains. Raises HaltError for a message that is none."""
+    """Return a ledger entry outside the chains. Raise HaltError for a message that does not match `form`."""
     try:
         return from_text(form, message.payload)
     except FormError as error:
@@ -180,7 +180,7 @@ def stored_form(form: type[F], message: Message) -> F:
 
 @dataclass(frozen=True)
 class ChainState(Generic[P_co, D_co]):
-    """Where a chain stands: its last sequence and epoch, the last `done`, and the plan that is not done yet."""
+    """The state of a chain: its last sequence and epoch, the last `done`, and the plan that is not done yet."""
 
     sequence: int = 0
     epoch: int = 0
@@ -199,7 +199,7 @@ class ChainState(Generic[P_co, D_co]):
 
 
 def read_chain(log: Log, names: Names, kind: ChainType[P, D]) -> ChainState[P, D]:
-    """State of a leg's chain, without joining it. Raises DataLossError when an entry it points at is gone."""
+    """Read the state of a leg's chain, without joining it. Raise DataLossError if an entry to which it points is missing."""
     stream, subject = names.stream("ledger"), names.chain(kind.leg)
     while True:
         message = log.last(stream, subject)
@@ -208,7 +208,7 @@ def read_chain(log: Log, names: Names, kind: ChainType[P, D]) -> ChainState[P, D
         try:
             return _state_at(log, stream, kind, message)
         except DataLossError:
-            # The chain may have gone on meanwhile, and its older part may have been purged.
+            # The chain may have advanced meanwhile, and its older part may have been purged.
             newer = log.last(stream, subject)
             if newer is None or newer.sequence == message.sequence:
                 raise
@@ -236,7 +236,7 @@ def _state_at(log: Log, stream: str, kind: ChainType[P, D], last: Message) -> Ch
 
 
 class Chain(Generic[P, D]):
-    """One leg's chain, for the runner that holds `epoch`. Not safe for several threads."""
+    """One leg's chain, for the runner that holds `epoch`. Not thread-safe."""
 
     def __init__(self, log: Log, names: Names, kind: ChainType[P, D], epoch: int) -> None:
         self._log, self._names, self._kind, self._epoch = log, names, kind, epoch
@@ -244,9 +244,9 @@ class Chain(Generic[P, D]):
         self.state: ChainState[P, D] = ChainState()
 
     def open(self) -> ChainState[P, D]:
-        """Takes the chain over: appends `open{epoch}`, behind whatever is there. It does not close an open plan.
+        """Take the chain over: append `open{epoch}` after the last entry. It does not close an open plan.
 
-        Raises FencedError when a runner with a higher epoch was here first.
+        Raise FencedError if a runner with a higher epoch came first.
         """
         while True:
             self.state = self._read()
@@ -262,7 +262,7 @@ class Chain(Generic[P, D]):
         return read_chain(self._log, self._names, self._kind)
 
     def check_epoch(self) -> None:
-        """Raises FencedError when a runner with a higher epoch has opened the chain."""
+        """Raise FencedError if a runner with a higher epoch has opened the chain."""
         found = self._read()
         if found.epoch > self._epoch:
             raise self._fenced(found.epoch)
@@ -272,7 +272,7 @@ class Chain(Generic[P, D]):
         return self.state.done.sequence if self.state.done else 0
 
     def plan(self, plan: P) -> Entry[P]:
-        """Appends a plan, whose range starts at the last `to`; there must be no open one."""
+        """Append a plan, whose range starts at the last `to`; there must be no open one."""
         if self.state.plan is not None:
             raise InvariantError(f"planning on {self._subject}: the plan at {self.state.plan.sequence} is still open")
         entry = self._decide(Entry(self._epoch, plan, self._done_at))
@@ -280,7 +280,7 @@ class Chain(Generic[P, D]):
         return entry
 
     def done(self, done: D) -> Entry[D]:
-        """Closes the open plan, of the same range; its `counts` are added to the running totals of the last `done`."""
+        """Close the open plan, of the same range; its `counts` are added to the running totals of the last `done`."""
         plan = self._open_plan("closing")
         self._check_range("closing", done, plan.body)
         before = self.state.totals
@@ -290,14 +290,14 @@ class Chain(Generic[P, D]):
         return entry
 
     def amend(self, plan: P) -> Entry[P]:
-        """Appends the open plan again as it is decided to go on: a decision on the way, which stands before its effect as the plan did."""
+        """Append the open plan again with a further decision; the decision precedes its effect, as the plan did."""
         self._open_plan("amending")
         entry = self._decide(Entry(self._epoch, plan, self._done_at))
         self.state = replace(self.state, plan=entry)
         return entry
 
     def restate(self, done: D) -> Entry[D]:
-        """Appends the last `done` again with other parts. Its range stays, and so does an open plan behind it."""
+        """Append the last `done` again with other parts. Its range stays, and so does an open plan after it."""
         before, plan = self.state.done, self.state.plan
         if before is None:
             raise InvariantError(f"restating on {self._subject}: nothing is done yet")
@@ -316,14 +316,14 @@ class Chain(Generic[P, D]):
             raise InvariantError(f"{doing} on {self._subject}: the range is {of.start} to {of.to}, and not {done.start} to {done.to}")
 
     def _decide(self, entry: Entry[B_co]) -> Entry[B_co]:
-        """Appends a decision of ours; losing the compare-and-set to anyone else's entry means that we are not the writer any more."""
+        """Append our decision; losing the compare-and-set to another runner's entry means that we are fenced."""
         try:
             return self._append(entry)
         except ConflictError as conflict:
             raise self._fenced(self._read().epoch) from conflict
 
     def _append(self, entry: Entry[B_co]) -> Entry[B_co]:
-        """One compare-and-set append. An unknown outcome is resolved by reading what the last entry is: ours, or still the old one."""
+        """Append one entry by compare-and-set. An unknown outcome is resolved by reading the last entry: ours, or still the old one."""
         payload = entry.encode()
         expected = self.state.sequence
         while True:

@@ -1,6 +1,6 @@
-"""Every name that more than one module or run must agree on: streams, subjects, directories, insert tokens. Pure.
+"""Every name on which several modules or runs must agree: streams, subjects, directories, insert tokens. Pure.
 
-A pipeline id is `[a-z0-9-]`, so it is a subject token and a stream name as it is; source ids are free text and are escaped.
+A pipeline id is `[a-z0-9-]`, so it is a valid subject token and stream name; source ids are free text and are escaped.
 """
 
 import re
@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]")
 
 
 def subject_token(text: str) -> str:
-    """`text` as one NATS subject token: characters outside `[A-Za-z0-9_-]` become `=XX` per UTF-8 byte. Injective."""
+    """Return `text` as one NATS subject token: characters outside `[A-Za-z0-9_-]` become `=XX` per UTF-8 byte. Injective."""
     return "".join(c if _PLAIN.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in text)
 
 
@@ -32,18 +32,18 @@ class Names:
     pipeline: str
 
     def stream(self, role: str) -> str:
-        """Stream name; `role` is one of ROLES."""
+        """Return the name of a stream; `role` is one of ROLES."""
         return f"tf-{self.pipeline}-{role}"
 
     def subjects(self, role: str) -> str:
-        """The wildcard of all subjects of one stream."""
+        """Return the wildcard of all subjects of one stream."""
         return f"tf.{self.pipeline}.{role}.>"
 
     def raw(self, source: str, partition: int) -> str:
         return f"tf.{self.pipeline}.raw.{subject_token(source)}.{partition}"
 
     def redriven(self, source: str, partition: int) -> str:
-        """Subject of the dead letters that enter again, by the Kafka partition that they came from."""
+        """Return the subject of redriven dead letters, by the Kafka partition from which they came."""
         return f"tf.{self.pipeline}.raw.{subject_token(source)}.redrive.{partition}"
 
     def out(self, bucket: int) -> str:
@@ -56,39 +56,42 @@ class Names:
         return f"tf.{self.pipeline}.duplicates.{bucket}"
 
     def chain(self, leg: str) -> str:
-        """Subject of one leg's chain in the ledger."""
+        """Return the subject of one leg's chain in the ledger."""
         return f"tf.{self.pipeline}.ledger.{leg}"
 
     def lease(self, leg: str) -> str:
         return f"tf.{self.pipeline}.ledger.lease.{leg}"
 
     def compaction(self) -> str:
-        """Subject of the runs that a compaction offers to the process leg."""
+        """Return the subject of the segments that a compaction offers to the process leg."""
         return f"tf.{self.pipeline}.ledger.compact"
 
     def run_lists(self) -> str:
-        """Subject of the pages that say which runs of the key store are live (`run_lists.py`)."""
+        """Return the subject of the pages that list the live segments of the key store (`run_lists.py`)."""
         return f"tf.{self.pipeline}.runs.dedup"
 
     def purged(self, role: str) -> str:
-        """Subject of how far a stream was purged."""
+        """Return the subject of the purge decisions for a stream."""
         return f"tf.{self.pipeline}.ledger.purged.{role}"
 
     def config(self, version: str) -> str:
-        """Subject that holds the stage configuration of one version, for the plans that name it."""
+        """Return the subject of the stage configuration of one version, for the plans that name it."""
         return f"tf.{self.pipeline}.ledger.config.{version}"
 
     def directory(self, home: Path) -> Path:
-        """Directory of the pipeline on this host: a lock per leg, a directory per runner, and the key stores unless they have a URI."""
+        """Return the pipeline's directory on this host.
+
+        It holds a lock per leg, a directory per runner, and the key stores unless they have a URI.
+        """
         return home / "pipelines" / self.pipeline
 
     def state_place(self, directory: Path, state_uri: str) -> str:
-        """Directory or URI below which the key stores lie."""
+        """Return the directory or URI that contains the key stores."""
         return _below(state_uri, self.pipeline) if state_uri else str(directory / "state")
 
 
 def dedup_place(state_place: str, bucket: int) -> str:
-    """Where one bucket's runs of the dedup store lie."""
+    """Return the place of one bucket's segments of the dedup store."""
     return _below(state_place, f"dedup/{bucket}")
 
 
@@ -98,37 +101,40 @@ def _below(place: str, name: str) -> str:
 
 
 ROLES = ("raw", "out", "dlq", "duplicates", "runs", "ledger")
-"""Of streams, in the order in which they may go: the ledger last."""
+"""Roles of streams, in the order in which they may be deleted: the ledger last."""
 LEGS = ("ingest", "process", "sink")
 REDRIVE = "redrive"
-"""Names the chain and the lease of whoever takes dead letters: to let them enter again, or to discard them."""
+"""Name of the chain and the lease for taking dead letters: to redrive or to discard them."""
 PUT_BACK = "put-back"
-"""Names the lease of whoever puts rows back into the table."""
+"""Name of the lease for putting rows back into the table."""
 
 
 def bucket_of_key(low_words: npt.NDArray[np.uint64], buckets: int) -> npt.NDArray[np.int64]:
-    """Buckets of records with a key, by the low half of its hash; runs are sorted and indexed by the high half."""
+    """Return the buckets of records with a key, by the low half of its hash; segments are sorted and indexed by the high half."""
     owners: npt.NDArray[np.int64] = (low_words % np.uint64(buckets)).astype(np.int64)
     return owners
 
 
 def bucket_of_partition(partition: Partitions, buckets: int) -> Partitions:
-    """Bucket of records without a key: a function of the Kafka partition alone, never of the task. One partition, or a column of them."""
+    """Return the bucket of records without a key, for one partition or a column of them.
+
+    It is a function of the Kafka partition alone, never of the task.
+    """
     return partition % buckets
 
 
 def is_redriven(subject: str) -> bool:
-    """True for the raw subject of dead letters that enter again."""
+    """Return True for the raw subject of redriven dead letters."""
     return subject.split(".")[4:5] == ["redrive"]
 
 
 def stream_of_subject(subject: str) -> str:
-    """The stream that holds a subject of ours, as `Names.stream` names it."""
+    """Return the stream that holds one of our subjects, as `Names.stream` names it."""
     return "-".join(subject.split(".", 3)[:3])
 
 
 def bucket_of_subject(subject: str) -> int:
-    """The bucket of an out, dead-letter or duplicates subject."""
+    """Return the bucket of an out, dead-letter or duplicates subject."""
     return int(subject.rpartition(".")[2])
 
 
@@ -137,7 +143,7 @@ def partitions_of_bucket(partitions: Iterable[int], bucket: int, buckets: int) -
 
 
 def insert_token(pipeline: str, stream_id: str, table: str, first: int, last: int, digest: str) -> str:
-    """ClickHouse `insert_deduplication_token` of a chunk: out-stream sequences `first`..`last` (inclusive) and its rows' digest.
+    """Return the ClickHouse `insert_deduplication_token` of a chunk: out sequences `first`..`last` (inclusive) and its rows' digest.
 
     The digest turns the silent loss of "same token, other rows" (reference/reliability.md 2.1, row 2) into a halt before the insert.
     """

@@ -1,22 +1,22 @@
-"""What becomes of what a leg reads: the one registry of outcomes, by leg, and how they are counted among the totals of a `done`.
+"""The outcomes of everything that a leg reads: the one registry, by leg, and their counting among the totals of a `done`.
 
-Whatever tells what became of records reads it: tally, rebuilding, audit, checks, metrics. Of each leg, what it read is the sum of its
-outcomes. The steps of the process leg bring their own (`register`); those have totals that begin with DROPPED, so that a reader which
-does not know a step still counts its records, and calls them by the step's name.
+Every account of records reads it: tally, rebuild, audit, checks, metrics. For each leg, the number of records read is the sum of its
+outcomes. The steps of the process leg register their own outcomes (`register`). The totals of these begin with DROPPED, so that a reader
+that does not know a step still counts its records, and labels them with the step's name.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 DROPPED = "dropped."
-"""Begins the total of every outcome that a step brings."""
+"""Prefix of the total of every outcome that a step registers."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One thing that may become of a record. `total` names it among the running totals; `label` is what reports call it.
+    """One outcome of a record. `total` names it among the running totals; `label` names it in reports.
 
-    `less`: a total that is counted in `total` as well, and has an outcome of its own. `is_rare`: it has no line while there are none.
+    `less`: a total that is counted in `total`, too, and has an outcome of its own. `is_rare`: it has no line while its count is zero.
     """
 
     total: str
@@ -25,7 +25,7 @@ class Outcome:
     is_rare: bool = False
 
     def count(self, totals: Mapping[str, int]) -> int:
-        """Return how many records ended so."""
+        """Return the number of records with this outcome."""
         return totals.get(self.total, 0) - (totals.get(self.less, 0) if self.less else 0)
 
 
@@ -35,7 +35,7 @@ DUPLICATE = Outcome("duplicates", "duplicates dropped")
 REJECTED = Outcome("rows_rejected", "dead letters")
 CONFIRMED = Outcome("rows_out", "confirmed by ClickHouse")
 ABANDONED = Outcome("rejected.sink.abandoned", "abandoned (dead letters)", is_rare=True)
-"""Given up by `tallyflow plan abandon`: dead letters as well."""
+"""Rows abandoned by `tallyflow plan abandon`: dead letters, too."""
 
 _OF: dict[str, list[Outcome]] = {
     "ingest": [RAW_ROWS, Outcome("offsets_without_record", "offsets without a record"), Outcome("offsets_skipped", "expired and skipped")],
@@ -45,9 +45,9 @@ _OF: dict[str, list[Outcome]] = {
 
 
 def register(name: str, label: str) -> Outcome:
-    """Add an outcome of the process leg that a step brings; `name` ends its total.
+    """Add an outcome of the process leg for a step; `name` ends its total.
 
-    Raises TypeError for a name or a label that is taken.
+    Raise TypeError for a name or a label that is taken.
     """
     made = Outcome(DROPPED + name, label, is_rare=True)
     if any(made.total == known.total or label == known.label for known in _OF["process"]):
@@ -57,19 +57,19 @@ def register(name: str, label: str) -> Outcome:
 
 
 def check_registered(step: str, outcomes: tuple[Outcome, ...]) -> None:
-    """Raise TypeError for an outcome that nobody registered: records that end so would be missing from every account."""
+    """Raise TypeError for an unregistered outcome: its records would be missing from every account."""
     for outcome in outcomes:
         if outcome not in _OF["process"]:
             raise TypeError(f"step {step!r}: its outcome {outcome.label!r} is not registered (protocol.outcomes.register)")
 
 
 def of(leg: str) -> tuple[Outcome, ...]:
-    """Return the outcomes of a leg, in the order in which reports show them."""
+    """Return the outcomes of a leg, in their order in reports."""
     return tuple(_OF[leg])
 
 
 def counted(leg: str, totals: Mapping[str, int]) -> dict[str, int]:
-    """Return what became of what the leg read, by label; of steps that are not known here as well."""
+    """Return the outcomes of the records that the leg read, by label, including those of unknown steps."""
     known = [(outcome, outcome.count(totals)) for outcome in of(leg)]
     found = {outcome.label: count for outcome, count in known if count or not outcome.is_rare}
     totals_known = {outcome.total for outcome in of(leg)}
@@ -80,5 +80,5 @@ def counted(leg: str, totals: Mapping[str, int]) -> dict[str, int]:
 
 
 def residue(leg: str, read: int, totals: Mapping[str, int]) -> int:
-    """Return how many of `read` records are not accounted for; zero unless something is wrong."""
+    """Return the number of `read` records that are not accounted for; zero unless there is a defect."""
     return read - sum(counted(leg, totals).values())

@@ -1,8 +1,8 @@
-"""Positions: where a record stands on raw, which is its identity; as a tuple, as text, and packed into one number.
+"""Positions: the place of a record on raw, which is its identity; as a tuple, as text, and packed into one number.
 
-`Position` is a row of out or a dead letter: raw sequence, ordinal in the frame, and its number among the rows that one record gives. As
-text it stands in headers of frames and on the ledger (`Position.parse`), and people write it without the last part (`record_position`).
-Packed into a uint64 (`packed`) it is a key that sorts as records do; a record has one, whatever rows it gives.
+`Position` belongs to a row of out or a dead letter: raw sequence, ordinal in the frame, and its number among the rows of one record. As
+text it is in headers of frames and on the ledger (`Position.parse`); users write it without the last part (`record_position`). Packed into
+a uint64 (`packed`) it is a key that sorts as records do; a record has one, whatever its number of rows.
 """
 
 import re
@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ORDINAL_BITS = 20
-"""Of a packed position: the sequence stands above so many bits of the ordinal. Exact while a frame has under 2^20 rows, which its size
-forbids, and sequences stay under 2^44."""
+"""Bits of the ordinal in a packed position; the sequence takes the bits above.
+
+The packing is exact while a frame has under 2^20 rows, which its size guarantees, and sequences stay under 2^44.
+"""
 MAX_ORDINAL = 2**32 - 1
-"""Of an ordinal, and of a row's number: a position with it stands behind every other of its sequence."""
+"""Largest ordinal, and largest number of a row: a position with it comes after every other position of its sequence."""
 _RECORD_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
 
 Keys = npt.NDArray[np.uint64]
@@ -37,18 +39,18 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Position":
-        """Inverse of `str`. Raises ValueError."""
+        """Parse the text of a position. Raise ValueError if it is malformed."""
         sequence, ordinal, emit = map(int, text.split("."))
         return cls(sequence, ordinal, emit)
 
     @classmethod
     def end_of(cls, sequence: int) -> "Position":
-        """The last that a frame of this sequence could give."""
+        """Return the last position that a frame of this sequence could produce."""
         return cls(sequence, MAX_ORDINAL, MAX_ORDINAL)
 
 
 def record_position(text: str) -> Position:
-    """A raw position as people write it: 17.3, or 17.3.0. Raises ValueError."""
+    """Parse a raw position as users write it: 17.3, or 17.3.0. Raise ValueError if it is malformed."""
     found = _RECORD_POSITION.fullmatch(text)
     if found is None:
         raise ValueError(f"position {text[:80]!r} is not a sequence and an ordinal, such as 17.3")
@@ -56,39 +58,39 @@ def record_position(text: str) -> Position:
 
 
 def packed(sequences: Any, ordinals: Any) -> Keys:
-    """Sequences and ordinals, arrays or one of them a number, as keys."""
+    """Pack sequences and ordinals, arrays or one of them a number, into keys."""
     keys: Keys = (np.asarray(sequences).astype(np.uint64) << np.uint64(ORDINAL_BITS)) | np.asarray(ordinals).astype(np.uint64)
     return keys
 
 
 def sequences_of(keys: Keys) -> Keys:
-    """The sequences of keys."""
+    """Return the sequences of keys."""
     return keys >> np.uint64(ORDINAL_BITS)
 
 
 def ordinals_of(keys: Keys) -> Keys:
-    """The ordinals of keys."""
+    """Return the ordinals of keys."""
     return keys & np.uint64((1 << ORDINAL_BITS) - 1)
 
 
 def packed_record(text: str) -> int:
-    """The key of a position as `record_position` reads it."""
+    """Return the key of a position in the notation of `record_position`."""
     position = record_position(text)
     return position.sequence << ORDINAL_BITS | position.ordinal
 
 
 def position_keys(table: pa.Table) -> Keys:
-    """The key of each row of a table with `_tf_sequence` and `_tf_ordinal`."""
+    """Return the key of each row of a table with `_tf_sequence` and `_tf_ordinal`."""
     return packed(table.column("_tf_sequence").to_numpy(), table.column("_tf_ordinal").to_numpy())
 
 
 def in_position_order(table: pa.Table) -> pa.Table:
-    """The rows sorted by (sequence, ordinal)."""
+    """Return the rows sorted by (sequence, ordinal)."""
     return table.take(pa.array(np.argsort(position_keys(table), kind="stable")))
 
 
 def beyond(table: pa.Table, last: Position | None) -> pa.Table:
-    """Rows of a position-sorted table that lie after `last` (exclusive); all of them when `last` is None."""
+    """Return the rows of a position-sorted table after `last` (exclusive); all of them if `last` is None."""
     if last is None or table.num_rows == 0:
         return table
     sequence, ordinal = table.column("_tf_sequence"), table.column("_tf_ordinal")
@@ -102,7 +104,7 @@ def beyond(table: pa.Table, last: Position | None) -> pa.Table:
 
 
 def first_and_last(table: pa.Table) -> tuple[Position, Position]:
-    """Positions of the first and the last row of a non-empty, position-sorted table."""
+    """Return the positions of the first and the last row of a non-empty, position-sorted table."""
 
     def at(row: int) -> Position:
         emit = table.column("_tf_emit")[row].as_py() if "_tf_emit" in table.column_names else 0
@@ -112,10 +114,10 @@ def first_and_last(table: pa.Table) -> tuple[Position, Position]:
 
 
 def differences(arrivals_us: Sequence[int]) -> list[int]:
-    """The arrivals of neighbouring frames as a `done` has them: the first, and how much later each of the others was."""
+    """Encode the arrivals of neighboring frames for a `done`: the first, then the difference of each frame from the one before it."""
     return [*arrivals_us[:1], *(after - before for before, after in pairwise(arrivals_us))]
 
 
 def from_differences(found: Iterable[int]) -> list[int]:
-    """Inverse of `differences`."""
+    """Return the inverse of `differences`."""
     return list(accumulate(found))

@@ -1,13 +1,13 @@
-"""What may go of a pipeline's streams, and its going: frames that were passed on, when they are older than the retention, or for room.
+"""Purging of a pipeline's streams: delivered frames are purged when they are older than the retention, or to make room.
 
-A leg purges what it reads, in steps of its own `done` entries: the newest one that may be the oldest that is kept is the **floor**. Below
-its `to` frames go from the stream, below its plan entries go from the chain, so stream and chain always reach back to the same range.
-Kept in any case: the last message of every subject (a resume point), the frame at `done.to` (its digest is verified), raw frames that an
-out row not yet confirmed came from (ClickHouse may refuse it, and its dead letter is made of the raw record), and raw frames that
-ingest has not confirmed (it reads them back to count them). How far a stream was purged stands on the ledger before anything goes.
+A leg purges its input in steps of its own `done` entries: the newest one that may be the oldest kept one is the **floor**. Below its `to`
+frames are purged from the stream, below its plan entries are purged from the chain, so stream and chain always reach back to the same
+range. Kept in any case: the last message of every subject (a resume point), the frame at `done.to` (its digest is verified), raw frames of
+out rows that are not confirmed yet (ClickHouse may refuse such a row, and its dead letter is made of the raw record), and raw frames that
+ingest has not confirmed (it reads them back to count them). The extent of a purge is on the ledger before anything is purged.
 
-A purge names a sequence below a `done` that stands, and `done` never goes back. So whoever sends it, however late, even a runner that was
-overtaken, removes only what might go already when it was decided.
+A purge names a sequence below an existing `done`, and `done` never steps back. So every purge, however late, even from a runner that was
+fenced, removes only messages that were allowed to be purged when it was decided.
 """
 
 import sys
@@ -41,13 +41,13 @@ from pipelines.protocol.records import HEADER_FIRST, Message, instant
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES, ROOM_BYTES
 
 READS = {"process": "raw", "sink": "out"}
-"""The stream that a leg reads, and purges."""
+"""The stream that each leg reads and purges."""
 ENTRIES_PER_CALL = 20_000
-"""Of a chain: some seconds of reading at the most, of one that was never folded, so that a stop need not wait long."""
+"""Limit of the chain entries that one call reads: some seconds for a chain that was never folded, so that a stop need not wait long."""
 
 
 class Extent(Protocol):
-    """How large a stream is; `max_bytes` is -1 without a limit."""
+    """The size of a stream; `max_bytes` is -1 without a limit."""
 
     @property
     def last_sequence(self) -> int: ...
@@ -60,7 +60,7 @@ class Extent(Protocol):
 
 
 class PurgeLog(Log, Protocol):
-    """What purging needs of JetStream beyond the protocol's own reads."""
+    """The part of JetStream that purging needs beyond the protocol's own reads."""
 
     def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]: ...
 
@@ -72,26 +72,26 @@ class PurgeLog(Log, Protocol):
 
 
 def bytes_before_purge(limit: int) -> int:
-    """How much a stream with a limit of so many bytes may hold before it is purged early. The rest is ingest's reserve of raw."""
+    """Return the bytes that a stream with this limit may hold before it is purged early. The rest is ingest's reserve of raw."""
     return max(0, limit - max(limit // 5, ROOM_BYTES))
 
 
 def bytes_free_for_redrive(raw: Extent) -> int:
-    """How many bytes of dead letters may be put back onto raw now without taking the room that ingest needs."""
+    """Return the bytes of dead letters that may be put back onto raw now without taking the room that ingest needs."""
     return sys.maxsize if raw.max_bytes <= 0 else max(0, bytes_before_purge(raw.max_bytes) - raw.bytes)
 
 
 def is_full(stream: Extent) -> bool:
-    """True when a frame of the largest size would be refused."""
+    """Return True if a frame of the largest size would be refused."""
     return 0 < stream.max_bytes < stream.bytes + MAX_FRAME_BYTES
 
 
 @dataclass(frozen=True)
 class Purged(Form):
-    """How far a stream was purged: of what lies below `below` only the last messages of quiet subjects are left, and, until ingest has
-    confirmed them, raw frames of its open plan.
+    """The extent of a stream's purge: `below` is the first sequence that was not purged.
 
-    `since`: how far the rest reaches back, by the clock of the leg that reads it. `is_early`: before the retention, to make room.
+    Below it only the last messages of quiet subjects are left, and raw frames of ingest's open plan until ingest has confirmed them.
+    `since`: the oldest time of the rest, by the clock of the leg that reads it. `is_early`: before the retention, to make room.
     """
 
     below: Count = 0
@@ -107,15 +107,16 @@ class Purged(Form):
 
 
 def read_purged(log: Log, names: Names, role: str) -> Purged:
-    """How far a stream was purged; nothing of one that never was."""
+    """Read the extent of a stream's purge; it is empty for a stream that was never purged."""
     message = log.last(names.stream("ledger"), names.purged(role))
     return Purged.decode(message) if message else Purged()
 
 
 def purge_letters(log: PurgeLog, names: Names, may_go: Mapping[str, int]) -> None:
-    """Removes dead letters, by subject those below a sequence, never a subject's last: the caller knows that nobody needs them.
+    """Purge dead letters below a sequence by subject, never a subject's last one: the caller knows that nothing needs them.
 
-    Safe to repeat, and to kill: a purge that was written down and not done is done by the next that goes as far.
+    The call is safe to repeat, and to kill: a purge that was written down and not finished is finished by the next purge of the same
+    extent.
     """
     if not may_go:
         return
@@ -127,9 +128,10 @@ def purge_letters(log: PurgeLog, names: Names, may_go: Mapping[str, int]) -> Non
 
 
 def redrive_entries_that_may_go(log: PurgeLog, names: Names, max_age: timedelta) -> int:
-    """The sequence below which the chain of redrive is not needed, 0 where nothing may go: a plan lives as long as a letter that it names.
+    """Return the sequence below which the chain of redrive is not needed, 0 if nothing may be purged.
 
-    As with every chain the last `plan` and `done` stay, and what is younger than `max_age` by the clock of the chain itself.
+    A plan is kept as long as a dead letter that it names. As in every chain the last `plan` and `done` stay, and so do entries younger than
+    `max_age` by the clock of the chain itself.
     """
     stream, subject = names.stream("ledger"), names.chain(REDRIVE)
     chain = read_chain(log, names, REDRIVE_CHAIN)
@@ -147,22 +149,24 @@ def redrive_entries_that_may_go(log: PurgeLog, names: Names, max_age: timedelta)
 
 
 def fold_redrive(log: PurgeLog, names: Names, below: int) -> None:
-    """Removes entries of the chain of redrive; call it before frames of letters go, and only on behalf of a later one: a replica that
-    still serves such a frame must not be asked while no plan names its letters any more.
+    """Purge entries of the chain of redrive.
+
+    Call it before frames of dead letters are purged: the entries of these frames are left to a later call. A replica that still serves such
+    a frame must not be asked while no plan names its dead letters any more.
     """
     if below:
         log.purge(names.stream("ledger"), names.chain(REDRIVE), below)
 
 
 def purge_lease(log: PurgeLog, names: Names, leg: str) -> None:
-    """Removes all that was said of a lease but the last."""
+    """Purge all entries of a lease but the last."""
     last = log.last(names.stream("ledger"), names.lease(leg))
     if last is not None:
         log.purge(names.stream("ledger"), names.lease(leg), last.sequence)
 
 
 def _decide(log: Log, names: Names, role: str, purged: Purged) -> None:
-    """Writes down how far a stream is purged, before it is, unless that is known already or another runner does so now."""
+    """Write down the extent of a purge before it starts, unless it is known already or another runner writes it now."""
     subject, stream = names.purged(role), names.stream("ledger")
     before = log.last(stream, subject)
     if purged.below <= (Purged.decode(before).below if before else 0):
@@ -174,7 +178,7 @@ def _decide(log: Log, names: Names, role: str, purged: Purged) -> None:
 
 @dataclass(frozen=True)
 class _Floor:
-    """The `done` whose range is the last that may go, its time, and the sequence of the first ledger entry that stays."""
+    """The `done` whose range is the last that may be purged, its time, and the sequence of the first ledger entry that stays."""
 
     done: Done
     time: datetime
@@ -182,9 +186,9 @@ class _Floor:
 
 
 class Purge:
-    """One leg's part, for the runner that holds its lease. Not safe for several threads.
+    """The purge of one leg, for the runner that holds its lease. Not thread-safe.
 
-    Raises as the log does; whatever was begun is finished by the next call, in this process or another.
+    It raises the errors of the log; a purge that was begun is finished by the next call, in this process or another.
     """
 
     def __init__(self, log: PurgeLog, names: Names, leg: str, max_age: timedelta) -> None:
@@ -196,7 +200,7 @@ class Purge:
         self._last_seen: dict[str, int] = {}
 
     def by_age(self) -> None:
-        """Lets go what is older than the retention, and the ledger's entries about it."""
+        """Purge messages older than the retention, and their entries on the ledger."""
         self._advance(0)
         own = [self._names.lease(self._leg)] + ([self._names.purged(self._role)] if self._role else [])
         for subject in [*own, self._names.compaction()] if self._leg == "process" else own:
@@ -205,7 +209,7 @@ class Purge:
             self._purge_run_lists()
 
     def for_room(self) -> None:
-        """Lets go the oldest of what was passed on while the stream is nearly full; does nothing while there is room."""
+        """Purge the oldest delivered messages while the stream is nearly full; do nothing while there is room."""
         if self._role is None:
             return
         extent = self._log.state(self._names.stream(self._role))
@@ -213,44 +217,47 @@ class Purge:
             return
         wanted = bytes_before_purge(extent.max_bytes)
         if extent.bytes > wanted:
-            # By the mean size of what was not purged yet, beside which quiet subjects have few; what that misses goes at the next look.
+            # By the mean size of messages not purged yet; quiet subjects hold few others. The next call purges what this estimate misses.
             held = extent.last_sequence - max(0, read_purged(self._log, self._names, self._role).below - 1)
             self._advance(extent.last_sequence - held * wanted * 3 // (extent.bytes * 4))
 
     def _advance(self, crowded_out: int) -> None:
-        """Moves the floor as far as it may go. `crowded_out`: frames up to there go whatever their age."""
+        """Move the floor as far as allowed. `crowded_out`: frames up to this sequence are purged whatever their age."""
         chain = read_chain(self._log, self._names, self._chain)
         if chain.done is None:
             return
         newest = self._log.get(self._ledger, chain.done.sequence)
         if newest is None:
-            # Gone on, and folded, since: another runner is at work.
+            # The chain has advanced and was folded since: another runner is at work.
             return
         now = _clock(chain.done.body, newest)
         limit, anywhere = self._limits(chain.done.body.to if self._role else 1)
         floor = self._floor(chain.done.sequence, limit, now - self._max_age, crowded_out)
         if self._role:
             _decide(self._log, self._names, self._role, self._decision(floor, min(anywhere, crowded_out), now))
-            # Whoever decided it, and whenever: a runner may have died before it came to this.
+            # Whoever decided it, at any time: a runner may have died before it purged.
             self._purge_frames(self._role, read_purged(self._log, self._names, self._role).below)
         if floor is None:
             return
         if isinstance(floor.done, ProcessDone):
             self._purge_duplicates(floor.done)
-        # An open plan may stand before the last `done`, when that was restated.
+        # An open plan may precede the last `done`, if that was restated.
         first = min(floor.first_entry, chain.plan.sequence if chain.plan else floor.first_entry)
         self._purge_subject(self._ledger, self._names.chain(self._leg), first)
         self._first_entry = first
 
     def _decision(self, floor: _Floor | None, for_room: int, now: datetime) -> Purged:
-        """For room not only at the end of a range: it may hold frames of a plan of ingest that waits for this very room."""
+        """Return the extent of the purge; to make room it need not end at the end of a range.
+
+        A range may hold frames of a plan of ingest that waits for this very room.
+        """
         to = floor.done.to if floor else 0
         if for_room > to:
             return Purged(for_room, now, is_early=True)
         return Purged(to, floor.time, floor.time > now - self._max_age) if floor else Purged()
 
     def _floor(self, last: int, limit: int, too_old: datetime, crowded_out: int) -> _Floor | None:
-        """The newest `done` that may be the floor, None when that is the present one. A long chain is gone through in several calls."""
+        """Return the newest `done` that may be the floor, None if it is the present one. A long chain is read in several calls."""
         floor, plan = None, 0
         entries = self._log.fetch(self._ledger, self._names.chain(self._leg), max(0, self._first_entry - 1), last)
         for message in islice(entries, ENTRIES_PER_CALL):
@@ -267,12 +274,12 @@ class Purge:
         return None if floor is None or floor.first_entry == self._first_entry else floor
 
     def _limits(self, to: int) -> tuple[int, int]:
-        """The last sequence that nobody needs but for its age: at the end of a range, and anywhere. `to`: the end of the last range.
+        """Return the last sequence that is kept for its age only: at the end of a range, and anywhere.
 
-        Out rows of a range stand behind those of the ranges before, those of its buckets in any order: all that is not confirmed comes
-        from the range of the first row that is not, or a later one. Frames that ingest has not confirmed stand behind all that it has, so
-        ranges end there. Dead letters that entered again behind that may fill the stream, and then ingest cannot go on: anywhere is up to
-        the end of what process has done, and `_purge_frames` spares ingest's own.
+        `to`: the end of the last range. Out rows of a range follow the rows of earlier ranges, and rows of its buckets are in any order:
+        all unconfirmed rows come from the range of the first unconfirmed row, or a later one. Frames that ingest has not confirmed follow
+        all frames that it has confirmed, so ranges end there. Dead letters that were redriven after that may fill the stream, and then
+        ingest cannot continue. So the second limit is the end of the last processed range, and `_purge_frames` spares ingest's own frames.
         """
         if self._leg != "process":
             return to, to
@@ -284,14 +291,14 @@ class Purge:
         if out is None or out.last_sequence <= confirmed:
             return covered, to
         waiting = self._log.get(stream, confirmed + 1)
-        # Not there: the sink has confirmed and purged it since.
+        # If it is missing, the sink has confirmed and purged it since.
         return (min(covered, Position.parse(waiting.headers[HEADER_FIRST]).sequence - 1) if waiting else 0), 0
 
     def _purge_frames(self, role: str, below: int) -> None:
         if below <= self._purged_below:
             return
         stream = self._names.stream(role)
-        # Read after the decision, whose frames were there by then: without an open plan of ingest all of them are confirmed.
+        # Read after the decision, when its frames were stored: without an open plan of ingest all of them are confirmed.
         ingest = read_chain(self._log, self._names, INGEST_CHAIN) if role == "raw" else None
         for subject in self._log.subjects(stream, self._names.subjects(role)):
             self._purge_subject(stream, subject, min(below, _needed_by_ingest(ingest, subject)) if ingest else below)
@@ -299,20 +306,20 @@ class Purge:
             self._purged_below = below
 
     def _purge_duplicates(self, floor: ProcessDone) -> None:
-        """Copies that were kept of the ranges up to the floor; nobody of ours reads them."""
+        """Purge the copies that were kept of the ranges up to the floor; no code of ours reads them."""
         stream = self._names.stream("duplicates")
         for subject in self._log.subjects(stream, self._names.subjects("duplicates")):
             self._purge_subject(stream, subject, floor.duplicates_end + 1)
 
     def _purge_run_lists(self) -> None:
-        """Pages that the last `done` does not need; those of an older one, or of one that never was."""
+        """Purge pages that the last `done` does not need: pages of an older one, or of one that was never appended."""
         done = read_chain(self._log, self._names, PROCESS_CHAIN).done
         reference = done.body.runs if done else None
         if reference:
             self._purge_subject(self._names.stream("runs"), self._names.run_lists(), reference.first)
 
     def _purge_subject(self, stream: str, subject: str, below: int) -> None:
-        """Removes the subject's messages below `below`, but never its last one."""
+        """Purge the subject's messages below `below`, but never its last one."""
         if self._last_seen.get(subject, 0) < below:
             last = self._log.last(stream, subject)
             if last is None:
@@ -322,7 +329,7 @@ class Purge:
 
 
 def _needed_by_ingest(ingest: ChainState[IngestPlan, IngestDone], raw_subject: str) -> int:
-    """The sequence from which on ingest may still read a raw subject; of dead letters that entered again it reads nothing."""
+    """Return the first sequence that ingest may still read on a raw subject; it never reads redriven dead letters."""
     if is_redriven(raw_subject):
         return sys.maxsize
     tail = ingest.done.body.tails.get(raw_subject.rpartition(".")[2]) if ingest.done else None
@@ -330,9 +337,10 @@ def _needed_by_ingest(ingest: ChainState[IngestPlan, IngestDone], raw_subject: s
 
 
 def _clock(done: Done, message: Message) -> datetime:
-    """What a range's age is measured by: for process the arrival of its last frame, as windows are; for the others its entry's time.
+    """Return the time by which a range's age is measured.
 
-    Never the wall clock: a pipeline that stands still keeps what it has.
+    For process it is the arrival of its last frame, as for windows; for the others it is the time of the entry. It is never the wall clock:
+    a pipeline that stands still keeps its messages.
     """
     if isinstance(done, ProcessDone):
         return instant(done.clock_us)

@@ -1,7 +1,7 @@
-"""Frames and positions: the schemas that cross the seams, and how tables become JetStream messages and back.
+"""Frames and positions: the schemas that cross the streams, and the conversion of tables to JetStream messages and back.
 
-A frame is one JetStream message that carries many records as one Arrow IPC stream of one record batch (lz4). Its headers say which
-positions it covers, so that a writer can resume, and a reader can plan, without decoding it.
+A frame is one JetStream message that carries many records as one Arrow IPC stream of one record batch (lz4). Its headers name the positions
+that it covers, so that a writer can resume, and a reader can plan, without decoding it.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from pipelines.protocol.frame_sizes import declared_bytes
 from pipelines.protocol.stream_limits import MAX_CONTENT_BYTES, MAX_FRAME_BYTES
 
 MAX_RECORD_BYTES = 448 * 1024
-"""A record whose key, value and headers are larger together travels as head and digest only, and is dead-lettered by parse."""
+"""A record whose key, value and headers are larger together travels as head and digest only, and parse rejects it."""
 MAX_ROW_BYTES = MAX_FRAME_BYTES - 16 * 1024
 """A row that takes more, uncompressed, might not fit into a frame of its own; it is rejected."""
 OVERSIZE_HEAD_BYTES = 1024
 MAX_DECODED_BYTES = 256 * MAX_FRAME_BYTES
-"""Of a frame, uncompressed: lz4 makes of a byte at most 255."""
+"""Limit of a frame, uncompressed: lz4 expands a byte to at most 255."""
 UNREADABLE_HEADER = b"tallyflow.unreadable"
-"""The only header of a record with `oversize` that is not too large: the client could not give it. Its value is the error's type."""
+"""The only header of a record with `oversize` that is not too large: the client could not read it. Its value is the error's type."""
 _TARGET_FRAME_BYTES = 384 * 1024
 
 INSTANT = pa.timestamp("us", tz="UTC")
@@ -45,15 +45,23 @@ RAW_SCHEMA = pa.schema(
         ("oversize", OVERSIZE_TYPE),
     ]
 )
-"""A raw frame, in offset order. `oversize` is non-null where `value` is only the first 1024 bytes of a record: it was too large, or has
-UNREADABLE_HEADER. `timestamp` is null where Kafka has none; one beyond TIMESTAMPS_MS stands at the end of that range."""
+"""A raw frame, in offset order.
+
+`oversize` is non-null if `value` is only the first 1024 bytes of a record: it was too large, or has UNREADABLE_HEADER. `timestamp` is null
+if Kafka has none; a timestamp outside TIMESTAMPS_MS is replaced by the nearer end of that range.
+"""
 TIMESTAMPS_MS = (-62_135_596_800_000, 253_402_300_799_999)
-"""Years 1 and 9999 to their ends: what every reader of a frame can tell as an instant. No column type of ClickHouse reaches so far, so a
-record whose time stands at either end is rejected where a column is made of it."""
+"""Years 1 and 9999 to their ends: every reader of a frame can represent them as an instant.
+
+No column type of ClickHouse reaches so far, so a record whose time is at either end is rejected if a column is made of it.
+"""
 
 HISTORY_SCHEMA = pa.schema([("attempts", pa.int32()), ("first_time", INSTANT), ("past_dedup", pa.bool_()), ("origin", pa.string())])
-"""Behind RAW_SCHEMA where a raw frame holds dead letters that enter again: how often the record was rejected, when first, whether dedup has
-accepted it, and the position at which it was rejected last."""
+"""Columns after RAW_SCHEMA if a raw frame holds redriven dead letters.
+
+They hold the number of the record's rejections, the time of the first, whether dedup has accepted it, and the position of the last
+rejection.
+"""
 
 POSITION_FIELDS = [
     pa.field("_tf_sequence", pa.uint64()),
@@ -63,7 +71,7 @@ POSITION_FIELDS = [
     pa.field("_tf_offset", pa.int64()),
     pa.field("_tf_arrival", INSTANT),
 ]
-"""Where a record stands: raw stream sequence and ordinal in the frame (its identity), Kafka coordinates, and its arrival."""
+"""The place of a record: raw stream sequence and ordinal in the frame (its identity), Kafka coordinates, and its arrival."""
 
 EMIT_FIELD = pa.field("_tf_emit", pa.uint32())
 POSITION_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_topic", "_tf_partition", "_tf_offset", "_tf_arrival")
@@ -87,7 +95,7 @@ REJECTED_SCHEMA = pa.schema(
         ("message", pa.string()),
     ]
 )
-"""One row per rejected record: its position, the stage that refused it, an error code, the field or column, and the reason."""
+"""One row per rejected record: its position, the stage that rejected it, an error code, the field or column, and the reason."""
 
 HEADER_FIRST = "Tf-First"
 HEADER_LAST = "Tf-Last"
@@ -99,13 +107,14 @@ HEADER_PARTITION = "Tf-Partition"
 HEADER_RUN = "Tf-Run"
 HEADER_SKIPPED = "Tf-Skipped"
 HEADER_CONFIG = "Tf-Config"
-"""Of an out frame: the version of the configuration that its rows were made under."""
+"""Header of an out frame: the version of the configuration under which its rows were made."""
 
 
 @dataclass(frozen=True)
 class StageOutput:
-    """What a step gives back: the records that go on, those it refused (`REJECTED_SCHEMA`), and how many it dropped, by the total of the
-    outcome (`protocol.outcomes`).
+    """The output of a step: the passed records, the rejected ones (`REJECTED_SCHEMA`), and the numbers of the dropped ones.
+
+    The numbers are by the total of the outcome (`protocol.outcomes`).
     """
 
     accepted: pa.Table
@@ -115,7 +124,7 @@ class StageOutput:
 
 @dataclass(frozen=True)
 class Message:
-    """One stored JetStream message. `time` is the server's; it may step back, so use the arrival rule, not this, for windows."""
+    """One stored JetStream message. `time` is the server's; it may step back, so use the arrival rule for windows."""
 
     subject: str
     sequence: int
@@ -129,17 +138,17 @@ class Message:
 
     @property
     def config(self) -> str:
-        """Of an out frame, HEADER_CONFIG; empty where it has none, such as the marks of a rebucketing."""
+        """HEADER_CONFIG of an out frame; empty if it has none, such as the marks of a rebucketing."""
         return self.headers.get(HEADER_CONFIG, "")
 
     @property
     def content_bytes(self) -> int:
-        """What a frame takes decoded, without decoding it; 0 of one without rows."""
+        """The decoded size of a frame, without decoding it; 0 for one without rows."""
         return int(self.headers.get(HEADER_BYTES, "0"))
 
 
 def instant(microseconds: int) -> datetime:
-    """Of microseconds since 1970, as arrivals and clocks are stored."""
+    """Convert microseconds since 1970, the form of arrivals and clocks, to a datetime."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
@@ -148,7 +157,7 @@ def empty_rejected() -> pa.Table:
 
 
 def encode_frame(table: pa.Table) -> bytes:
-    """The table as one Arrow IPC stream of one record batch, lz4; an empty table gives a schema and an empty batch."""
+    """Encode the table as one Arrow IPC stream of one record batch, lz4; an empty table gives a schema and an empty batch."""
     batches = table.combine_chunks().to_batches()
     batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
     sink = pa.BufferOutputStream()
@@ -165,9 +174,9 @@ def decode_parcel(payload: bytes) -> pa.Table:
 
 
 def decode_frame(payload: bytes, what: str = "a frame") -> pa.Table:
-    """Inverse of `encode_frame`. Nothing in the bytes is believed: whoever may publish on the streams can write them.
+    """Decode a frame. Nothing in the bytes is trusted: anyone with the right to publish on the streams can write them.
 
-    Raises HaltError that names `what` for bytes that are no frame: they do not decode, would take more than MAX_DECODED_BYTES uncompressed,
+    Raise HaltError that names `what` for bytes that are no frame: they do not decode, would take more than MAX_DECODED_BYTES uncompressed,
     or point outside their own buffers. `validate(full=True)` takes 5 % of a raw frame's decoding and 33 % of an out frame's.
     """
     with _frames_of_ours_only(what):
@@ -179,7 +188,7 @@ def decode_frame(payload: bytes, what: str = "a frame") -> pa.Table:
 
 
 def decode_columns(payload: bytes, names: Sequence[str], what: str = "a frame") -> pa.Table:
-    """`decode_frame` of these columns only; the others are not uncompressed. Raises KeyError for a column that is not there."""
+    """Decode these columns of a frame only; the others are not uncompressed. Raise KeyError for a missing column."""
     with _frames_of_ours_only(what):
         _check_declared(payload)
         with pa.ipc.open_stream(payload) as reader:
@@ -194,12 +203,12 @@ def decode_columns(payload: bytes, names: Sequence[str], what: str = "a frame") 
 
 
 def place_of_frame(message: Message) -> str:
-    """What errors call a stored frame."""
+    """Return the name of a stored frame in errors."""
     return f"{message.subject} at {message.sequence}"
 
 
 def check_columns(table: pa.Table, schema: pa.Schema, optional: pa.Schema, what: str) -> None:
-    """Raises HaltError unless the frame has the columns of `schema`, perhaps some of `optional`, no others, each with its type."""
+    """Raise HaltError unless the frame has the columns of `schema`, perhaps some of `optional`, no others, each with its type."""
     known = {field.name: field.type for field in (*schema, *optional)}
     wrong = [field.name for field in table.schema if known.get(field.name) != field.type]
     missing = [name for name in schema.names if name not in table.column_names]
@@ -219,7 +228,7 @@ def _frames_of_ours_only(what: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowMemoryError:
-        # Of this host; what a frame may take was looked at before.
+        # A fault of this host; the size of the frame was checked before.
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise _foreign(what, str(error)) from error
@@ -233,10 +242,10 @@ def _foreign(what: str, reason: str) -> HaltError:
 
 
 def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
-    """Cuts `table`, in order, into (rows, encoded frame) pairs of at most MAX_FRAME_BYTES, and MAX_CONTENT_BYTES, aiming at 384 KiB.
+    """Cut `table`, in order, into (rows, encoded frame) pairs of at most MAX_FRAME_BYTES, and MAX_CONTENT_BYTES, aiming at 384 KiB.
 
-    Where a cut falls carries no meaning: two attempts may cut differently. Raises ValueError if one row alone does not fit; stages
-    reject such rows before (`MAX_RECORD_BYTES`).
+    The place of a cut carries no meaning: two attempts may cut differently. Raise ValueError if a single row does not fit; stages reject
+    such rows before (`MAX_RECORD_BYTES`).
     """
     start, rows = 0, _first_guess(table)
     while start < table.num_rows:
@@ -256,19 +265,22 @@ def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
 
 
 def _first_guess(table: pa.Table) -> int:
-    """Rows of the first frame: as if compression halved the size; corrected from the second frame on."""
+    """Return the rows of the first frame, assuming that compression halves the size; the second frame corrects it."""
     if table.num_rows == 0:
         return 1
     return max(1, int(2 * _TARGET_FRAME_BYTES * table.num_rows / max(1, table.nbytes)))
 
 
 def digest(payload: bytes) -> str:
-    """Digest that names a frame's content in the ledger: 128 bits of BLAKE2b, hex."""
+    """Return the digest of a frame's content in the ledger: 128 bits of BLAKE2b, hex."""
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
 
 
 def payloads_digest(messages: Iterable[Message]) -> str:
-    """64 bits over the bytes of stored messages, hex: what is stored does not change, so it names their content in an insert token."""
+    """Return 64 bits over the bytes of stored messages, hex.
+
+    Stored messages do not change, so it names their content in an insert token.
+    """
     state = hashlib.blake2b(digest_size=8)
     for message in messages:
         state.update(message.payload)
@@ -276,11 +288,10 @@ def payloads_digest(messages: Iterable[Message]) -> str:
 
 
 def with_positions(frame: pa.Table, sequence: int, topic: str, arrival_us: int) -> pa.Table:
-    """A decoded raw frame as the input of the stages: `key, value, headers, timestamp, oversize` and POSITION_FIELDS, in position order.
+    """Return a decoded raw frame as the input of the stages, in position order.
 
-    Records that were dead letters before keep HISTORY_SCHEMA.
-
-    `arrival_us` is the frame's arrival in microseconds since 1970, UTC.
+    Its columns are `key, value, headers, timestamp, oversize` and POSITION_FIELDS; redriven records keep HISTORY_SCHEMA. `arrival_us` is
+    the frame's arrival in microseconds since 1970, UTC.
     """
     rows = frame.num_rows
     carried = [name for name in HISTORY_SCHEMA.names if name in frame.column_names]

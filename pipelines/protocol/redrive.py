@@ -1,10 +1,10 @@
-"""redrive: dead letters become raw records again, or are discarded; each letter at most once, whoever asks, however often.
+"""redrive: dead letters become raw records again, or are discarded; each dead letter at most once, however often it is requested.
 
-In: letters of the dlq stream, by their place there: (sequence of the frame, row in it), which never changes. Out: REDRIVEN_SCHEMA, records
-with the Kafka coordinates that they always had and their history; they enter at the start, so that a fix anywhere helps. Every plan on the
-`redrive` chain names the letters that it takes, and a letter that any plan has ever named is never named again. Rejected: nothing; a letter
-of an oversize record cannot enter again, because it holds only the head of it. State: the plans. After a kill the open plan is finished
-first, exactly as planned.
+In: dead letters of the dlq stream, by their place there: (sequence of the frame, row in it), which never changes. Out: REDRIVEN_SCHEMA,
+records with their original Kafka coordinates and their history; they enter at the start, so that a fix anywhere helps. Every plan on the
+`redrive` chain names the dead letters that it takes, and a dead letter that any plan has ever named is never named again. Rejected:
+nothing; a dead letter of an oversize record cannot be redriven, because it holds only the record's head. State: the plans. After a kill the
+open plan is finished first, exactly as planned.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,9 +22,12 @@ from pipelines.types.vectors import Mask, to_mask
 
 ENTER: Final = "enter"
 DISCARD: Final = "discard"
-"""What a plan does with its letters."""
+"""Actions of a plan on its dead letters."""
 OPEN, PARKED, REDRIVEN, DISCARDED = "open", "parked", "redriven", "discarded"
-"""States of a letter. Parked: it was rejected so often that it only enters again when told so by its position or a higher limit."""
+"""States of a dead letter.
+
+Parked: it was rejected so often that it is redriven only by its position or with a higher limit.
+"""
 STATES = (OPEN, PARKED, REDRIVEN, DISCARDED)
 WAITING = frozenset({OPEN, PARKED})
 STATE_AFTER = {ENTER: REDRIVEN, DISCARD: DISCARDED}
@@ -34,12 +37,12 @@ MAX_PLAN_RANGES = 5_000
 
 Rows = npt.NDArray[np.int64]
 Places = list[tuple[int, list[tuple[int, int]]]]
-"""Letters by their place: frames in the order of the dlq stream, ranges of rows in each (inclusive), ascending."""
+"""Dead letters by their place: frames in the order of the dlq stream, ranges of rows in each (inclusive), ascending."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The letters that plans have named, by frame: rows and what became of them."""
+    """The dead letters that plans have named, by frame: rows and their outcome."""
 
     by_frame: Mapping[int, list[tuple[Rows, str]]]
 
@@ -52,7 +55,7 @@ class Taken:
         return cls(found)
 
     def states(self, sequence: int, attempts: npt.NDArray[np.int32], max_attempts: int) -> npt.NDArray[np.str_]:
-        """The state of each letter of a frame, in their order; `attempts` are theirs."""
+        """Return the state of each dead letter of a frame, in their order; `attempts` are theirs."""
         states = np.where(attempts >= max_attempts, PARKED, OPEN).astype("U9")
         for rows, state in self.by_frame.get(sequence, []):
             states[rows] = state
@@ -64,14 +67,14 @@ def rows_of(ranges: Iterable[Sequence[int]]) -> Rows:
 
 
 def ranges_of(rows: Rows) -> list[tuple[int, int]]:
-    """Ascending rows as ranges, both ends inclusive."""
+    """Return ascending rows as ranges, both ends inclusive."""
     cuts = np.flatnonzero(np.diff(rows) != 1) + 1
     firsts, lasts = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(rows)]]) - 1
     return [(int(rows[first]), int(rows[last])) for first, last in zip(firsts, lasts, strict=True)] if len(rows) else []
 
 
 def batches(wanted: Iterable[tuple[int, Rows]]) -> Iterator[Places]:
-    """Letters to take, (frame, ascending rows) in stream order, in portions that one plan may name."""
+    """Yield the dead letters to take, (frame, ascending rows) in stream order, in portions that one plan may name."""
     places: Places = []
     letters = ranges = 0
     for sequence, rows in wanted:
@@ -93,12 +96,12 @@ def count(places: Iterable[Any]) -> int:
 
 
 def can_enter(letters: pa.Table) -> Mask:
-    """False for letters of oversize records."""
+    """Return False for dead letters of oversize records."""
     return to_mask(pc.is_null(letters.column("oversize")))
 
 
 def records_of_letters(letters: pa.Table) -> pa.Table:
-    """REDRIVEN_SCHEMA of letters (`dead_letter_rows.LETTER_SCHEMA`), in their order."""
+    """Return REDRIVEN_SCHEMA of dead letters (`dead_letter_rows.LETTER_SCHEMA`), in their order."""
     positions = [letters.column(name).cast(pa.string()) for name in ("_tf_sequence", "_tf_ordinal")]
     columns = {
         **{name: letters.column(name) for name in ("key", "value", "headers", "timestamp", "oversize", *HISTORY_SCHEMA.names)},

@@ -1,12 +1,12 @@
-"""Which runs of the key store are live, by bucket: pages on a stream, of which a `done` of the process leg names the last one.
+"""The live segments of the key store, by bucket: pages on a stream; a `done` of the process leg names the last page.
 
-In a `done` itself the lists would grow with buckets and runs, and every batch would repeat them. So a batch writes what it has changed, as
-a page (or several of PAGE_BYTES), before the `done` that refers to it. A page names the one before it by sequence and digest, so the last
-one stands for all of them, back to a first page that stands alone; from time to time all is written anew and the older pages may go. A page
-that no `done` leads to does not count: whoever wrote it was killed, or overtaken.
+Inside a `done` the lists would grow with buckets and segments, and every batch would repeat them. So a batch writes its changes as a page
+(or several of PAGE_BYTES) before the `done` that refers to it. A page names its predecessor by sequence and digest, so the last page
+identifies all of them, back to a first page without a predecessor. From time to time all lists are written anew and the older pages may be
+purged. A page to which no `done` leads does not count: its writer was killed or fenced.
 
-The stream is one of its own, because pages go soon: between ledger entries that stay, NATS would not give their room back (it hardly ever
-writes a compressed block anew; nats-server 2.15: 1.1 GB a day instead of 3 MB, 64 buckets).
+The stream is separate because pages are purged soon: between ledger entries that stay, NATS would not release their room (it hardly ever
+rewrites a compressed block; nats-server 2.15: 1.1 GB a day instead of 3 MB, 64 buckets).
 """
 
 import json
@@ -23,21 +23,21 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.records import digest
 
 PAGE_BYTES = 256 * 1024
-"""A page ends when it is larger than this: a bucket's list is some kilobytes, and NATS takes a megabyte."""
+"""A larger page ends here: a bucket's list is some kilobytes, and NATS takes a megabyte."""
 MOST_CHANGES = 64
-"""So many batches in a row write what they have changed; then all is written anew."""
+"""Most consecutive batches that write their changes only; then all lists are written anew."""
 
 Listing = list[list[Any]]
-"""The live runs of a bucket, oldest first: name, rows, newest time, digest."""
+"""The live segments of a bucket, oldest first: name, rows, newest time, digest."""
 Lists = dict[str, Listing]
-"""Listings by bucket; a bucket without a run has none, or an empty one."""
+"""Listings by bucket; a bucket without a segment has none, or an empty one."""
 Change = tuple[int, int, Listing, Listing]
 Changes = dict[str, Change]
 
 
 @dataclass(frozen=True)
 class Offer(Form):
-    """What a compaction has made of the `count` oldest runs of a bucket, whose `names` have this digest."""
+    """The output of a compaction for the `count` oldest segments of a bucket, whose `names` have this digest."""
 
     count: Count
     names: Digest
@@ -46,13 +46,13 @@ class Offer(Form):
 
 @dataclass(frozen=True)
 class Offers(Form):
-    """Of one compaction, by bucket."""
+    """The offers of one compaction, by bucket."""
 
     buckets: dict[PartitionKey, Offer]
 
 
 class RunLists:
-    """Reads and writes the lists. Keeps what it read or wrote last. Not safe for several threads."""
+    """Reads and writes the lists. Keeps the last lists read or written. Not thread-safe."""
 
     def __init__(self, log: Log, names: Names) -> None:
         self._log, self._stream, self._subject = log, names.stream("runs"), names.run_lists()
@@ -60,19 +60,20 @@ class RunLists:
         self._lists: Lists = {}
         self._end: int | None = None
         self._written: tuple[PageReference | None, Lists, PageReference | None] = (None, {}, None)
-        """Of the last write: behind what, which lists, what was told."""
+        """The last write: the reference before it, the lists, and the reference returned."""
 
     def of(self, reference: PageReference | None) -> Lists:
-        """The lists that a `done` refers to. Raises DataLossError when a page is gone or is another one."""
+        """Return the lists to which a `done` refers. Raise DataLossError if a page is missing or is another one."""
         if reference != self._reference:
             self._lists = self._read(reference) if reference else {}
             self._reference = reference
         return dict(self._lists)
 
     def write(self, of_last: PageReference | None, lists: Lists) -> PageReference | None:
-        """What the next `done` refers to, so that it lists `lists`; `of_last`: what the last one refers to, or None to begin anew.
+        """Write `lists`; return the reference for the next `done`.
 
-        Writes pages, which bind nobody before that `done`. May be called again after a RetryableError, or for want of that `done`.
+        `of_last`: the reference of the last `done`, or None to begin anew. The written pages have no effect before that next `done`. The
+        call may be repeated after a RetryableError, or if that `done` was not appended.
         """
         if self._written[:2] == (of_last, lists):
             self._reference, self._lists = self._written[2], dict(lists)
@@ -102,7 +103,7 @@ class RunLists:
         return reference
 
     def _publish(self, payload: bytes) -> int:
-        """Appends a page, whoever else, overtaken by now, may append there as well."""
+        """Append a page, even if a runner that was fenced appends there, too."""
         while True:
             if self._end is None:
                 message = self._log.last(self._stream, self._subject)
@@ -150,9 +151,9 @@ def _pages(changes: Changes) -> Iterator[Changes]:
 
 
 def _change(before: Listing, after: Listing) -> Change:
-    """(from, to, listing before them, listing behind them): which of the runs that were listed still are, side by side, and the others.
+    """Return (from, to, listing before them, listing after them): the stretch of listed segments that stay, and the others.
 
-    A batch drops the oldest and merges the newest, a compaction replaces the oldest, so what stays is one stretch.
+    A batch drops the oldest and merges the newest, a compaction replaces the oldest, so the segments that stay are one stretch.
     """
     places = {run[0]: place for place, run in enumerate(after)}
     stays = [run in after for run in before]
@@ -167,17 +168,17 @@ def _change(before: Listing, after: Listing) -> Change:
 
 
 def digest_of_names(listing: Listing) -> str:
-    """Names these runs in this order, without naming each."""
+    """Return a name for these segments in this order, without naming each."""
     return digest("\n".join(run[0] for run in listing).encode())
 
 
 def live_lists(log: Log, names: Names) -> tuple[ProcessState, Lists]:
-    """The chain of process as it is now, and the lists that its last `done` refers to: beside a pipeline that runs, too."""
+    """Return the current chain of process, and the lists to which its last `done` refers; also beside a running pipeline."""
     while True:
         chain = read_chain(log, names, PROCESS_CHAIN)
         try:
             return chain, RunLists(log, names).of(chain.done.body.runs if chain.done else None)
         except DataLossError:
-            # The leg may have gone on meanwhile, and its older pages may have been purged.
+            # The leg may have advanced meanwhile, and its older pages may have been purged.
             if read_chain(log, names, PROCESS_CHAIN).sequence == chain.sequence:
                 raise

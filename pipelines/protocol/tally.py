@@ -1,13 +1,14 @@
-"""The tally: per leg what went in and where it went, from the running totals of each chain's last `done`.
+"""The tally: per leg its input and the outcomes of it, from the running totals of each chain's last `done`.
 
-    ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
-    process   records read    = rows written + duplicates dropped + dropped by other steps + rejected (dead letters)
-    sink      rows read       = rows confirmed by ClickHouse + refused by it + given up by somebody (dead letters, both)
-    redrive   dead letters    = entered again + discarded + still there, for somebody to look at
-and between two legs: what one wrote, the next has read or still has before it; process reads what ingest and redrive have written.
-A residue that is not zero is an alarm, not a statistic.
+ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
+process   records read    = rows written + duplicates dropped + dropped by other steps + rejected (dead letters)
+sink      rows read       = rows confirmed by ClickHouse + refused by it + abandoned (dead letters, both)
+redrive   dead letters    = redriven + discarded + still open
 
-Of the ranges done since an instant: the running totals of the last `done` less those of the last one before the instant, by the server
+Between two legs: the next leg has read, or still has before it, everything that one has written; process reads the output of ingest and
+redrive. A residue that is not zero is an alarm, not a statistic.
+
+For the ranges done since an instant: the running totals of the last `done` minus those of the last one before the instant, by the server
 time of the entries. Two entries per leg are read, however many lie between them.
 """
 
@@ -30,14 +31,14 @@ Totals = Mapping[str, int]
 
 
 class TimedLog(Log, Streams, Protocol):
-    """A log that finds messages by their server time, and tells whether a stream is there."""
+    """A log that finds messages by their server time, and streams by their name."""
 
     def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None: ...
 
 
 @dataclass(frozen=True)
 class LegTally:
-    """One leg's account, since the pipeline began or since an instant. `residue` = rows_in - accounted; zero unless something is wrong.
+    """One leg's account, since the pipeline began or since an instant. `residue` = rows_in - accounted; zero unless there is a defect.
 
     `waiting`: rows that the leg before had written and this one had not read, now; `waiting_before`: at the instant.
     """
@@ -56,9 +57,9 @@ class LegTally:
 
 @dataclass(frozen=True)
 class Tally:
-    """The account of a pipeline: its legs in data order, its dead letters, and how many rows each seam is out of balance.
+    """The account of a pipeline: its legs in data order, its dead letters, and the imbalance of each stream in rows.
 
-    `since`: None for the whole; with it, `still dead letters` says by how many they have become more.
+    `since`: None for the whole; with it, `still dead letters` is the increase since the instant.
     """
 
     legs: tuple[LegTally, ...]
@@ -67,9 +68,9 @@ class Tally:
 
     @property
     def residue(self) -> int:
-        """Sum of the absolute residues; a leg that has read more than the one before it wrote counts as well.
+        """The sum of the absolute residues; a leg that has read more than the one before it wrote counts, too.
 
-        Not while that one, or whoever lets dead letters enter again, has an open plan: rows of it may be written, and read, before its
+        It does not count while the leg before it, or redrive, has an open plan: rows of this plan may be written, and read, before its
         `done` counts them.
         """
         ahead = [max(0, -leg.waiting) for before, leg in pairwise(self.legs) if not before.has_open_plan]
@@ -82,16 +83,16 @@ _COUNTED_IN = {"ingest": "offsets", "process": "rows_in", "sink": "rows_in"}
 
 
 def tally(log: TimedLog, names: Names, since: datetime | None = None) -> Tally:
-    """Reads the chains (at most five messages each). Raises HaltError for a pipeline that was never started: it has no streams, and
-    for a `since` that the ledger does not reach back to.
+    """Read the chains (at most five messages each); return their account.
 
-    An open plan is not counted: what it covers is in the range that waits. While the pipeline runs, legs are read one after the other,
-    downstream first, so a leg never seems to have read what the one before it has not written.
+    Raise HaltError for a pipeline that was never started: it has no streams, and for a `since` before the ledger's beginning. An open plan
+    is not counted: its records are in the range that waits. While the pipeline runs, legs are read one after the other, downstream first,
+    so a leg never seems to have read more than the leg before it has written.
     """
     check_started(log, names)
     chains: dict[str, ChainState[Plan, Done]] = {}
     before: dict[str, Totals] = {}
-    # Letters are taken after they were rejected, and read by process after they were taken: so that chain is read on both sides.
+    # Dead letters are taken after they were rejected, and read by process after they were taken: so that chain is read on both sides.
     taken = read_chain(log, names, CHAINS[REDRIVE])
     for leg in ("sink", "process", REDRIVE, "ingest"):
         chains[leg] = read_chain(log, names, CHAINS[leg])
@@ -105,7 +106,7 @@ def from_chains(
     before: Mapping[str, Totals] | None = None,
     since: datetime | None = None,
 ) -> Tally:
-    """The tally of chain states by leg, that of redrive included, less the running totals `before` an instant.
+    """Return the tally of chain states by leg, including redrive, minus the running totals `before` an instant.
 
     `taken` is the chain of redrive as it was before the others were read.
     """
@@ -157,7 +158,7 @@ def _less(totals: Totals, before: Totals) -> Totals:
 
 
 def _totals_at(log: TimedLog, names: Names, kind: ChainType[Any, Any], instant: datetime) -> Totals:
-    """The running totals of the chain's last `done` before the instant: the first entry since then points at it."""
+    """Return the running totals of the chain's last `done` before the instant: the first entry since then points at it."""
     stream, subject = names.stream("ledger"), names.chain(kind.leg)
     last = log.last(stream, subject)
     if last is None or last.time < instant:

@@ -1,6 +1,7 @@
-"""Rows of the sink that somebody has given up: `tallyflow plan abandon` writes which into the plan, before they become dead letters.
+"""Abandoned rows of the sink: `tallyflow plan abandon` writes their numbers into the plan before they become dead letters.
 
-A plan that says so is finished by these letters alone, by whoever comes first, the command or the next runner: nothing of it is inserted.
+A plan with abandoned rows is finished by these dead letters alone, by the command or the next runner, whichever comes first: nothing of it
+is inserted.
 """
 
 import zlib
@@ -20,14 +21,17 @@ Numbers = npt.NDArray[np.intp]
 
 
 def abandonment(rows: Numbers, of: int, reason: str) -> Abandoned:
-    """What a plan of `of` rows says that gives up the rows of these numbers, counted from 0. A bit for each row: 16 KiB per 100,000."""
+    """Return the entry of a plan of `of` rows that abandons the rows of these numbers, counted from 0.
+
+    It takes a bit for each row: 16 KiB per 100,000.
+    """
     bits = np.zeros(of, dtype=bool)
     bits[rows] = True
     return Abandoned(reason, len(rows), b64encode(zlib.compress(np.packbits(bits).tobytes())).decode())
 
 
 def abandoned_rows(found: Abandoned | None, rows: int) -> Refused | None:
-    """(row, reason) of what the plan of a chunk of `rows` rows has given up, ascending; None where nobody has."""
+    """Return (row, reason) of the rows that the plan of a chunk of `rows` rows has abandoned, ascending; None if it abandons none."""
     if found is None:
         return None
     packed = np.frombuffer(zlib.decompress(b64decode(found.bits)), dtype=np.uint8)
@@ -35,7 +39,7 @@ def abandoned_rows(found: Abandoned | None, rows: int) -> Refused | None:
 
 
 def closing(connections: Connections, plan: SinkPlan, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> SinkDone:
-    """The `done` of a chunk, once its dead letters are written: all other rows are in the table."""
+    """Append the dead letters of a chunk and return its `done`: all other rows are in the table."""
     rejected = len(refused) + len(abandoned)
     counts = {"rows_in": chunk.rows, "rows_out": chunk.rows - rejected, "chunks": 1, "frames": len(chunk.messages)}
     if rejected:
@@ -46,5 +50,5 @@ def closing(connections: Connections, plan: SinkPlan, chunk: Chunk, refused: Ref
 
 
 def close_abandoned(connections: Connections, plan: SinkPlan, chunk: Chunk, abandoned: Refused) -> SinkDone:
-    """As `closing`, of a plan that was given up: what ClickHouse had refused before stays refused."""
+    """Return the `done` of an abandoned plan, as `closing` does: rows that ClickHouse refused before stay refused."""
     return closing(connections, plan, chunk, Pieces.of(plan.pieces, chunk.rows).refused, abandoned)

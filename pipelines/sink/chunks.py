@@ -1,10 +1,9 @@
 """The sink stage: waiting out frames become chunks, a chunk becomes one insert block.
 
 In: out frames in stream order. Out: per chunk one Arrow IPC stream of one record batch with the table's columns, and the chunk's digest;
-of a chunk that ClickHouse refuses, one per piece of it.
-Guarantee: a chunk is a function of its bounds (first and last out sequence), a piece of its rows' places in the chunk, so a retry sends the
-same rows with the same token. Rejected: `refused`, rows that ClickHouse refuses alone. State: none; what is planned, cut, refused and
-confirmed is in the ledger.
+for a chunk that ClickHouse refuses, one stream per piece. Guarantee: a chunk is a function of its bounds (first and last out sequence), a
+piece is a function of its rows' places in the chunk, so a retry sends the same rows with the same token. Rejected: `refused`, rows that
+ClickHouse refuses alone. State: none; the ledger holds everything that is planned, cut, refused and confirmed.
 """
 
 import hashlib
@@ -24,11 +23,11 @@ from pipelines.protocol.records import Message, decode_frame, payloads_digest, p
 
 MAX_CHUNK_ROWS = 200_000
 MAX_CHUNK_BYTES = 128 * 1024 * 1024
-"""Uncompressed, as the block is in memory: lz4 packs 250:1 where values repeat, and one block has one buffer per column."""
+"""Limit of a chunk, uncompressed as the block is in memory: lz4 packs 250:1 if values repeat, and a block has one buffer per column."""
 MAX_COLUMN_BYTES = 2**31
-"""Below this Arrow keeps a column in one piece."""
+"""Arrow keeps a smaller column in one piece."""
 MAX_REASONS = 100
-"""That a plan lists; what the plan holds stays below 1 MiB."""
+"""Limit of the reasons that a plan lists; its content stays below 1 MiB."""
 _MORE_REASONS = "refused for one more reason than the plan lists; look at the record"
 
 Rows = npt.NDArray[np.int64]
@@ -55,12 +54,12 @@ class Chunk:
 
     @property
     def digest(self) -> str:
-        """Names the chunk's rows."""
+        """The name of the chunk's rows."""
         return payloads_digest(self.messages)
 
     @property
     def configs(self) -> frozenset[str]:
-        """Versions of the configurations that its rows were made under: one, or none where it has no rows."""
+        """Versions of the configurations under which its rows were made: one, or none if it has no rows."""
         return frozenset(message.config for message in self.messages if message.rows)
 
 
@@ -70,10 +69,10 @@ def chunks(
     max_bytes: int = MAX_CHUNK_BYTES,
     bytes_of: Callable[[bytes], int] = declared_bytes,
 ) -> Iterator[Chunk]:
-    """Cuts frames into chunks of at most `max_rows` rows and `max_bytes` bytes, uncompressed, at frame borders; a frame alone always fits.
+    """Cut frames into chunks of at most `max_rows` rows and `max_bytes` bytes, uncompressed, at frame borders.
 
-    The rows of a chunk were made under one configuration, so they have the same columns; a frame without rows has none. Raises
-    pyarrow.ArrowInvalid for bytes that are no frame.
+    A single frame always fits. The rows of a chunk were made under one configuration, so they have the same columns; a frame without rows
+    has none. Raise pyarrow.ArrowInvalid for bytes that are no frame.
     """
     held: list[Message] = []
     rows = size = 0
@@ -94,12 +93,12 @@ def chunks(
 
 @dataclass(frozen=True)
 class Pieces:
-    """How far a chunk is whose whole ClickHouse refuses. Rows are counted from 0 within the chunk.
+    """The progress of a chunk that ClickHouse refuses as a whole. Rows are counted from 0 within the chunk.
 
     Rows before `sent` are settled: in the table, or in `refused`, which has (row, reason). The next piece is [sent, ends[0]) without the
-    rows of `stored`, a bitmap of what was found in the table although its insert was refused or not answered; the last of `ends` is the
-    number of rows, and there is none when all is settled. Each step is decided once and for all before the next insert, so pieces are
-    never put together again, not even when the table is mended half-way.
+    rows of `stored`, a bitmap of rows that were found in the table although their insert was refused or not answered. The last of `ends` is
+    the number of rows; `ends` is empty when all rows are settled. Each step is decided once, before the next insert, so pieces are never
+    joined again, not even if the table is repaired half-way.
     """
 
     sent: int
@@ -109,7 +108,7 @@ class Pieces:
 
     @classmethod
     def of(cls, found: PlannedPieces | None, rows: int) -> "Pieces":
-        """Where the plan of a chunk of `rows` rows stands: the whole chunk at first."""
+        """Return the progress in the plan of a chunk of `rows` rows: the whole chunk at first."""
         if found is None:
             return cls(0, (rows,) if rows else ())
         refused = tuple((row, found.reasons[reason]) for row, reason in found.refused)
@@ -117,14 +116,14 @@ class Pieces:
         return cls(found.sent, found.ends, refused, stored)
 
     def planned(self) -> PlannedPieces:
-        """As the plan has it: inverse of `of`. Bounded: a bitmap of a chunk takes 33 kB at most."""
+        """Return the form in the plan: the inverse of `of`. It is bounded: a bitmap of a chunk takes 33 kB at most."""
         reasons = tuple(dict.fromkeys(reason for _, reason in self.refused))
         refused = tuple((row, reasons.index(reason)) for row, reason in self.refused)
         stored = b64encode(zlib.compress(self.stored)).decode() if self.stored else ""
         return PlannedPieces(self.sent, self.ends, refused, reasons, stored)
 
     def to_send(self) -> Rows:
-        """The rows of the next piece."""
+        """Return the rows of the next piece."""
         rows = np.arange(self.sent, self.ends[0])
         if not self.stored:
             return rows
@@ -134,11 +133,11 @@ class Pieces:
         return np.unpackbits(np.frombuffer(self.stored, np.uint8), bitorder="little").astype(bool)
 
     def inserted(self) -> "Pieces":
-        """After the next piece has been confirmed."""
+        """Return the progress after the next piece has been confirmed."""
         return Pieces(self.ends[0], self.ends[1:], self.refused, self.stored if self.ends[1:] else b"")
 
     def found(self, rows: Rows) -> "Pieces":
-        """After `rows` of the next piece were found in the table: what is missing is the next piece, if anything is."""
+        """Return the progress after `rows` of the next piece were found in the table: its missing rows, if any, are the next piece."""
         bits = self._bits() if self.stored else np.zeros(self.ends[-1], bool)
         bits = np.pad(bits, (0, max(0, self.ends[-1] - len(bits))))
         bits[rows] = True
@@ -146,8 +145,9 @@ class Pieces:
         return after if len(after.to_send()) else after.inserted()
 
     def refuse(self, reason: str, at: int | None) -> "Pieces":
-        """After the next piece has been refused, for the row `at` of `to_send` if that is known: a single row is refused for good, more
-        are cut.
+        """Return the progress after the next piece has been refused.
+
+        `at`: the row of `to_send` that caused the refusal, if known. A single row is refused for good; a piece of several rows is cut.
         """
         rows = self.to_send()
         if len(rows) > 1:
@@ -157,24 +157,24 @@ class Pieces:
         return replace(self.inserted(), refused=(*self.refused, (int(rows[0]), told)))
 
     def cut(self, at: int | None = None) -> "Pieces":
-        """The next piece in halves, or with the row `at` of `to_send` alone. Of a single row: as it is."""
+        """Return the next piece in halves, or with the row `at` of `to_send` alone. A single row stays unchanged."""
         rows = self.to_send()
         places = (at, at + 1) if at is not None and 0 <= at < len(rows) else (len(rows) // 2,)
         cuts = (int(rows[place]) for place in places if 0 < place < len(rows))
         return replace(self, ends=(*cuts, *self.ends))
 
     def token(self, of_chunk: str, rows: int) -> str:
-        """The insert token of the next piece: the chunk's own if it is the whole chunk."""
+        """Return the insert token of the next piece: the chunk's own if it is the whole chunk."""
         place = "" if (self.sent, self.ends[0]) == (0, rows) else f":{self.sent}-{self.ends[0]}"
         sent = self.to_send()
         if len(sent) < self.ends[0] - self.sent:
-            # Other rows under a token that was used before would be dropped as known.
+            # ClickHouse would drop other rows under a used token as known.
             place = f":{self.sent}-{self.ends[0]}:{hashlib.sha256(sent.tobytes()).hexdigest()[:16]}"
         return of_chunk + place
 
 
 def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
-    """The chunk's rows, `columns` only. Raises HaltError for frames that have other columns than those of their configuration."""
+    """Return the chunk's rows, `columns` only. Raise HaltError for frames whose columns are not those of their configuration."""
     tables = [decode_frame(message.payload, place_of_frame(message)) for message in chunk.messages]
     try:
         together = pa.concat_tables([t.select(list(columns)) for t in tables if t.num_rows] or [tables[0].select(list(columns))])
@@ -187,9 +187,9 @@ def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
 
 
 def insert_block(table: pa.Table) -> bytes:
-    """Rows as one Arrow IPC stream of one record batch: one block, so the token covers all or nothing.
+    """Encode rows as one Arrow IPC stream of one record batch: one block, so the token covers all or nothing.
 
-    Raises InvariantError for rows that make more than one batch: 2 GiB in one column.
+    Raise InvariantError for rows that make more than one batch: 2 GiB in one column.
     """
     fits = all(column.nbytes < MAX_COLUMN_BYTES for column in table.columns)
     batches = table.combine_chunks().to_batches() if fits and table.num_rows else []

@@ -1,7 +1,7 @@
-"""Do rows that were made under one configuration fit the table as it is now?
+"""Compares rows that were made under one configuration with the table as it is now.
 
-ClickHouse casts what it is given to the column's type and cuts the values without a word, and gives a null the type's default where the
-column takes none (measured, 26.9). So a frame's columns are compared with the table's before every insert, and at a start as well.
+ClickHouse casts its input to the column's type and cuts the values in silence, and stores the type's default for a null in a column that
+takes none (measured, 26.9). So a frame's columns are compared with the table's before every insert, and at a start, too.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,7 +23,10 @@ _FINEST_EXACT_INSTANT = 8
 
 
 def misfits(config: Program, position_columns: Sequence[str], columns: Sequence[TableColumn], nulls: Collection[str]) -> list[str]:
-    """Why rows of `config` cannot be inserted into a table of `columns` as they are; empty when they can. `nulls`: columns with nulls."""
+    """Return the reasons why rows of `config` cannot be inserted unchanged into a table of `columns`; empty if they can.
+
+    `nulls`: columns with nulls.
+    """
     return [*_column_misfits(config, columns, nulls), *_position_misfits(position_columns, columns)]
 
 
@@ -50,7 +53,7 @@ def _position_misfits(names: Sequence[str], columns: Sequence[TableColumn]) -> I
 
 @lru_cache(maxsize=4096)
 def keeps_values(actual: str, made_for: ColumnType) -> bool:
-    """True when a column of the type `actual`, in the server's words, keeps every value of `made_for` but null as it is."""
+    """Return True if a column of the type `actual`, in the server's notation, keeps every value of `made_for` except null unchanged."""
     try:
         column = _bare(parse_type(actual))
     except ValueError:
@@ -59,13 +62,13 @@ def keeps_values(actual: str, made_for: ColumnType) -> bool:
 
 
 def keeps_null(column: TableColumn) -> bool:
-    """True when a null stays null in the column, or becomes its DEFAULT."""
+    """Return True if a null stays null in the column, or becomes its DEFAULT."""
     kind = parse_type(column.type)
     return kind.nullable or (column.default_kind == "DEFAULT" and kind.name not in NO_DEFAULT_FOR_NULL)
 
 
 def _bare(kind: ColumnType) -> ColumnType:
-    """Without what changes no value: LowCardinality, at the top Nullable, and the zone in which instants are shown."""
+    """Remove everything that changes no value: LowCardinality, Nullable at the top, and the zone in which instants are shown."""
     return replace(_without_low_cardinality(kind), nullable=False)
 
 
@@ -77,7 +80,7 @@ def _without_low_cardinality(kind: ColumnType) -> ColumnType:
 
 
 def _is_wider(column: ColumnType, made_for: ColumnType) -> bool:
-    """Of different types. Measured, see tests/integration/test_column_types.py."""
+    """Return True if `column` keeps every value of the other type `made_for`; measured, see tests/integration/test_column_types.py."""
     names = (made_for.name, column.name)
     if made_for.name in INTEGER_BITS and column.name in INTEGER_BITS:
         bits, wanted = INTEGER_BITS[column.name], INTEGER_BITS[made_for.name]
@@ -93,7 +96,7 @@ def _is_wider(column: ColumnType, made_for: ColumnType) -> bool:
 
 
 def way_on(pipeline: str) -> str:
-    """What to do about rows that do not fit the table, or the file, any more."""
+    """Return the ways to handle rows that no longer fit the table or the file."""
     return (
         f"Put the table and the file of pipeline {pipeline} back as they were, drain first with `tallyflow run FILE --until-caught-up`, "
         "then change both; or stop the pipeline and give these rows up with `tallyflow plan abandon FILE --leg sink --waiting "
@@ -102,7 +105,7 @@ def way_on(pipeline: str) -> str:
 
 
 def check_arrow_types(config: Program, rows: pa.Table) -> None:
-    """Raises HaltError when the columns of `rows` do not have the types that `config` writes."""
+    """Raise HaltError if the columns of `rows` do not have the types that `config` writes."""
     wrong = [
         f"{target.name} is {rows.schema.field(target.name).type}, not {arrow_type(target.type)}"
         for target in config.targets
@@ -116,7 +119,7 @@ def check_arrow_types(config: Program, rows: pa.Table) -> None:
 
 
 def _form(kind: pa.DataType) -> object:
-    """What matters of an Arrow type: without the names of list items; text and bytes are one."""
+    """Return the relevant part of an Arrow type: without the names of list items; text and bytes are equal."""
     if pa.types.is_dictionary(kind):
         return _form(kind.value_type)
     if pa.types.is_map(kind):

@@ -1,8 +1,9 @@
-"""Copies the ledger into its ClickHouse table, on a thread beside the legs. It never stops or slows them: its trouble is in the status.
+"""Copies the ledger into its ClickHouse table, on a thread beside the legs.
 
-Whoever holds the sink's lease copies, from the last sequence in the table on. As with the sink's chunks, an insert starts only while more
-lease is left than it may run, and a block is sent with its token until the answer is definite; a new holder looks at the table only when
-no insert of an earlier one can be at work. So no entry is in the table twice, also before merges.
+It never stops or slows them: its errors are in the status. The holder of the sink's lease copies, starting after the last sequence in the
+table. As with the sink's chunks, an insert starts only while the remaining lease is longer than the insert may run, and a block is sent
+with its token until the answer is definite. A new holder reads the table only when no insert of an earlier holder can be running. So no
+entry is in the table twice, not even before merges.
 """
 
 import threading
@@ -27,7 +28,10 @@ _DEDUP_WINDOW = 1000
 
 @dataclass
 class CopyStatus:
-    """What the copier is doing. `copied_to`: the last sequence known to be in the table; `message`: why it goes no further, or nothing."""
+    """The state of the copier.
+
+    `copied_to`: the last sequence known to be in the table. `message`: why it does not continue, or empty.
+    """
 
     table: str
     copied_to: int = 0
@@ -36,7 +40,7 @@ class CopyStatus:
 
 
 class LedgerCopier:
-    """Lives as long as the runner that holds the sink's lease."""
+    """Copies the ledger for as long as its runner holds the sink's lease."""
 
     def __init__(self, sink: ClickHouseSink, names: Names, log: JetStream, stream_id: str, lease: Lease) -> None:
         self._database, self._table = sink.connection_params.database, str(sink.ledger_table)
@@ -52,7 +56,10 @@ class LedgerCopier:
         self._thread.start()
 
     def close(self) -> str:
-        """Makes a last copy, if ClickHouse answers soon. What is left of it is copied after the next start; why, or nothing."""
+        """Make a last copy, if ClickHouse answers soon; return why entries are left, or an empty text.
+
+        The next start copies the remaining entries.
+        """
         self._stop.set()
         self._thread.join(LAST_COPY_SECONDS)
         if self._thread.is_alive():
@@ -61,7 +68,7 @@ class LedgerCopier:
         return f"{self.status.table}: {self.status.message}" if self.status.message else ""
 
     def _keep(self) -> None:
-        # An insert of an earlier holder may still be at work; before the first holder there was none.
+        # An insert of an earlier holder may still be running; before the first holder there was none.
         if self._lease.holder.epoch > 1:
             time.sleep(INSERT_MAX_EXECUTION_SECONDS)
         while not self._stop.is_set():
@@ -76,7 +83,7 @@ class LedgerCopier:
         except RetryableError as error:
             self.status.state, self.status.message = "waiting", str(error)
         except Exception as error:
-            # The thread's edge: whatever it is, the legs go on, the status says it, and it is tried anew from what the table holds.
+            # The thread's edge: for any error the legs continue, the status shows it, and the copy is retried from the end of the table.
             self._copied_to = self._pending = None
             words = str(error) if isinstance(error, TallyflowError) else f"{type(error).__name__}: {error}"
             self.status.state, self.status.message = "waiting", words
@@ -84,7 +91,7 @@ class LedgerCopier:
             self.status.state, self.status.message = "running", ""
 
     def copy(self) -> int:
-        """Copies what the table lacks; returns how many entries. May be called again after any failure."""
+        """Copy the entries that the table lacks; return their number. May be called again after any failure."""
         if self._copied_to is None:
             self._copied_to = self._prepare()
         copied = 0
@@ -98,7 +105,7 @@ class LedgerCopier:
         return copied
 
     def _prepare(self) -> int:
-        """Makes the table if it is missing; the last sequence that it holds."""
+        """Create the table if it is missing; return the last sequence that it holds."""
         where: dict[str, Any] = {"database": self._database, "table": self._table}
         self._clickhouse.command(
             f"creating table {self.status.table}", filled("clickhouse/create_ledger_table", **where, window=_DEDUP_WINDOW)
@@ -109,7 +116,7 @@ class LedgerCopier:
         return self.status.copied_to
 
     def _insert(self, block: Block) -> int:
-        """One attempt; the block stays pending until the answer is definite."""
+        """Attempt one insert; the block stays pending until the answer is definite."""
         if self._lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError(f"copying the ledger to {self.status.table}: waiting for the lease to be renewed (NATS is slow or away)")
         self._pending = block

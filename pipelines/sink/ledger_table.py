@@ -1,8 +1,8 @@
-"""The ledger as a ClickHouse table: what a row is, and which rows are inserted together. Pure.
+"""The ledger as a ClickHouse table: the columns of a row, and the rows that are inserted together. Pure.
 
 In: messages of the ledger stream, in order. Out: blocks of LEDGER_SCHEMA, one row per chain entry; leases, configurations and offers of a
-compaction are left out. Where a block ends is a function of the entries and of where it began, so whoever copies from one place on sends
-the same blocks with the same tokens, but for the last one, which holds what there is.
+compaction are left out. The end of a block is a function of its entries and its beginning, so every copier that starts at one place sends
+the same blocks with the same tokens, except for the last block, which holds the entries present.
 """
 
 import json
@@ -31,8 +31,10 @@ LEDGER_SCHEMA = pa.schema(
         ("body", pa.string()),
     ]
 )
-"""`range_from` and `range_to`: JSON as in the entry, empty where it has none. `counts`: those of a `done`. `body`: the whole entry, but for
-records that somebody has edited and let enter again: whoever may read the table need not be one who may read those.
+"""A row of the table: one chain entry.
+
+`range_from` and `range_to`: JSON as in the entry, empty if it has none. `counts`: the counts of a `done`. `body`: the whole entry without
+edited records that were redriven: readers of the table may have no right to read these.
 """
 MAX_BLOCK_ENTRIES = 1000
 MAX_BLOCK_BYTES = 16 * 1024 * 1024
@@ -84,7 +86,7 @@ def _compact(end: object) -> str:
 
 
 def blocks(messages: Iterable[Message], names: Names) -> Iterator[Block]:
-    """The chain entries among the messages, in blocks."""
+    """Yield the chain entries among the messages, in blocks."""
     held: list[Message] = []
     size = 0
     for message in messages:

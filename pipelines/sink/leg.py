@@ -1,11 +1,11 @@
 """The sink leg: out frames to ClickHouse, one insert per chunk, planned and confirmed on the ledger.
 
-A chunk that ClickHouse refuses for single rows is cut until these stand alone: they are dead letters, the others are inserted. Before a cut
-or a refusal is decided, the table is asked which rows it has (`settling`). Every such decision is on the ledger before the next insert
-(`chunks.Pieces`), so a restart goes on with the very same pieces.
+If ClickHouse refuses a chunk for single rows, the chunk is cut until these rows stand alone: they become dead letters, the others are
+inserted. Before a cut or a refusal is decided, the table is asked which rows it has (`settling`). Every such decision is on the ledger
+before the next insert (`chunks.Pieces`), so a restart continues with the same pieces.
 
-Always in the driver: one chunk at a time is decided, sent and confirmed in order, the rows are Arrow already, and encoding and sending
-release the interpreter lock, so there is nothing for tasks to share out.
+The leg always runs in the driver: one chunk at a time is decided, sent and confirmed in order. The rows are Arrow already, and encoding and
+sending release the interpreter lock, so tasks would gain nothing.
 """
 
 import math
@@ -37,18 +37,24 @@ from pipelines.sink.refused_rows import Refused, place_of_row
 from pipelines.sink.settling import Sent, stored_rows
 
 MAX_REFUSED_ROWS = 1000
-"""Of one chunk, by one start, with or without the circuit breaker: each costs inserts, and a ledger entry that names all before it."""
+"""Limit of the refused rows of one chunk in one start, with or without the rejection limit.
+
+Each costs inserts, and a ledger entry that names all refused rows before it.
+"""
 MAX_REFUSED_IN_PLAN = 20_000
-"""Of one chunk, by all starts: its plan names them all, and stays below 1 MiB."""
+"""Limit of the refused rows of one chunk in all starts: its plan names them all, and stays below 1 MiB."""
 UNTOLD_ATTEMPTS = 3
-"""After so many refusals for a cause that may as well be the table's, and so many inserts that took too long, a piece is cut."""
+"""Refusals for a cause that may be the table's, or inserts that took too long, after which a piece is cut."""
 MAX_UNTOLD_ROWS = 3
-"""So many rows may be refused for such a cause before another one was taken."""
+"""Consecutive rows that may be refused for such a cause before the leg halts."""
 
 
 @dataclass
 class _Tries:
-    """Of one piece, under the plan of this sequence. `since`: when an insert whose outcome is unknown was last at work (monotonic)."""
+    """The attempts at one piece, under the plan of this sequence.
+
+    `since`: when an insert of unknown outcome was last running (monotonic).
+    """
 
     plan: int
     since: float | None
@@ -58,23 +64,23 @@ class _Tries:
 
 
 class SinkLeg(Leg[SinkPlan, SinkDone]):
-    """Offset is {"sequence": last out sequence}. A plan is one chunk."""
+    """The sink leg; its offset is {"sequence": last out sequence}. A plan is one chunk."""
 
     name = "sink"
     _clickhouse: ClickHouse | None = None
     _proposed: Chunk | None = None
     _seen = Sample()
-    """Of chunks that are settled, as far as the circuit breaker has not judged them yet."""
+    """Rows of settled chunks that the rejection limit has not checked yet."""
     _refused_here = Sample()
     """Rows of the chunk in work that this start has found refused."""
     _tries: "_Tries | None" = None
-    """What this start knows of the inserts of the piece in work."""
+    """The attempts of this start at the piece in work."""
     _untold_chunk = 0
-    """The end of the chunk that was refused so often for a cause that may as well be the table's: its pieces are not tried as often."""
+    """The end of the last chunk that was refused UNTOLD_ATTEMPTS times for a cause that may be the table's: its pieces are cut at once."""
     _untold_rows = 0
-    """So many rows in a row, of this chunk and those before it, were refused for such a cause."""
+    """Consecutive rows, of this chunk and earlier ones, that were refused for such a cause."""
     _decided: tuple[int, Pieces] | None = None
-    """What followed from the last insert, and the sequence of the plan that it was made under."""
+    """The decision after the last insert, and the sequence of the plan of that insert."""
 
     @property
     def clickhouse(self) -> ClickHouse:
@@ -118,9 +124,9 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return SinkPlan(start=start, to=chunk.last, config=config.version, table=config.full_table, rows=chunk.rows, digest=chunk.digest)
 
     def _config_of(self, chunk: Chunk) -> Program:
-        """The configuration that the chunk's rows were made under: they have its columns, whatever the file says now.
+        """Return the configuration of the chunk's rows: they have its columns, whatever the file says now.
 
-        Raises HaltError when the chunk is not of one configuration, or not for the table of this run's file.
+        Raise HaltError if the chunk is not of one configuration, or not for the table of this run's file.
         """
         versions = chunk.configs or {self.connections.run.stage_config}
         where = f"sending out sequences {chunk.first}-{chunk.last}"
@@ -144,7 +150,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return f"{sink.connection_params.database}.{sink.table}"
 
     def _next_chunk(self, after: int, to: int) -> Chunk:
-        """The first chunk of what waits."""
+        """Return the first chunk of the waiting frames."""
         chunk = next(chunks(self._frames(after, to)), None)
         if chunk is None:
             raise RetryableError(f"reading {self._stream}: sequence {after + 1} is not served yet")
@@ -152,7 +158,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return chunk
 
     def _planned_chunk(self, after: int, to: int) -> Chunk:
-        """A chunk that an earlier start has planned, whatever that release's limits were."""
+        """Return a chunk that an earlier start has planned, whatever the limits of its release were."""
         messages = tuple(self._frames(after, to))
         check_contiguous(self._stream, [message.sequence for message in messages], after, to)
         return Chunk(messages)
@@ -161,7 +167,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return self.connections.log.fetch(self._stream, self.connections.names.subjects("out"), after, to)
 
     def execute(self, session: SparkSession, plan: Entry[SinkPlan]) -> SinkDone:
-        # An earlier attempt may have amended it.
+        # An earlier attempt may have amended the plan.
         plan = self.chain.state.plan or plan
         start, to = plan.body.start, plan.body.to
         chunk = self._proposed
@@ -185,9 +191,10 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return outcome
 
     def _check_alone(self, own: int) -> None:
-        """Raises HaltError when a table that was empty holds more than the `own` rows of a sink without a `done`: another pipeline's.
+        """Raise HaltError if a table that was empty holds more than the `own` rows of a sink without a `done`: another pipeline's rows.
 
-        Both may have found it empty when they started. Each looks again behind its first insert, so one at least sees the other's rows.
+        Two pipelines may both have found it empty at their start. Each counts again after its first insert, so at least one sees the
+        other's rows.
         """
         sink = self.connections.config.sink
         if sink.existing_rows == "keep":
@@ -204,7 +211,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
             )
 
     def _check_plan(self, plan: SinkPlan, chunk: Chunk) -> None:
-        """Raises HaltError for a plan of another configuration or table than its rows."""
+        """Raise HaltError for a plan whose configuration or table differs from its rows'."""
         config, said = self._config_of(chunk), (plan.config, plan.table)
         if chunk.rows and said != (config.version, config.full_table):
             raise HaltError(
@@ -214,7 +221,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
             )
 
     def _settle(self, plan: Entry[SinkPlan], chunk: Chunk) -> Refused:
-        """Inserts what ClickHouse takes of the chunk; the rows that it does not. Each decision stands on the ledger before its effect."""
+        """Insert the rows of the chunk that ClickHouse takes; return the refused ones. Each decision is on the ledger before its effect."""
         config = config_of(self.connections, plan.body.config)
         pieces = Pieces.of(plan.body.pieces, chunk.rows)
         if not pieces.ends:
@@ -231,13 +238,13 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return pieces.refused
 
     def _attempt(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces) -> Pieces:
-        """One insert of the next piece, and what follows from its outcome."""
+        """Attempt one insert of the next piece; return the progress after its outcome."""
         if self._tries is None or self._tries.plan != plan.sequence:
             # An earlier runner may have sent the piece.
             self._tries = _Tries(plan.sequence, self.begun if plan.epoch != self.chain.state.epoch else None)
         tries = self._tries
         if tries.too_large is not None and tries.too_large_count >= UNTOLD_ATTEMPTS:
-            # Not sent again before it is settled, or an insert of it would always be on its way.
+            # Settle the piece before it is sent again; otherwise one of its inserts would always be on its way.
             return self._after_too_large(plan, chunk, rows, pieces, tries.too_large)
         try:
             self._insert(plan, chunk, rows, pieces)
@@ -272,7 +279,10 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return after
 
     def _after_too_large(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces, error: InsertTooLargeError) -> Pieces:
-        """The piece is cut, unless its rows are in the table. Raises RetryableError where that cannot be told, or a view may lack them."""
+        """Cut the piece, unless its rows are in the table.
+
+        Raise RetryableError if the table cannot tell, or if a view may lack the rows.
+        """
         assert self._tries is not None
         if self.connections.config.sink.delivery == "at_least_once":
             return pieces.cut()
@@ -293,7 +303,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return pieces.found(stored)
 
     def _stored(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces, outcome: str, is_certain: bool) -> Rows:
-        """The rows of the next piece that are in the table, by their numbers in the chunk."""
+        """Return the rows of the next piece that are in the table, by their numbers in the chunk."""
         assert self._tries is not None
         sending = pieces.to_send()
         sent = Sent(plan.body.table, rows.take(sending), self._work(chunk), self._tries.since, outcome)
@@ -304,7 +314,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return inserts_of_chunk(self.connections.names.pipeline, self.connections.run.stream_ids["out"], chunk.first, chunk.last)
 
     def _check_no_view(self, plan: Entry[SinkPlan], refusal: RefusedError) -> None:
-        """Raises HaltError when the table that holds rows of a refused piece feeds views: these have not seen them (measured, 26.9)."""
+        """Raise HaltError if the table that holds rows of a refused piece feeds views: these have not seen the rows (measured, 26.9)."""
         database, _, name = plan.body.table.partition(".")
         views = self.clickhouse.views_on(database, name)
         if views:
@@ -315,7 +325,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
             ) from refusal
 
     def _check_told(self, plan: Entry[SinkPlan], chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
-        """Raises HaltError when row after row is refused for a cause that may be the table's, and none is taken."""
+        """Raise HaltError if row after row is refused for a cause that may be the table's, and none is taken."""
         of_chunk = len(pieces.refused) if pieces.sent == len(pieces.refused) else 0
         if not refusal.is_known and max(self._untold_rows, of_chunk) >= MAX_UNTOLD_ROWS:
             raise HaltError(
@@ -330,7 +340,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
             ) from refusal
 
     def _check_refused(self, plan: Entry[SinkPlan], chunk: Chunk, row: int, refusal: RefusedError) -> None:
-        """Raises HaltError when a refused row must not be decided to be a dead letter: it is sent again by the next start."""
+        """Raise HaltError if a refused row must not become a dead letter: the next start sends it again."""
         name, reason = fingerprint("sink", "refused", "", refusal.of_one_row), f"sink: refused: {refusal.of_one_row}"
         known = self._refused_here.causes.get(name)
         cause = Cause(name, reason, known.example if known else place_of_row(chunk, row), 1)
@@ -349,8 +359,11 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return self._seen.plus(chunk.rows, self._refused_here.causes.values())
 
     def _insert(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
-        """One attempt. ClickHouse cannot fence a late insert, so none starts when another runner may soon take over."""
-        # First: its answer may take long, and the lease is looked at behind it.
+        """Attempt one insert.
+
+        ClickHouse cannot fence a late insert, so none starts if another runner may soon take over.
+        """
+        # First, because its answer may take long; the lease is checked after it.
         self._check_columns(config_of(self.connections, plan.body.config), rows)
         if self.lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
@@ -370,17 +383,17 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         reach("sink.after-insert")
 
     def _insert_columns(self, config: Program) -> list[str]:
-        """Those of the mapping that the rows were made under, and the position columns of the table as this run has found it.
+        """Return the columns of the mapping under which the rows were made, and the position columns that this run has found in the table.
 
-        What the table has besides takes its DEFAULT.
+        Every other column of the table takes its DEFAULT.
         """
         now = config_of(self.connections, self.connections.run.stage_config)
         return [*(target.name for target in config.targets), *now.position_columns]
 
     def _check_columns(self, config: Program, rows: pa.Table) -> None:
-        """Raises HaltError when the rows, made under `config`, do not fit the table as it is now; before every insert.
+        """Raise HaltError if the rows, made under `config`, do not fit the table as it is now; called before every insert.
 
-        A table that is gone is ClickHouse's to refuse.
+        If the table is missing, ClickHouse refuses the insert.
         """
         check_arrow_types(config, rows)
         columns = self.clickhouse.columns(config.database, config.table)

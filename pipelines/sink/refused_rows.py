@@ -1,7 +1,7 @@
-"""Dead letters of the sink: rows that ClickHouse refuses or somebody has given up, with the records that they were made of.
+"""Dead letters of the sink: rows that ClickHouse refuses or that were abandoned, with the records from which they were made.
 
-A letter's subject is `dlq.sink.<bucket>` of the out frame that holds the row: rows of one bucket are in position order there, so letters
-are appended by the position rule like all others, and a replay appends nothing.
+A dead letter's subject is `dlq.sink.<bucket>` of the out frame that holds the row. Rows of one bucket are in position order there, so these
+dead letters are appended by the position rule like all others, and a replay appends nothing.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,7 @@ _PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
 
 
 def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> None:
-    """Appends the letters of a chunk's refused and given up rows. Raises RetryableError while a raw frame is not served."""
+    """Append the dead letters of a chunk's refused and abandoned rows. Raise RetryableError while a raw frame is not served."""
     coded = sorted([*((row, "refused", reason) for row, reason in refused), *((row, "abandoned", reason) for row, reason in abandoned)])
     rows_of: dict[int, list[pa.Table]] = {}
     last_of: dict[int, Position] = {}
@@ -51,7 +51,7 @@ def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refus
 
 
 def place_of_row(chunk: Chunk, row: int) -> str:
-    """Where the record of a row of the chunk comes from, in words."""
+    """Return the place of the record of a row of the chunk, in words."""
     for message in chunk.messages:
         if row < message.rows:
             return place_of(decode_frame(message.payload, place_of_frame(message)).slice(row, 1))
@@ -60,7 +60,7 @@ def place_of_row(chunk: Chunk, row: int) -> str:
 
 
 def _rejected_rows(message: Message, coded: list[tuple[int, str, str]]) -> pa.Table:
-    """REJECTED_SCHEMA and `_tf_arrival` of the refused and given up rows of one out frame: (row, code, reason)."""
+    """Return REJECTED_SCHEMA and `_tf_arrival` of the refused and abandoned rows of one out frame: (row, code, reason)."""
     places, codes, reasons = zip(*coded, strict=True)
     rows = decode_frame(message.payload, place_of_frame(message)).select(_PLACE).take(pa.array(places))
     rejections = Rejections("sink", len(places))

@@ -1,8 +1,8 @@
-"""What became of an insert that was refused, or not answered: the table is asked which of its rows it holds.
+"""Settles an insert that was refused or not answered: the table is asked which of its rows it holds.
 
-A block is written partition by partition, and what a table computes while it writes a part (sorting key, skip index, projection, TTL) may
-raise behind parts that are stored already (measured, 26.9). An insert whose answer was lost may be stored, too, and be refused when it is
-sent again. So nothing is decided about a piece before its rows were looked up, and not while an earlier insert of it may be at work.
+A block is written partition by partition. An expression that a table computes while it writes a part (sorting key, skip index, projection,
+TTL) may raise after other parts are stored (measured, 26.9). An insert whose answer was lost may be stored, too, and be refused when it is
+sent again. So nothing is decided about a piece before its rows were looked up, and not while an earlier insert of it may be running.
 """
 
 import time
@@ -19,14 +19,14 @@ from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.sink.chunks import Rows
 
 NEEDED_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_arrival")
-"""Of the position columns, those that tell a row from all others, also from those of a pipeline that was deleted and made again."""
+"""The position columns that identify a row, also among rows of a pipeline that was deleted and recreated."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Rows of a piece that were sent, and what ClickHouse said of it.
+    """Rows of a piece that were sent, and ClickHouse's answer.
 
-    `work` names the chunk's inserts; `since`: when one of unknown outcome was last at work (monotonic), None if none was.
+    `work` names the chunk's inserts; `since`: when an insert of unknown outcome was last running (monotonic), None if there was none.
     """
 
     table: str
@@ -37,10 +37,10 @@ class Sent:
 
 
 def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, is_certain: bool) -> Rows:
-    """Which of the rows that were sent are in the table, by their places in `sent.rows`; none when it stored nothing.
+    """Return the sent rows that are in the table, by their places in `sent.rows`; none if it stored nothing.
 
-    `is_certain`: a refusal from before anything was written. Raises RetryableError while an earlier insert may be at work, and HaltError
-    where the table cannot tell.
+    `is_certain`: the refusal came before anything was written. Raise RetryableError while an earlier insert may be running, and HaltError
+    if the table cannot tell.
     """
     database, _, name = sent.table.partition(".")
     table = clickhouse.inspect(database, name)
@@ -51,7 +51,7 @@ def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, 
     if not why:
         return _found(clickhouse, sent, table)
     if sent.since is None and (is_certain or not table.is_partitioned):
-        # One block that is one part, or was refused before any was written.
+        # One block that is one part, or that was refused before any part was written.
         return np.zeros(0, np.int64)
     raise HaltError(
         f"inserting a chunk into {sent.table}: {sent.outcome}. An insert of it may have stored some of its rows; {why}, so nothing tells "
@@ -62,14 +62,14 @@ def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, 
 
 
 def _wait_until_quiet(clickhouse: ClickHouse, sent: Sent, table: Table, max_insert_time: timedelta) -> None:
-    """Raises RetryableError while an earlier insert of the piece may be at work, or on its way."""
+    """Raise RetryableError while an earlier insert of the piece may be running, or on its way."""
     at_work = clickhouse.inserts_at_work(sent.work)
     if at_work:
         raise RetryableError(
             f"inserting a chunk into {sent.table}: waiting for an earlier insert of it that ClickHouse still works on "
             f"(system.processes, log_comment '{sent.work}')"
         )
-    # Where inserts at work can be seen, only one that has not arrived yet is waited for.
+    # If running inserts are visible, wait only for an insert that has not arrived yet.
     is_seen = at_work is not None and not table.is_replicated
     seconds = INSERT_MAX_EXECUTION_SECONDS if is_seen else max_insert_time.total_seconds()
     if sent.since is not None and time.monotonic() - sent.since < seconds:
@@ -77,7 +77,7 @@ def _wait_until_quiet(clickhouse: ClickHouse, sent: Sent, table: Table, max_inse
 
 
 def _why_unknown(sent: Sent, table: Table) -> str:
-    """Why the table cannot tell which rows it has stored; empty if it can."""
+    """Return why the table cannot tell which rows it has stored; empty if it can."""
     if any(name not in sent.rows.column_names for name in NEEDED_COLUMNS):
         return f"the table does not have the columns {', '.join(NEEDED_COLUMNS)}"
     if not table.keeps_rows:

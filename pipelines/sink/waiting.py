@@ -1,7 +1,7 @@
-"""What waits between process and ClickHouse when a pipeline starts, and whether it fits the file and the table as they are now.
+"""The rows that wait between process and ClickHouse when a pipeline starts, and their fit with the current file and table.
 
-Rows on out keep the columns of the configuration that they were made under, so an edit of the file, or an ALTER of the table, may come
-between them and their insert. A start that could not deliver them is refused before anything is done.
+Rows on out keep the columns of the configuration under which they were made, so an edit of the file, or an ALTER of the table, may come
+between them and their insert. If a start could not deliver them, it is refused before it has any effect.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,7 +23,7 @@ _SCANNED_AT_ONCE = 10_000
 
 @dataclass
 class Waiting:
-    """Rows on out that were made under one configuration and are not confirmed: how many, and between which sequences (inclusive).
+    """Unconfirmed rows on out that were made under one configuration: their number, and the sequences between which they are (inclusive).
 
     `rows` is 0 for a range that process has begun under that configuration and not finished.
     """
@@ -40,7 +40,7 @@ class Waiting:
 
 
 def check_waiting(log: JetStream, names: Names, now: Program, table: Table) -> None:
-    """Raises HaltError, with every fault, for rows that wait and were made for another table, or do not fit `table` any more.
+    """Raise HaltError, with every fault, for waiting rows that were made for another table, or do not fit `table` any more.
 
     `now`: the configuration of this start. Rows that were made under it fit: it was made from `table`.
     """
@@ -66,7 +66,7 @@ def check_waiting(log: JetStream, names: Names, now: Program, table: Table) -> N
 
 
 def waiting_rows(log: JetStream, names: Names) -> Iterator[Waiting]:
-    """What is not confirmed, by the configuration that it was made under, in the order of their first rows; what process has begun last."""
+    """Yield the unconfirmed rows by their configuration, in the order of their first rows; the range that process has begun comes last."""
     stream = names.stream("out")
     found: dict[str, Waiting] = {}
     state = log.state(stream)
@@ -81,7 +81,7 @@ def waiting_rows(log: JetStream, names: Names) -> Iterator[Waiting]:
 
 
 def headers(log: JetStream, stream: str, after: int, last: int) -> Iterator[Message]:
-    """Messages with `after` < sequence <= `last` without their payloads, however many."""
+    """Yield the messages with `after` < sequence <= `last` without their payloads, however many."""
     for start in range(after, last, _SCANNED_AT_ONCE):
         yield from log.scan(stream, start, min(start + _SCANNED_AT_ONCE, last))
 
@@ -96,7 +96,7 @@ def _faults(
 
 
 def _takes_null(column: TableColumn) -> bool:
-    """As `keeps_null`; True for a type that we do not know, which no row fits anyway."""
+    """Return `keeps_null`; True for an unknown type, which no row fits anyway."""
     try:
         return keeps_null(column)
     except ValueError:
@@ -104,7 +104,7 @@ def _takes_null(column: TableColumn) -> bool:
 
 
 def _with_nulls(log: JetStream, names: Names, waiting: Waiting, columns: Collection[str]) -> set[str]:
-    """Those of `columns` in which a row that waits has a null."""
+    """Return the `columns` in which a waiting row has a null."""
     found: set[str] = set()
     if not columns or not waiting.rows:
         return found

@@ -10,10 +10,30 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_DONE = (
-    *("protocol/", "engine/", "ingest/", "process/", "sink/", "maintenance/", "dead_letters/", "proof/", "control/", "error_classes/"),
+    "process/rejection_limit.py",
+    "sink/leg.py",
+    "sink/settling.py",
+    "protocol/existence.py",
+    "protocol/ledger.py",
+    "maintenance/rebuild.py",
+    "dead_letters/dropped_copies.py",
+    "dead_letters/export_file.py",
+    "dead_letters/redrive.py",
+    "proof/checks/evaluate.py",
+    "proof/checks/run.py",
+    "proof/put_back.py",
+    "proof/terminal.py",
+    "proof/verification/columns.py",
+    "proof/verification/findings.py",
+    "proof/verification/reference.py",
+    "proof/verification/result.py",
+    "proof/verification/run.py",
     "cli/verify.py",
 )
-"""Rooms and modules of `pipelines` that still follow; they have their entries in pyproject.toml, too (per-file-ignores)."""
+"""Rooms and modules of `pipelines` that still follow.
+
+A room has its entry in pyproject.toml, too (per-file-ignores). A single module of a room that is done follows with its messages only.
+"""
 DAGSTER_NOT_DONE = ("checks.py",)
 
 BANNED_OPENINGS = re.compile(r"(Of|As|That|Those|Who|Whom|Whose|Whoever|What is|What are|What was|Which of) ")

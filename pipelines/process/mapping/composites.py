@@ -1,7 +1,7 @@
-"""Conversions into any ClickHouse type: scalars by `convert`, and Array, Map and Tuple out of JSON text.
+"""Conversions into any ClickHouse type: scalars by `convert`, and Array, Map and Tuple from JSON text.
 
-A composite is taken apart into the JSON texts of its elements, these are read as strictly as a record's fields (same reader, same rules),
-converted, and put together again. A fault of an element is a fault of its row. A null element is one too, unless its type is Nullable:
+A composite is split into the JSON texts of its elements; these are read as strictly as a record's fields (same reader, same rules),
+converted, and combined again. A fault of an element is a fault of its row. A null element is a fault, too, unless its type is Nullable:
 ClickHouse would store '' or 0 in silence (measured, 26.9).
 """
 
@@ -27,7 +27,10 @@ _SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "objec
 
 
 def convert(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
-    """`column` as `target`; composites come from JSON text, or, for a Map of strings, from an Arrow map of bytes (Kafka headers)."""
+    """Convert `column` to `target`.
+
+    Composites come from JSON text, or, for a Map of strings, from an Arrow map of bytes (Kafka headers).
+    """
     if target.name == "Map" and pa.types.is_map(column.type):
         return column, []
     if target.name == "Array":
@@ -40,7 +43,7 @@ def convert(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnT
 
 
 def element_source(target: ColumnType) -> str:
-    """The source type as which an element of a composite is read. Instants and dates are text there, Decimals text or numbers."""
+    """Return the source type as which an element of a composite is read: text for instants and dates, text or numbers for Decimals."""
     if target.name in INTEGER_BITS:
         return "uint64" if target.name.startswith("U") else "int64"
     return _SOURCES.get(target.name, "string")
@@ -67,7 +70,7 @@ def _map(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType)
     faults = [Fault(malformed, "invalid_value", "the text is no JSON object with distinct keys")] if malformed.any() else []
     faults += [*_lift(key_faults, lengths, "a key"), *_lift(value_faults, lengths, "the value of a key")]
     if keys.null_count:
-        # A key that could not be converted is null here, which no Arrow map may hold: its row, refused anyway, loses the key.
+        # A key that could not be converted is null here, which no Arrow map may hold: its row, rejected anyway, loses the key.
         refused = to_mask(pc.is_null(keys))
         lengths = lengths - np.bincount(np.repeat(np.arange(len(lengths)), lengths)[refused], minlength=len(lengths)).astype(np.int32)
         keys, values = keys.filter(pa.array(~refused)), values.filter(pa.array(~refused))
@@ -75,7 +78,7 @@ def _map(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType)
 
 
 def _map_values(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> Converted:
-    """Values of a map of strings that are no JSON strings become their JSON text, as GlassFlow does (features.md 1.2)."""
+    """Convert a map of strings; values that are no JSON strings become their JSON text, as GlassFlow does (features.md 1.2)."""
     if target.name != "String":
         return _elements(engine, texts, target)
     (strings,) = ask(engine, "SELECT json_extract_string(v, '$') FROM _tf_values", texts)
@@ -100,7 +103,7 @@ def _tuple(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnTyp
 
 
 def _elements(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> Converted:
-    """JSON texts (null = JSON null) as `target`."""
+    """Convert JSON texts (null = JSON null) to `target`."""
     wrapped = pc.binary_join_element_wise('{"v":', pc.fill_null(texts, "null"), "}", "")
     rejections = Rejections("transform", len(texts))
     (column,) = json_reader((ParsedField("v", element_source(target)),)).read(engine, wrapped, rejections)
@@ -110,7 +113,7 @@ def _elements(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: Column
 
 
 def _read(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
-    """What was read as `element_source(target)` as `target`."""
+    """Convert a column that was read as `element_source(target)` to `target`."""
     if target.name != "Decimal":
         return convert(engine, column, target)
     is_text = to_mask(pc.starts_with(column, '"'))
@@ -133,7 +136,7 @@ def _null_faults(column: pa.Array, target: ColumnType) -> list[Fault]:
 
 
 def _lift(faults: list[Fault], lengths: npt.NDArray[np.int32], what: str) -> Iterator[Fault]:
-    """Faults of elements as faults of the rows that hold them."""
+    """Yield the faults of elements as faults of the rows that hold them."""
     for fault in faults:
         rows: Mask = np.zeros(len(lengths), dtype=bool)
         rows[np.repeat(np.arange(len(lengths)), lengths)[fault.rows]] = True

@@ -1,8 +1,8 @@
 """Scalar conversions from parsed columns to ClickHouse column types, a whole column at a time.
 
-Every conversion takes a column and gives back (column, faults): the column has `arrow_type(target)` (or is binary, for bytes into
-String) and the length of the input. A fault marks rows whose value has no place in the target; they hold any value. Null stays null.
-Nothing is rounded or cut in silence, except: a float takes the nearest value of a narrower float or Decimal, and instants lose what is
+Every conversion takes a column and returns (column, faults): the column has `arrow_type(target)` (or is binary, for bytes into String) and
+the length of the input. A fault marks rows whose value does not fit the target; these rows hold any value. Null stays null. Nothing is
+rounded or cut in silence, with two exceptions: a float takes the nearest value of a narrower float or Decimal, and instants lose digits
 finer than the column's precision.
 """
 
@@ -25,7 +25,7 @@ from pipelines.types.vectors import Mask, ask, mismatch, to_mask, without
 
 
 class Fault(NamedTuple):
-    """Rows of a column whose value is refused, and why. `message` never holds a value."""
+    """Rows of a column whose value is rejected, and the reason. `message` never holds a value."""
 
     rows: Mask
     code: str
@@ -35,13 +35,13 @@ class Fault(NamedTuple):
 Converted = tuple[pa.Array, list[Fault]]
 _UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 _EXACT_SCALE = 22
-"""A float's 53 bits times ten to this scale fit into the 128 bits with which pyarrow counts; beyond, its last digit may be off by one."""
+"""Largest exact scale: a float's 53 bits times ten to this scale fit into pyarrow's 128 bits; beyond, the last digit may be off by one."""
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"^(?P<a>{_OCTET})\.(?P<b>{_OCTET})\.(?P<c>{_OCTET})\.(?P<d>{_OCTET})$"
 
 
 def convert_scalar(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
-    """`column` as `target`, which is no Array, Map or Tuple. Raises TypeError for a pair that `check_mapping` refuses."""
+    """Convert `column` to `target`, which is no Array, Map or Tuple. Raise TypeError for a pair that `check_mapping` rejects."""
     source = column.type
     if pa.types.is_dictionary(source):
         return convert_scalar(engine, column.cast(source.value_type), target)
@@ -78,13 +78,13 @@ def _integer(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: Colum
 
 
 def integer_bounds(name: str) -> tuple[int, int]:
-    """Least and greatest value of an integer type, by its ClickHouse name."""
+    """Return the least and the greatest value of an integer type, by its ClickHouse name."""
     bits = INTEGER_BITS[name]
     return (0, 2**bits - 1) if name.startswith("U") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _wide_integer(column: pa.Array, wire: pa.DataType) -> pa.Array:
-    """Little-endian bytes; the sign fills the upper ones."""
+    """Return little-endian bytes; the sign fills the upper ones."""
     width = wire.byte_width
     signed = column.type in (pa.int8(), pa.int16(), pa.int32(), pa.int64())
     numbers = _numbers(column.cast(pa.int64() if signed else pa.uint64()))
@@ -122,7 +122,10 @@ def _float_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, targ
 
 @lru_cache(maxsize=64)
 def _greatest_float(precision: int, scale: int) -> float:
-    """The greatest float whose nearest decimal of `scale` digits has no more than `precision`. A tie is even, so at the edge it is out."""
+    """Return the greatest float whose nearest decimal of `scale` digits has at most `precision` digits.
+
+    A tie is rounded to even, so at the edge it is out of range.
+    """
     edge = Fraction(10**precision * 2 - 1, 2 * 10**scale)
     nearest = float(edge)
     return nearest if Fraction(nearest) < edge else math.nextafter(nearest, 0.0)
@@ -179,7 +182,10 @@ def _ipv4(_engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnT
 
 
 def _ipv6(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
-    """Also an IPv4 address, as `::ffff:a.b.c.d`. Each distinct address is read once: there is no vectorised reader."""
+    """Convert addresses, including an IPv4 address as `::ffff:a.b.c.d`.
+
+    Each distinct address is read once: there is no vectorized reader.
+    """
     coded = column.dictionary_encode()
     packed = pa.array([_packed_address(text) for text in coded.dictionary.to_pylist()], arrow_type(target))
     result = packed.take(coded.indices)
@@ -221,7 +227,7 @@ def _instant_from_seconds(_engine: duckdb.DuckDBPyConnection, column: pa.Array, 
 
 
 def convert_epoch(column: pa.Array, target: ColumnType, unit: str) -> Converted:
-    """Numbers, or decimal texts of numbers, of `unit` (s, ms, us or ns) since 1970 as a DateTime or DateTime64."""
+    """Convert numbers, or decimal texts of numbers, of `unit` (s, ms, us or ns) since 1970 to a DateTime or DateTime64."""
     what = "unix seconds" if unit == "s" else f"{unit} since 1970"
     if pa.types.is_string(column.type):
         instants, malformed, beyond = epoch_texts_to_instants(column, target, unit)
@@ -298,20 +304,20 @@ def _clip(column: pa.Array, low: int, high: int, target: ColumnType) -> Converte
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[Any]:
-    """The values as numpy; 0 where null."""
+    """Return the values as numpy; 0 for null."""
     numbers: npt.NDArray[Any] = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
     return numbers
 
 
 def _buffers(column: pa.Array) -> list[bytes]:
-    """The bytes of a string column without nulls, as one piece."""
+    """Return the bytes of a string column without nulls, as one piece."""
     offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
     content = column.buffers()[2]
     return [content[int(offsets[0]) : int(offsets[-1])].to_pybytes()] if content is not None and len(column) else []
 
 
 def _fixed(content: bytes, width: int, like: pa.Array) -> pa.Array:
-    """Fixed-size binary of `content`, null where `like` is."""
+    """Return fixed-size binary of `content`, null where `like` is null."""
     validity = pc.is_valid(like)
     bits = pa.array(validity).buffers()[1] if like.null_count else None
     if bits is not None and validity.offset:

@@ -1,17 +1,17 @@
 """transform: parsed columns in, the sink's columns out.
 
-In: what parse accepted. Out: one column per mapping row, in its order, in the Arrow type in which ClickHouse takes that column type
-(`columns.arrow_type`); then the position columns with `_tf_emit` 0. A column that needs no change is passed on, not copied.
+In: the records that parse accepted. Out: one column per mapping row, in its order, in the Arrow type in which ClickHouse takes that column
+type (`columns.arrow_type`); then the position columns with `_tf_emit` 0. A column that needs no change is passed through, not copied.
 
-Rejected, by the first column in mapping order that refuses, `field` being the column's name:
+Rejected, by the first column in mapping order that rejects, with the column's name as `field`:
 - `null_in_non_nullable`: null for a column that is neither Nullable nor has a DEFAULT. A DEFAULT is never applied to a null Array, Map or
-  JSON (ClickHouse stores [] or {} instead, or fails; measured, 26.9), so there a null is refused even with one.
+  JSON (ClickHouse stores [] or {} instead, or fails; measured, 26.9), so for these types a null is rejected even with a DEFAULT.
 - `out_of_range`: a number, date or instant outside the column's type; a string longer than FixedString.
 - `row_too_large`: the row would not fit into a frame.
 - `invalid_value`: a string that is no member, date, address, ... of the type. `wrong_type`: an element of an Array, Map or Tuple of another
   JSON type.
 
-Guarantee: what becomes of a record depends on that record and the mapping alone. No state is kept.
+Guarantee: the outcome of a record depends on that record and the mapping alone. No state is kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,8 +61,8 @@ _MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal"}
 class TargetColumn:
     """One row of the mapping: the field (or carried column) `source` becomes the column `name` of `type`.
 
-    `has_default`: the table declares a DEFAULT, which the sink lets ClickHouse apply to nulls. `unit`: that of the field's numbers since
-    1970, where it has one; it counts for columns of instants.
+    `has_default`: the table declares a DEFAULT, which the sink lets ClickHouse apply to nulls. `unit`: the unit of the field's numbers
+    since 1970, if it has one; it applies to columns of instants.
     """
 
     source: str
@@ -77,10 +77,10 @@ class TargetColumn:
 
 
 def reject_wide(mapped: pa.Table, widest_value_bytes: int) -> StageOutput:
-    """Rejects rows that may not fit into a frame (`row_too_large`): a large field may be mapped to several columns.
+    """Reject rows that may not fit into a frame (`row_too_large`): a large field may be mapped to several columns.
 
-    `widest_value_bytes`: the largest value of the records they came from; rows of small records are not looked at. What counts is the
-    size before compression, so that the answer does not depend on a library's version.
+    `widest_value_bytes`: the largest value of their source records; rows of small records are not checked. The size before compression
+    counts, so that the answer does not depend on a library's version.
     """
     refused = Rejections("transform", mapped.num_rows)
     if widest_value_bytes > MAX_ROW_BYTES // 8:
@@ -92,10 +92,10 @@ def reject_wide(mapped: pa.Table, widest_value_bytes: int) -> StageOutput:
 def map_columns(
     engine: duckdb.DuckDBPyConnection, parsed: pa.Table, mapping: Sequence[TargetColumn], keep: Sequence[str] = ()
 ) -> StageOutput:
-    """The sink's rows, and the records that have no place in the table; both in the order of `parsed`.
+    """Return the sink's rows, and the records that do not fit the table; both in the order of `parsed`.
 
-    `keep` names columns of `parsed` that go on untouched, after the position columns. While it runs, a table `_tf_values` is registered in
-    `engine`. Raises TypeError for a mapping that `check_mapping` refuses.
+    `keep` names columns of `parsed` that are passed through after the position columns. While it runs, a table `_tf_values` is registered
+    in `engine`. Raise TypeError for a mapping that `check_mapping` rejects.
     """
     rejections = Rejections("transform", parsed.num_rows)
     columns = [_column(engine, parsed, target, rejections) for target in mapping]
@@ -106,7 +106,7 @@ def map_columns(
 
 
 def check_mapping(fields: Sequence[ParsedField], mapping: Sequence[TargetColumn]) -> list[str]:
-    """What is wrong with `mapping` over `fields`, one readable line per fault; empty if every value has a way into its column."""
+    """Return the faults of `mapping` over `fields`, one readable line each; empty if every value can be converted into its column."""
     sources = {field.name: field.type for field in fields} | _CARRIED
     faults = []
     seen: set[str] = set()

@@ -1,11 +1,11 @@
 """Reads JSON texts into typed columns, a whole batch at a time, with the strictness that DuckDB's own functions lack.
 
-`json_transform` takes `"1"` for an integer, 1.5 for 2 and the first of two equal keys, so the answer is checked against what
-`json_type` and `json_keys` say about the same text. Both are reduced to a signature; a stream has few distinct ones, and each is judged
-once. `try()` is avoided on purpose: one error sends its whole vector through row by row (measured: 4.5 us per record, DuckDB 2.0).
+`json_transform` takes `"1"` for an integer, 1.5 for 2 and the first of two equal keys, so its answer is compared with the answers of
+`json_type` and `json_keys` for the same text. Both are reduced to a signature; a stream has few distinct ones, and each is checked once.
+`try()` is avoided on purpose: one error makes DuckDB evaluate the whole vector row by row (measured: 4.5 us per record, DuckDB 2.0).
 
-Most batches take a shortcut: `json_template` learns the order of keys and proves by one regular expression that a text can hold no
-surprise; then `json_transform` alone is right. What a record becomes does not depend on which way it went.
+Most batches take a shortcut: `json_template` learns the order of keys and proves by one regular expression that a text holds no
+irregularity; then `json_transform` alone is right. The result of a record is the same on both ways.
 """
 
 import json
@@ -30,7 +30,7 @@ _KIND_NAMES = {"VARCHAR": "string", "UBIGINT": "integer", "BIGINT": "integer", "
 _NULLS = frozenset({"NULL", "'NULL'"})
 """Absent, and the kind of a JSON null, as the engine prints them in a list."""
 _NOT_FINITE = r"(?i)[:,\[]-?(nan|inf|[0-9.]+e\+?[0-9]{3,}|[0-9]{200}[0-9.]*(?:e[-+]?[0-9]+)?)"
-"""A number of minified JSON that may be no finite float: with fewer than 200 digits an exponent of two is not enough for that."""
+"""A number of minified JSON that may be no finite float: with fewer than 200 digits it takes an exponent of three digits."""
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 _MAX_MEMO = 10_000
 _MAX_MEMO_TEXT = 1_000
@@ -40,13 +40,13 @@ Codes = npt.NDArray[np.int32]
 
 @lru_cache(maxsize=64)
 def json_reader(fields: tuple[ParsedField, ...]) -> "JsonReader":
-    """The reader of `fields`, made once. Raises ValueError if `check_fields` finds a fault."""
+    """Return the reader of `fields`, made once. Raise ValueError if `check_fields` finds a fault."""
     return JsonReader(fields)
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """One path of one field: which struct column of the answer holds it, and the child indices to go down there."""
+    """One path of one field: its struct column in the answer, and the child indices that lead to it there."""
 
     group: int
     indices: tuple[int, ...]
@@ -73,7 +73,7 @@ class JsonReader:
         self._checked_sql = f"SELECT v IS NOT NULL, {checked} FROM (SELECT CASE WHEN json_valid(v) THEN v END AS v FROM _tf_values)"  # noqa: S608
 
     def read(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, rejections: Rejections) -> list[pa.Array]:
-        """One column per field, of the length of `texts` (strings; null = refused before). Rows that are refused hold any value."""
+        """Return one column per field, of the length of `texts` (strings; null = rejected before). Rejected rows hold any value."""
         if not self._fields:
             self._checked(engine, texts, rejections)
             return []
@@ -81,13 +81,13 @@ class JsonReader:
         return self._checked(engine, texts, rejections) if columns is None else columns
 
     def _shortcut(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, rejections: Rejections) -> list[pa.Array] | None:
-        """As `read`, where the template proves enough of `texts` harmless; else None, as when anything fails on the way."""
+        """Read like `read`, if the template proves enough of `texts` harmless; else, or if anything fails on the way, return None."""
         try:
             return self._by_template(engine, texts, rejections)
         except Exception as error:
             if is_of_host(error):
                 raise
-            # RE2 compiles no pattern of 1,049 members, for one. The plain way tells whether a record is at fault.
+            # RE2 does not compile a pattern of 1,049 members, for example. The plain way finds out whether a record is at fault.
             self._template.forget()
             return None
 
@@ -150,7 +150,7 @@ class JsonReader:
         memo: dict[str, bool],
         rejections: Rejections,
     ) -> None:
-        """Refuses a key twice in the object at `parent`, and, at the top, whatever is no object."""
+        """Reject a key twice in the object at `parent`, and, at the top, everything that is no object."""
         coded = keys.dictionary_encode()
         signatures = coded.dictionary.to_pylist()
         codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
@@ -191,7 +191,7 @@ class JsonReader:
     def _check_long_integers(
         self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, field: ParsedField, mask: Mask, rejections: Rejections
     ) -> None:
-        """json_type calls an integer beyond 64 bits a DOUBLE; its text tells."""
+        """Reject integers beyond 64 bits by their text: json_type calls them DOUBLE."""
         rows = np.flatnonzero(mask)
         if not len(rows):
             return
@@ -225,7 +225,10 @@ _INSIDE = "a number inside is not finite"
 
 
 def _not_finite_inside(column: pa.Array) -> Mask:
-    """NaN, infinity and what becomes it (`1e400`), which the reader lets pass, in JSON text (outside of its strings)."""
+    """Return the rows of JSON text that hold NaN, infinity or a number that becomes it (`1e400`) outside of strings.
+
+    The reader accepts these.
+    """
     suspect = to_mask(pc.match_substring_regex(column, _NOT_FINITE))
     for row in np.flatnonzero(suspect):
         numbers = re.findall(_NOT_FINITE, _STRINGS.sub("", column[int(row)].as_py()))
@@ -234,7 +237,7 @@ def _not_finite_inside(column: pa.Array) -> Mask:
 
 
 def _choose(found: list[pa.Array], kinds: list[list[str]], codes: Codes) -> tuple[pa.Array, list[str]]:
-    """The column of a field and its kind per pattern: the literal key where it is there and not null, else the nested one."""
+    """Return the column of a field and its kind per pattern: the literal key if it is present and not null, else the nested one."""
     if len(found) == 1:
         return found[0], kinds[0]
     literal = [kind != "" for kind in kinds[0]]
@@ -245,7 +248,7 @@ def _choose(found: list[pa.Array], kinds: list[list[str]], codes: Codes) -> tupl
 
 
 def _patterns(kinds: pa.Array, width: int) -> tuple[Codes, list[list[str]]]:
-    """The kinds of every row as a code, and per code the list of kinds by path; "" where there is nothing."""
+    """Return the kinds of every row as a code, and per code the list of kinds by path; "" if there is nothing."""
     coded = pc.fill_null(kinds, "").dictionary_encode()
     patterns = []
     for text in coded.dictionary.to_pylist():
@@ -269,7 +272,7 @@ def _engine_type(source: SourceType) -> str:
 
 
 def _insert(tree: Tree, path: tuple[str, ...], leaf: SourceType) -> tuple[int, ...] | None:
-    """Puts `leaf` at `path` and gives the child indices to it; None, and no change, if the tree has no room for it.
+    """Put `leaf` at `path` and return the child indices to it; return None, and change nothing, if the tree has no room for it.
 
     The engine's struct fields ignore case, so two keys that differ only in case need two trees.
     """

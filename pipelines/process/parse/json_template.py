@@ -1,7 +1,7 @@
 """Learns how a stream writes its JSON objects, as one regular expression that proves a text harmless.
 
-A text that matches has each known key at most once, with a value of the right JSON type that surely fits, and no other trouble
-(bad escapes, NaN, stray commas). A text that does not match proves nothing: the reader looks at it closely.
+A matching text has each known key at most once, with a value of the right JSON type that surely fits, and no other trouble (bad escapes,
+NaN, stray commas). A text that does not match is unproven: the reader checks it closely.
 """
 
 import json
@@ -15,7 +15,7 @@ from pipelines.types.fields import SourceType, Tree
 from pipelines.types.vectors import Mask, to_mask
 
 MIN_ROWS = 512
-"""Smaller batches are read closely at once: learning and matching would cost more than they save."""
+"""Smaller batches are checked closely at once: learning and matching would cost more than they save."""
 _SAMPLES = 48
 _MAX_MEMBERS = 64
 _MAX_LEARN_BYTES = 64 * 1024
@@ -63,8 +63,10 @@ _VALUES = {
     "OBJECT": _flat_object(_FINITE_NUMBER),
     "DECIMAL": rf"(?:{_STRING}|{_FINITE_NUMBER})",
 }
-"""What a value of the engine's type (for JSON text: of its kind) looks like when it surely fits: integers one digit short of the limit,
-floats far from it, also inside."""
+"""Patterns of values of the engine's type (for JSON text: of its kind) that surely fit.
+
+Integers are one digit short of the limit, floats far from it, inside JSON text, too.
+"""
 _UNREAD = rf"(?:{_scalar(_ANY_NUMBER)}|{_flat_array(_ANY_NUMBER)}|{_flat_object(_ANY_NUMBER)})"
 
 
@@ -77,7 +79,7 @@ class TemplateMemo:
         self._pause = 0
 
     def prove(self, texts: pa.Array) -> Mask | None:
-        """Which of `texts` are proven harmless; None if there is no template to ask."""
+        """Return the mask of the `texts` that are proven harmless; None if there is no template."""
         if self._tree is None or self._pause > 0:
             self._pause -= 1
             return None
@@ -97,12 +99,12 @@ class TemplateMemo:
         return to_mask(matches)
 
     def forget(self) -> None:
-        """Without a template from here on, until others have been seen: this one has failed."""
+        """Drop the template, which has failed, until other texts have been seen."""
         self._pattern, self._pause = None, _PAUSE_BATCHES
 
 
 def learn(tree: Tree, samples: Iterable[str]) -> str | None:
-    """A pattern for objects like `samples`; None if they are too odd. The caller also asks that the text ends with a brace.
+    """Return a pattern for objects like `samples`; None if they are too odd. The caller also checks that the text ends with a brace.
 
     Every member may be missing and is followed by a comma or by the end of the text; so a text that ends with `}` ended with a member.
     """
@@ -129,7 +131,7 @@ class _Members(list[tuple[str, Any]]):
 
 
 def _value(wanted: "SourceType | Tree | None", sample: Any) -> str:
-    """A pattern for the value of a member. In an object that is read, the members of `sample` must all stand in their order."""
+    """Return a pattern for the value of a member. In an object that is read, the members of `sample` must all be present in their order."""
     if isinstance(wanted, SourceType):
         kind = wanted.engine if not wanted.is_json_text else "DECIMAL" if len(wanted.kinds) > 1 else next(iter(wanted.kinds))
         return rf"(?:{_VALUES[kind]}|null)"
@@ -143,7 +145,7 @@ def _value(wanted: "SourceType | Tree | None", sample: Any) -> str:
 
 
 def _merge(order: list[str], keys: list[str]) -> None:
-    """Adds unknown `keys` behind the key that stands before them."""
+    """Add unknown `keys` after the key that precedes them."""
     place = 0
     for key in keys:
         if key not in order:

@@ -1,19 +1,19 @@
 """parse: raw records in, typed columns out.
 
-In: a table of raw records (columns `key, value, headers, timestamp, oversize` and the position columns).
-Out: one column per field, named by the field; array, object and map as minified JSON text, bytes as the UTF-8 bytes of a JSON string;
-null where the field is absent or JSON null. Then the position columns and, if asked for, `_tf_key`, `_tf_headers`, `_tf_timestamp` and
-`_tf_past_dedup`, untouched.
-Guarantee: what becomes of a record depends on that record and the fields alone, never on its neighbours. No state is kept.
+In: a table of raw records (columns `key, value, headers, timestamp, oversize` and the position columns). Out: one column per field, named
+by the field; array, object and map as minified JSON text, bytes as the UTF-8 bytes of a JSON string; null if the field is absent or JSON
+null. Then the position columns and, on request, `_tf_key`, `_tf_headers`, `_tf_timestamp` and `_tf_past_dedup`, unchanged.
+
+Guarantee: the outcome of a record depends on that record and the fields alone, never on its neighbors. No state is kept.
 
 Rejected, by the first rule that applies, fields in their order:
-- `oversize`: the record was too large to travel. `unreadable`: the Kafka client could not give it. `tombstone`: the value is null.
+- `oversize`: the record was too large to travel. `unreadable`: the Kafka client could not read it. `tombstone`: the value is null.
 - `invalid_json`: not UTF-8, not JSON, not an object, or a key twice in the object itself or in an object on a field's path.
-- `wrong_type`: another JSON type than the field's. An integer may stand where a float is expected; `1.0` is no integer, `"1"` no number.
+- `wrong_type`: another JSON type than the field's. An integer is accepted for a float; `1.0` is no integer, `"1"` no number.
 - `out_of_range`: an integer outside its type, or a number that is no finite float (`1e400`, `NaN`), also inside arrays and objects.
 
-A dotted field is the literal key `"a.b"` where it is there and not null, else key `b` of object `a`; nothing if `a` is no object.
-Unknown fields are ignored. The reader (DuckDB, yyjson) lets a comma before a closing bracket pass, and NaN in a field that is not read.
+A dotted field is the literal key `"a.b"` if it is present and not null, else key `b` of object `a`; nothing if `a` is no object. Unknown
+fields are ignored. The reader (DuckDB, yyjson) accepts a comma before a closing bracket, and NaN in a field that is not read.
 """
 
 from collections.abc import Sequence
@@ -33,10 +33,10 @@ __all__ = ["ParsedField", "check_fields", "parse"]
 
 
 def parse(engine: duckdb.DuckDBPyConnection, records: pa.Table, fields: Sequence[ParsedField], keep: Sequence[str] = ()) -> StageOutput:
-    """The records as columns, and those that cannot be read; both in the order of `records`.
+    """Return the records as columns, and the records that cannot be read; both in the order of `records`.
 
-    `keep` names raw columns (`key`, `headers`, `timestamp`, `past_dedup`) that go on as `_tf_<name>`. While it runs, a table `_tf_values`
-    is registered in `engine`. Raises ValueError for fields that `check_fields` finds fault with.
+    `keep` names raw columns (`key`, `headers`, `timestamp`, `past_dedup`) that are passed through as `_tf_<name>`. While it runs, a table
+    `_tf_values` is registered in `engine`. Raise ValueError for fields in which `check_fields` finds a fault.
     """
     reader = json_reader(tuple(fields))
     rejections = Rejections("parse", records.num_rows)
@@ -48,7 +48,7 @@ def parse(engine: duckdb.DuckDBPyConnection, records: pa.Table, fields: Sequence
 
 
 def _texts(engine: duckdb.DuckDBPyConnection, records: pa.Table, rejections: Rejections) -> pa.Array:
-    """The values as strings; null, with its reason noted, where a value is missing or not UTF-8."""
+    """Return the values as strings; null, with its reason noted, if a value is missing or not UTF-8."""
     _refuse_oversize(records, rejections)
     values = one_chunk(records["value"])
     if values.null_count:
@@ -64,7 +64,7 @@ def _texts(engine: duckdb.DuckDBPyConnection, records: pa.Table, rejections: Rej
 
 
 def _refuse_oversize(records: pa.Table, rejections: Rejections) -> None:
-    """Refuses what did not travel as it is: too large, or unreadable, which its only header tells."""
+    """Reject records that did not travel unchanged: too large, or unreadable, which their only header says."""
     oversize = records["oversize"]
     if oversize.null_count == len(oversize):
         return

@@ -1,11 +1,11 @@
-"""The steps of the process leg: what a step is, which kinds there are, and the one loop that takes records through a list of them.
+"""The steps of the process leg: the protocol of a step, the kinds of steps, and the one loop that takes records through a list of them.
 
-A step is data with behaviour: a frozen dataclass whose fields are its configuration, which is stored as JSON and read back with every
-value checked. Each kind is a module of this package with a `STEP`, found by walking it. A new kind is four files: its module here,
-its model in `config/transforms`, its statement in `sql/reference/steps`, and its test.
+A step is data with behavior: a frozen dataclass whose fields are its configuration, which is stored as JSON and read back with every value
+checked. Each kind is a module of this package with a `STEP`, found by walking the package. A new kind is four files: its module here, its
+model in `config/transforms`, its statement in `sql/reference/steps`, and its test.
 
-A step without state answers for a record from that record alone. One with state per bucket has a part before the exchange, `apply`, which
-finds the key, and a part behind it, which its users know by its type.
+A step without state decides about a record from that record alone. A step with state per bucket has a part before the exchange, `apply`,
+which finds the key, and a part after it, which its users know by its type.
 """
 
 import pkgutil
@@ -26,18 +26,18 @@ from pipelines.protocol.outcomes import Outcome, check_registered
 from pipelines.protocol.records import StageOutput
 
 Columns = Mapping[str, str]
-"""Types of columns by name: source types (`types.fields.SOURCE_TYPES`) up to the mapping, column types of ClickHouse behind it."""
+"""Types of columns by name: source types (`types.fields.SOURCE_TYPES`) before the mapping, column types of ClickHouse after it."""
 
 
 class State(Enum):
-    """What a step remembers between batches."""
+    """The state that a step keeps between batches."""
 
     NONE = "none"
     PER_BUCKET = "per bucket"
 
 
 class Place(IntEnum):
-    """Where in a program a kind of step stands: at its ends each once, between them as the file says."""
+    """The place of a kind of step in a program: once at each end, and between the ends as the file says."""
 
     FIRST = 0
     TRANSFORM = 1
@@ -46,9 +46,9 @@ class Place(IntEnum):
 
 @dataclass(frozen=True)
 class Context:
-    """What a step is given beside the rows. While it runs it may register a table `_tf_values` in `engine`.
+    """The input of a step besides the rows. While it runs it may register a table `_tf_values` in `engine`.
 
-    `carried`: columns that must reach the exchange, where the rows have them. `widest_value_bytes`: of the raw records of the batch.
+    `carried`: columns that must reach the exchange, if the rows have them. `widest_value_bytes`: of the raw records of the batch.
     """
 
     engine: duckdb.DuckDBPyConnection
@@ -57,10 +57,10 @@ class Context:
 
 
 class Step(Protocol):
-    """One step. Rows go on in their order, with their position columns untouched.
+    """One step. Rows keep their order, and their position columns stay unchanged.
 
-    `name`: in files, programs, and of its reference statement. `stage`: in dead letters. `outcomes`: how records may end here, each
-    registered. `carried`: columns that its part behind the exchange needs.
+    `name`: in files, programs, and of its reference statement. `stage`: in dead letters. `outcomes`: the outcomes with which a record may
+    end here, each registered. `carried`: columns that its part after the exchange needs.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -82,20 +82,20 @@ class Step(Protocol):
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> Self:
-        """Return the step that `encode` has written. Raises ValueError for anything else, however it came to be there."""
+        """Return the step that `encode` has written. Raise ValueError for anything else, whatever its origin."""
         made: Self = _adapter(cls).validate_json(_ENCODER.dump_json({name: value for name, value in record.items() if name != "step"}))
         return made
 
     def fields_read(self) -> frozenset[str]:
-        """Return the columns of the rows before that the step reads, besides positions."""
+        """Return the columns of the input rows that the step reads, besides positions."""
         return frozenset()
 
     def columns_out(self, columns_in: Columns) -> Columns:
-        """Return the columns behind the step. Raises ValueError for a configuration that does not fit `columns_in`."""
+        """Return the columns after the step. Raise ValueError for a configuration that does not fit `columns_in`."""
         return columns_in
 
     def apply(self, context: Context, rows: pa.Table) -> StageOutput:
-        """Return the rows that go on, the rejected ones, and how many were dropped by the `total` of one of `outcomes`."""
+        """Return the passed rows, the rejected ones, and the number of dropped rows by the `total` of one of `outcomes`."""
         ...
 
 
@@ -109,7 +109,7 @@ def _adapter(kind: type[Step]) -> TypeAdapter[Any]:
 
 @cache
 def kinds() -> Mapping[str, type[Step]]:
-    """Return every kind of step by its name. Raises TypeError for one with an outcome that nobody registered."""
+    """Return every kind of step by its name. Raise TypeError for a kind with an unregistered outcome."""
     found: dict[str, type[Step]] = {}
     for module in pkgutil.iter_modules(__path__):
         kind: type[Step] = import_module(f"{__name__}.{module.name}").STEP
@@ -119,13 +119,13 @@ def kinds() -> Mapping[str, type[Step]]:
 
 
 def in_order(kinds: Iterable[type[Step]]) -> list[type[Step]]:
-    """Return kinds as a program has them: the first, those of transforms by name, the last."""
+    """Return kinds in the order of a program: the first, the transforms by name, the last."""
     return sorted(kinds, key=lambda kind: (kind.place, kind.name))
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What came of a batch: rows, REJECTED_SCHEMA, and the number of dropped records by the total of their outcome."""
+    """The result of a batch: rows, REJECTED_SCHEMA, and the number of dropped records by the total of their outcome."""
 
     rows: pa.Table
     rejected: pa.Table
@@ -138,9 +138,9 @@ def pass_through(
     rows: pa.Table,
     renew: Callable[[], duckdb.DuckDBPyConnection],
 ) -> Passed:
-    """Take `rows` through steps, each with the columns that nobody needs behind it. A record that a step ends on is rejected.
+    """Take `rows` through steps, each with the columns that no later step needs. A record on which a step ends is rejected.
 
-    `renew` opens another engine, where a step's error has left one that does nothing more.
+    `renew` opens another engine, if a step's error has left the old one unusable.
     """
     rejected, dropped = [], Counter[str]()
     for step, done_with in steps:

@@ -1,4 +1,4 @@
-"""The step that drops copies. Before the exchange: keys and times (`process.dedup`); behind it: the first of each key goes on."""
+"""The step that drops copies: before the exchange, keys and times (`process.dedup`); after it, the first record of each key passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +20,10 @@ from pipelines.protocol.records import StageOutput
 
 @dataclass(frozen=True)
 class Dedup(Step):
-    """`key`: its fields. `window_us` in microseconds, as are `lateness_us` and `max_ahead_us`. `keeps`: dropped copies go to a stream.
+    """The dedup step. `key`: its fields. `keeps`: dropped copies are kept in a stream.
 
-    `time_field`: the field that the window is measured on, none for the arrival; `time_unit`: s, ms, us or ns, where it counts since 1970.
+    `window_us`, `lateness_us` and `max_ahead_us` are microseconds. `time_field`: the field on which the window is measured, empty for the
+    arrival; `time_unit`: s, ms, us or ns, if the field counts since 1970.
     """
 
     name = "dedup"
@@ -71,13 +72,13 @@ class Dedup(Step):
         """Return rows of whole frames as they cross the exchange; with the window on a field, BEFORE_COLUMN is their last column."""
         return with_newest_before(rows) if self.time_field else rows
 
-    # -- behind the exchange ----------------------------------------------------------------------------------------------------
+    # The part after the exchange.
 
     def first_of_keys(self, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
-        """Return (all rows of a range that fall into one bucket, in any order, judged against its store; the late ones, not judged).
+        """Return (rows deduplicated against the bucket's store, the late rows); `rows`: all rows of a range in one bucket, in any order.
 
-        The store is open on what came before. `frames`: of the whole range, where the window is measured on a field. Rows of PAST_COLUMN
-        were accepted when they came first: they go on without being judged.
+        The store is open on the state before the range. `frames`: the times of the whole range, if the window is measured on a field. Rows
+        of PAST_COLUMN were accepted at their first pass: they are accepted without a comparison.
         """
         rows = in_position_order(rows)
         if PAST_COLUMN not in rows.column_names:
@@ -103,7 +104,10 @@ class Dedup(Step):
         return judged, plain.filter(pa.array(is_late)).drop_columns(list(KEY_COLUMNS))
 
     def clock_us(self, done: Clocks) -> int:
-        """Return what windows end by, as of a `done` of the process leg: the arrival, or the combined watermark, NEVER before the first."""
+        """Return the time by which windows end, as of a `done` of the process leg.
+
+        It is the arrival, or the combined watermark, NEVER before the first.
+        """
         if not self.time_field:
             return done.clock_us
         newest = done.watermarks.combined_us
@@ -117,4 +121,4 @@ class Dedup(Step):
 
 STEP = Dedup
 NO_DEDUP = Dedup()
-"""Stands where a program has none: without a key, a window, or a time."""
+"""The step of a program without dedup: no key, no window, no time."""

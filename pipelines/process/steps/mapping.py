@@ -1,4 +1,4 @@
-"""The last step: fields to the columns of the table (`process.mapping`), and which table that is."""
+"""The last step: fields to the columns of the table (`process.mapping`), and the name of the table."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pipelines.types.fields import ParsedField
 
 
 class MappedColumn(NamedTuple):
-    """A field and the column that it becomes. `has_default`: the table gives it a DEFAULT. `unit`: of a number since 1970."""
+    """A field and its column. `has_default`: the table gives the column a DEFAULT. `unit`: the unit of a number since 1970."""
 
     field: str
     name: str
@@ -27,7 +27,7 @@ class MappedColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class MapToTable(Step):
-    """The columns that are written, in their order, then those of the `position_columns` that the table has."""
+    """The written columns, in their order, then the `position_columns` that the table has."""
 
     name = "mapping"
     stage = "transform"
@@ -40,7 +40,7 @@ class MapToTable(Step):
     position_columns: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError for names and types that may not be placed in a statement: whoever writes to the ledger decides no INSERT."""
+        """Raise ValueError for names and types that may not be placed in a statement: a writer to the ledger must not decide an INSERT."""
         for name in (self.database, self.table, *self.insert_columns):
             quote_identifier(name)
         for column in self.columns:
@@ -56,7 +56,7 @@ class MapToTable(Step):
 
     @property
     def widening(self) -> int:
-        """How many columns a field may be written to: rows may take so many times what their records took."""
+        """The number of columns to which a field may be written: rows may take as many times the size of their records."""
         return max(Counter(column.field for column in self.columns).values(), default=1)
 
     def fields_read(self) -> frozenset[str]:

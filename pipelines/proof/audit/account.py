@@ -1,12 +1,12 @@
 """The audit's decision: is every position in exactly one place, from one hop to the next? Pure: positions in, faults out.
 
-Raw positions are numbered in their order, and each place (out, dead letters, duplicates, table) is one byte per record: how often it holds
-the position. So 100 million records take 0.6 GB, in whatever order the places are read. Counts stop at 255.
+Raw positions are numbered in their order, and each place (out, dead letters, duplicates, table) is one byte per record: the number of times
+that it holds the position. So 100 million records take 0.6 GB, in whatever order the places are read. Counts stop at 255.
 
 A record gives at most one row; so (sequence, ordinal) is its position everywhere.
 
-Raw sequences up to `Limits.floor` are not compared: what became of them may be purged. A position may be read before the legs behind it
-have passed it: then it may be there or not, but never twice.
+Raw sequences up to `Limits.floor` are not compared: their outcomes may be purged. A position may be read before the legs after it have
+passed it: then it may be there or not, but never twice.
 """
 
 from collections.abc import Iterator
@@ -96,9 +96,10 @@ def _count(counts: Counts, numbers: Numbers) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """Raw sequences. Up to `floor` (inclusive) something may have been purged; `process_to` is the end of the process leg's last `done`.
+    """Raw sequences. Up to `floor` (inclusive) messages may have been purged; `process_to` is the end of the process leg's last `done`.
 
-    Raw was read up to `read_to`; when all else had been read it ended at `newest`: what lies between came in meanwhile and is not compared.
+    Raw was read up to `read_to`. It ended at `newest` when everything else had been read: frames between the two arrived meanwhile and are
+    not compared.
     """
 
     floor: int
@@ -111,8 +112,8 @@ class Limits:
 class Account:
     """The places of the raw records.
 
-    `confirmed`: the rows of `out` that the sink has confirmed. `refused`: the sink's dead letters. `entered`: dead letters that entered raw
-    again, at another position. `table` is None where the table has no position columns.
+    `confirmed`: the rows of `out` that the sink has confirmed. `refused`: the sink's dead letters. `entered`: dead letters that were
+    redriven, at another position. `table` is None if the table has no position columns.
     """
 
     raw: RawFrames
@@ -201,7 +202,7 @@ def _dead_letter_faults(account: Account, limits: Limits, first: int) -> Iterato
 def _is_compared(codes: RawPositions, limits: Limits) -> npt.NDArray[np.bool_]:
     sequences = sequences_of(codes)
     is_new = (sequences > limits.read_to) & (sequences <= limits.newest)
-    # Sequences begin at 1: a 0 is of no record, purged or not.
+    # Sequences begin at 1: a 0 belongs to no record, purged or not.
     is_compared: npt.NDArray[np.bool_] = (sequences == 0) | ((sequences > limits.floor) & ~is_new)
     return is_compared
 

@@ -1,4 +1,4 @@
-"""The raw stream as the audit counts it: rows of each frame, Kafka offsets of each partition, dead letters that entered again."""
+"""The raw stream as the audit counts it: rows of each frame, Kafka offsets of each partition, redriven dead letters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class RawRange:
 
 @dataclass(frozen=True)
 class RawRead:
-    """The raw frames, and the offsets of each partition. `entered`: positions of dead letters that entered again; these have no offset."""
+    """The raw frames, and the offsets of each partition. `entered`: positions of redriven dead letters; these have no offset."""
 
     frames: RawFrames
     offsets: dict[int, Offsets]
@@ -56,7 +56,7 @@ def read_raw(log: JetStream, names: Names, subjects: Subjects, of: RawRange) -> 
 
 
 def _origins(message: Message) -> RawPositions:
-    """Return the positions of the dead letters that the records of a frame were before."""
+    """Return the former positions of the redriven dead letters in a frame."""
     origins = decode_columns(message.payload, ("origin",)).column("origin").combine_chunks()
     parts = pc.split_pattern(origins, ".").flatten().to_numpy(zero_copy_only=False).astype(np.uint64)
     return encoded(parts[::2], parts[1::2])

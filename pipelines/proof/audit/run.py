@@ -1,10 +1,10 @@
 """`tallyflow audit`: everything counted again, from Kafka, the streams and the table themselves. Reads only; may run beside the pipeline.
 
-The ledger says how far each leg has confirmed, downstream read first, and under which configuration; none of its counts is asked. Then
-come raw, the table, out, dead letters and duplicates, and Kafka last: what came in meanwhile is not compared.
+The ledger gives the confirmed position of each leg, downstream read first, and its configuration; none of its counts is used. Then raw, the
+table, out, dead letters and duplicates are read, and Kafka last: records that arrive meanwhile are not compared.
 
-It counts positions and looks at no contents. Two questions need contents, and verification answers them: which records without a row are
-copies that dedup has dropped, and what a table without position columns holds.
+It counts positions and reads no contents. Two questions need contents, and verification answers them: which records without a row are
+copies that dedup has dropped, and which rows a table without position columns holds.
 """
 
 import sys
@@ -68,9 +68,9 @@ _POSITIONS_PER_QUERY = 1000
 
 @dataclass
 class AuditReport(Report):
-    """The report of one audit. `counts`: how many records each place holds.
+    """The report of one audit. `counts`: the number of records in each place.
 
-    `ranges`: what was compared, first and last, both inclusive; the last is below the first where there was nothing.
+    `ranges`: the compared ranges, first and last, both inclusive; the last is below the first if nothing was compared.
     """
 
     clean_means: ClassVar[str] = "every record that was compared is accounted for, once"
@@ -92,7 +92,7 @@ def _range_text(first: int, last: int) -> str:
 class Audit:
     """One audit; use it once. Of each kind of fault, `examples` are named.
 
-    Raises HaltError for a pipeline that was never started, RetryableError while a system is away.
+    Raise HaltError for a pipeline that was never started, RetryableError while a system is away.
     """
 
     def __init__(self, config: PipelineConfig, log: JetStream, examples: int, progress: Progress = no_progress) -> None:
@@ -127,7 +127,7 @@ class Audit:
         return self._report
 
     def _floor(self) -> int:
-        """Return the raw sequence up to which a purge may have been at work. Ask when all streams have been read."""
+        """Return the raw sequence up to which a purge may have been at work. Call it after all streams have been read."""
         below = {role: read_purged(self._log, self._names, role).below for role in self._streams}
         for role, subjects in self._streams.items():
             subjects.settle(self._log, sys.maxsize if role == "duplicates" else below[role])
@@ -141,7 +141,7 @@ class Audit:
     def _last(self, role: str) -> int:
         return last_sequence(self._log, self._names.stream(role))
 
-    # -- the places ---------------------------------------------------------------------------------------------------------
+    # The places.
 
     @cached_property
     def _stage_config(self) -> Program | None:
@@ -194,7 +194,7 @@ class Audit:
         if abandoned:
             self._report.counts["given up by `plan abandon` (of the dead letters)"] = abandoned
 
-    # -- the comparison -----------------------------------------------------------------------------------------------------
+    # The comparison.
 
     def _compare(self, account: Account, limits: Limits, directory: Path) -> None:
         counts = {"raw": len(account.raw), "out": account.out.rows, "dead letters": account.dead_letters.rows + account.refused.rows}
@@ -225,7 +225,7 @@ class Audit:
         return np.setdiff1d(codes, np.concatenate([dropped, unsure]))
 
     def _verify_rows(self, directory: Path) -> None:
-        """Compare a table without position columns by what its rows hold: verification computes them again."""
+        """Compare a table without position columns by the contents of its rows: verification computes them again."""
         verifier = Verifier(self._config, self._log, Request(directory, examples=self._examples), self._progress)
         self._report.counts["table"] = rows = count_rows(self._config.sink, "true")
         subject = verifier.subject()
@@ -262,7 +262,7 @@ class Audit:
                 by_position |= {(sequence, ordinal): (topic, partition, offset) for sequence, ordinal, topic, partition, offset in rows}
         return by_position
 
-    # -- Kafka --------------------------------------------------------------------------------------------------------------
+    # Kafka.
 
     def _compare_kafka(self, raw: RawRead) -> None:
         self._report.cannot_prove("records in Kafka that ingest has not read", self._read_kafka(raw))

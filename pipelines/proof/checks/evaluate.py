@@ -19,9 +19,12 @@ NAMES = (
     "views",
     "insert_window",
 )
-"""In the order of the pipeline file's `checks`."""
+"""The names of the checks, in the order of the pipeline file's `checks`."""
 VERIFIED_AFTER = timedelta(minutes=90)
-"""From the beginning of an hour of arrival on: the hour itself, the schedule's minute of the next one, and time for the run."""
+"""The time, from the beginning of an hour of arrival, after which its verification is due.
+
+It covers the hour itself, the schedule's minute of the next one, and time for the run.
+"""
 Facts = dict[str, int | float | str]
 
 
@@ -29,7 +32,8 @@ Facts = dict[str, int | float | str]
 class CheckResult:
     """The result of one check; it passes without a finding.
 
-    `facts`: numbers and short texts. `success`: what a check that passes says. `not_judged`: what was not compared, and why.
+    `facts`: numbers and short texts. `success`: the message of a check that passes. `not_judged`: the parts that were not compared, and
+    why.
     """
 
     check: str
@@ -58,7 +62,7 @@ class CheckResult:
 
     @property
     def is_mild(self) -> bool:
-        """Tell whether the failure is worth a warning only, whatever the severity of the check in the file."""
+        """Whether the failure is worth a warning only, whatever the severity of the check in the file."""
         return not self.passed and all(finding.severity == "warning" for finding in self.findings)
 
 
@@ -89,9 +93,9 @@ def conservation(tally: Tally) -> CheckResult:
 
 @dataclass(frozen=True)
 class PositionCounts:
-    """Rows of the pipeline's topic in the table, the positions that they have, and how many positions have more than one row.
+    """Rows of the pipeline's topic in the table, their positions, and the number of positions with more than one row.
 
-    `foreign`: rows of another topic, or of none. `settled`: how many of the positions lie in raw frames whose rows are all confirmed.
+    `foreign`: rows of another topic, or of none. `settled`: the number of positions in raw frames whose rows are all confirmed.
     """
 
     rows: int
@@ -104,14 +108,14 @@ class PositionCounts:
 
 @dataclass(frozen=True)
 class RepeatedKeys:
-    """Pairs of rows with one key less than the window apart; `is_more`: these are not all."""
+    """Pairs of rows with one key less than the window apart; `is_more`: there are more pairs."""
 
     pairs: tuple[dict[str, Any], ...]
     is_more: bool
 
 
 def duplicates(positions: PositionCounts | None, keys: RepeatedKeys | None, not_judged: str = "") -> CheckResult:
-    """Check that no row is there twice. `positions` and `keys` are None where the table cannot tell; `not_judged` says why."""
+    """Check that no row is there twice. `positions` and `keys` are None if the table cannot show them; `not_judged` gives the reason."""
     facts: Facts = {}
     findings = []
     if positions is not None:
@@ -137,10 +141,10 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Held:
-    """Positions that the table holds, or rows where it has no position columns; `foreign` rows are of no record of the topic.
+    """Positions that the table holds, or rows if it has no position columns; `foreign` rows belong to no record of the topic.
 
-    `confirmed`: the part of them that was confirmed before the table was counted; None where it cannot be told from rows of a chunk that is
-    being inserted. `removes`: what in the table's definition removes rows; empty for nothing.
+    `confirmed`: the part of them that was confirmed before the table was counted; None if it cannot be distinguished from rows of a chunk
+    that is being inserted. `removes`: the part of the table's definition that removes rows; empty for none.
     """
 
     count: int
@@ -153,8 +157,8 @@ class Held:
 def gaps(confirmed: Confirmed, held: Held, named: Sequence[Finding] = ()) -> CheckResult:
     """Check that the table holds as many rows, each position once, as the sink has confirmed, and no others.
 
-    `named`: the findings of an audit, if one was made. Rows of a chunk that is being inserted never make up for a missing row: where the
-    two cannot be told apart, the result is a warning.
+    `named`: the findings of an audit, if one was made. Rows of a chunk that is being inserted never make up for a missing row: if the two
+    cannot be distinguished, the result is a warning.
     """
     facts: Facts = {"confirmed": confirmed.before, "found": held.count}
     if held.is_by_position:
@@ -165,7 +169,7 @@ def gaps(confirmed: Confirmed, held: Held, named: Sequence[Finding] = ()) -> Che
     of_confirmed = held.count if is_still else held.confirmed
     if of_confirmed is not None and not is_still:
         facts["found of the confirmed"] = of_confirmed
-    # Rows of an open chunk among them: at most so many are of what was confirmed.
+    # They may include rows of an open chunk: at most this many are confirmed rows.
     at_most = held.count if of_confirmed is None else min(of_confirmed, held.count)
     findings = _gaps_found(confirmed, held, at_most, of_confirmed is not None, what)
     if not findings and of_confirmed is None:
@@ -178,7 +182,7 @@ def gaps(confirmed: Confirmed, held: Held, named: Sequence[Finding] = ()) -> Che
 
 
 def _gaps_found(confirmed: Confirmed, held: Held, at_most: int, is_clear: bool, what: str) -> list[Finding]:
-    """Return what is missing, too many or foreign. `at_most`: so many of the rows are of what was confirmed."""
+    """Return the missing, excess or foreign rows. `at_most`: this many of the rows are confirmed ones."""
     findings = []
     if missing := max(0, confirmed.before - at_most):
         removed = f", and {held.removes} removes rows: disable this check if that is intended" if held.removes else ""
@@ -226,8 +230,8 @@ def _seconds(duration: timedelta) -> str:
 def dead_letters(tally: Tally, max_percent: float) -> CheckResult:
     """Check the share of dead letters. `tally`: of the period to check, or of the whole.
 
-    Dead letters that entered again or were discarded count no more: the pipeline heals. The totals do not name them, so of the period's at
-    most so many are left as are left of all.
+    Dead letters that were redriven or discarded no longer count: the pipeline heals. The totals do not name them, so at most as many of the
+    period's dead letters are open as of all.
     """
     read = tally.legs[1].rows_in
     rejected = tally.letters.rows_in
@@ -255,7 +259,7 @@ def schema_drift(faults: Sequence[str], additional: Sequence[str], missing_posit
 class ViewSum:
     """The sum of a view's target, the rows of the table before and after it was added up, and the number of rows that were being inserted.
 
-    `total` is None where it cannot be compared; `reason` says why.
+    `total` is None if it cannot be compared; `reason` says why.
     """
 
     table: str
@@ -271,7 +275,7 @@ class ViewSum:
 
     @property
     def is_clear(self) -> bool:
-        """Tell whether it is even without the rows that were being inserted."""
+        """Whether it is even without the rows that were being inserted."""
         return self.total is None or self.rows_before <= self.total <= self.rows_after
 
 

@@ -50,7 +50,7 @@ class TableFacts:
         return self._clickhouse.columns(self._database, self._name)
 
     def has_positions(self) -> bool:
-        """Tell whether the table has all position columns."""
+        """Return whether the table has all position columns."""
         return {column.name for column in self.columns()} >= _POSITIONS
 
     def removes(self) -> str:
@@ -189,7 +189,7 @@ class TableFacts:
 
 
 def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
-    """Tell whether the view's SELECT surely gives one row for each row of its table; False where its text does not show it.
+    """Return whether the view's SELECT surely gives one row for each row of its table; False where its text does not show it.
 
     `aggregates`: names of the server's aggregate functions, in lower case. A name that only begins like one counts as one, with a
     combinator: `sumIf`.

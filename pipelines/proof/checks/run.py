@@ -21,10 +21,10 @@ from pipelines.protocol.tally import tally
 from pipelines.runner.preflight import column_faults
 
 AUDITED_ROWS = 20_000_000
-"""Where confirmed rows are missing, an audit names them if there are no more rows than these: it reads everything, at 6 bytes a record."""
+"""Limit of the rows for which an audit names missing confirmed rows: it reads everything, at 6 bytes a record."""
 _EXAMPLES = 20
 _LOOKS, _PAUSE_SECONDS = 5, 0.2
-"""How often a number is asked for that changes while a chunk is inserted."""
+"""Attempts to read a number that changes while a chunk is inserted, and the pause between them."""
 
 
 class Look:
@@ -149,7 +149,7 @@ class Look:
     def _dead_letters(self) -> CheckResult:
         limits = self._config.checks.dead_letters
         account = tally(self._log, self._names)
-        # Where the ledger does not reach back so far, the whole is judged.
+        # If the ledger does not reach back so far, the whole is evaluated.
         with suppress(HaltError):
             account = tally(self._log, self._names, self._now - limits.over)
         return evaluate.dead_letters(account, limits.max_percent)

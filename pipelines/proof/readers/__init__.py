@@ -1,1 +1,1 @@
-"""What all proofs read with: Kafka and the table through clients of their own, the pipeline's streams frame by frame. Read only."""
+"""The readers of all proofs: Kafka and the table through clients of their own, the pipeline's streams frame by frame. Read only."""

@@ -20,10 +20,10 @@ Settings = Mapping[str, str | bool | int]
 
 
 def read_topic(settings: Settings, topic: str, columns: Sequence[str] = ()) -> pa.Table:
-    """Read every committed record of a topic, from its first offset to its present end: POSITION_SCHEMA, and `key` or `value` if asked.
+    """Read every committed record of a topic, from its first offset to its present end: POSITION_SCHEMA, and `key` or `value` on request.
 
-    `settings` are librdkafka's, `bootstrap.servers` at least. Offsets may have gaps. Raises RetryableError when Kafka gives nothing for
-    30 s, HaltError when the topic does not exist.
+    `settings` are librdkafka's, `bootstrap.servers` at least. Offsets may have gaps. Raise RetryableError if Kafka gives nothing for 30 s,
+    HaltError if the topic does not exist.
     """
     return pa.concat_tables([_topic_schema(columns).empty_table(), *topic_batches(settings, topic, columns)])
 
@@ -31,7 +31,7 @@ def read_topic(settings: Settings, topic: str, columns: Sequence[str] = ()) -> p
 def topic_batches(
     settings: Settings, topic: str, columns: Sequence[str] = (), within: Mapping[int, tuple[int, int]] | None = None
 ) -> Iterator[pa.Table]:
-    """Yield what `read_topic` reads batch by batch, so that memory holds one.
+    """Yield the records of `read_topic` batch by batch, so that memory holds one batch.
 
     `within`: only these partitions, each from one offset to another, both inclusive, as far as Kafka still holds them.
     """
@@ -46,19 +46,19 @@ def topic_batches(
 
 
 def first_offsets(settings: Settings, topic: str) -> dict[int, int]:
-    """Return the first offset that each partition holds now. Raises as `read_topic`."""
+    """Return the first offset that each partition holds now. Raise as `read_topic`."""
     with _consumer(f"looking at topic {topic}", settings) as consumer:
         return _bounds(consumer, topic)[1]
 
 
 def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
-    """Return the end of each partition now, exclusive. Raises as `read_topic`."""
+    """Return the end of each partition now, exclusive. Raise as `read_topic`."""
     with _consumer(f"looking at topic {topic}", settings) as consumer:
         return _bounds(consumer, topic)[0]
 
 
 def is_compacted(settings: Settings, topic: str) -> bool:
-    """Tell whether Kafka may remove records of the topic before they expire."""
+    """Return whether Kafka may remove records of the topic before they expire."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
     # A client without a reference is closed, and its futures fail.
     admin = AdminClient({**settings, "log_level": 0})

@@ -1,8 +1,8 @@
 """The pipeline's streams, frame by frame. Functions raise RetryableError while NATS is away.
 
 A message on these streams names in a header the message before it on its subject. So a frame that was removed from the middle of a subject
-is known, and so is a subject that lacks its beginning. That may be the purge at work, but the purge never takes what is younger than the
-retention, and never the last message of a subject.
+is detected, and so is a subject without its beginning. The latter may be an effect of the purge, but the purge never takes messages younger
+than the retention, and never the last message of a subject.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ def first_sequence(log: JetStream, stream: str) -> int:
 
 @dataclass(frozen=True)
 class Removed:
-    """A message that is gone from behind another of its subject: at `sequence`, and perhaps others before it.
+    """A missing message, detected by the next one of its subject: at `sequence`, and perhaps others before it.
 
     `after`: the message that was read before the gap. `purged_to`: see `Subjects`.
     """
@@ -62,7 +62,7 @@ class Removed:
 class Subjects:
     """The subjects of one stream, as its messages link to each other. `see` takes every message first; `settle` comes last.
 
-    `purged_to`: raw sequences up to this one may be gone from the beginning of a subject; 0 if none may. `removed`: gaps behind the
+    `purged_to`: raw sequences up to this one may be missing at the beginning of a subject; 0 if none may. `removed`: gaps after the
     beginning.
     """
 
@@ -72,7 +72,7 @@ class Subjects:
         self.removed: list[Removed] = []
         self._last: dict[str, int] = {}
         self._begins: list[tuple[int, int]] = []
-        """Per subject without its first message: the sequence of the last one that is gone, and the raw sequence that it may reach."""
+        """For each subject without its first message: the sequence of the last missing one, and the raw sequence that it may reach."""
 
     def see(self, message: Message) -> None:
         """Note one message, in the order of the stream."""
@@ -87,8 +87,8 @@ class Subjects:
     def settle(self, log: Log, purged_below: int) -> None:
         """Take the purge into account, once the stream has been read.
 
-        `purged_below`: the stream's sequences below it may be purged. A gap whose message before is gone by now is the work of a purge
-        beside this reading, and no fault.
+        `purged_below`: the stream's sequences below it may be purged. If the message before a gap is missing by now, a purge beside this
+        reading has removed it, and the gap is no fault.
         """
         purged = [gap for gap in self.removed if log.get(self.stream, gap.after) is None]
         reached = [reaches_to for before, reaches_to in self._begins if before < purged_below]
@@ -106,7 +106,7 @@ def _reaches_to(message: Message) -> int:
 def read_frames(log: JetStream, names: Names, role: str, subjects: Subjects | None = None, to: int | None = None) -> Iterator[Message]:
     """Yield the messages of a stream up to `to` (its present end if None) that exist, in order; `subjects` sees each.
 
-    Raises RetryableError when the end is not served yet.
+    Raise RetryableError if the end is not served yet.
     """
     stream = names.stream(role)
     state = log.state(stream)

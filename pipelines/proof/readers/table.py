@@ -1,6 +1,6 @@
 """The sink's table, read with a client of its own: the client that inserts could hide its own faults.
 
-Functions raise RetryableError or HaltError as ClickHouse answers. `where` is a condition over position columns and numbers; nothing in it
+Functions raise RetryableError or HaltError as ClickHouse answers. `where` is a condition over position columns and numbers; no part of it
 comes from outside.
 """
 

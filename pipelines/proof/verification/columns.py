@@ -1,8 +1,8 @@
-"""Which columns of the table hold what the records of a range call for.
+"""The columns of the table that hold the values of a range's records.
 
-In: the configurations that the range was done under, what the file maps now, and the table's columns. A column that the table has no more
-is found under its new name where the file maps its field to one that it did not map then. Whether such a column was renamed, or dropped and
-made anew, nobody has noted: its values tell.
+In: the configurations of the range, the current mapping of the file, and the table's columns. If the table no longer has a column, it is
+found under its new name if the file maps its field to a column that was not mapped before. No record shows whether such a column was
+renamed, or dropped and recreated; its values do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from pipelines.proof.verification.steps import Column
 from pipelines.protocol.positions import ORDINAL_BITS
 from pipelines.types.columns import parse_type
 
-"""A row of a configuration's mapping: field, column, type, whether the table gave a DEFAULT."""
 _OTHERWISE = "the values of column {}: it was not mapped in the same way all the time"
 
 
 @dataclass
 class Judged:
-    """Columns whose values are compared, faults of the table's columns, values that are left out, and, by what is said of them, values that
-    the table has no more, with the versions that their rows were made under.
+    """Columns whose values are compared, faults of the table's columns, values that are left out, and values that the table lost.
+
+    `gone`: by the reason, values that the table has no more, with the versions under which their rows were made.
     """
 
     columns: list[Column] = field(default_factory=list)
@@ -36,14 +36,14 @@ class Judged:
 
 
 def judged(history: History, configs: Mapping[str, Program], file: PipelineConfig, actual: Sequence[TableColumn]) -> Judged:
-    """Of all configurations of `history`, which has at least one plan."""
+    """Decide on the columns for all configurations of `history`, which has at least one plan."""
     versions = list(dict.fromkeys(plan.version for plan in history.plans))
     now = {entry.column_name: (entry.name, entry.column_type) for entry in file.sink.mapping}
     types = {column.name: column.type for column in actual}
     last = history.plans[-1].version
     found = Judged()
     names: dict[str, dict[str, str]] = {}
-    # The last one first: columns are told in its order.
+    # The last one first: its order is the order of the columns.
     for version in sorted(versions, key=lambda one: one != last):
         mapping = configs[version].mapping.columns
         for entry in mapping:
@@ -67,7 +67,7 @@ def judged(history: History, configs: Mapping[str, Program], file: PipelineConfi
 
 
 def _compare(found: Judged, history: History, configs: Mapping[str, Program], target: str, by_version: Mapping[str, str]) -> None:
-    """`by_version`: what the column was called."""
+    """Add the column `target` to the compared columns, or to the values left out. `by_version`: the column's name in each version."""
     columns = [_column(configs[version], name) for version, name in by_version.items()]
     if None in columns:
         found.left_out[target] = f"the values of column {target}: ClickHouse may write JSON in another way than it was given"
@@ -88,7 +88,7 @@ def _column(config: Program, name: str) -> Column | None:
 
 
 def _renamed(source: str, mapping: Sequence[MappedColumn], now: Mapping[str, tuple[str, str]], types: Mapping[str, str]) -> str | None:
-    """The only column of the field that was not mapped then, where only one of the field is gone."""
+    """Return the only column of the field that was not mapped before, if exactly one column of the field is missing."""
     mapped = {entry.name: entry.field for entry in mapping}
     gone = [name for name, of in mapped.items() if of == source and name not in types]
     new = [name for name, (of, _) in now.items() if of == source and name in types and name not in mapped]
@@ -100,13 +100,13 @@ def _base(kind: str) -> str:
 
 
 def _fault(name: str, declared: str, actual: str | None) -> Finding:
-    """`actual`: None where there is no such column."""
+    """Return the fault of a column. `actual`: None if there is no such column."""
     example = {"expected": declared, "found": actual or "no such column"}
     return Finding("schema", "different" if actual else "missing", 1, name, [example])
 
 
 def _same_values(declared: str, actual: str) -> bool:
-    """LowCardinality changes no value."""
+    """Return whether the types have the same values; LowCardinality changes no value."""
     if declared == actual:
         return True
     try:

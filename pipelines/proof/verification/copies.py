@@ -1,7 +1,7 @@
-"""Which records without a row are copies that dedup was right to drop: keys and times computed again by the reference.
+"""The records without a row that dedup was right to drop as copies: keys and times computed again by the reference.
 
-For the audit, which counts positions and looks at no contents. It asks whether a record is lost, so the records on out count as accepted,
-whatever the reference would have accepted: a copy is a record whose key has a row less than a window before it.
+For the audit, which counts positions and reads no contents. It asks whether a record is lost, so the records on out count as accepted, even
+if the reference would not have accepted them: a copy is a record whose key has a row less than a window before it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEE
 
 @dataclass(frozen=True)
 class Copies:
-    """Raw positions, ascending: `dropped` are copies that are kept nowhere, `unsure` may be copies of records that are purged.
+    """Raw positions, ascending: `dropped` are copies that are kept nowhere, `unsure` may be copies of purged records.
 
     `unread`: ranges of raw sequences, both inclusive, whose records may all be copies: the event times before them are purged.
     """

@@ -1,4 +1,4 @@
-"""What the loaded reference finds besides the table's rows: dead letters, Kafka's bytes, the counts, and values that the table has lost."""
+"""The findings of the loaded reference besides the table's rows: dead letters, Kafka's bytes, the counts, and lost values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -38,7 +38,7 @@ def find_dead_letters(
 def find_other_bytes(
     engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, config: PipelineConfig, redriven: Sequence[int], examples: int
 ) -> None:
-    """Compare the bytes of the raw records with Kafka's. `redriven`: raw frames of dead letters that entered again."""
+    """Compare the bytes of the raw records with Kafka's. `redriven`: raw frames of redriven dead letters."""
     topic, bounds = config.sources[0].topic, {"first": span.bounds.first, "last": span.bounds.last}
     engine.execute("CREATE TABLE redriven AS SELECT unnest($sequences::UBIGINT[]) AS sequence", {"sequences": redriven})
     first_and_last = (
@@ -60,7 +60,7 @@ def find_other_bytes(
 def note_lost_values(
     engine: duckdb.DuckDBPyConnection, report: Verification, history: History, span: Span, gone: Mapping[str, Sequence[str]]
 ) -> None:
-    """Note, by the reason in `gone`, the rows whose values the table has no more; they were made under these versions."""
+    """Note, by the reason in `gone`, the rows whose values the table no longer has; they were made under these versions."""
     for reason, versions in gone.items():
         parts = [(low, high) for low, high, version in history.segments(span.first, span.last) if version in versions]
         inside = " OR ".join(f"position >> {ORDINAL_BITS} BETWEEN {low} AND {high}" for low, high in parts) or "false"
@@ -68,7 +68,7 @@ def note_lost_values(
 
 
 def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
-    """Count what must become of the records of the range."""
+    """Count the expected outcomes of the records of the range."""
     inside = f"position BETWEEN {span.bounds.first} AND {span.bounds.last}"
     statements = {
         "records": f"SELECT count(*) FROM parsed WHERE {inside}",  # noqa: S608

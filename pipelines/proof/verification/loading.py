@@ -23,12 +23,12 @@ from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.records import HEADER_PARTITION
 
 ENGINE_MEMORY = "640MiB"
-"""Of DuckDB alone; what does not fit spills to disk."""
+"""Memory of DuckDB alone; the rest spills to disk."""
 
 
 @contextmanager
 def reference_engine(directory: Path, threads: int = 2) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open an engine. Its tables, and what spills, lie in a new directory below `directory`, which is removed at the end."""
+    """Open an engine. Its tables, and spilled data, are in a new directory below `directory`, which is removed at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     with (
         TemporaryDirectory(prefix="verification-", dir=directory) as own,
@@ -39,7 +39,7 @@ def reference_engine(directory: Path, threads: int = 2) -> Iterator[duckdb.DuckD
 
 @dataclass
 class FramesSeen:
-    """The raw frames that were read, by sequence: their arrivals, and their partitions, None where dead letters entered again."""
+    """The raw frames that were read, by sequence: their arrivals, and their partitions, None for redriven dead letters."""
 
     arrivals_us: dict[int, int] = field(default_factory=dict)
     partitions: dict[int, int | None] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class FramesSeen:
 
 @dataclass(frozen=True)
 class Source:
-    """The streams of one pipeline, what its ledger says of raw, and the configurations of its ranges by version."""
+    """The streams of one pipeline, its ledger's account of raw, and the configurations of its ranges by version."""
 
     log: JetStream
     names: Names

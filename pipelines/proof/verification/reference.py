@@ -1,8 +1,7 @@
-"""The reference: what the table must hold, computed anew from the raw records in DuckDB, with the statements of sql/reference.
+"""The reference: the expected table, computed anew from the raw records in DuckDB, with the statements of sql/reference.
 
-In: raw frames as batches of FRAME_SCHEMA, in any cut, under the stage configuration that their range was done with. Kept: one row per
-record in an engine that spills to disk, with its position, its key and the values it calls for in the plain form (`values`). Out: the
-view `expected`.
+In: raw frames as batches of FRAME_SCHEMA, in any cut, under the stage configuration of their range. Kept: one row per record in an engine
+that spills to disk, with its position, its key and its values in the plain form (`values`). Out: the view `expected`.
 
 Positions are single integers, `sequence << 20 | ordinal`, as in `records.position_keys`.
 """
@@ -34,10 +33,12 @@ FRAME_SCHEMA = pa.schema(
         ("is_past", pa.bool_()),
     ]
 )
-"""A raw record. `is_oversize`: `value` is only its head. `is_past`: dedup accepted it before it was a dead letter, and does not judge
-it."""
+"""A raw record. `is_oversize`: `value` is only its head.
+
+`is_past`: dedup accepted it before it became a dead letter, and does not compare it again.
+"""
 BUCKET_FRAMES = 32
-"""Raw frames whose rows are summed up together: what a mismatch is narrowed down to before rows are compared."""
+"""Raw frames whose rows are summed up together: a mismatch is narrowed down to them before rows are compared."""
 BUCKET_BITS = 20 + BUCKET_FRAMES.bit_length() - 1
 _SAMPLED_RECORDS = 20_000
 _MOST_SHAPES = 32
@@ -45,9 +46,10 @@ _MOST_SHAPES = 32
 
 @dataclass(frozen=True)
 class Bounds:
-    """Positions, inclusive. Records from `first` to `last` are compared; the reference judges copies from `first_judged` on, where nothing
-    before tells, or where `accepted_before` tells what was accepted. `before`: the watermarks before all that
-    was read.
+    """Positions, inclusive. Records from `first` to `last` are compared.
+
+    The reference finds copies from `first_judged` on, if no record before matters, or if `accepted_before` shows the accepted ones.
+    `before`: the watermarks before the first record read.
     """
 
     first: int
@@ -57,16 +59,17 @@ class Bounds:
 
 
 def compared_columns(config: Program) -> list[Column]:
-    """The mapped columns whose values can be compared."""
+    """Return the mapped columns whose values can be compared."""
     targets = [(one.name, parse_type(one.type), one.has_default) for one in config.mapping.columns]
     return [Column(f"v{place}", *target) for place, target in enumerate(targets) if is_compared(target[1])]
 
 
 class Reference:
-    """One computation over one range; use it once. `columns`: those whose values are kept, of all configurations that are loaded.
-    `with_bytes`: a hash of each record's bytes is kept as well, but of records of which only the head is there.
+    """One computation over one range; use it once.
 
-    The engine must spill to disk. Raises duckdb.Error for what no record can cause: a full disk.
+    `columns`: the columns whose values are kept, of all loaded configurations. `with_bytes`: a hash of each record's bytes is kept, too,
+    except for records of which only the head is there. The engine must spill to disk. Raise duckdb.Error for faults that no record can
+    cause: a full disk.
     """
 
     def __init__(self, engine: duckdb.DuckDBPyConnection, columns: Sequence[Column], with_bytes: bool = False) -> None:
@@ -83,7 +86,7 @@ class Reference:
         engine.execute('CREATE TABLE partitions_before ("partition" INTEGER, newest_us BIGINT, seen BIGINT)')
 
     def load(self, frames: Iterable[pa.RecordBatch], config: Program) -> None:
-        """Reads records of FRAME_SCHEMA that were done under `config`. Memory holds a batch per thread of the engine."""
+        """Read records of FRAME_SCHEMA that were processed under `config`. Memory holds a batch per thread of the engine."""
         batches = iter(frames)
         first = next(batches, None)
         if first is None:
@@ -93,7 +96,7 @@ class Reference:
         self._with_rows("frames", reader, statement_of(config, Wanted(self._columns, known, self._with_bytes)))
 
     def _known_shapes(self, records: pa.RecordBatch, config: Program) -> Shapes:
-        """Hashes of lists of keys without a key twice, as a sample has them: a list costs 1 us to look through, and a stream has few."""
+        """Return the hashes of lists of keys without a key twice, from a sample: a list costs 1 us to inspect, and a stream has few."""
         sample = pa.Table.from_batches([records]).slice(0, _SAMPLED_RECORDS)
         known: Shapes = {}
         for parent in parents(fields_of(config).values()):
@@ -104,16 +107,16 @@ class Reference:
         return known
 
     def add_frames(self, partitions: Mapping[int, int | None]) -> None:
-        """The Kafka partition of each raw frame by its sequence; None where its records entered again. Frames without records count."""
+        """Add the Kafka partition of each raw frame by its sequence; None for redriven dead letters. Frames without records count."""
         rows = {"sequence": pa.array(partitions.keys(), pa.uint64()), "partition": pa.array(partitions.values(), pa.int32())}
         self._insert("raw_frames", pa.table(rows))
 
     def add_letters(self, letters: pa.Table) -> None:
-        """Dead letters: `position`, `stage`, `code`."""
+        """Add dead letters: `position`, `stage`, `code`."""
         self._insert("letters", letters.select(["position", "stage", "code"]))
 
     def add_accepted_before(self, positions: pa.Table) -> None:
-        """`position` of the records before the judged ones that are known to be accepted; no `is_past` among them counts."""
+        """Add `position` of the earlier records that are known to be accepted; no `is_past` among them counts."""
         self._insert("accepted_before", positions.select(["position"]))
 
     def _insert(self, table: str, rows: pa.Table) -> None:
@@ -127,13 +130,13 @@ class Reference:
             self._engine.unregister(name)
 
     def judge(self, config: Program, bounds: Bounds) -> None:
-        """Finds the copies, by the key and window of `config`, once all is loaded; makes the view `expected`.
+        """Find the copies, by the key and window of `config`, after all records are loaded; create the view `expected`.
 
-        No other means tells on which record a stage of ours ends: such a letter is believed.
+        No other source shows on which record one of our stages ends: such a dead letter is trusted.
         """
         self._engine.execute(statement("reference/believe_internal_errors"))
         for step in config.steps:
-            # What a step says of records beside others, once all are read.
+            # The statements of a step about records beside others, once all are read.
             if isinstance(step, Dedup):
                 self._drop_copies(step, bounds)
         self._engine.execute(self._expected(config, bounds))

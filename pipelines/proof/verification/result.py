@@ -1,4 +1,4 @@
-"""The report of a verification, and one report of several that cover neighbouring ranges."""
+"""The report of a verification, and one report for several that cover neighboring ranges."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ OPEN = "records that may still arrive in the range, as the clock of NATS is behi
 
 @dataclass(frozen=True)
 class Checksum:
-    """Of one column over all rows of the range: the sum of a hash of position and value, as 16 hexadecimal digits.
+    """The checksum of one column over all rows of the range: the sum of a hash of position and value, as 16 hexadecimal digits.
 
-    Comparable within one verification only: the hash is that of the DuckDB release that computed it.
+    It is comparable within one verification only: the hash is that of the DuckDB release that computed it.
     """
 
     column: str
@@ -33,9 +33,9 @@ class Checksum:
 class Verification(Report):
     """The report of one verification.
 
-    The range: arrivals (aware UTC, both inclusive) and raw sequences (inclusive) of the frames whose records were compared; None where
-    there was nothing to compare. `counts`: records read for it (`records`), what must become of them (`rows`, `copies`, `rejected`,
-    `refused`; `abandoned` where rows were given up), and rows found in the table (`found`).
+    The range: arrivals (aware UTC, both inclusive) and raw sequences (inclusive) of the frames whose records were compared; None if there
+    was nothing to compare. `counts`: records read for it (`records`), their expected outcomes (`rows`, `copies`, `rejected`, `refused`;
+    `abandoned` if rows were abandoned), and rows found in the table (`found`).
     """
 
     clean_means: ClassVar[str] = "ClickHouse holds what the records call for"
@@ -47,7 +47,7 @@ class Verification(Report):
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether the same verification could compare no more later.
+        """Whether the same verification could compare no more later.
 
         False where the sink had not confirmed all of the range yet, or records may still arrive in it.
         """
@@ -88,7 +88,7 @@ class Verification(Report):
 
 
 def add_up(parts: Sequence[Verification], examples: int) -> Verification:
-    """Return one verification for those of neighbouring ranges, in their order: counts and checksums add up, the first examples stay."""
+    """Return one verification for those of neighboring ranges, in their order: counts and checksums add up, the first examples stay."""
     ranges = [part for part in parts if part.arrivals and part.sequences]
     first, last = (ranges[0], ranges[-1]) if ranges else (parts[0], parts[0])
     counts: Counter[str] = Counter()

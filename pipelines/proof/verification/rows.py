@@ -18,15 +18,15 @@ from pipelines.types.columns import quote_identifier
 class RowSide:
     """The rows of the whole table. `mapped`: the columns that the reference has computed, at least one.
 
-    A column with a DEFAULT must not be among them: which rows it was applied to cannot be told. Raises RetryableError or HaltError where
-    ClickHouse does.
+    A column with a DEFAULT must not be among them: the rows to which it was applied are unknown. Raise RetryableError or HaltError as
+    ClickHouse answers.
     """
 
     def __init__(self, engine: duckdb.DuckDBPyConnection, sink: ClickHouseSink, mapped: Sequence[Column]) -> None:
         self._engine, self._sink, self._columns = engine, sink, mapped
 
     def read(self) -> int:
-        """Read the table and return the number of its rows. Call it before the frames are read that its rows are made of."""
+        """Read the table and return the number of its rows. Call it before the frames of its rows are read."""
         types = "".join(f", {column.label} {duckdb_type(column.type)}" for column in self._columns)
         self._engine.execute(f"CREATE TABLE found (n BIGINT{types})")
         selected = ", ".join(f"{plain_sql(column.type, quote_identifier(column.name))} AS {column.label}" for column in self._columns)
@@ -38,7 +38,7 @@ class RowSide:
         return int(self._engine.execute("SELECT count(*) FROM found").fetchall()[0][0])
 
     def faults(self, confirmed: int, examples: int, topic: str) -> Iterator[Finding]:
-        """Yield what differs. `confirmed`: the last position whose row must be there; rows behind it may be there."""
+        """Yield the differences. `confirmed`: the last position whose row must be there; later rows may be there."""
         columns = ", ".join(column.label for column in self._columns)
         self._engine.execute(filled("reference/multiset", columns=columns, confirmed=confirmed))
         missing = self._count("greatest(wanted - found, 0)", "true")

@@ -1,6 +1,6 @@
 """One verification: the records of some hours of arrival through the reference in DuckDB, compared with ClickHouse. Reads only.
 
-It may run beside the pipeline: it goes as far as the sink has confirmed, and reports what a purge leaves unproved.
+It may run beside the pipeline: it ends where the sink's confirmation ends, and reports everything that a purge leaves unproved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Request:
     """The range to verify: records that arrived from `since` (inclusive) to `until` (exclusive), aware UTC; None means without a limit.
 
     `with_kafka`: compare the bytes of the raw records with Kafka's, as far as Kafka still holds them. Of each kind of fault, `examples` are
-    named. Tables and what spills lie in a new directory below `directory`, which is removed.
+    named. Tables and spilled data are in a new directory below `directory`, which is removed.
     """
 
     directory: Path
@@ -57,7 +57,7 @@ class Request:
 def verify(config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress) -> Verification:
     """Compare the table with the records of a range.
 
-    Raises HaltError for a pipeline that was never started and for a table that cannot be compared, RetryableError while a system is away;
+    Raise HaltError for a pipeline that was never started and for a table that cannot be compared, RetryableError while a system is away;
     then nothing was changed, and the same call may be repeated.
     """
     verifier = Verifier(config, log, request, progress)
@@ -90,9 +90,9 @@ class Subject:
 class Verifier:
     """One verification, or one slice of one; use it once, `subject` first.
 
-    `follows`: the frames before the range are those of another slice, which reports what is wrong with them. `report` fills up meanwhile.
-    `last_fault`: the last position that is missing in the table or extra there; 0 for none. `missing`: positions whose rows are missing in
-    a table with position columns, ascending.
+    `follows`: the frames before the range belong to another slice, which reports their faults. `report` fills up meanwhile. `last_fault`:
+    the last position that is missing in the table or extra there; 0 for none. `missing`: positions whose rows are missing in a table with
+    position columns, ascending.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Verifier:
         self.missing: RawPositions = NO_POSITIONS
 
     def subject(self) -> Subject | None:
-        """Read the ledger and note what is wrong with the table's columns; None before the first range."""
+        """Read the ledger and note the faults of the table's columns; return None before the first range."""
         self._progress("reading the ledger")
-        # First: what comes in meanwhile does not belong to a range without an end.
+        # First: records that arrive meanwhile do not belong to a range without an end.
         last_raw = last_sequence(self._log, self._raw)
         history = read_history(self._log, self._names, self._request.since)
         configs = load_configs(self._log, self._names, history)
@@ -122,7 +122,7 @@ class Verifier:
         return Subject(history, configs, configs[history.plans[-1].version], compared.columns, compared.gone)
 
     def compare(self, subject: Subject | None, threads: int = 2) -> Span | None:
-        """Note what differs; return what was compared, None where there is nothing. `threads`: of DuckDB."""
+        """Note the differences; return the compared span, None if there is nothing to compare. `threads`: of DuckDB."""
         if subject is None:
             return None
         compare = self._compare_positions if subject.has_positions else self._compare_rows
@@ -135,7 +135,7 @@ class Verifier:
         return span
 
     def _columns(self, history: History, configs: dict[str, Program]) -> Judged:
-        """Return the columns that can be compared; note the others, and what of the table removes rows."""
+        """Return the columns that can be compared; note the others, and the part of the table's definition that removes rows."""
         clickhouse = ClickHouse(self._sink)
         try:
             table = clickhouse.inspect(self._sink.connection_params.database, self._sink.table)
@@ -155,7 +155,7 @@ class Verifier:
         return compared
 
     def _load(self, reference: Reference, subject: Subject, span: Span) -> FramesSeen:
-        """Read the records; note frames that are gone, and those whose arrival is not the one that process has used."""
+        """Read the records; note missing frames, and frames whose arrival differs from the one that process has used."""
         source = Source(self._log, self._names, subject.history, subject.configs)
         seen = load_span(reference, source, span, self._progress)
         ledger_us = dict(zip(subject.history.sequences, subject.history.arrivals_us, strict=True))
@@ -171,7 +171,7 @@ class Verifier:
         return [{"position": f"{sequence}", "expected": expected} for sequence in sequences[: self._request.examples]]
 
     def _find_beside_rows(self, engine: duckdb.DuckDBPyConnection, subject: Subject, span: Span, seen: FramesSeen) -> None:
-        """Note what differs in dead letters and, where that is asked for, in Kafka's bytes."""
+        """Note the differences in dead letters and, on request, in Kafka's bytes."""
         note_lost_values(engine, self.report, subject.history, span, subject.gone)
         is_purged = read_purged(self._log, self._names, "dlq").below > 0
         find_dead_letters(engine, self.report, span, self._topic, self._request.examples, is_purged)
@@ -179,7 +179,7 @@ class Verifier:
             self._progress("reading Kafka")
             find_other_bytes(engine, self.report, span, self._config, seen.redriven, self._request.examples)
 
-    # -- a table with positions ---------------------------------------------------------------------------------------------------------
+    # A table with positions.
 
     def _compare_positions(self, engine: duckdb.DuckDBPyConnection, subject: Subject) -> Span | None:
         request, config, columns, report = self._request, subject.config, subject.columns, self.report
@@ -213,17 +213,17 @@ class Verifier:
         return span
 
     def find_strangers(self) -> None:
-        """Note rows at positions that raw never had, where the range has no end: no hour would ever have them."""
+        """Note rows at positions that raw never had, if the range has no end: they would belong to no hour."""
         if self._request.since or self._request.until:
             return
         beyond = f"_tf_sequence > {last_sequence(self._log, self._raw)}"
         later = [batch.column("_tf_sequence").to_numpy() for batch in table_batches(self._sink, ("_tf_sequence",), beyond)]
-        # Asked again: frames that came meanwhile may have rows.
+        # Read again: frames that arrived meanwhile may have rows.
         last = last_sequence(self._log, self._raw)
         count = count_rows(self._sink, "_tf_sequence = 0") + sum(int((sequences > last).sum()) for sequences in later)
         self.report.find("rows", "extra", count, [{"expected": "no row", "found": "rows whose _tf_sequence the raw stream never had"}])
 
-    # -- a table without positions ------------------------------------------------------------------------------------------------------
+    # A table without positions.
 
     def _compare_rows(self, engine: duckdb.DuckDBPyConnection, subject: Subject) -> Span | None:
         """Compare multisets of rows: everything that was ever written, or nothing is proved."""
@@ -259,17 +259,17 @@ class Verifier:
         return span
 
     def _add_row_finding(self, finding: Finding, is_quiet: bool) -> None:
-        """Take rows that are too many for unproved while the pipeline writes: they may be of records that are not confirmed yet."""
+        """Take excess rows for unproved while the pipeline writes: they may belong to records that are not confirmed yet."""
         if finding.kind != "missing" and not is_quiet:
             self.report.cannot_prove("rows that no confirmed record explains: the pipeline is writing", finding.count)
         else:
             self.report.findings.append(finding)
 
     def _is_quiet(self, history: History) -> bool:
-        """Tell whether all that is on raw is confirmed."""
+        """Return whether all of raw is confirmed."""
         return history.confirmed_to >= last_sequence(self._log, self._raw)
 
-    # -- what is not proved -------------------------------------------------------------------------------------------------------------
+    # The unproved parts.
 
     def _note_purged(self, history: History) -> None:
         since = self._request.since
@@ -279,7 +279,7 @@ class Verifier:
                 self.report.leave_out(f"records that arrived before {oldest:%Y-%m-%d %H:%M:%S.%f} UTC: their raw frames are purged")
 
     def _note_unconfirmed(self, confirmed_to: int, last_raw: int) -> None:
-        """Note the raw frames of the range that the sink has not confirmed, and the rows that wait where the range has no end."""
+        """Note the raw frames of the range that the sink has not confirmed, and the waiting rows if the range has no end."""
         since, until = self._request.since, self._request.until
         first = self._first_since(since or datetime.fromtimestamp(0, UTC))
         behind = self._first_since(until) if until is not None else 0

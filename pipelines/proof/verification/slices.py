@@ -1,6 +1,6 @@
-"""A verification in slices of its range, each by a Spark task with a DuckDB of its own; the verdict is that of one run over the whole.
+"""A verification in slices of its range, each by a Spark task with its own DuckDB; the verdict is that of one run over the whole.
 
-A slice takes from the table which records of the window before it were accepted. Where an earlier slice has found the table wrong in these
+A slice reads from the table which records of the window before it were accepted. If an earlier slice has found the table wrong in these
 rows, both are verified again as one: a copy of a row that is missing is no fault of its own.
 """
 
@@ -29,7 +29,10 @@ from pipelines.types.columns import parse_type
 
 _BEYOND = 2**63 - 1
 _WORTH = 0.75
-"""Of the whole range; the rest of the gain goes to the tasks' start, and to the ledger and dead letters that each of them reads."""
+"""Largest share of the whole range that is worth a slice.
+
+The rest of the gain pays for the tasks' start, and for the ledger and dead letters that each of them reads.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Verified:
-    """A slice with its report. `relies_from`: the first raw sequence whose rows were believed, its own first one if none were.
+    """A slice with its report. `relies_from`: the first raw sequence whose rows were trusted, its own first one if none were.
 
     `last_fault`: the last raw sequence with a row that is missing or extra; 0 for none.
     """
@@ -73,9 +76,9 @@ def verify_in_tasks(
 
 
 def cut(subject: Subject, request: Request, most: int) -> list[Slice]:
-    """Cut a range into at most so many slices of about as many frames each; one where no cut is worth it; none without a frame.
+    """Cut a range into at most `most` slices of about as many frames each; one if no cut is worth it; none without a frame.
 
-    A slice is worth it that reads no more frames before it than it has, which bounds the work, and _WORTH of the whole at most.
+    A slice is worth its task if it reads no more frames before it than it has, which bounds the work, and at most _WORTH of the whole.
     """
     span = subject.span(request.since, request.until)
     if span is None:
@@ -121,7 +124,7 @@ def verify_slices(verifier: Verifier, subject: Subject, request: Request, slices
 
 
 def joined(parts: Sequence[Verified]) -> list[list[Verified]]:
-    """Group neighbours that must be one: the later one believed rows of the table that an earlier one has found missing or extra."""
+    """Group neighbors that must be one: the later one trusted rows of the table that an earlier one has found missing or extra."""
     groups: list[list[Verified]] = []
     for part in parts:
         groups.append([part])
@@ -171,13 +174,13 @@ class NamedColumn(Form):
 
     @property
     def column(self) -> Column:
-        """Inverse of `of`."""
+        """The inverse of `of`."""
         return Column(self.label, self.name, parse_type(self.type), self.has_default, self.former, self.since)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SliceItem(Form):
-    """One slice of what is verified: of the request, of its subject, and of the slice."""
+    """One slice: of the request, of its subject, and of the slice."""
 
     directory: Text
     examples: Count
@@ -192,7 +195,7 @@ class SliceItem(Form):
 
 @dataclass(frozen=True)
 class SliceReport(Form):
-    """The parts of a `Verified` but for its slice, which the task was given."""
+    """The parts of a `Verified` without its slice, which the task was given."""
 
     result: Verification
     relies_from: Count
@@ -214,7 +217,7 @@ VERIFY_SLICE = Work(verify_slice, SliceItem, SliceReport)
 
 
 def _relies_from(span: Span | None) -> int:
-    """Return the first sequence that was believed: beyond all of them where nothing was compared."""
+    """Return the first trusted sequence: beyond all of them if nothing was compared."""
     if span is None:
         return _BEYOND
     return span.read_from if span.is_seeded else span.first

@@ -1,7 +1,7 @@
 """The raw frames of a verification: hours of arrival as sequences of the raw stream, by the entries of the process leg's ledger.
 
-The ledger holds for each frame when it arrived and under which configuration it was processed, and how far the sink has confirmed. Frames
-that are purged cannot be proved; entries and frames reach back to the same range.
+The ledger holds for each frame its arrival and its configuration, and the end of the sink's confirmation. Purged frames cannot be proved;
+entries and frames reach back to the same range.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,7 +24,7 @@ from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 
 _CLOCKS_APART_US = 60_000_000
-"""How far the times of a stream may step back."""
+"""Largest step back of the times of a stream."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Plan:
 class History:
     """The ledger's account of the frames that raw still holds. `sequences` and `arrivals_us` ascend, one entry per frame.
 
-    `is_whole`: they reach back to the first frame that ever was. `confirmed_to`: rows of all frames up to there are confirmed by the sink.
+    `is_whole`: they reach back to the first frame of the pipeline. `confirmed_to`: rows of all frames up to there are confirmed by the
+    sink.
     """
 
     plans: Sequence[Plan]
@@ -52,7 +53,7 @@ class History:
     resets: Sequence[ClockReset] = ()
 
     def since(self, arrival_us: int) -> int:
-        """Return the first sequence that arrived then or later; the one behind the last if none did."""
+        """Return the first sequence that arrived at this time or later; the one after the last if none did."""
         place = bisect_left(self.arrivals_us, arrival_us)
         return self.sequences[place] if place < len(self.sequences) else self.last + 1
 
@@ -85,7 +86,7 @@ class History:
             yield stretch
 
     def after(self, floor: int) -> "History":
-        """Return the history of the frames behind raw sequence `floor`, as if a purge had taken the others."""
+        """Return the history of the frames after raw sequence `floor`, as if the others were purged."""
         if floor < (self.sequences[0] if self.sequences else 1):
             return self
         place = bisect_right(self.sequences, floor)
@@ -120,11 +121,11 @@ class Span:
 def read_history(log: JetStream, names: Names, since: datetime | None) -> History:
     """Read the ledger: all of it, or, by arrival, from one window before `since` on, and one range before that.
 
-    Raises HaltError for a pipeline that was never started, RetryableError while NATS is away.
+    Raise HaltError for a pipeline that was never started, RetryableError while NATS is away.
     """
     check_started(log, names)
     ledger = names.stream("ledger")
-    # The sink first: what it has confirmed was processed before.
+    # The sink first: its confirmed rows were processed before.
     confirmed = read_chain(log, names, SINK_CHAIN).to or 0
     chain = read_chain(log, names, PROCESS_CHAIN)
     raw = log.state(names.stream("raw"))
@@ -152,7 +153,7 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
 
 
 def _entries_after(log: JetStream, names: Names, chain: ProcessState, since: datetime | None) -> int:
-    """Return the ledger sequence behind which the entries are needed. An entry is written after its frames have arrived."""
+    """Return the ledger sequence after which the entries are needed. An entry is written after its frames have arrived."""
     if since is None or chain.done is None:
         return 0
     config = stage_config.load(log, names, chain.done.body.config)
@@ -160,7 +161,7 @@ def _entries_after(log: JetStream, names: Names, chain: ProcessState, since: dat
         return 0
     needed_from = instant(max(0, microseconds(since) - config.dedup.window_us - _CLOCKS_APART_US))
     first = log.first_since(names.stream("ledger"), names.chain("process"), needed_from)
-    # The range before reaches back to where nothing is needed any more, so that its frames do not look like what a purge has left.
+    # The range before reaches back to frames that nothing needs any more, so that its frames do not look like the rest of a purge.
     before = PROCESS_CHAIN.decode(first).previous_done if first else chain.done.sequence
     return max(0, before - 1)
 
@@ -187,10 +188,10 @@ def span_between(history: History, first: int, last: int, config: Program, same_
 
 
 def _by_arrival(history: History, first: int, last: int, window_us: int, same_dedup_from: int) -> Span:
-    """Return the span where copies are found by arrival.
+    """Return the span if copies are found by arrival.
 
-    One window before the range lie all records that a record of the range can be a copy of. At most one of a key was accepted there; which
-    one depends on records before, so the table tells. Where the window reaches back to the first frame of all, nothing is before.
+    All originals of copies in the range are in the range or one window before it. At most one record of a key was accepted there; earlier
+    records decide which one, so the table shows it. If the window reaches back to the first frame of all, there is nothing before.
     """
     read_from, first_judged = history.since(history.arrival_us(first) - window_us + 1), first
     if read_from <= history.sequences[0]:
@@ -200,7 +201,7 @@ def _by_arrival(history: History, first: int, last: int, window_us: int, same_de
 
 
 def _by_event(history: History, first: int, last: int, config: Program, same_dedup_from: int) -> Span:
-    """Return the span where copies are found by event time: a record expires once the combined watermark has passed its window.
+    """Return the span if copies are found by event time: a record expires once the combined watermark has passed its window.
 
     Only plans hold the watermark.
     """
@@ -213,7 +214,7 @@ def _by_event(history: History, first: int, last: int, config: Program, same_ded
         return Span(first, last, 1, _settled(1, same_dedup_from))
     if expired:
         return Span(first, last, expired[-1].to + 1, _settled(first, same_dedup_from), expired[-1].watermarks)
-    # Purged: the newest time in what is gone is known behind the oldest plan only.
+    # Purged: the newest time of the purged part is known from the oldest plan on only.
     oldest = history.plans[0]
     settled = [plan.to + 1 for plan in history.plans if plan.watermarks.combined_us - expiry_us >= oldest.watermarks.newest_us]
     return Span(
@@ -230,23 +231,23 @@ def _settled(first_judged: int, same_dedup_from: int) -> int:
 
 
 def dedup_settings(config: Program) -> tuple[object, ...]:
-    """Return what decides which records are copies. Two configurations that agree in it drop the same records."""
+    """Return the settings that decide which records are copies. Two configurations with equal settings drop the same records."""
     return config.dedup.key, config.dedup.window_us, config.dedup.time_field, config.dedup.lateness_us
 
 
 def same_dedup_from(history: History, configs: Mapping[str, Program], config: Program) -> int:
-    """Return the first sequence from which on dedup was configured as in `config`, the last configuration; 1 if always."""
+    """Return the first sequence from which dedup was configured as in `config`, the last configuration; 1 if always."""
     others = [plan.to for plan in history.plans if dedup_settings(configs[plan.version]) != dedup_settings(config)]
     return others[-1] + 1 if others else 1
 
 
 def load_configs(log: JetStream, names: Names, history: History) -> dict[str, Program]:
-    """Return the configurations of the plans by version. Raises HaltError for one that is gone or that this release cannot read."""
+    """Return the configurations of the plans by version. Raise HaltError if one is missing or this release cannot read it."""
     return {version: stage_config.load(log, names, version) for version in {plan.version for plan in history.plans}}
 
 
 def is_open(until: datetime, now: datetime, clock: datetime) -> bool:
-    """Tell whether a range that has ended at `now`, by this host's clock, has not ended by the clock of NATS, which arrivals follow."""
+    """Return whether a range that has ended at `now`, by this host's clock, has not ended by the clock of NATS, which arrivals follow."""
     return clock < until <= now
 
 

@@ -1,9 +1,9 @@
 """The reference of each step: a statement of sql/reference/steps, found by the step's name, applied to that of the step before.
 
-A statement selects from `$rows`: of each record its position, its arrival, its fields as `json_type` and text, `stage`, the one that
-rejects it so far (NULL: none), `key`, and `at_us`. It gives the same columns back, and may add some. Its other parameters are what the
-step's configuration says: `$limit` is a literal; of a `field` that is read there are also `$field_kind` and `$field_text`. Those of our
-own steps are made here, from types and names. Nothing of the steps' work is used.
+A statement selects from `$rows`: for each record its position, its arrival, its fields as `json_type` and text, `stage`, the stage that
+rejects it so far (NULL: none), `key`, and `at_us`. It returns the same columns, and may add some. Its other parameters are the step's
+configuration: `$limit` is a literal; for a `field` that is read there are also `$field_kind` and `$field_text`. The parameters of our own
+steps are made here, from types and names. No output of the steps is used.
 """
 
 import json
@@ -21,14 +21,14 @@ from pipelines.types.columns import ColumnType, parse_type
 _MAY_BE_TOO_WIDE = MAX_ROW_BYTES // 8
 _MICROSECONDS = parse_type("DateTime64(6)")
 Shapes = dict[tuple[str, ...], list[int]]
-"""By the path of an object, hashes of lists of keys."""
+"""Hashes of lists of keys, by the path of an object."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column that is compared: what it is called in the engine, and in the table, and its type there.
+    """A column that is compared: its name in the engine, and in the table, and its type there.
 
-    `former`: what configurations call it besides; rows from position `since` on were made under its own name.
+    `former`: its other names in configurations; rows from position `since` on were made under its own name.
     """
 
     label: str
@@ -64,7 +64,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a computation keeps beside positions: `columns`, and, `with_bytes`, a hash of each record. `known`: shapes of sound objects."""
+    """The contents of a computation beside positions: `columns`, and, `with_bytes`, a hash of each record.
+
+    `known`: shapes of sound objects.
+    """
 
     columns: Sequence[Column]
     known: Shapes
@@ -82,12 +85,12 @@ def statement_of(program: Program, wanted: Wanted) -> str:
 
 
 def fields_of(program: Program) -> dict[str, Field]:
-    """Return the fields that are read of a record, by name."""
+    """Return the fields that are read from a record, by name."""
     return {name: Field(place, name, source) for place, (name, source) in enumerate(program.parse.fields)}
 
 
 def parents(fields: Iterable[Field]) -> list[tuple[str, ...]]:
-    """Return the objects in which no key may stand twice: the record itself, and those on a field's path."""
+    """Return the objects in which no key may occur twice: the record itself, and those on a field's path."""
     return sorted({path[:depth] for field in fields for path in field.paths for depth in range(len(path))})
 
 
@@ -96,7 +99,7 @@ def json_path(path: tuple[str, ...]) -> str:
 
 
 def _literals(step: Step, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
-    """The configuration of a step, name by name; of a setting that names a field also where its kind and its text stand."""
+    """Return the configuration of a step, name by name; for a setting that names a field also the columns of its kind and its text."""
     settings = step.encode()
     named = {name: fields[value] for name, value in settings.items() if isinstance(value, str) and value in fields}
     places = {f"{name}_{part}": getattr(field, part) for name, field in named.items() for part in ("kind", "text")}
@@ -128,7 +131,7 @@ def _dedup(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
     at = "arrival_us"
     if step.time_field:
         field = fields[step.time_field]
-        # The event's own time in microseconds, NULL where it is none.
+        # The event's own time in microseconds, NULL if it has none.
         at = reading(field.source, _MICROSECONDS, field.kind, field.text, unit=step.time_unit).value
         is_keyed.append(f"coalesce(({at}) - arrival_us <= {step.max_ahead_us}, false)")
     return {"is_keyed": " AND ".join(is_keyed), "key": _key(key), "at": at}
@@ -151,7 +154,7 @@ _PARAMETERS: Mapping[str, Callable[[Any, Mapping[str, Field], Wanted], dict[str,
     "dedup": _dedup,
     "mapping": _mapping,
 }
-"""Of steps whose statements depend on types: what fills them."""
+"""The functions that fill the statements of steps whose statements depend on types."""
 
 
 def _keys_are_distinct(parent: tuple[str, ...], known: Sequence[int]) -> str:
@@ -163,7 +166,7 @@ def _keys_are_distinct(parent: tuple[str, ...], known: Sequence[int]) -> str:
 
 
 def _kinds_and_texts(fields: Iterable[Field]) -> Iterable[str]:
-    """Lists count from 1."""
+    """Yield the kind and the text of each field, from lists that count from 1."""
     first = 1
     for field in fields:
         place = str(first)
@@ -179,7 +182,7 @@ def _value(column: Column, readings: Mapping[str, Reading]) -> str:
 
 
 def _key(fields: Sequence[Field]) -> str:
-    """128 bits of the key, so that a key of any length takes as much room. In a key of several fields each says where it ends."""
+    """Return 128 bits of the key, so that a key of any length takes as much room. In a key of several fields each carries its length."""
     texts = [key_text(field.source, field.text) for field in fields]
     parts = texts if len(texts) == 1 else [f"length({text}) || ':' || {text}" for text in texts]
     return f"md5_number({' || '.join(parts)})"

@@ -30,9 +30,9 @@ _MOST_RANGES = 500
 
 
 class TableSide:
-    """The rows of the table whose raw sequence lies in `sequences` (inclusive). Positions must be columns of it.
+    """The rows of the table whose raw sequence is in `sequences` (inclusive). Positions must be columns of it.
 
-    `mapped`: the columns that the reference has computed. Raises RetryableError or HaltError where ClickHouse does.
+    `mapped`: the columns that the reference has computed. Raise RetryableError or HaltError as ClickHouse answers.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TableSide:
         self.missing: RawPositions = NO_POSITIONS
         """Positions that are missing, ascending."""
         self.unsure: dict[Column, int] = {}
-        """Values that differ in rows that were made when their column had another name."""
+        """Values that differ in rows that were made when their column had another name, by column."""
 
     def positions(self, first: int, last: int) -> Iterator[pa.Table]:
         """Yield `position` of the rows of these raw sequences."""
@@ -78,13 +78,13 @@ class TableSide:
         return {side: int(rows.get(side, 0)) for side in ("expected", "found")}
 
     def defaults(self) -> dict[str, int]:
-        """Count by column the values that the table's DEFAULT gave: nothing tells what they must be."""
+        """Count by column the values that the table's DEFAULT gave: their expected value is unknown."""
         names = {column.label: column.name for column in self.columns}
         counts = self._engine.execute("SELECT label, count(*) FROM defaulted GROUP BY label").fetchall()
         return {names[label]: count for label, count in counts}
 
     def faults(self, examples: int, topic: str) -> Iterator[Finding]:
-        """Yield what differs in the rows of the buckets that differ, one by one."""
+        """Yield the differences in the rows of the buckets that differ, one by one."""
         ranges = self._mismatching_ranges()
         if not ranges:
             return
@@ -114,7 +114,7 @@ class TableSide:
             yield from self._finding("different", different, examples, topic, column.name)
 
     def _finding(self, kind: Kind, faults: str, examples: int, topic: str, column: str | None = None) -> Iterator[Finding]:
-        """Yield a finding where there is one. `faults`: a SELECT of position, wanted and found."""
+        """Yield a finding if there is one. `faults`: a SELECT of position, wanted and found."""
         count, last = self._engine.execute(f"SELECT count(*), max(position) FROM ({faults})").fetchall()[0]  # noqa: S608
         if count:
             if kind == "missing":
@@ -124,7 +124,7 @@ class TableSide:
                 self.last_fault = max(self.last_fault, last)
             yield Finding("rows", kind, count, column, examples_of(self._engine, faults, examples, topic))
 
-    # -- reading --------------------------------------------------------------------------------------------------------------------
+    # Reading.
 
     def _stream(self, expressions: Sequence[str], where: str) -> Iterator[pa.Table]:
         sql = f"SELECT {', '.join(expressions)} FROM {full_name(self._sink)} WHERE {where}"  # noqa: S608
@@ -144,7 +144,7 @@ class TableSide:
             self._engine.unregister("clickhouse")
 
     def _no_rows(self) -> pa.Table:
-        """Return an empty batch: ClickHouse sends not even the columns where it has no row."""
+        """Return an empty batch: without a row ClickHouse does not even send the columns."""
         values = ", ".join(f"NULL::{duckdb_type(column.type)} AS {_quoted(column.label)}" for column in self.columns)
         return self._engine.sql(f"SELECT NULL::UBIGINT AS position, {values} WHERE false").to_arrow_table()
 
@@ -187,7 +187,7 @@ class TableSide:
 
 
 def examples_of(engine: duckdb.DuckDBPyConnection, faults: str, most: int, topic: str) -> list[dict[str, Any]]:
-    """Return the first of some faults by position, each with its Kafka coordinates where a raw record is there."""
+    """Return the first of some faults by position, each with its Kafka coordinates if a raw record is there."""
     rows = engine.execute(
         f'SELECT position, "partition", "offset", wanted, found FROM ({faults}) LEFT JOIN parsed USING (position) '  # noqa: S608
         "ORDER BY position LIMIT ?",

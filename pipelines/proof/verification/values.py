@@ -1,11 +1,11 @@
-"""The value that a column must have for a JSON value, as SQL for DuckDB; and the same column of ClickHouse, brought into the same form.
+"""The expected value of a column for a JSON value, as SQL for DuckDB; and the same column of ClickHouse, brought into the same form.
 
-Independent of the stages: it says what docs/clickhouse.md and docs/pipeline-file.md say, over DuckDB's own `json_type` and
+Independent of the stages: it implements docs/clickhouse.md and docs/pipeline-file.md over DuckDB's own `json_type` and
 `json_extract_string`. Each column has a **plain form**, in which both sides are compared: numbers and booleans as they are; texts, enums,
-addresses, UUIDs and what has no DuckDB type as bytes; dates as days, instants as ticks of the column's precision since 1970; maps as
+addresses, UUIDs and types without a DuckDB type as bytes; dates as days, instants as ticks of the column's precision since 1970; maps as
 pairs in the order of their keys.
 
-SQL goes in and out as text. Names of columns come from `columns.parse_type`, texts from a pipeline file only as quoted literals.
+SQL is passed as text. Names of columns come from `columns.parse_type`, texts from a pipeline file only as quoted literals.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ _LAST_DAYS = {"Date": (0, 65_535), "Date32": (-25_567, 120_529)}
 
 @dataclass(frozen=True)
 class Reading:
-    """SQL of a value in the plain form, and of whether the JSON value has a place in the column: true or false, never NULL."""
+    """SQL of a value in the plain form, and of whether the JSON value fits the column: true or false, never NULL."""
 
     value: str
     fits: str
@@ -81,13 +81,13 @@ def _number(source: str, text: str) -> str:
 def key_text(source: str, text: str) -> str:
     """Return SQL of a text that two values of a key's field share exactly when they are equal."""
     if source in _FLOATS:
-        # 0.0 makes one zero of the two.
+        # 0.0 turns both zeros into one.
         return f"(({_number(source, text)} + 0.0)::VARCHAR)"
     return text
 
 
 def is_compared(kind: ColumnType) -> bool:
-    """Tell whether ClickHouse writes values of the type as it was given them."""
+    """Return whether ClickHouse writes values of the type unchanged."""
     return kind.name != "JSON" and all(is_compared(inner) for inner in kind.inner)
 
 
@@ -95,14 +95,14 @@ def takes_null(kind: ColumnType, has_default: bool) -> bool:
     return kind.nullable or (has_default and kind.name not in _NO_DEFAULT_FOR_NULL)
 
 
-# -- what a record calls for ----------------------------------------------------------------------------------------------------------
+# The record's side.
 
 
 def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int = 0, unit: str = "") -> Reading:
     """Return the reading of a value with this declared type, whose `json_type` is `json_kind` and whose text is `text`, for a column.
 
-    The value is NULL where it is null or has no place. `fits` does not cover nulls: the caller knows what the column does with them. `unit`
-    is the unit of a number since 1970.
+    The value is NULL if it is null or does not fit. `fits` does not cover nulls: the caller knows how the column treats them. `unit` is the
+    unit of a number since 1970.
     """
     if kind.name == "Array":
         return _array(kind, text, depth)
@@ -287,7 +287,7 @@ def _instant_bounds(name: str, digits: int) -> tuple[int, int]:
     return int(first.timestamp()) * 1_000_000, int(last.timestamp()) * 1_000_000 + 999_999
 
 
-# -- what ClickHouse has --------------------------------------------------------------------------------------------------------------
+# ClickHouse's side.
 
 
 def duckdb_type(kind: ColumnType) -> str:
@@ -337,7 +337,7 @@ def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
 
 
 def text_sql(kind: ColumnType, value: str) -> str:
-    """Return DuckDB SQL of a value in the plain form as a text for people."""
+    """Return DuckDB SQL of a value in the plain form as a readable text."""
     plain = duckdb_type(kind)
     if plain == "BLOB":
         return f"coalesce(try(decode({value})), {value}::VARCHAR)"
