@@ -183,9 +183,7 @@ def test_a_viewer_sees_what_is_there_and_starts_nothing(viewer: httpx.Client, op
         ("GET", {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}),
     ],
 )
-def test_a_page_of_another_site_starts_nothing_with_a_login_that_the_browser_sends_along(
-    operator: httpx.Client, method: str, headers: dict[str, str]
-) -> None:
+def test_a_foreign_page_cannot_use_the_browsers_login(operator: httpx.Client, method: str, headers: dict[str, str]) -> None:
     given = {"query": STOP_SENSOR, "variables": json.dumps(SENSOR)}
     assert operator.request(method, "/graphql", params=given, headers=headers).status_code == 403
     own = {"Origin": str(operator.base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
@@ -204,9 +202,7 @@ def test_a_page_of_another_site_starts_nothing_with_a_login_that_the_browser_sen
         ("POST", "/report_asset_check/orders", ""),
     ],
 )
-def test_a_browser_that_does_not_say_where_a_request_comes_from_starts_nothing(
-    operator: httpx.Client, method: str, path: str, content_type: str
-) -> None:
+def test_a_request_of_unknown_origin_starts_nothing(operator: httpx.Client, method: str, path: str, content_type: str) -> None:
     given = {"query": STOP_SENSOR, "variables": json.dumps(SENSOR)}
     headers = {"Content-Type": content_type} if content_type else {}
     assert operator.request(method, path, params=given, headers=headers).status_code == 403
@@ -309,7 +305,7 @@ def browse(proxy: Proxy, viewer: httpx.Client, tmp_path: Path) -> Iterator[Calla
         page.close()
 
 
-def test_a_viewer_reads_the_pages_where_an_operator_finds_the_buttons(case: PipelineCase, browse: Callable[[str], Page]) -> None:
+def test_a_viewer_sees_no_buttons_where_an_operator_does(case: PipelineCase, browse: Callable[[str], Page]) -> None:
     launchpad = ("locations", LOCATION, "jobs", "start_pipeline", "playground")
     page = browse(VIEWER)
     page.open("locations", LOCATION, "asset-groups", case.pipeline.replace("-", "_"))

@@ -62,7 +62,7 @@ def change_shape(document: dict[str, Any]) -> None:
     ids=["faulty", "no such cast", "another shape"],
 )
 @pytest.mark.parametrize("verb", ["restart", "drain"])
-def test_a_file_that_cannot_be_started_leaves_the_running_job_alone(
+def test_a_faulty_start_leaves_the_running_job_alone(
     case: PipelineCase,
     jobs: StreamingJobs,
     config: PipelineConfig,
@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_started_leaves_the_running_job_alone(
     assert (state.state, state.pid, state.desired) == ("running", pid, "running")
 
 
-def test_a_pipeline_is_stopped_by_its_id_while_its_file_is_faulty(case: PipelineCase, jobs: StreamingJobs, config: PipelineConfig) -> None:
+def test_a_pipeline_with_a_faulty_file_is_stopped_by_its_id(case: PipelineCase, jobs: StreamingJobs, config: PipelineConfig) -> None:
     jobs.start(case.file)
     case.write_file(lambda document: document["sink"].pop("table"))
     assert jobs.stop_pipeline(case.pipeline)
@@ -123,7 +123,7 @@ def test_starts_from_several_processes_are_one_runner(case: PipelineCase, jobs: 
     assert len([*jobs.directory(case.pipeline).glob("logs/*.log")]) == 1
 
 
-def test_a_start_that_is_killed_leaves_a_job_that_is_meant_to_run(case: PipelineCase, jobs: StreamingJobs, config: PipelineConfig) -> None:
+def test_a_killed_start_leaves_a_job_that_is_meant_to_run(case: PipelineCase, jobs: StreamingJobs, config: PipelineConfig) -> None:
     process = starter(case)
     wait_until(lambda: read_launched(jobs.directory(case.pipeline)), "a runner on its way")
     wait_until(lambda: read_desired(jobs.directory(case.pipeline)), "a note of what is wanted")
@@ -153,9 +153,7 @@ def test_a_stop_in_the_middle_of_a_restart_holds(case: PipelineCase, jobs: Strea
     assert (state.state, state.desired) == ("stopped", "stopped")
 
 
-def test_what_another_release_has_written_is_as_if_it_were_not_there(
-    case: PipelineCase, jobs: StreamingJobs, config: PipelineConfig
-) -> None:
+def test_files_of_another_release_are_read_as_absent(case: PipelineCase, jobs: StreamingJobs, config: PipelineConfig) -> None:
     directory = jobs.directory(case.pipeline)
     (directory / "ingest-1").mkdir(parents=True)
     for path in ("desired.json", "launched.json", "ingest-1/status.json"):

@@ -110,7 +110,7 @@ def started(case: PipelineCase, tmp_path: Path) -> Iterator[PipelineCase]:
     wait_until(lambda: not _runners(case), "the end of the runner")
 
 
-def test_the_stream_outlives_each_process_of_dagster_and_comes_back_from_its_own_death(started: PipelineCase, tmp_path: Path) -> None:
+def test_the_stream_survives_kills_of_dagster_and_of_itself(started: PipelineCase, tmp_path: Path) -> None:
     case = started
     home = tmp_path / "dagster"
     with dagster(case, home) as first:

@@ -30,9 +30,7 @@ def test_a_kill_around_the_store_is_repaired_by_the_next_run(case: PipelineCase,
 
 
 @pytest.mark.parametrize("point", ["process.before-state:1", "process.after-state:2"])
-def test_a_kill_from_a_task_that_has_touched_the_store_is_repaired_by_the_next_run(
-    case: PipelineCase, session: SparkSession, point: str
-) -> None:
+def test_a_kill_from_a_task_with_the_store_open_is_repaired(case: PipelineCase, session: SparkSession, point: str) -> None:
     _began(case)
     case.warm_run()
     case.send(copies(3000, first=1500, keys=1499))

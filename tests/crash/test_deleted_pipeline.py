@@ -31,7 +31,7 @@ def test_a_deleted_pipeline_begins_anew_under_the_same_name(case: PipelineCase) 
 
 # TRUNCATE takes the remembered tokens along; DELETE leaves them, as does a table that others write to.
 @pytest.mark.parametrize("emptied_by", ["TRUNCATE TABLE {}", "ALTER TABLE {} DELETE WHERE 1 SETTINGS mutations_sync = 2"])
-def test_tokens_of_a_deleted_pipeline_do_not_swallow_rows_of_its_successor(case: PipelineCase, emptied_by: str) -> None:
+def test_old_tokens_do_not_swallow_rows_of_a_successor(case: PipelineCase, emptied_by: str) -> None:
     case.create_topic()
     case.send_events(3000)
     case.warm_run()

@@ -43,7 +43,7 @@ def test_a_kill_of_everything_at_once_loses_and_doubles_nothing(case: PipelineCa
     assert check_first_of_keys(case)["row"] > 9_900
 
 
-def test_a_kill_of_everything_at_once_with_spark_loses_and_doubles_nothing(case: PipelineCase) -> None:
+def test_a_kill_of_everything_with_spark_loses_nothing(case: PipelineCase) -> None:
     case.create_topic()
     process = case.start()
     case.wait_ready(process)

@@ -67,7 +67,7 @@ def failed(client: DagsterGraphQLClient, job: str, pipeline: str) -> str:
     return str(run)
 
 
-def test_a_failed_start_and_a_failed_compaction_call_people_each_with_its_message(case: PipelineCase, address: str, hook: Webhook) -> None:
+def test_failed_starts_and_compactions_alert_with_a_message(case: PipelineCase, address: str, hook: Webhook) -> None:
     wait_until(lambda: has_ticked(address, "alert_failed_runs"), "the first tick of the sensor")
     client = DagsterGraphQLClient("127.0.0.1", port_number=int(address.rpartition(":")[2]))
     failed(client, "compact_keys", case.pipeline)

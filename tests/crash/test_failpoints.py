@@ -34,7 +34,7 @@ def _send_several_frames(case: PipelineCase) -> None:
 
 
 @pytest.mark.parametrize("point", [*(f"{name}:1" for name in ALWAYS_REACHED), *LATER])
-def test_a_kill_between_any_two_steps_is_repaired_by_the_next_run(case: PipelineCase, point: str) -> None:
+def test_a_kill_between_any_two_steps_is_repaired(case: PipelineCase, point: str) -> None:
     _send_several_frames(case)
     killed = case.run_plain(**{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
@@ -43,7 +43,7 @@ def test_a_kill_between_any_two_steps_is_repaired_by_the_next_run(case: Pipeline
 
 
 @pytest.mark.parametrize("point", ["ingest.after-publish:1", "process.after-publish:1", "sink.after-insert:1", "leg.before-commit:3"])
-def test_a_kill_of_the_runner_and_its_jvm_is_repaired_by_the_next_run(case: PipelineCase, point: str) -> None:
+def test_a_kill_of_the_runner_and_its_jvm_is_repaired(case: PipelineCase, point: str) -> None:
     _send_several_frames(case)
     killed = case.run(*IN_DRIVER, **{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
@@ -55,7 +55,7 @@ def test_a_kill_of_the_runner_and_its_jvm_is_repaired_by_the_next_run(case: Pipe
 @pytest.mark.parametrize(
     "point", ["ingest.between-frames:3", "ingest.after-publish:1", "process.between-frames:2", "process.after-publish:1"]
 )
-def test_a_kill_of_the_runner_from_a_task_is_repaired_by_the_next_run(case: PipelineCase, session: SparkSession, point: str) -> None:
+def test_a_kill_of_the_runner_from_a_task_is_repaired(case: PipelineCase, session: SparkSession, point: str) -> None:
     case.session = session
     _send_several_frames(case)
     if point.startswith("process."):

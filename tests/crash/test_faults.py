@@ -18,7 +18,7 @@ def _of_session(words: str) -> list[psutil.Process]:
     return with_words(psutil.Process().children(recursive=True), words)
 
 
-def test_a_kill_between_insert_and_confirmation_and_a_lost_checkpoint_double_nothing(case: PipelineCase, session: SparkSession) -> None:
+def test_a_kill_after_insert_and_a_lost_checkpoint_are_harmless(case: PipelineCase, session: SparkSession) -> None:
     case.session = session
     case.create_topic()
     case.send_events(6000, bad_every=100)
@@ -48,7 +48,7 @@ def test_a_runner_whose_jvm_was_killed_ends_and_the_next_goes_on(case: PipelineC
     case.check()
 
 
-def test_a_terminated_runner_finishes_its_batches_and_leaves_nothing_behind(case: PipelineCase, session: SparkSession) -> None:
+def test_a_terminated_runner_finishes_batches_and_cleans_up(case: PipelineCase, session: SparkSession) -> None:
     case.session = session
     case.create_topic()
     process = case.start()
@@ -63,7 +63,7 @@ def test_a_terminated_runner_finishes_its_batches_and_leaves_nothing_behind(case
     case.check()
 
 
-def test_a_killed_worker_costs_a_task_and_a_killed_planner_a_query(case: PipelineCase, session: SparkSession) -> None:
+def test_a_killed_worker_costs_a_task_a_killed_planner_a_query(case: PipelineCase, session: SparkSession) -> None:
     case.session = session
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False, driver_offsets=0, driver_frames=0)

@@ -51,7 +51,7 @@ def size(case: PipelineCase, role: str) -> int:
 
 
 @pytest.mark.parametrize(("role", "leg"), [("raw", "ingest"), ("dlq", "process"), ("ledger", "ingest")])
-def test_a_full_stream_is_waited_for_by_its_name_and_nothing_is_lost(case: PipelineCase, role: str, leg: str) -> None:
+def test_a_full_stream_is_named_and_waited_for(case: PipelineCase, role: str, leg: str) -> None:
     case.create_topic()
     with running(case) as runner:
         case.send_events(1000, bad_every=100)
@@ -63,7 +63,7 @@ def test_a_full_stream_is_waited_for_by_its_name_and_nothing_is_lost(case: Pipel
         limit(case, role, -1)
 
 
-def test_letters_are_given_up_beside_a_full_raw_stream_and_enter_again_once_it_has_room(case: PipelineCase) -> None:
+def test_discards_make_room_beside_a_full_raw_stream(case: PipelineCase) -> None:
     case.create_topic()
     case.send([b"{"] * 30 + [b'{"id": "one", "name": "a"}'] * 20)
     case.warm_run()
@@ -145,7 +145,7 @@ def on_a_small_disk(directory: Path, options: str, port: int, server: Sequence[s
             one.wait()
 
 
-def test_a_full_disk_below_nats_is_waited_for_until_it_has_room_and_was_started_again(case: PipelineCase, tmp_path: Path) -> None:
+def test_a_full_disk_of_nats_is_waited_for_past_its_restart(case: PipelineCase, tmp_path: Path) -> None:
     port = choose_port(())
     case.write_file(lambda document: document.update(nats={"url": f"nats://127.0.0.1:{port}"}))
     case.create_topic()
@@ -173,7 +173,7 @@ def clickhouse_on_a_small_disk(case: PipelineCase, options: str) -> Iterator[Sma
 
 
 @pytest.mark.parametrize("options", ["size=64m", "size=256m,nr_inodes=600"])
-def test_a_disk_without_room_or_inodes_below_clickhouse_is_waited_for(case: PipelineCase, options: str) -> None:
+def test_a_full_disk_of_clickhouse_is_waited_for(case: PipelineCase, options: str) -> None:
     with clickhouse_on_a_small_disk(case, options) as small:
         case.create_topic()
         with running(case) as runner, case.load(count=1000, bad_every=0, name_bytes=2000):
@@ -184,7 +184,7 @@ def test_a_disk_without_room_or_inodes_below_clickhouse_is_waited_for(case: Pipe
         assert case.letters() == []
 
 
-def test_whatever_clickhouse_says_of_a_disk_without_inodes_is_waited_for(case: PipelineCase) -> None:
+def test_any_message_about_missing_inodes_is_waited_for(case: PipelineCase) -> None:
     with clickhouse_on_a_small_disk(case, "size=64m,nr_inodes=10000") as small:
         client = case.client()
         client.command("CREATE TABLE t (id Int64) ENGINE = MergeTree ORDER BY id")

@@ -97,7 +97,7 @@ def test_a_runner_goes_on_when_one_of_its_workers_is_killed(case: PipelineCase) 
     case.check()
 
 
-def test_a_query_whose_planner_was_killed_is_started_again_by_the_runner(case: PipelineCase) -> None:
+def test_a_query_whose_planner_was_killed_is_restarted(case: PipelineCase) -> None:
     process = _started(case)
     for turn, leg in enumerate(LEGS):
         with case.load():

@@ -30,7 +30,7 @@ def test_a_nats_that_falls_silent_is_left_for_a_new_connection(proxied: Proxied)
     assert case.letters() == []
 
 
-def test_an_answer_of_clickhouse_that_is_lost_a_hundred_times_doubles_nothing(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hundred_lost_answers_of_clickhouse_double_nothing(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines.sink.leg, "chunks", partial(chunks, max_rows=50))
     case, nats, clickhouse = proxied
 
@@ -49,7 +49,7 @@ def test_an_answer_of_clickhouse_that_is_lost_a_hundred_times_doubles_nothing(pr
     assert (case.count(), case.letters()) == (case.good, [])
 
 
-def test_a_clickhouse_killed_between_the_chunks_of_a_backlog_is_waited_for(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clickhouse_killed_during_a_backlog_is_waited_for(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines.sink.leg, "chunks", partial(chunks, max_rows=50))
     case.write_file(lambda document: document.update(buckets=MANY))
     case.create_topic(MANY)

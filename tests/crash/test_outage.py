@@ -54,7 +54,7 @@ def _check(case: PipelineCase) -> None:
     assert case.letters() == []
 
 
-def test_a_clickhouse_that_refuses_for_long_costs_no_event_and_the_backlog_goes_faster_than_it_came(case: PipelineCase) -> None:
+def test_a_long_outage_of_clickhouse_is_made_up_without_loss(case: PipelineCase) -> None:
     with proxies(case) as (_, clickhouse):
         case.write_file(through(case, clickhouse=clickhouse))
         case.create_topic()

@@ -26,7 +26,7 @@ def test_every_row_is_in_the_table_or_a_dead_letter_once(case: PipelineCase, poi
 @pytest.mark.parametrize(
     "point", ["sink.before-insert:1", "sink.before-insert:3", "sink.after-insert:1", "sink.after-amend:1", "sink.after-amend:3"]
 )
-def test_a_chunk_of_which_partitions_were_stored_before_it_was_refused_is_there_once(case: PipelineCase, point: str) -> None:
+def test_a_partly_stored_then_refused_chunk_is_there_once(case: PipelineCase, point: str) -> None:
     make_parted(case, "skip index")
     case.send(event(number, "n/a" if number in (123, 301) else "1") for number in range(400))
     assert case.run_plain(**{VARIABLE: point}).returncode == -9

@@ -34,7 +34,7 @@ def jobs(case: PipelineCase) -> Iterator[StreamingJobs]:
     print(*(path.read_text() for path in directory.glob("logs/*.log")), sep="\n")
 
 
-def test_a_started_job_runs_until_it_is_stopped_and_nothing_is_lost(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_a_started_job_runs_until_stopped_and_loses_nothing(case: PipelineCase, jobs: StreamingJobs) -> None:
     assert jobs.inspect(case.file).state == "stopped"
     case.send_events(900, bad_every=100)
     started = jobs.start(case.file)
@@ -50,7 +50,7 @@ def test_a_started_job_runs_until_it_is_stopped_and_nothing_is_lost(case: Pipeli
     case.check()
 
 
-def test_the_runner_has_a_session_of_its_own_and_none_of_dagsters_variables(
+def test_the_runner_has_its_own_session_and_no_dagster_variables(
     case: PipelineCase, jobs: StreamingJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAGSTER_RUN_JOB_NAME", "start_pipeline")
@@ -92,7 +92,7 @@ def test_only_the_legs_that_are_missing_are_started(case: PipelineCase, jobs: St
     assert read_desired(jobs.directory(case.pipeline)).legs == ("ingest", "process", "sink")
 
 
-def test_a_runner_that_ends_at_its_start_is_told_in_its_own_words(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_a_runner_that_fails_at_its_start_is_quoted(case: PipelineCase, jobs: StreamingJobs) -> None:
     document = yaml.safe_load(case.file.read_text())
     document["sources"][0]["topic"] = "no-such-topic"
     case.file.write_text(yaml.safe_dump(document))
@@ -101,14 +101,14 @@ def test_a_runner_that_ends_at_its_start_is_told_in_its_own_words(case: Pipeline
     assert read_desired(jobs.directory(case.pipeline)) is None
 
 
-def test_a_faulty_file_is_told_with_its_faults_and_starts_nothing(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_a_faulty_file_lists_its_faults_and_starts_nothing(case: PipelineCase, jobs: StreamingJobs) -> None:
     case.write_file(lambda document: document["sink"].pop("table"))
     with pytest.raises(ConfigurationError, match=r"sink\.table"):
         jobs.start(case.file)
     assert read_launched(jobs.directory(case.pipeline)) is None
 
 
-def test_a_killed_runner_is_seen_as_stopped_although_its_parent_has_not_asked_for_it(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_a_killed_runner_is_stopped_even_while_unreaped(case: PipelineCase, jobs: StreamingJobs) -> None:
     pid = jobs.start(case.file).state.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -132,9 +132,7 @@ def mend(case: PipelineCase) -> None:
     case.client().command(f"ALTER TABLE {case.table} ADD COLUMN amount Nullable(Float64) AFTER name")
 
 
-def test_a_runner_that_ended_because_its_legs_halted_is_known_as_halted_until_its_legs_start_again(
-    case: PipelineCase, jobs: StreamingJobs
-) -> None:
+def test_a_halted_runner_stays_halted_until_its_legs_restart(case: PipelineCase, jobs: StreamingJobs) -> None:
     state = halted(case, jobs)
     assert (state.state, state.missing, {*state.legs}) == ("halted", (), {"ingest", "process"})
     assert state.message.startswith("sink: ")
@@ -152,7 +150,7 @@ def test_a_runner_that_ended_because_its_legs_halted_is_known_as_halted_until_it
     assert (killed.state, killed.missing, killed.halted) == ("running", ("sink",), ())
 
 
-def test_a_start_that_is_killed_before_it_has_the_leg_hides_behind_no_earlier_halt(
+def test_a_start_killed_before_its_leg_hides_behind_no_halt(
     case: PipelineCase, jobs: StreamingJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halted(case, jobs)
@@ -169,7 +167,7 @@ def test_a_start_that_is_killed_before_it_has_the_leg_hides_behind_no_earlier_ha
     assert (state.state, state.missing, state.halted) == ("running", ("sink",), ())
 
 
-def test_an_edit_of_the_file_ends_a_halt_and_one_of_its_alerts_or_a_fault_does_not(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_an_edit_ends_a_halt_unless_of_alerts_or_faulty(case: PipelineCase, jobs: StreamingJobs) -> None:
     halted(case, jobs)
     case.write_file(lambda document: document.update(alerts={"max_restarts": 1}))
     assert jobs.inspect(case.file).halted == ("sink",)
@@ -185,7 +183,7 @@ def without_table(document: dict[str, Any]) -> None:
     document["sink"].update(table="no_such_table", create_table=False)
 
 
-def test_a_dead_job_that_cannot_be_started_for_a_reason_that_stays_is_halted(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_a_dead_job_that_can_never_start_is_halted(case: PipelineCase, jobs: StreamingJobs) -> None:
     pid = jobs.start(case.file).state.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -198,7 +196,7 @@ def test_a_dead_job_that_cannot_be_started_for_a_reason_that_stays_is_halted(cas
     assert state.message.startswith("ingest, process, sink: checking table ")
 
 
-def test_a_start_beside_a_live_runner_that_cannot_work_tells_nothing_of_that_runner(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_a_failing_start_says_nothing_of_a_live_runner(case: PipelineCase, jobs: StreamingJobs) -> None:
     pid = jobs.start(case.file).state.pid
     assert pid is not None
     case.write_file(without_table)
@@ -210,7 +208,7 @@ def test_a_start_beside_a_live_runner_that_cannot_work_tells_nothing_of_that_run
     assert (state.state, state.halted, state.missing) == ("stopped", (), ("ingest", "process", "sink"))
 
 
-def test_a_paused_runner_is_unreachable_and_a_restart_with_a_limit_replaces_it(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_a_paused_runner_is_unreachable_until_replaced(case: PipelineCase, jobs: StreamingJobs) -> None:
     case.send_events(300)
     pid = jobs.start(case.file).state.pid
     assert pid is not None
@@ -225,7 +223,7 @@ def test_a_paused_runner_is_unreachable_and_a_restart_with_a_limit_replaces_it(c
     case.check()
 
 
-def test_a_drain_ends_when_nothing_waits_and_leaves_the_job_stopped(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_a_drain_ends_when_nothing_waits_and_stops_the_job(case: PipelineCase, jobs: StreamingJobs) -> None:
     jobs.start(case.file)
     case.send_events(3000, bad_every=100)
     drained = jobs.drain(case.file)
@@ -233,7 +231,7 @@ def test_a_drain_ends_when_nothing_waits_and_leaves_the_job_stopped(case: Pipeli
     case.check()
 
 
-def test_the_command_line_stops_what_dagster_started_and_it_is_meant_to_be_stopped(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_the_command_line_stops_a_job_of_dagster_for_good(case: PipelineCase, jobs: StreamingJobs) -> None:
     jobs.start(case.file)
     assert case.invoke("stop", str(case.file)).output == "stopped\n"
     state = jobs.inspect(case.file)
@@ -254,7 +252,7 @@ def test_a_system_that_is_away_is_waiting_and_not_dead(case: PipelineCase, jobs:
     wait_until(lambda: jobs.inspect(case.file).state == "running", "a running job")
 
 
-def test_a_start_that_waits_for_kafka_says_so_with_what_to_do_and_goes_on(case: PipelineCase, jobs: StreamingJobs) -> None:
+def test_a_start_that_waits_for_kafka_says_so_and_goes_on(case: PipelineCase, jobs: StreamingJobs) -> None:
     case.send_events(300)
     case.stack.server("kafka").kill()
     with ThreadPoolExecutor(1) as pool:

@@ -31,7 +31,7 @@ def _ends(case: PipelineCase) -> list[int]:
     return [state.last_sequence for state in states if state]
 
 
-def test_a_second_runner_on_the_same_home_is_refused_and_the_first_goes_on(case: PipelineCase) -> None:
+def test_a_second_runner_on_one_home_is_refused(case: PipelineCase) -> None:
     case.create_topic()
     first = case.warm_runner(until_caught_up=False)
     thread = case.in_background(first)
@@ -48,7 +48,7 @@ def test_a_second_runner_on_the_same_home_is_refused_and_the_first_goes_on(case:
     case.check()
 
 
-def test_a_paused_runner_is_replaced_after_its_lease_and_stops_when_it_wakes(case: PipelineCase, tmp_path: Path) -> None:
+def test_a_paused_runner_is_replaced_and_stops_when_it_wakes(case: PipelineCase, tmp_path: Path) -> None:
     case.create_topic()
     first = case.start()
     case.wait_ready(first)

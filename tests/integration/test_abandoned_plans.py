@@ -48,7 +48,7 @@ def with_open_plan(case: PipelineCase, failpoint: str) -> None:
     killed_at(case, failpoint)
 
 
-def test_a_plan_that_is_open_is_shown_with_what_stands_in_its_way(case: PipelineCase) -> None:
+def test_an_open_plan_is_shown_with_its_obstacle(case: PipelineCase) -> None:
     with_open_plan(case, "sink.before-insert")
     alter(case, "DROP COLUMN amount")
     (plan,) = json.loads(case.invoke("plan", "show", str(case.file), "--json").stdout)
@@ -56,7 +56,7 @@ def test_a_plan_that_is_open_is_shown_with_what_stands_in_its_way(case: Pipeline
     assert "100" in case.invoke("plan", "show", str(case.file)).stdout
 
 
-def test_rows_of_an_open_plan_that_are_given_up_are_dead_letters_and_enter_again_under_the_new_file(case: PipelineCase) -> None:
+def test_abandoned_rows_are_letters_and_enter_under_a_new_file(case: PipelineCase) -> None:
     with_open_plan(case, "sink.before-insert")
     alter(case, "RENAME COLUMN name TO title")
     case.write_file(mapping(lambda columns: columns[1].update(column_name="title")))
@@ -94,7 +94,7 @@ def test_rows_that_the_table_holds_are_not_given_up(case: PipelineCase) -> None:
     assert case.count() == 75
 
 
-def test_rows_that_wait_behind_the_plan_are_given_up_as_well_when_asked_for(case: PipelineCase) -> None:
+def test_rows_waiting_behind_the_plan_are_abandoned_on_request(case: PipelineCase) -> None:
     with_open_plan(case, "sink.before-insert")
     case.send_events(50)
     case.run_in_turn("ingest", "process")
@@ -107,7 +107,7 @@ def test_rows_that_wait_behind_the_plan_are_given_up_as_well_when_asked_for(case
 
 @pytest.mark.parametrize("failpoint", ["plan.after-amend", "plan.after-letters"])
 @pytest.mark.parametrize("who", ["sink", "command"])
-def test_an_abandonment_that_was_killed_is_finished_as_it_was_decided(case: PipelineCase, failpoint: str, who: str) -> None:
+def test_a_killed_abandonment_is_finished_as_decided(case: PipelineCase, failpoint: str, who: str) -> None:
     with_open_plan(case, "sink.before-insert")
     command = ["plan", "abandon", str(case.file), "--leg", "sink", "--reason", "first", "--yes"]
     killed = subprocess.run(
@@ -122,7 +122,7 @@ def test_an_abandonment_that_was_killed_is_finished_as_it_was_decided(case: Pipe
     assert sink_of_tally(case) == {"confirmed by ClickHouse": 0, "dead letters": 0, "abandoned (dead letters)": 100}
 
 
-def test_a_table_without_position_columns_needs_somebody_who_has_looked(case: PipelineCase) -> None:
+def test_a_table_without_positions_needs_a_human_look(case: PipelineCase) -> None:
     case.client().command(
         f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64)) ENGINE = MergeTree ORDER BY id "
         "SETTINGS non_replicated_deduplication_window = 100"
@@ -135,7 +135,7 @@ def test_a_table_without_position_columns_needs_somebody_who_has_looked(case: Pi
     assert case.invoke("audit", str(case.file)).exit_code == 0
 
 
-def test_a_running_sink_keeps_its_plans_and_other_legs_are_refused_with_the_reason(case: PipelineCase) -> None:
+def test_a_running_sink_keeps_its_plans(case: PipelineCase) -> None:
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False)
     case.in_background(runner)

@@ -35,7 +35,7 @@ def mail(server: MailServer, security: str, **fields: str) -> AlertsResource:
     return AlertsResource(**{**place, **people, "smtp_user": USER, "smtp_password": PASSWORD, **fields})
 
 
-def test_every_receiver_gets_the_pipeline_what_is_wrong_and_the_remedy(hook: Webhook, tmp_path: Path) -> None:
+def test_every_receiver_gets_the_pipeline_cause_and_remedy(hook: Webhook, tmp_path: Path) -> None:
     with mail_server("none", tmp_path) as server:
         alerts = mail(server, "none", smtp_user="", webhook_urls=f"{hook.url} {hook.url}")
         assert alerts.send(ALERT) == []
@@ -48,9 +48,7 @@ def test_every_receiver_gets_the_pipeline_what_is_wrong_and_the_remedy(hook: Web
     assert "what to do: create the table" in sent
 
 
-def test_a_receiver_that_fails_is_told_without_its_address_and_the_others_get_the_alert(
-    hook: Webhook, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_receiver_is_reported_without_its_address(hook: Webhook, caplog: pytest.LogCaptureFixture) -> None:
     resource = AlertsResource(webhook_urls=f"{hook.server}/wrong/secret {hook.url} http://127.0.0.1:1/secret")
     assert resource.send(ALERT) == ["webhook 1: HTTPStatusError", "webhook 3: ConnectError"]
     assert len(hook.got) == 2
@@ -78,7 +76,7 @@ def test_a_wrong_password_is_logged_without_it(security: str, tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
-def test_a_certificate_that_is_not_trusted_gets_neither_the_login_nor_the_mail(security: str, tmp_path: Path) -> None:
+def test_an_untrusted_certificate_gets_no_login_and_no_mail(security: str, tmp_path: Path) -> None:
     with mail_server(security, tmp_path) as server:
         assert mail(server, security, smtp_ca_file="").send(ALERT) == ["mail: SSLCertVerificationError"]
     assert server.box.got == []
@@ -104,7 +102,7 @@ def test_the_environment_says_how_to_reach_the_mail_server(tmp_path: Path, monke
     assert len(server.box.got) == 1
 
 
-def test_an_unknown_security_is_named_and_nothing_goes_in_the_clear(tmp_path: Path) -> None:
+def test_an_unknown_security_is_named_and_sends_no_plain_text(tmp_path: Path) -> None:
     with mail_server("none", tmp_path) as server:
         (failed,) = mail(server, "ssl").send(ALERT)
     assert "smtp_security: must be one of starttls, tls, none" in failed

@@ -42,9 +42,7 @@ def test_a_column_that_is_added_under_load_gets_its_default(case: PipelineCase) 
     ],
     ids=["dropped", "renamed", "narrowed"],
 )
-def test_a_mapped_column_that_changes_is_a_halt_before_the_insert_and_mended_it_goes_on(
-    case: PipelineCase, change: str, fault: str, remedy: str
-) -> None:
+def test_a_changed_column_halts_before_the_insert_until_mended(case: PipelineCase, change: str, fault: str, remedy: str) -> None:
     runner = started(case)
     case.client().command(f"ALTER TABLE {case.table} {change}")
     # What Int16 would cut.
@@ -79,7 +77,7 @@ def user(case: PipelineCase) -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.parametrize(("changed", "code"), [("pipeline:canary-7d1f:select", 497), ("pipeline:other", 516)], ids=["right", "password"])
-def test_a_right_that_is_taken_away_under_load_is_a_halt_and_given_back_it_goes_on(
+def test_a_revoked_right_halts_under_load_until_granted_again(
     case: PipelineCase, user: Callable[[str], None], changed: str, code: int
 ) -> None:
     runner = started(case)

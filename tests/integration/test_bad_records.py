@@ -61,7 +61,7 @@ BAD_VALUES: dict[str, tuple[bytes | None, tuple[str, str, str | None]]] = {
 }
 
 
-def test_each_bad_record_is_a_dead_letter_with_its_reason_and_its_neighbours_arrive(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_each_bad_record_is_a_dead_letter_and_others_arrive(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic(1)
     records: list[Record] = []
     for number, (value, _) in enumerate(BAD_VALUES.values()):
@@ -109,7 +109,7 @@ def test_many_huge_records_in_a_row_pass_one_after_the_other(case: PipelineCase)
     case.check()
 
 
-def test_the_size_limit_counts_key_value_and_headers_and_is_inclusive(case: PipelineCase) -> None:
+def test_the_size_limit_counts_the_whole_record_inclusively(case: PipelineCase) -> None:
     case.create_topic(1)
     headers: Headers = [("name", b"12345")]
     around = len(b"key") + len(b"name") + len(b"12345")

@@ -65,7 +65,7 @@ def test_a_row_that_was_inserted_again_is_a_duplicate_and_named(done: PipelineCa
     assert found.examples == [{"topic": done.topic, "partition": 17 % 3, "offset": 17 // 3, "rows": 2}]
 
 
-def test_a_key_that_is_there_twice_within_its_window_is_a_duplicate_and_named(done: PipelineCase) -> None:
+def test_a_key_twice_within_its_window_is_a_named_duplicate(done: PipelineCase) -> None:
     done.client().command(f"ALTER TABLE {done.table} UPDATE id = 17 WHERE id = 18 SETTINGS mutations_sync = 2")
     found = look(done, "duplicates")["duplicates"]
     assert not found.passed
@@ -96,7 +96,7 @@ def test_a_deleted_row_is_a_gap_and_named(done: PipelineCase) -> None:
     assert (found.examples[0]["kind"], found.examples[0]["partition"], found.examples[0]["offset"]) == ("missing", 17 % 3, 17 // 3)
 
 
-def test_a_row_of_an_open_chunk_never_makes_up_for_one_that_is_missing(done: PipelineCase) -> None:
+def test_an_open_chunks_row_never_replaces_a_missing_one(done: PipelineCase) -> None:
     done.send_events(30)
     done.run_in_turn("ingest", "process")
     killed = done.run_plain(**{VARIABLE: "sink.after-insert:1"})
@@ -108,7 +108,7 @@ def test_a_row_of_an_open_chunk_never_makes_up_for_one_that_is_missing(done: Pip
     assert (found.passed, found.message, found.facts["found"]) == (False, "1 of 60 confirmed rows are missing", 89)
 
 
-def test_a_gap_is_found_where_the_sink_stands_in_the_middle_of_a_range(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_is_found_with_the_sink_in_the_middle_of_a_range(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last confirmed chunk ends between two frames of one range of the process leg, and the next one is in the table."""
     case.create_topic()
     case.send_events(90)
@@ -144,7 +144,7 @@ def test_a_row_that_no_record_explains_is_found(done: PipelineCase) -> None:
     assert "1 positions more" in look(done, "gaps")["gaps"].message
 
 
-def test_rows_without_a_position_of_the_topic_are_one_too_many_and_named(done: PipelineCase) -> None:
+def test_rows_without_a_position_of_the_topic_are_extra(done: PipelineCase) -> None:
     """Also where they hide that a row is missing, and where only their topic is another one."""
     client = done.client()
     client.command(f"INSERT INTO {done.table} (id, name) VALUES (900, 'x')")
@@ -174,9 +174,7 @@ WINDOW = "SETTINGS non_replicated_deduplication_window = 1000"
     ],
     ids=["partitions", "replacing", "ttl"],
 )
-def test_rows_that_the_table_removes_by_itself_are_missing_and_the_cause_is_told(
-    case: PipelineCase, engine: str, missing: int, removes: str
-) -> None:
+def test_rows_that_the_table_removes_are_missing_with_the_cause(case: PipelineCase, engine: str, missing: int, removes: str) -> None:
     case.client().command(f"CREATE TABLE {case.table} ({POSITIONED}) ENGINE = {engine} {WINDOW}")
     case.create_topic()
     case.send_events(60)
@@ -188,7 +186,7 @@ def test_rows_that_the_table_removes_by_itself_are_missing_and_the_cause_is_told
         assert look(case, "gaps")["gaps"].message == said
 
 
-def test_rows_of_a_detached_partition_are_missing_until_it_is_attached_again(case: PipelineCase) -> None:
+def test_rows_of_a_detached_partition_are_missing_until_attached(case: PipelineCase) -> None:
     case.client().command(f"CREATE TABLE {case.table} ({POSITIONED}) ENGINE = MergeTree PARTITION BY id % 7 ORDER BY id {WINDOW}")
     case.create_topic()
     case.send_events(60)
@@ -288,7 +286,7 @@ def test_views_that_no_sum_can_judge_are_told_and_no_fault(case: PipelineCase) -
     assert [value for name, value in found.facts.items() if name.startswith("total of default..inner_id.")] == [50]
 
 
-def test_a_view_that_keeps_what_its_table_lets_expire_is_told_and_no_fault(case: PipelineCase) -> None:
+def test_a_view_that_outlives_its_tables_rows_is_no_fault(case: PipelineCase) -> None:
     ttl = "TTL toDateTime(_tf_arrival) - INTERVAL 1 DAY WHERE id < 10"
     client, copy = case.client(), f"{case.table}_copy"
     client.command(f"CREATE TABLE {case.table} ({POSITIONED}) ENGINE = MergeTree ORDER BY id {ttl} {WINDOW}")
@@ -303,7 +301,7 @@ def test_a_view_that_keeps_what_its_table_lets_expire_is_told_and_no_fault(case:
     assert (found.passed, found.message, found.not_judged) == (True, "0 of 1 views compared, all even", told)
 
 
-def test_a_view_that_was_made_later_than_rows_of_its_table_is_a_fault_until_they_are_inserted(case: PipelineCase) -> None:
+def test_a_later_view_is_a_fault_until_older_rows_are_inserted(case: PipelineCase) -> None:
     """Its column of counts may hold NULL, and no row yet."""
     counts = f"{case.table}_counts"
 
@@ -323,7 +321,7 @@ def test_a_view_that_was_made_later_than_rows_of_its_table_is_a_fault_until_they
     assert look(case, "views")["views"].passed
 
 
-def test_a_view_that_is_slower_than_its_table_is_no_fault_while_a_chunk_is_inserted(case: PipelineCase) -> None:
+def test_a_view_slower_than_its_table_is_no_fault_mid_insert(case: PipelineCase) -> None:
     """The table has the chunk two and a half seconds before the view's target has."""
     case.create_topic()
     case.send_events(30)
@@ -365,7 +363,7 @@ def test_records_that_wait_in_kafka_are_not_fresh(case: PipelineCase) -> None:
     assert (found.passed, found.is_mild, found.facts["offsets waiting in Kafka"]) == (False, False, 2)
 
 
-def test_records_that_wait_in_a_partition_that_was_added_are_not_fresh(case: PipelineCase) -> None:
+def test_records_waiting_in_an_added_partition_are_not_fresh(case: PipelineCase) -> None:
     case.create_topic(1)
     send_aged(case, 0, timedelta(minutes=30))
     case.warm_run()
@@ -439,7 +437,7 @@ def forge(case: PipelineCase, change: Callable[[dict[str, Any]], dict[str, Any]]
     log.close()
 
 
-def test_a_table_without_position_columns_says_what_is_not_judged(case: PipelineCase) -> None:
+def test_a_table_without_positions_says_what_is_not_checked(case: PipelineCase) -> None:
     settings = "SETTINGS non_replicated_deduplication_window = 1000"
     case.client().command(
         f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64)) ENGINE = MergeTree ORDER BY id {settings}"

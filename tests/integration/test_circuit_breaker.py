@@ -45,7 +45,7 @@ def is_open(case: PipelineCase, leg: str = "process") -> bool:
     return found[leg].has_open_plan
 
 
-def test_a_broken_mapping_stops_before_its_first_dead_letter_and_accept_goes_on(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_a_broken_mapping_stops_before_its_first_letter(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic()
     case.send(of_wrong_type(range(5000)))
     for _ in range(2):
@@ -61,7 +61,7 @@ def test_a_broken_mapping_stops_before_its_first_dead_letter_and_accept_goes_on(
     case.check()
 
 
-def test_a_mended_file_does_not_let_pass_what_was_planned_before_until_that_is_accepted(case: PipelineCase) -> None:
+def test_a_mended_file_still_needs_accept_for_earlier_plans(case: PipelineCase) -> None:
     case.create_topic()
     case.send(of_wrong_type(range(2000)))
     with pytest.raises(HaltError, match="rejected for one cause, more than 20 %"):
@@ -116,7 +116,7 @@ def test_records_that_are_late_are_judged_behind_the_exchange(case: PipelineCase
     assert check_event_times(case, 3600, 0) == {"row": 10, "late": 10_000}
 
 
-def test_at_a_low_rate_batches_add_up_until_enough_records_are_seen(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_at_a_low_rate_add_up_until_enough_are_seen(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breaker, "MIN_RECORDS", 200)
     case.create_topic()
     case.warm_run()
@@ -172,7 +172,7 @@ def refuse_from(case: PipelineCase, first: int) -> None:
 
 
 @pytest.mark.usefixtures("few_are_enough")
-def test_a_table_that_refuses_a_fifth_of_a_chunk_stops_the_sink_and_accept_goes_on(case: PipelineCase) -> None:
+def test_a_table_refusing_a_fifth_of_a_chunk_stops_the_sink(case: PipelineCase) -> None:
     refuse_from(case, 78)
     case.send_events(100, partitions=1)
     with pytest.raises(HaltError, match=r"21 of 100 records were rejected for one cause.*sink: refused.*offset"):
@@ -184,7 +184,7 @@ def test_a_table_that_refuses_a_fifth_of_a_chunk_stops_the_sink_and_accept_goes_
 
 
 @pytest.mark.usefixtures("few_are_enough")
-def test_a_table_that_is_mended_takes_the_rows_that_were_not_decided(case: PipelineCase) -> None:
+def test_a_mended_table_takes_the_undecided_rows(case: PipelineCase) -> None:
     refuse_from(case, 78)
     case.send_events(100, partitions=1)
     with pytest.raises(HaltError, match="21 of 100 records"):
@@ -198,7 +198,7 @@ def test_a_table_that_is_mended_takes_the_rows_that_were_not_decided(case: Pipel
 # -- on_error ---------------------------------------------------------------------------------------------------------------
 
 
-def test_rejected_halt_stops_at_the_first_record_and_goes_on_when_the_word_is_changed_back(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_rejected_halt_stops_at_one_record_until_changed_back(case: PipelineCase, way: dict[str, Any]) -> None:
     case.write_file(halting)
     case.create_topic(1)
     case.send([*good(range(10)), *of_wrong_type(range(10, 12)), *good(range(12, 20))], partitions=1)
@@ -233,7 +233,7 @@ def test_with_dedup_rejected_halt_stops_before_the_exchange(case: PipelineCase, 
     assert check_first_of_keys(case) == {"row": 50, "letter": 1}
 
 
-def test_a_mended_mapping_goes_on_while_rejected_records_still_halt(case: PipelineCase) -> None:
+def test_a_mended_mapping_goes_on_while_rejections_still_halt(case: PipelineCase) -> None:
     case.write_file(halting)
     case.create_topic(1)
     case.send(good(range(5)), partitions=1)
@@ -260,7 +260,7 @@ def test_a_mended_mapping_goes_on_while_rejected_records_still_halt(case: Pipeli
     ]
 
 
-def test_rejected_halt_stops_at_a_row_that_the_table_refuses_until_the_table_is_mended(case: PipelineCase) -> None:
+def test_rejected_halt_stops_at_a_refused_row_until_mended(case: PipelineCase) -> None:
     case.write_file(halting)
     refuse_from(case, 40)
     case.send_events(50, partitions=1)
@@ -274,7 +274,7 @@ def test_rejected_halt_stops_at_a_row_that_the_table_refuses_until_the_table_is_
     case.check()
 
 
-def test_a_code_of_clickhouse_that_was_made_a_halt_may_be_a_record_again(case: PipelineCase) -> None:
+def test_a_code_overridden_to_halt_may_be_a_record_again(case: PipelineCase) -> None:
     case.write_file(lambda document: document.update({"on_error": {"clickhouse": {"675": "halt"}}}))
     case.create_topic(1)
     case.warm_run()
@@ -289,7 +289,7 @@ def test_a_code_of_clickhouse_that_was_made_a_halt_may_be_a_record_again(case: P
     case.check()
 
 
-def test_a_code_of_clickhouse_that_is_a_record_may_be_made_a_halt(case: PipelineCase) -> None:
+def test_a_code_of_class_record_may_be_overridden_to_halt(case: PipelineCase) -> None:
     case.write_file(lambda document: document.update({"on_error": {"clickhouse": {"469": "halt"}}}))
     refuse_from(case, 10)
     case.send_events(20, partitions=1)

@@ -98,7 +98,7 @@ def test_a_missing_table_is_none(clickhouse: ClickHouse, database: str) -> None:
     assert clickhouse.inspect("no_such_database", "t") is None
 
 
-def test_a_table_without_a_window_of_its_own_has_the_servers_default(clickhouse: ClickHouse, database: str) -> None:
+def test_a_table_without_its_own_window_has_the_default(clickhouse: ClickHouse, database: str) -> None:
     make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id")
     table = clickhouse.inspect(database, "t")
     assert table is not None
@@ -235,7 +235,7 @@ def test_a_large_block_is_one_part(clickhouse: ClickHouse, database: str) -> Non
     assert parts == [(300_000, 1)]
 
 
-def test_an_insert_with_a_row_that_the_table_refuses_names_it_and_stores_nothing(clickhouse: ClickHouse, database: str) -> None:
+def test_a_refused_insert_names_the_row_and_stores_nothing(clickhouse: ClickHouse, database: str) -> None:
     make(clickhouse, f"CREATE TABLE {database}.t (id Int64, CONSTRAINT positive CHECK id > 0) ENGINE = MergeTree ORDER BY id {WINDOW}")
     with pytest.raises(RefusedError, match=r"ClickHouse error 469 \(VIOLATED_CONSTRAINT\)") as refusal:
         clickhouse.insert(f"{database}.t", ["id"], block(1, -1), "one", 6)
@@ -243,9 +243,7 @@ def test_an_insert_with_a_row_that_the_table_refuses_names_it_and_stores_nothing
     assert numbers(clickhouse, f"{database}.t") == []
 
 
-def test_an_insert_that_a_view_refuses_is_in_the_table_and_reaches_the_view_with_the_same_token(
-    clickhouse: ClickHouse, database: str
-) -> None:
+def test_an_insert_refused_by_a_view_reaches_it_with_its_token(clickhouse: ClickHouse, database: str) -> None:
     """Why such an insert must not be cut: the pieces have other tokens, and the table would take the rows again."""
     view = f"CREATE MATERIALIZED VIEW {database}.v TO {database}.u AS SELECT id"
     make(
@@ -285,9 +283,7 @@ def with_profile(stack: LocalStack, **settings: object) -> ClickHouse:
     return opened
 
 
-def test_an_insert_is_one_deduplicated_block_whatever_the_profile_says(
-    clickhouse: ClickHouse, database: str, running_stack: LocalStack
-) -> None:
+def test_an_insert_is_one_block_whatever_the_profile_says(clickhouse: ClickHouse, database: str, running_stack: LocalStack) -> None:
     make(
         clickhouse,
         f"CREATE TABLE {database}.t (id Int64, INDEX i intDiv(1, id - 777) TYPE minmax) ENGINE = MergeTree ORDER BY id {WINDOW}",
@@ -319,7 +315,7 @@ def test_a_slow_insert_is_no_success(clickhouse: ClickHouse, database: str, runn
     client.close()
 
 
-def test_a_server_that_does_not_obey_is_refused_with_the_settings(
+def test_a_disobedient_server_is_refused_with_the_settings(
     clickhouse: ClickHouse, monkeypatch: pytest.MonkeyPatch, running_stack: LocalStack
 ) -> None:
     clickhouse.check_insert_settings()
@@ -340,7 +336,7 @@ def test_a_server_that_does_not_obey_is_refused_with_the_settings(
         clickhouse.check_insert_settings()
 
 
-def test_the_rows_of_a_chunk_that_a_table_holds_are_told_by_position_and_arrival(clickhouse: ClickHouse, database: str) -> None:
+def test_stored_rows_are_read_by_position_and_arrival(clickhouse: ClickHouse, database: str) -> None:
     columns = ", ".join(f"{name} {kind}" for name, kind in POSITION_COLUMN_TYPES)
     make(
         clickhouse,

@@ -263,7 +263,7 @@ def test_errors_have_the_code_and_status_of_a_server(server: Server, sql: str, c
         ("(a UInt64, b UInt8 MATERIALIZED throwIf(a = 100)) ENGINE = MergeTree ORDER BY a", 395),
     ],
 )
-def test_an_insert_that_fails_while_it_is_written_is_not_acknowledged(server: Server, table_part: str, code: int) -> None:
+def test_a_failed_insert_is_not_acknowledged(server: Server, table_part: str, code: int) -> None:
     server.sql(f"CREATE TABLE p {table_part}")
     body = "\n".join(map(str, range(200)))
     answer = server.http.post("/", params={"query": "INSERT INTO p FORMAT CSV"}, content=body)
@@ -536,7 +536,7 @@ def test_not_even_a_user_of_all_rights_reaches_files_or_programs(server: Server,
     assert server.sql("EXISTS outside") == "0"
 
 
-def test_tables_and_columns_may_have_the_names_of_what_is_refused(server: Server) -> None:
+def test_names_of_refused_things_may_name_tables_and_columns(server: Server) -> None:
     server.sql("CREATE TABLE `file` (`file` String, disk Int8) ENGINE = MergeTree ORDER BY (file, disk)")
     server.sql('INSERT INTO `default`.`file` (`file`, `disk`) FORMAT CSV\n"a file",1')
     server.sql("INSERT INTO file (file, disk) VALUES ('the `file`', 2)")
@@ -621,7 +621,7 @@ def test_concurrent_clients_get_their_own_answers(server: Server, table: str) ->
     assert server.sql("SELECT count(), uniqExact(a) FROM t") == "200\t200"
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_inserts_nothing(server: Server, table: str) -> None:
+def test_a_client_that_leaves_amid_its_body_inserts_nothing(server: Server, table: str) -> None:
     head = b"POST /?query=INSERT+INTO+t+FORMAT+CSV HTTP/1.1\r\n" + HEAD + b"Content-Length: 1000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head + b"1,a\n2,b\n")
@@ -684,7 +684,7 @@ def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
     assert again.end() == 0
 
 
-def test_sigterm_ends_it_soon_with_a_statement_running_and_releases_the_directory(tmp_path: Path) -> None:
+def test_sigterm_ends_a_busy_server_and_frees_its_directory(tmp_path: Path) -> None:
     server = Server(tmp_path, *USER)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.http.post, "/", content="SELECT count() FROM numbers(100000000000) WHERE sipHash64(number) = 7")
@@ -725,7 +725,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_an_answer_does_not_wait_for_the_clients_acknowledgement_of_its_headers() -> None:
+def test_an_answer_does_not_wait_for_ack_of_its_headers() -> None:
     async def accepted_option() -> int:
         option: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -327,7 +327,7 @@ EXTREMES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("made_for", "now"), WIDER)
-def test_a_column_that_has_become_wider_keeps_what_was_made_for_the_narrower_one(clickhouse: Any, made_for: str, now: str) -> None:
+def test_a_widened_column_keeps_narrower_rows(clickhouse: Any, made_for: str, now: str) -> None:
     kind = parse_type(made_for)
     assert keeps_values(now, kind)
     values = EXTREMES.get(kind.name) or list(integer_bounds(kind.name))

@@ -86,7 +86,7 @@ def test_a_signal_while_the_start_waits_ends_it(case: PipelineCase) -> None:
     assert "Traceback" not in process.communicate()[1]
 
 
-def test_a_start_that_waits_is_stopped_as_a_runner_is_and_leaves_nothing(case: PipelineCase) -> None:
+def test_a_waiting_start_is_stopped_and_leaves_nothing(case: PipelineCase) -> None:
     process = case.start("--connect-timeout", "300", KAFKA_BOOTSTRAP="127.0.0.1:1")
     wait_until(lambda: "waiting" in case.invoke("status", str(case.file)).stdout, "a start that waits")
     stopped = case.invoke("stop", str(case.file))
@@ -252,7 +252,7 @@ def test_a_running_pipeline_is_not_deleted(case: PipelineCase) -> None:
 # -- validate, schema -------------------------------------------------------------------------------------------------------------
 
 
-def test_validate_accepts_a_sound_file_and_lists_the_faults_of_a_bad_one(case: PipelineCase) -> None:
+def test_validate_accepts_a_sound_file_and_lists_all_faults(case: PipelineCase) -> None:
     sound = tallyflow(case, "validate", str(case.file))
     assert (sound.exit_code, f"pipeline {case.pipeline} is valid" in sound.output) == (0, True)
 
@@ -319,7 +319,7 @@ def batches(rows: int, delay: str) -> Any:
     return lambda document: document["sink"].update(max_batch_size=rows, max_delay_time=delay)
 
 
-def test_a_full_batch_is_inserted_at_once_and_a_smaller_one_waits(case: PipelineCase) -> None:
+def test_a_full_batch_is_inserted_at_once_a_smaller_waits(case: PipelineCase) -> None:
     case.create_topic()
     case.write_file(batches(500, "10m"))
     with running(case):

@@ -39,7 +39,7 @@ def pipeline(case: PipelineCase, request: pytest.FixtureRequest) -> Iterator[Dag
         yield made
 
 
-def test_a_bounded_materialization_ends_with_everything_in_the_table_and_its_numbers(pipeline: DagsterCase) -> None:
+def test_a_bounded_materialization_fills_the_table(pipeline: DagsterCase) -> None:
     case = pipeline.case
     case.send_events(300, bad_every=100)
     case.send([b'{"id": 5, "name": "again"}'])
@@ -58,7 +58,7 @@ def test_a_bounded_materialization_ends_with_everything_in_the_table_and_its_num
     assert find_runners(case.names.directory(case.home)) == []
 
 
-def test_a_selection_starts_the_job_that_goes_on_when_the_run_has_ended_and_a_second_one_adopts_it(pipeline: DagsterCase) -> None:
+def test_a_selection_starts_a_job_that_a_second_one_adopts(pipeline: DagsterCase) -> None:
     case = pipeline.case
     case.send_events(90)
     result = pipeline.materialize("raw_stream")
@@ -78,7 +78,7 @@ def test_a_selection_starts_the_job_that_goes_on_when_the_run_has_ended_and_a_se
     assert find_runners(case.names.directory(case.home))[0]["pid"] != first
 
 
-def test_a_pipeline_that_cannot_start_fails_with_what_to_do_and_no_traceback(case: PipelineCase) -> None:
+def test_a_failed_start_says_what_to_do_without_traceback(case: PipelineCase) -> None:
     with dagster_case(case) as pipeline:
         said = failure(pipeline.materialize("raw_stream", **CAUGHT_UP))
     assert "create the topic, or correct" in said
@@ -97,7 +97,7 @@ def test_what_was_checked_is_published(pipeline: DagsterCase) -> None:
 
 
 @IN_BOTH_STORAGES
-def test_a_failed_blocking_check_holds_the_publication_back_and_names_the_row(pipeline: DagsterCase) -> None:
+def test_a_failed_blocking_check_holds_back_the_publication(pipeline: DagsterCase) -> None:
     case = pipeline.case
     case.send_events(60)
     case.warm_run()
@@ -110,7 +110,7 @@ def test_a_failed_blocking_check_holds_the_publication_back_and_names_the_row(pi
     assert f"| {case.topic} | 2 | 5 | 2 |" in str(doubled.metadata["examples"].value)
 
 
-def test_checks_that_need_no_clickhouse_are_made_while_it_is_away(pipeline: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_without_clickhouse_run_while_it_is_away(pipeline: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that do need it are failed ones that say why, and the publication waits."""
     monkeypatch.setattr("dagster_project.checks.PAUSES", (0.1,))
     case = pipeline.case
@@ -184,7 +184,7 @@ def test_dead_letters_enter_again_when_somebody_has_said_which(pipeline: Dagster
 
 
 @IN_BOTH_STORAGES
-def test_the_sensor_reports_a_running_pipeline_and_says_why_it_is_quiet_about_others(pipeline: DagsterCase) -> None:
+def test_the_sensor_reports_running_pipelines_only(pipeline: DagsterCase) -> None:
     case = pipeline.case
     quiet = pipeline.sensor("observe_pipelines")
     assert quiet.skip_message == f"{case.pipeline}: stopped"
@@ -218,7 +218,7 @@ def fresh(pipeline: DagsterCase) -> Any:
     return tick if [event.description for event in out] == ["nothing waits"] else None
 
 
-def test_checks_stay_evaluated_while_the_pipeline_is_reported_as_fresh(pipeline: DagsterCase) -> None:
+def test_checks_stay_evaluated_while_the_pipeline_is_fresh(pipeline: DagsterCase) -> None:
     """Dagster shows none of an asset that was materialized after them."""
     case = pipeline.case
     case.send_events(60)
@@ -238,7 +238,7 @@ def test_checks_stay_evaluated_while_the_pipeline_is_reported_as_fresh(pipeline:
     assert all(asyncio.run(records[key].targets_latest_materialization(loading)) for key in keys)
 
 
-def test_checks_of_a_table_that_was_materialized_alone_stay_evaluated(pipeline: DagsterCase) -> None:
+def test_checks_of_a_table_materialized_alone_stay_evaluated(pipeline: DagsterCase) -> None:
     """The sensor adds the seams of which Dagster knows nothing, and not the table again."""
     pipeline.case.send_events(60)
     assert pipeline.materialize("clickhouse_table").success
@@ -249,7 +249,7 @@ def test_checks_of_a_table_that_was_materialized_alone_stay_evaluated(pipeline: 
     assert {name: shown(pipeline)[name] for name in SEAMS} == FRESH
 
 
-def test_seams_that_were_materialized_in_two_bounded_runs_are_in_step(pipeline: DagsterCase) -> None:
+def test_assets_of_two_bounded_runs_are_in_step(pipeline: DagsterCase) -> None:
     pipeline.case.send_events(60)
     assert pipeline.materialize("clickhouse_table", **CAUGHT_UP).success
     assert pipeline.materialize(*(name for name in SEAMS if name != "clickhouse_table"), **CAUGHT_UP).success
@@ -276,7 +276,7 @@ def shown(pipeline: DagsterCase) -> dict[str, str]:
 FRESH = dict.fromkeys(SEAMS, "FRESH")
 
 
-def test_a_running_pipeline_is_in_step_however_it_was_started_and_new_records_change_nothing(pipeline: DagsterCase) -> None:
+def test_a_running_pipeline_is_in_step_despite_new_records(pipeline: DagsterCase) -> None:
     case = pipeline.case
     case.send_events(60)
     pipeline.jobs.start(case.file)
@@ -297,7 +297,7 @@ def test_a_running_pipeline_is_in_step_however_it_was_started_and_new_records_ch
     assert {event.asset_key.path[-1] for event in last if isinstance(event, dg.AssetMaterialization)} <= {"out_stream"}
 
 
-def test_a_changed_file_is_a_new_code_version_until_the_pipeline_was_restarted(pipeline: DagsterCase) -> None:
+def test_a_changed_file_is_a_new_code_version_until_restart(pipeline: DagsterCase) -> None:
     case = pipeline.case
     assert pipeline.materialize(*SEAMS).success
     assert {name: shown(pipeline)[name] for name in SEAMS} == FRESH
@@ -319,7 +319,7 @@ def test_a_changed_file_is_a_new_code_version_until_the_pipeline_was_restarted(p
     assert {name: shown(changed)[name] for name in SEAMS} == FRESH
 
 
-def test_a_pipeline_that_was_made_anew_leaves_what_was_made_of_the_old_one_behind(pipeline: DagsterCase) -> None:
+def test_a_pipeline_made_anew_drops_what_the_old_one_made(pipeline: DagsterCase) -> None:
     case = pipeline.case
     case.send_events(60)
     assert pipeline.materialize(*SEAMS, **CAUGHT_UP).success
@@ -359,7 +359,7 @@ def test_a_verified_hour_is_reported_and_the_table_passes_by_it(pipeline: Dagste
     assert verdict.metadata["hours verified"].value == len(found)
 
 
-def test_an_hour_with_records_that_was_not_verified_is_a_warning_though_others_match(pipeline: DagsterCase) -> None:
+def test_an_unverified_hour_with_records_is_a_warning(pipeline: DagsterCase) -> None:
     """One of three hours ago is missed, one of before the period of 24 h is not."""
     before = hour_now()
     pipeline.case.send_events(30)
@@ -374,13 +374,13 @@ def test_an_hour_with_records_that_was_not_verified_is_a_warning_though_others_m
     assert published.success
 
 
-def test_a_verification_without_an_hour_fails_at_once_and_says_so(pipeline: DagsterCase) -> None:
+def test_a_verification_without_an_hour_fails_at_once(pipeline: DagsterCase) -> None:
     result = pipeline.materialize("verification")
     assert failure(result) == "no hour given: choose a partition"
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
 
 
-def test_a_wrong_value_is_found_by_verification_and_holds_the_publication_back(pipeline: DagsterCase) -> None:
+def test_a_wrong_value_holds_the_publication_back(pipeline: DagsterCase) -> None:
     case, before = pipeline.case, hour_now()
     case.send_events(60)
     case.warm_run()
@@ -399,7 +399,7 @@ def test_a_wrong_value_is_found_by_verification_and_holds_the_publication_back(p
     assert pipeline.job("publish").success
 
 
-def test_an_hour_that_the_sink_has_not_confirmed_yet_is_no_match_until_it_has(pipeline: DagsterCase) -> None:
+def test_an_unconfirmed_hour_is_no_match_yet(pipeline: DagsterCase) -> None:
     case, before = pipeline.case, hour_now()
     case.send_events(60)
     case.run_in_turn("ingest", "process")

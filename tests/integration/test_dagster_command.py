@@ -75,7 +75,7 @@ def check_guarded(address: str) -> None:
     assert paused() != before
 
 
-def test_it_shows_the_pipelines_on_loopback_and_leaves_nothing_behind(case: PipelineCase, command: "subprocess.Popen[str]") -> None:
+def test_it_serves_on_loopback_and_leaves_nothing_behind(case: PipelineCase, command: "subprocess.Popen[str]") -> None:
     said = case.directory / "said.txt"
 
     def url() -> str | None:
@@ -112,7 +112,7 @@ def test_missing_addresses_of_own_servers_are_named(case: PipelineCase) -> None:
     assert "Traceback" not in found.stderr
 
 
-def test_the_instance_is_one_that_dagster_takes_without_telemetry(tmp_path: Path) -> None:
+def test_the_instance_is_valid_and_has_no_telemetry(tmp_path: Path) -> None:
     (tmp_path / "dagster.yaml").write_text(INSTANCE.read_text())
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         assert not instance.telemetry_enabled

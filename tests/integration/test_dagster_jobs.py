@@ -34,7 +34,7 @@ def told(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     return {name: value.value for name, value in events[0].step_output_data.metadata.items()}
 
 
-def test_a_pipeline_is_started_restarted_drained_and_stopped_from_the_launchpad(dagster: DagsterCase) -> None:
+def test_the_launchpad_starts_restarts_drains_and_stops(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(300)
     first = told(launch(dagster, "start_pipeline"))
@@ -86,7 +86,7 @@ def failed_with(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     return {name: value.value for name, value in found.metadata.items()}
 
 
-def test_a_pipeline_is_verified_from_the_launchpad_and_fails_with_what_differs(dagster: DagsterCase) -> None:
+def test_a_verification_from_the_launchpad_fails_with_the_rows(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(300)
     told(launch(dagster, "drain_pipeline"))
@@ -106,9 +106,7 @@ def test_a_pipeline_is_verified_from_the_launchpad_and_fails_with_what_differs(d
     assert "since: write an instant such as" in failure(launch(dagster, "verify_pipeline", since="yesterday"))
 
 
-def test_rows_that_verification_finds_missing_are_put_back_from_the_launchpad(
-    dagster: DagsterCase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launchpad_puts_missing_rows_back(dagster: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.proof.put_back.QUIET_SECONDS", 0)
     case = dagster.case
     case.send_events(300)
@@ -132,7 +130,7 @@ def test_rows_that_verification_finds_missing_are_put_back_from_the_launchpad(
     assert failure(result) == "1 row put back; verified afterwards: 1 different rows name"
 
 
-def test_a_run_is_tagged_with_its_pipeline_and_reports_to_the_asset_that_it_makes(dagster: DagsterCase) -> None:
+def test_a_run_is_tagged_and_reports_to_its_asset(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(100, bad_every=10)
     result = launch(dagster, "drain_pipeline")

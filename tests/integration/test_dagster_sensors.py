@@ -46,7 +46,7 @@ def said(dagster: DagsterCase, result: dg.ExecuteInProcessResult) -> str:
     return "\n".join(one.user_message for one in dagster.instance.all_logs(result.run_id) if one.dagster_event is None)
 
 
-def test_a_killed_job_is_started_again_and_a_stopped_one_stays_stopped(dagster: DagsterCase) -> None:
+def test_a_killed_job_is_restarted_and_a_stopped_one_is_not(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(300)
     pid = dagster.jobs.start(case.file).state.pid
@@ -72,9 +72,7 @@ def test_a_killed_job_is_started_again_and_a_stopped_one_stays_stopped(dagster: 
     case.check()
 
 
-def test_a_runner_that_ended_at_its_halt_is_left_alone_and_people_are_called_once(
-    dagster: DagsterCase, hook: Webhook, tmp_path: Path
-) -> None:
+def test_a_halted_runner_is_left_alone_and_alerted_once(dagster: DagsterCase, hook: Webhook, tmp_path: Path) -> None:
     case = dagster.case
     dagster.jobs.start(case.file, legs=("ingest", "process"))
     dagster.jobs.start(case.file, legs=("sink",))
@@ -103,7 +101,7 @@ def test_a_runner_that_ended_at_its_halt_is_left_alone_and_people_are_called_onc
     assert f"{case.pipeline}: running" in dagster.sensor("keep_pipelines_running", second.cursor).skip_message
 
 
-def test_the_limits_of_the_file_count_once_it_is_read_again_and_the_running_job_stays_as_it_is(dagster: DagsterCase, hook: Webhook) -> None:
+def test_limits_count_once_the_file_is_reread(dagster: DagsterCase, hook: Webhook) -> None:
     case = dagster.case
     before = dagster.jobs.start(case.file).state
     case.send_events(30, bad_every=3)
@@ -162,7 +160,7 @@ def test_a_file_that_has_become_faulty_is_told(dagster: DagsterCase, caplog: pyt
     dagster.case.write_file()
 
 
-def test_a_changed_file_of_a_running_pipeline_restarts_it_where_that_is_asked_for(dagster: DagsterCase) -> None:
+def test_a_changed_file_restarts_its_pipeline_where_asked_for(dagster: DagsterCase) -> None:
     dagster.jobs.start(dagster.case.file)
     first = dagster.sensor("watch_pipeline_files")
     willing = DagsterCase(dagster.case, dagster.instance, restart_on_change=True)
@@ -194,7 +192,7 @@ def unfinished_start(dagster: DagsterCase) -> dg.DagsterRun:
     return dagster.instance.create_run_for_job(job, run_config=config, status=dg.DagsterRunStatus.STARTED)
 
 
-def test_a_run_at_work_is_waited_for_and_one_that_never_ends_is_not(dagster: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_at_work_is_waited_for_an_endless_one_is_not(dagster: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case = dagster.case
     pid = dagster.jobs.start(case.file).state.pid
     assert pid is not None
@@ -206,7 +204,7 @@ def test_a_run_at_work_is_waited_for_and_one_that_never_ends_is_not(dagster: Dag
     assert [request.job_name for request in dagster.sensor("keep_pipelines_running").run_requests] == ["start_pipeline"]
 
 
-def test_a_start_that_waited_in_the_queue_leaves_a_pipeline_alone_that_was_stopped_meanwhile(dagster: DagsterCase) -> None:
+def test_a_queued_start_leaves_a_pipeline_stopped_meanwhile(dagster: DagsterCase) -> None:
     case = dagster.case
     pid = dagster.jobs.start(case.file).state.pid
     assert pid is not None
@@ -219,7 +217,7 @@ def test_a_start_that_waited_in_the_queue_leaves_a_pipeline_alone_that_was_stopp
 
 
 @pytest.mark.parametrize("job", ["start_pipeline", "restart_pipeline", "drain_pipeline"])
-def test_a_file_that_was_given_another_id_starts_no_pipeline_that_nobody_asked_for(dagster: DagsterCase, job: str) -> None:
+def test_a_file_with_another_id_starts_no_unwanted_pipeline(dagster: DagsterCase, job: str) -> None:
     case = dagster.case
     dagster.jobs.start(case.file)
     case.write_file(lambda document: document.update(pipeline_id=f"{case.pipeline}-other"))
@@ -232,7 +230,7 @@ def test_a_file_that_was_given_another_id_starts_no_pipeline_that_nobody_asked_f
     case.write_file()
 
 
-def test_a_pipeline_with_a_faulty_file_is_stopped_from_the_launchpad(dagster: DagsterCase) -> None:
+def test_a_faulty_pipeline_is_stopped_from_the_launchpad(dagster: DagsterCase) -> None:
     case = dagster.case
     dagster.jobs.start(case.file)
     case.write_file(lambda document: document["sink"].pop("table"))

@@ -59,7 +59,7 @@ def test_a_window_may_be_measured_on_the_time_of_the_event(case: PipelineCase, w
     assert {letter["code"] for letter in case.letters()} == {"late", "null_time", "invalid_json"}
 
 
-def test_event_times_give_the_same_answer_after_compaction_and_rebuilding(case: PipelineCase) -> None:
+def test_event_time_dedup_survives_compaction_and_rebuilding(case: PipelineCase) -> None:
     case.write_file(timed_by("at", "id", "15s", "5s"))
     case.create_topic()
     for number, between in enumerate([compact, rebuild, compact, rebuild]):
@@ -71,7 +71,7 @@ def test_event_times_give_the_same_answer_after_compaction_and_rebuilding(case: 
     check_event_times(case, 15, 5)
 
 
-def test_keys_are_remembered_from_run_to_run_and_from_driver_to_tasks(case: PipelineCase, session: SparkSession) -> None:
+def test_keys_are_remembered_across_runs_driver_and_tasks(case: PipelineCase, session: SparkSession) -> None:
     case.is_streaming = False
     case.write_file(keyed_by("id"))
     case.create_topic()

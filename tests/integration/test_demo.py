@@ -13,7 +13,7 @@ from resources.local.stack import LocalStack
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
-def test_the_demo_accounts_for_every_record_and_drops_exactly_the_copies(running_stack: LocalStack, tmp_path: Path) -> None:
+def test_the_demo_accounts_for_all_and_drops_only_the_copies(running_stack: LocalStack, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipelines.cli", "demo", "--count", "6000", "--bad-share", "0.01"]
     # At the home of the session's servers: it finds them running, and leaves them so.
     environment = {**os.environ, "TALLYFLOW_HOME": str(running_stack.home)}

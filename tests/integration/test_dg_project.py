@@ -90,7 +90,7 @@ def listed(project: Path) -> dict[str, list[str]]:
     return answer
 
 
-def test_two_components_live_side_by_side_beside_resources_of_the_project(project: Path) -> None:
+def test_two_components_live_beside_resources_of_the_project(project: Path) -> None:
     """Both read the same topic, into pipelines of the same id on servers of their own."""
     add(project, "europe")
     add(project, "asia", key_prefix="asia", schedules="running", translation={"group_name": "asia", "tags": {"pipeline": "{{ pipeline }}"}})
@@ -106,7 +106,7 @@ def test_two_components_live_side_by_side_beside_resources_of_the_project(projec
     assert {"asia", "kafka", "orders_demo"} <= {*found["groups"]}
 
 
-def test_a_translation_that_changes_a_key_is_refused_with_the_way_on(project: Path) -> None:
+def test_a_translation_that_changes_a_key_is_refused(project: Path) -> None:
     add(project, "europe", translation={"key": "other"})
     checked = run(project, str(Path(sys.executable).with_name("dg")), "check", "defs")
     assert checked.returncode != 0

@@ -79,7 +79,7 @@ def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
         assert line in shown.stdout.splitlines()
 
 
-def test_a_letter_that_is_not_there_and_a_position_that_is_none_are_told(filled: PipelineCase) -> None:
+def test_an_absent_letter_and_a_bad_position_are_reported(filled: PipelineCase) -> None:
     missing = filled.invoke("dlq", "show", str(filled.file), "9999.0")
     assert (missing.exit_code, missing.stderr.strip()) == (1, "no dead letter at position 9999.0")
     for position in ("nonsense", "17", "-1.0", "1.2.3", "99999999999999999999.0"):
@@ -87,7 +87,7 @@ def test_a_letter_that_is_not_there_and_a_position_that_is_none_are_told(filled:
         assert (refused.exit_code, "is not a sequence and an ordinal" in unboxed(refused.stderr)) == (2, True), refused.output
 
 
-def test_a_selection_that_fits_nothing_says_so_and_one_that_contradicts_itself_is_refused(filled: PipelineCase) -> None:
+def test_empty_and_contradictory_selections_are_reported(filled: PipelineCase) -> None:
     nothing = "no dead letter matches; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show all of them"
     for arguments in (["reprocess"], ["reprocess", "--dry-run"], ["discard", "--reason", "a test"]):
         told = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--group", "0123456789ab")
@@ -109,7 +109,7 @@ def test_instants_are_those_that_tally_takes(filled: PipelineCase) -> None:
     assert (bad.exit_code, "must be an instant such as" in unboxed(bad.stderr)) == (2, True), bad.output
 
 
-def test_an_export_writes_over_nothing_and_leaves_nothing_half_written(filled: PipelineCase) -> None:
+def test_an_export_overwrites_nothing_and_leaves_no_half(filled: PipelineCase) -> None:
     target = filled.directory / "letters.jsonl"
     target.write_text("mine")
     cases = [(target, "the file exists and is left unchanged"), (filled.directory / "none" / "letters.jsonl", "No such file or directory")]

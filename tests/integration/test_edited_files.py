@@ -18,7 +18,7 @@ def made_int16(columns: list[Document]) -> None:
     columns[0]["column_type"] = "Int16"
 
 
-def test_a_column_may_be_added_while_rows_wait_and_the_file_put_back(case: PipelineCase) -> None:
+def test_a_column_may_be_added_and_removed_while_rows_wait(case: PipelineCase) -> None:
     waiting_at_the_sink(case)
     alter(case, "ADD COLUMN more String DEFAULT 'none'")
     case.write_file(mapping(lambda columns: columns.append(MORE)))
@@ -72,9 +72,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("change", REFUSED)
-def test_an_edit_that_waiting_rows_do_not_fit_is_refused_before_anything_starts_and_put_back_they_arrive(
-    case: PipelineCase, change: str
-) -> None:
+def test_an_edit_that_waiting_rows_do_not_fit_is_refused(case: PipelineCase, change: str) -> None:
     altered, back, edited, fault = REFUSED[change]
     waiting_at_the_sink(case)
     case.send([json.dumps({"id": number, "name": f"n{number}", "amount": None}).encode() for number in (40_000, 65_537, 100_000)])
@@ -129,7 +127,7 @@ def test_a_default_that_is_gone_is_missed_by_waiting_nulls_only(case: PipelineCa
     assert case.client().query(f"SELECT id, amount FROM {case.table}").result_rows == [(1, 7.0)]
 
 
-def test_rows_that_wait_for_another_table_are_refused_before_anything_starts(case: PipelineCase) -> None:
+def test_another_table_is_refused_while_rows_wait(case: PipelineCase) -> None:
     waiting_at_the_sink(case)
     old = case.table
     case.table = f"{old}_new"
@@ -153,7 +151,7 @@ def test_position_columns_may_come_while_rows_wait(case: PipelineCase) -> None:
     case.check()
 
 
-def test_a_column_that_stops_taking_nulls_under_load_is_a_halt_before_the_insert(case: PipelineCase) -> None:
+def test_a_column_losing_nulls_under_load_halts_before_insert(case: PipelineCase) -> None:
     """ClickHouse would store 0 in place of a null."""
     waiting_at_the_sink(case)
     case.send([b'{"id": 1, "name": "a", "amount": null}'])

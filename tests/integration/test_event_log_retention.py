@@ -95,7 +95,7 @@ def test_a_tick_takes_no_more_than_it_may_and_the_next_goes_on(instance: dg.Dags
     assert [prune(instance, CUTOFF, 10, 3).events for _ in range(4)] == [3, 3, 1, 0]
 
 
-def test_old_runs_go_but_for_those_that_made_the_newest_of_an_asset(instance: dg.DagsterInstance) -> None:
+def test_old_runs_are_pruned_but_for_the_newest_of_an_asset(instance: dg.DagsterInstance) -> None:
     first, second = (dg.materialize([published], instance=instance).run_id for _ in range(2))
     failed = failing.execute_in_process(instance=instance, raise_on_error=False).run_id
     age(instance, OLD)

@@ -71,7 +71,7 @@ def test_rows_that_shall_stay_stay(case: PipelineCase) -> None:
     assert case.count() == 31
 
 
-def test_rows_without_a_position_in_a_table_with_positions_are_no_pipelines(case: PipelineCase) -> None:
+def test_rows_without_a_position_belong_to_no_pipeline(case: PipelineCase) -> None:
     case.client().command(
         f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64), _tf_sequence UInt64, _tf_ordinal UInt32) "
         "ENGINE = MergeTree ORDER BY id SETTINGS non_replicated_deduplication_window = 10000"
@@ -109,7 +109,7 @@ def both(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("has_positions", [True, False], ids=["positions", "rows"])
-def test_rows_of_a_pipeline_that_started_at_the_same_time_are_seen_before_the_first_insert(
+def test_rows_of_a_simultaneous_start_are_seen_before_insert(
     case: PipelineCase, monkeypatch: pytest.MonkeyPatch, has_positions: bool
 ) -> None:
     if not has_positions:
@@ -120,7 +120,7 @@ def test_rows_of_a_pipeline_that_started_at_the_same_time_are_seen_before_the_fi
     assert "Nothing was sent." in said and "existing_rows: keep" in said
 
 
-def test_rows_that_came_while_the_first_chunk_was_sent_are_seen_behind_it(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_came_with_the_first_chunk_are_seen_after_it(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case.create_topic()
     case.send_events(30)
     case.run_in_turn("ingest", "process")

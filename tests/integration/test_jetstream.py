@@ -58,7 +58,7 @@ def test_a_publish_succeeds_only_behind_the_expected_message(log: JetStream, str
     assert (state.first_sequence, state.last_sequence, state.messages) == (1, 3, 3)
 
 
-def test_the_clock_is_the_one_that_messages_have_their_times_from(log: JetStream, stream: str) -> None:
+def test_the_clock_is_the_one_that_stamps_messages(log: JetStream, stream: str) -> None:
     before = log.clock(stream)
     publish(log, f"{stream}.a", [b"one"])
     message = log.get(stream, 1)
@@ -236,7 +236,7 @@ def test_a_missing_file_of_the_connection_is_a_halt(settings: dict[str, object])
     log.close()
 
 
-def test_a_purge_keeps_what_is_at_its_sequence_and_other_subjects_and_may_be_repeated(log: JetStream, stream: str) -> None:
+def test_a_purge_keeps_its_sequence_and_may_be_repeated(log: JetStream, stream: str) -> None:
     publish(log, f"{stream}.a", [b"%d" % n for n in range(4)])
     publish(log, f"{stream}.b", [b"%d" % n for n in range(4)])
     for _ in range(2):
@@ -253,7 +253,7 @@ def test_a_purge_below_the_first_sequence_removes_nothing(log: JetStream, stream
     assert log.subjects(stream, f"{stream}.>") == {f"{stream}.a": 3}
 
 
-def test_the_last_message_that_a_purge_left_is_still_what_writers_go_on_from(log: JetStream, stream: str) -> None:
+def test_writers_go_on_from_the_last_message_a_purge_left(log: JetStream, stream: str) -> None:
     last = publish(log, f"{stream}.a", [b"%d" % n for n in range(5)])[-1]
     log.purge(stream, f"{stream}.a", last)
     assert log.subjects(stream, f"{stream}.>") == {f"{stream}.a": 1}
@@ -265,7 +265,7 @@ def test_the_last_message_that_a_purge_left_is_still_what_writers_go_on_from(log
     assert (state.first_sequence, state.last_sequence, state.messages) == (last, last + 1, 2)
 
 
-def test_a_purge_that_takes_a_subjects_last_message_makes_writers_begin_anew(log: JetStream, stream: str) -> None:
+def test_a_purge_of_a_subjects_last_message_resets_writers(log: JetStream, stream: str) -> None:
     """What a purge must never do: nothing tells this subject from one that was never written."""
     last = publish(log, f"{stream}.a", [b"x"] * 3)[-1]
     log.purge(stream, f"{stream}.a", last + 1)
@@ -297,9 +297,7 @@ def test_a_consumer_that_is_gone_at_clean_up_changes_no_outcome(
             log.scan(stream, 0, 2)
 
 
-def test_a_consumer_that_is_gone_before_the_read_is_made_again_by_the_next_attempt(
-    log: JetStream, stream: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_consumer_is_made_again_by_the_next_attempt(log: JetStream, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(log, f"{stream}.a", [b"one", b"two"])
     bind = JetStreamContext.pull_subscribe_bind
 

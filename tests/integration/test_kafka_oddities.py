@@ -85,7 +85,7 @@ def running(case: PipelineCase, runner: Runner) -> Iterator[threading.Thread]:
 # -- gaps -------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_compacted_topic_has_gaps_and_every_record_that_is_left_arrives(case: PipelineCase) -> None:
+def test_every_record_left_in_a_compacted_topic_arrives(case: PipelineCase) -> None:
     compacted = {
         "cleanup.policy": "compact",
         "segment.ms": "100",
@@ -137,7 +137,7 @@ def wait_ends(case: PipelineCase, wanted: dict[int, int]) -> None:
     wait_until(lambda: ends() == wanted, f"ends at {wanted}")
 
 
-def test_aborted_transactions_leave_gaps_and_an_open_one_holds_back_what_follows(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_aborted_transactions_leave_gaps_and_open_ones_block(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic(2)
     transaction(case, "a", range(100)).commit_transaction(30)
     transaction(case, "b", range(100, 200)).abort_transaction(30)
@@ -222,7 +222,7 @@ def test_a_first_start_begins_with_the_first_record_that_is_left(case: PipelineC
 # -- partitions and topics ----------------------------------------------------------------------------------------------------
 
 
-def test_a_partition_that_is_added_while_running_is_read_from_its_beginning(case: PipelineCase) -> None:
+def test_a_partition_added_while_running_is_read_from_its_start(case: PipelineCase) -> None:
     case.create_topic(1)
     case.write_file(latest)
     with running(case, case.warm_runner(until_caught_up=False)):
@@ -236,7 +236,7 @@ def test_a_partition_that_is_added_while_running_is_read_from_its_beginning(case
     case.check()
 
 
-def test_a_partition_that_is_lost_in_an_open_plan_is_left_to_a_query_that_starts_where_the_chain_stands(
+def test_a_partition_lost_in_an_open_plan_is_left_to_its_query(
     case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its planner, a process of its own, goes on hearing of the partition: so it is planned again and again, and left again and again."""
@@ -300,7 +300,7 @@ def test_a_topic_that_was_made_again_while_stopped_is_refused(case: PipelineCase
     assert ids(case) == list(range(30))
 
 
-def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: PipelineCase) -> None:
+def test_a_topic_made_again_while_it_is_read_halts_ingest(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(30)
     runner = case.warm_runner(until_caught_up=False)
@@ -320,9 +320,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_halts_ingest(case: Pipeline
 # -- where reading begins, and what lag tools see -----------------------------------------------------------------------------
 
 
-def test_latest_is_resolved_once_even_if_the_first_start_dies_before_the_first_record(
-    case: PipelineCase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latest_is_resolved_once_even_after_an_early_death(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case.create_topic()
     case.write_file(latest)
     case.send_events(30)

@@ -42,7 +42,7 @@ def offsets(blocks: Sequence[Block], partition: int) -> list[int]:
     return [offset for block in blocks if block.partition == partition for offset in block.records.column("offset").to_pylist()]
 
 
-def test_a_header_whose_name_is_not_utf8_is_read_as_unreadable_and_its_neighbours_whole(cluster: MockKafka) -> None:
+def test_a_header_name_not_in_utf8_is_unreadable_alone(cluster: MockKafka) -> None:
     good = some(20)
     cluster.produce(0, [*good[:7], (b"poison", NOON_MS, [(b"\xff\xfe", b"v")] * 3), *good[7:]])
     reader = RangeReader(source(cluster.bootstrap))
@@ -55,7 +55,7 @@ def test_a_header_whose_name_is_not_utf8_is_read_as_unreadable_and_its_neighbour
     assert {row["headers"][0] for row in rows if not row["oversize"]} == {(b"h", b"v")}
 
 
-def test_a_partition_without_a_leader_is_named_and_the_ends_of_the_others_are_told(cluster: MockKafka) -> None:
+def test_a_leaderless_partition_is_named_beside_other_ends(cluster: MockKafka) -> None:
     cluster.produce(0, some(3))
     cluster.take_leader(1)
     ends, silent = KafkaTopic(source(cluster.bootstrap)).known_ends((0, 1), 2)
@@ -63,7 +63,7 @@ def test_a_partition_without_a_leader_is_named_and_the_ends_of_the_others_are_to
     assert str(silent[1]).startswith("partition 1 of orders does not answer: ")
 
 
-def test_a_leader_that_refuses_connections_gives_no_end_that_is_none(cluster: MockKafka) -> None:
+def test_an_unreachable_leader_gives_no_end(cluster: MockKafka) -> None:
     """librdkafka tells the offset -1001 then, and no error: taken for an end, it would be one that has gone back."""
     topic = KafkaTopic(source(cluster.bootstrap))
     cluster.produce(0, some(3))
@@ -84,9 +84,7 @@ def test_without_any_leader_the_ends_are_waited_for(cluster: MockKafka) -> None:
         KafkaTopic(source(cluster.bootstrap)).known_ends((0, 1), 1)
 
 
-def test_a_silent_partition_is_given_up_while_another_flows_and_what_lies_ready_stays_small(
-    cluster: MockKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_partition_is_given_up_beside_flowing_ones(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "GIVE_UP_SECONDS", 5.0)
     monkeypatch.setattr(kafka, "AHEAD_BYTES", 100_000)
     cluster.produce(0, some(5000, 1000))

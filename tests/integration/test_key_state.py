@@ -52,7 +52,7 @@ def has_done(account: Tally, records: int) -> bool:
     return account.legs[0].rows_in == records and [leg.waiting for leg in account.legs] == [0, 0, 0]
 
 
-def test_why_tells_where_a_key_was_accepted_and_which_copies_were_dropped(case: PipelineCase) -> None:
+def test_why_shows_where_a_key_was_accepted_and_its_copies(case: PipelineCase) -> None:
     case.write_file(keyed_by("name", "id", window="2h"))
     case.create_topic()
     case.send([event(7, 1), event(8, 1), event(7, 1), b"{", event(7, 1)], partitions=1)
@@ -128,7 +128,7 @@ def test_compaction_in_tasks_leaves_what_it_leaves_here(case: PipelineCase, sess
 
 
 @pytest.mark.spark
-def test_a_damaged_run_ends_a_compaction_in_tasks_and_nothing_is_listed(case: PipelineCase, session: SparkSession) -> None:
+def test_a_damaged_run_ends_a_compaction_in_tasks_unlisted(case: PipelineCase, session: SparkSession) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     batches(case)
@@ -158,7 +158,7 @@ def test_compaction_drops_keys_whose_window_is_over(case: PipelineCase) -> None:
     assert run_files(case) == listed_files(case)
 
 
-def test_compaction_beside_a_running_pipeline_is_listed_by_its_leg(case: PipelineCase) -> None:
+def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     batches(case)
@@ -180,7 +180,7 @@ def test_compaction_beside_a_running_pipeline_is_listed_by_its_leg(case: Pipelin
     check_first_of_keys(case)
 
 
-def test_a_compaction_that_was_killed_leaves_files_that_the_next_start_deletes(case: PipelineCase) -> None:
+def test_files_of_a_killed_compaction_are_deleted_at_a_start(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     batches(case)
@@ -193,7 +193,7 @@ def test_a_compaction_that_was_killed_leaves_files_that_the_next_start_deletes(c
     check_first_of_keys(case)
 
 
-def test_a_compaction_that_is_killed_beside_a_running_pipeline_changes_nothing(case: PipelineCase) -> None:
+def test_a_compaction_killed_beside_a_pipeline_changes_nothing(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     batches(case)
@@ -269,7 +269,7 @@ def test_a_lost_store_is_rebuilt_from_the_raw_stream(case: PipelineCase, with_op
     check_first_of_keys(case)
 
 
-def test_a_store_is_rebuilt_under_the_configurations_of_its_ranges(case: PipelineCase) -> None:
+def test_a_store_is_rebuilt_with_the_configuration_of_each_range(case: PipelineCase) -> None:
     def without_amount(document: dict[str, Any]) -> None:
         keyed_by("id")(document)
         document["sink"]["mapping"] = document["sink"]["mapping"][:2]
@@ -286,7 +286,7 @@ def test_a_store_is_rebuilt_under_the_configurations_of_its_ranges(case: Pipelin
     check_first_of_keys(case)
 
 
-def test_nothing_is_rebuilt_while_the_pipeline_runs_or_without_the_whole_raw_stream(case: PipelineCase) -> None:
+def test_a_rebuilding_needs_a_stopped_pipeline_and_whole_raw(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     batches(case, 1)
@@ -314,7 +314,7 @@ def in_buckets(count: int, change: Callable[[dict[str, Any]], None]) -> Callable
 
 
 @pytest.mark.parametrize("buckets", [3, 16])
-def test_the_number_of_buckets_may_change_while_a_pipeline_is_stopped(case: PipelineCase, buckets: int) -> None:
+def test_the_number_of_buckets_may_change_while_stopped(case: PipelineCase, buckets: int) -> None:
     case.write_file(keyed_by("id", keep_duplicates=True))
     case.create_topic()
     batches(case, 3)
@@ -336,7 +336,7 @@ def test_the_number_of_buckets_may_change_while_a_pipeline_is_stopped(case: Pipe
     check_first_of_keys(case, keeps_duplicates=True)
 
 
-def test_a_store_is_rebuilt_in_the_buckets_that_a_change_has_left(case: PipelineCase) -> None:
+def test_a_store_is_rebuilt_in_the_buckets_a_change_has_left(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     batches(case, 2)

@@ -40,7 +40,7 @@ def peak_bytes(case: PipelineCase, leg: str) -> int:
     return peak
 
 
-def test_records_that_compress_250_to_1_go_through_in_bounded_memory(case: PipelineCase) -> None:
+def test_records_packed_250_to_1_pass_in_bounded_memory(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     text = "a" * VALUE_BYTES

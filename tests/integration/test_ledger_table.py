@@ -89,7 +89,7 @@ def documented(case: PipelineCase, table: str, query: str) -> list[tuple[Any, ..
     return [tuple(row) for row in case.client().query(own).result_rows]
 
 
-def test_a_retry_after_a_lost_answer_and_a_second_copier_double_nothing(case: PipelineCase) -> None:
+def test_a_retry_and_a_second_copier_double_nothing(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(300)
     case.warm_run()

@@ -169,7 +169,7 @@ def test_what_the_servers_keep_is_for_their_owner_only(stack: LocalStack) -> Non
     assert not (stack.home / "servers/kafka/data/meta.properties").stat().st_mode & 0o077
 
 
-def test_servers_of_a_release_without_passwords_get_them_and_keep_what_they_hold(tmp_path: Path) -> None:
+def test_servers_without_passwords_get_them_and_keep_their_data(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path / "home", kinds=[Nats(), ClickHouse()])
     addresses = stack.up()
     try:
@@ -192,7 +192,7 @@ def test_servers_of_a_release_without_passwords_get_them_and_keep_what_they_hold
         stack.down()
 
 
-def test_acknowledged_records_survive_kill_of_every_server_and_up_repairs(stack: LocalStack) -> None:
+def test_acknowledged_records_survive_kills_and_up_repairs(stack: LocalStack) -> None:
     addresses = stack.up()
     write_records(addresses, "killed", 1000)
     asyncio.run(publish(addresses, "killed", 100))
@@ -212,7 +212,7 @@ def test_acknowledged_records_survive_kill_of_every_server_and_up_repairs(stack:
     assert query(addresses, "SELECT count(), sum(n) FROM default.killed") == "1000\t499500"
 
 
-def test_down_leaves_no_process_and_the_next_up_has_the_same_addresses_and_records(stack: LocalStack) -> None:
+def test_down_leaves_no_process_and_up_has_the_same_records(stack: LocalStack) -> None:
     addresses = stack.up()
     write_records(addresses, "stopped", 10)
     assert len(processes_of(stack.home)) >= 3
@@ -223,7 +223,7 @@ def test_down_leaves_no_process_and_the_next_up_has_the_same_addresses_and_recor
     assert read_records(addresses, "stopped", 10) == [b"%d" % number for number in range(10)]
 
 
-def test_clickhouse_users_are_followed_without_a_restart_and_kept(stack: LocalStack) -> None:
+def test_clickhouse_users_change_without_a_restart(stack: LocalStack) -> None:
     default = stack.up()
     before = pids(stack)
     addresses = stack.up(users=["writer:s3cret", f"default:{default.clickhouse_password}"])
@@ -269,7 +269,7 @@ def importing() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def test_up_after_the_command_was_killed_halfway_takes_over_what_it_started(tmp_path: Path) -> None:
+def test_up_takes_over_what_a_killed_up_started(tmp_path: Path) -> None:
     home = tmp_path / "home"
     stack = LocalStack(home, kinds=[Kafka()])
     code = "import sys; from pathlib import Path; from resources.local.stack import LocalStack; LocalStack(Path(sys.argv[1])).up()"
@@ -289,7 +289,7 @@ def test_up_after_the_command_was_killed_halfway_takes_over_what_it_started(tmp_
 
 
 @pytest.mark.parametrize("damage", ["deleted", "damaged", "of another process"])
-def test_server_whose_pid_file_is_lost_is_replaced_by_up_and_stopped_by_down(small_stack: LocalStack, damage: str) -> None:
+def test_server_without_its_pid_file_is_found_by_up_and_down(small_stack: LocalStack, damage: str) -> None:
     small_stack.up()
     pid_file = small_stack.home / "servers" / "nats" / "pid.json"
 
@@ -305,7 +305,7 @@ def test_server_whose_pid_file_is_lost_is_replaced_by_up_and_stopped_by_down(sma
     assert processes_of(small_stack.home) == []
 
 
-def test_server_that_ends_while_starting_shows_the_tail_of_its_log(small_stack: LocalStack) -> None:
+def test_server_that_ends_while_starting_shows_its_log(small_stack: LocalStack) -> None:
     store = small_stack.home / "servers" / "nats" / "data"
     store.parent.mkdir(parents=True)
     store.write_text("not a directory")
@@ -318,7 +318,7 @@ def test_server_that_ends_while_starting_shows_the_tail_of_its_log(small_stack: 
     small_stack.up()
 
 
-def test_server_that_does_not_answer_in_time_is_stopped_and_shows_its_log(tmp_path: Path) -> None:
+def test_server_that_never_answers_is_stopped_and_shows_its_log(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path, Patience(start=timedelta(milliseconds=1)), [Kafka()])
     with pytest.raises(LocalServerError, match=r"(?s)no answer within 0 s .*asking Kafka for its topics.*\.log"):
         stack.up()
@@ -348,7 +348,7 @@ def test_server_with_changed_settings_is_started_anew(small_stack: LocalStack) -
     assert small_stack.server("nats").pid not in (None, before)
 
 
-def test_port_taken_by_another_process_is_named_and_new_ports_move_away(small_stack: LocalStack) -> None:
+def test_a_taken_port_is_named_and_new_ports_move_away(small_stack: LocalStack) -> None:
     addresses = small_stack.up()
     small_stack.down()
     with socket.create_server(("127.0.0.1", int(addresses.nats_url.rpartition(":")[2]))):

@@ -55,7 +55,7 @@ def is_ended(connection: socket.socket) -> bool:
     return True
 
 
-def test_a_flood_of_connections_leaves_the_descriptors_alone_and_ends(port: int) -> None:
+def test_a_flood_of_connections_leaks_no_descriptors(port: int) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     process = psutil.Process()
     with ExitStack() as opened:

@@ -133,9 +133,7 @@ def test_a_server_of_several_without_tls_is_told_nothing() -> None:
 
 
 @pytest.mark.parametrize("info", [{"tls_required": True}, {"tls_available": True}])
-def test_a_server_that_offers_tls_gets_the_login_and_nothing_in_the_clear_when_tls_is_gone_on_the_way_back(
-    certificate: Path, info: dict[str, Any]
-) -> None:
+def test_tls_lost_on_the_way_back_puts_nothing_in_the_clear(certificate: Path, info: dict[str, Any]) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with greeter(info, context) as server:

@@ -15,7 +15,7 @@ from pipelines.connectors.nats import client as jetstream_connector
 pytestmark = pytest.mark.integration
 
 
-def test_a_refused_nats_is_waited_for_and_no_record_becomes_a_dead_letter(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_nats_is_waited_for_without_dead_letters(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jetstream_connector, "REQUEST_TIMEOUT_SECONDS", 1)
     case, nats, _ = proxied
     case.create_topic()
@@ -30,7 +30,7 @@ def test_a_refused_nats_is_waited_for_and_no_record_becomes_a_dead_letter(proxie
     assert case.letters() == []
 
 
-def test_an_acknowledgement_that_is_lost_again_and_again_doubles_nothing(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledgements_lost_repeatedly_double_nothing(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jetstream_connector, "REQUEST_TIMEOUT_SECONDS", 0.3)
     case, nats, _ = proxied
     case.create_topic()
@@ -42,7 +42,7 @@ def test_an_acknowledgement_that_is_lost_again_and_again_doubles_nothing(proxied
                 wait_until(lambda n=wanted: nats.cuts == n, f"cuts of what {leg} writes")
 
 
-def test_an_insert_that_arrives_after_its_client_gave_up_is_the_same_insert(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_insert_of_a_gone_client_is_the_same_insert(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clickhouse_connector, "RESPONSE_TIMEOUT_SECONDS", 1)
     case, nats, clickhouse = proxied
 

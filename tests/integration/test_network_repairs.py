@@ -66,7 +66,7 @@ def check_settled(case: PipelineCase, runner: Runner) -> None:
     case.check()
 
 
-def test_an_answer_that_is_cut_anywhere_is_never_taken_for_an_empty_one(proxied: Proxied) -> None:
+def test_a_cut_answer_is_never_taken_for_an_empty_one(proxied: Proxied) -> None:
     """Among its headers, too: `http.client` takes the end of the connection for theirs."""
     case, _, clickhouse = proxied
     server = ClickHouse(load(case.file, case.environment()).sink).connect()
@@ -83,9 +83,7 @@ def test_an_answer_that_is_cut_anywhere_is_never_taken_for_an_empty_one(proxied:
 
 
 @pytest.mark.parametrize("fault", ["cut before the answer", "cut in the answer", "late"])
-def test_a_look_up_of_stored_rows_that_fails_is_repeated_before_anything_is_decided(
-    proxied: Proxied, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_a_failed_look_up_of_rows_is_repeated_before_deciding(proxied: Proxied, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """300 rows are stored, their answers lost, and the table refuses three of them when they are sent again."""
     monkeypatch.setattr(clickhouse_connector, "RESPONSE_TIMEOUT_SECONDS", 1)
     case, _, clickhouse = proxied
@@ -106,9 +104,7 @@ def test_a_look_up_of_stored_rows_that_fails_is_repeated_before_anything_is_deci
     check_settled(case, runner)
 
 
-def test_an_insert_whose_answer_comes_after_the_client_gave_up_is_settled_and_not_doubled(
-    proxied: Proxied, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_insert_answered_too_late_is_settled_not_doubled(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clickhouse_connector, "RESPONSE_TIMEOUT_SECONDS", 1)
     case, _, clickhouse = proxied
     runner = stored_without_an_answer(proxied, lambda: clickhouse.mute(b"INSERT"))
@@ -178,7 +174,7 @@ def test_rows_are_put_back_once_although_clickhouse_is_cut(proxied: Proxied, mon
     case.check()
 
 
-def test_lists_of_runs_are_read_over_a_slow_network_and_one_that_breaks(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_runs_survive_slow_and_broken_networks(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jetstream_connector, "REQUEST_TIMEOUT_SECONDS", 1)
     case, nats, clickhouse = proxied
 

@@ -54,7 +54,7 @@ def test_status_knows_this_host_only_and_says_so(case: PipelineCase) -> None:
     assert ended.stderr == f"pipeline {case.pipeline} was never started on this host\n"
 
 
-def test_a_ledger_that_is_gone_is_no_pipeline_that_was_never_started(case: PipelineCase) -> None:
+def test_a_lost_ledger_is_no_pipeline_that_never_started(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(10)
     case.warm_run()

@@ -11,7 +11,7 @@ from pipelines.runner.status import StatusServer
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
-def test_every_record_reaches_the_table_or_the_dead_letters_through_the_driver(case: PipelineCase) -> None:
+def test_every_record_reaches_a_row_or_letter_in_the_driver(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(5000, bad_every=100)
     case.warm_run()
@@ -19,7 +19,7 @@ def test_every_record_reaches_the_table_or_the_dead_letters_through_the_driver(c
     case.check()
 
 
-def test_every_record_reaches_the_table_or_the_dead_letters_through_tasks(case: PipelineCase, session: SparkSession) -> None:
+def test_every_record_reaches_a_row_or_letter_in_tasks(case: PipelineCase, session: SparkSession) -> None:
     case.session = session
     case.create_topic()
     case.send_events(30_000, bad_every=1000)
@@ -59,7 +59,7 @@ def test_legs_may_run_in_runners_of_their_own_at_the_same_time(case: PipelineCas
     case.check()
 
 
-def test_a_leg_that_runs_is_refused_to_others_and_the_rest_is_not(case: PipelineCase) -> None:
+def test_a_running_leg_is_refused_to_others_the_rest_is_not(case: PipelineCase) -> None:
     case.create_topic()
     sink = case.warm_runner(until_caught_up=False, legs=("sink",))
     sink.on_start = StatusServer

@@ -46,7 +46,7 @@ def records_in(kafka: dict[str, str], topic: str) -> list[tuple[int, int, bytes,
     return found
 
 
-def test_the_topic_holds_exactly_the_events_of_the_recipe_and_the_summary_says_so(kafka: dict[str, str], topic: str) -> None:
+def test_the_topic_holds_exactly_the_events_of_the_recipe(kafka: dict[str, str], topic: str) -> None:
     summary = produce(kafka, topic, 20_000, duplicate_share=0.1, bad_share=0.05, seed=3, partitions=3)
     expected = [
         event
@@ -95,7 +95,7 @@ def test_an_event_that_kafka_refuses_is_an_error(kafka: dict[str, str], topic: s
         produce(kafka, topic, 10, size=50_000)
 
 
-def test_numbers_that_make_no_recipe_are_refused_before_anything_is_sent(kafka: dict[str, str], topic: str) -> None:
+def test_numbers_that_make_no_recipe_are_refused_unsent(kafka: dict[str, str], topic: str) -> None:
     for wrong in ({"bad_share": 0.7, "duplicate_share": 0.7}, {"size": 0}, {"rate": 0.0}):
         with pytest.raises(ConfigurationError):
             produce(kafka, topic, 10, **wrong)
@@ -111,7 +111,7 @@ def test_the_oracle_reads_every_position_and_value_once(kafka: dict[str, str], t
     )
 
 
-def test_the_oracle_passes_over_offsets_without_a_committed_record(kafka: dict[str, str], topic: str) -> None:
+def test_the_oracle_skips_offsets_without_a_committed_record(kafka: dict[str, str], topic: str) -> None:
     produce(kafka, topic, 1, partitions=1)
     producer = Producer({**kafka, "transactional.id": topic, "log_level": 0})
     producer.init_transactions(30)
@@ -125,7 +125,7 @@ def test_the_oracle_passes_over_offsets_without_a_committed_record(kafka: dict[s
     assert offsets == [0, 1, 2, 3, 9, 10, 11]
 
 
-def test_the_oracle_reads_an_empty_topic_and_refuses_one_that_is_not_there(kafka: dict[str, str], topic: str) -> None:
+def test_the_oracle_reads_an_empty_topic_and_no_absent_one(kafka: dict[str, str], topic: str) -> None:
     with pytest.raises(HaltError, match="create the topic"):
         read_topic({**kafka}, topic)
     ensure_topic(kafka, topic, 2)

@@ -65,7 +65,7 @@ def is_silent(client: socket.socket) -> bool:
     return False
 
 
-def test_everything_passes_in_both_directions_and_so_does_the_end(proxy: Proxy) -> None:
+def test_all_bytes_and_the_end_pass_in_both_directions(proxy: Proxy) -> None:
     content = bytes(range(256)) * 4096
     with connect(proxy) as client:
         threading.Thread(target=client.sendall, args=[content]).start()
@@ -75,7 +75,7 @@ def test_everything_passes_in_both_directions_and_so_does_the_end(proxy: Proxy) 
     assert proxy.connections == 1
 
 
-def test_refusing_resets_what_is_there_and_lets_nobody_in_until_it_ends(proxy: Proxy) -> None:
+def test_refusing_resets_connections_and_lets_nobody_in(proxy: Proxy) -> None:
     with connect(proxy) as client:
         assert ask(client, b"a") == b"a"
         proxy.refuse()
@@ -100,7 +100,7 @@ def test_silence_holds_back_what_it_delivers_when_it_ends(proxy: Proxy) -> None:
             assert (read(before, 1), read(during, 1)) == (b"b", b"c")
 
 
-def test_a_request_that_is_held_holds_its_connection_and_no_other(proxy: Proxy) -> None:
+def test_a_held_request_holds_its_own_connection_only(proxy: Proxy) -> None:
     proxy.hold(b"INSERT")
     with connect(proxy) as one, connect(proxy) as other:
         assert ask(one, b"SELECT") == b"SELECT"
@@ -166,7 +166,7 @@ def test_an_answer_may_end_in_the_middle(proxy: Proxy) -> None:
         assert ask(client, b"SELECT") == b"SELECT"
 
 
-def test_an_answer_that_is_held_back_comes_late_and_its_request_passed(proxy: Proxy) -> None:
+def test_a_held_answer_comes_late_and_its_request_passed(proxy: Proxy) -> None:
     proxy.mute(b"INSERT")
     with connect(proxy) as one, connect(proxy) as other:
         one.sendall(b"INSERT")

@@ -80,7 +80,7 @@ def test_a_pipeline_goes_on_from_what_a_purge_has_left(case: PipelineCase) -> No
     case.check()
 
 
-def test_a_small_stream_without_its_sink_makes_ingest_wait_and_is_named(case: PipelineCase) -> None:
+def test_a_small_stream_without_its_sink_makes_ingest_wait(case: PipelineCase) -> None:
     case.write_file(keeping("24h", "6MB"))
     case.create_topic()
     case.send_events(8_000, name_bytes=1000)
@@ -126,7 +126,7 @@ def is_purged(case: PipelineCase) -> bool:
     return min(purged(case, role).below for role in ("raw", "out")) > 0
 
 
-def test_copies_that_were_kept_go_with_the_ranges_that_they_came_from(case: PipelineCase) -> None:
+def test_copies_that_were_kept_go_with_their_ranges(case: PipelineCase) -> None:
     case.write_file(keeping("1s", also=keyed_by("id", keep_duplicates=True)))
     case.create_topic()
     log, stream, subjects = case.log(), case.names.stream("duplicates"), case.names.subjects("duplicates")
@@ -149,9 +149,7 @@ def lose_state(case: PipelineCase) -> None:
 
 
 @pytest.mark.parametrize("in_tasks", [False, pytest.param(True, marks=pytest.mark.spark)])
-def test_a_lost_store_is_rebuilt_from_what_a_retention_beyond_the_window_has_left(
-    case: PipelineCase, request: pytest.FixtureRequest, in_tasks: bool
-) -> None:
+def test_a_lost_store_is_rebuilt_from_a_longer_retention(case: PipelineCase, request: pytest.FixtureRequest, in_tasks: bool) -> None:
     case.write_file(keeping("5s", also=keyed_by("id", window="2s")))
     case.create_topic()
     feed_until(case, lambda: is_purged(case))
@@ -169,7 +167,7 @@ def test_a_lost_store_is_rebuilt_from_what_a_retention_beyond_the_window_has_lef
     assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])
 
 
-def test_a_lost_store_whose_records_were_purged_is_told_and_the_account_stays_even(case: PipelineCase) -> None:
+def test_a_lost_store_of_purged_records_keeps_the_account_even(case: PipelineCase) -> None:
     case.write_file(keeping("1s", also=keyed_by("id", window="1h")))
     case.create_topic()
     feed_until(case, lambda: is_purged(case))

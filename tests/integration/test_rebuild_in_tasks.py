@@ -158,7 +158,7 @@ class _Killed(BaseException):
     pass
 
 
-def test_a_rebuilding_that_is_ended_half_way_lists_nothing_and_may_be_repeated(case: PipelineCase, session: SparkSession) -> None:
+def test_a_half_way_rebuilding_lists_nothing_and_may_repeat(case: PipelineCase, session: SparkSession) -> None:
     prepared(case)
     before, listed = live_entries(case), listed_files(case)
 
@@ -177,9 +177,7 @@ def test_a_rebuilding_that_is_ended_half_way_lists_nothing_and_may_be_repeated(c
     assert run_files(case) == listed_files(case), "the next start has deleted what nobody lists"
 
 
-def test_runs_that_a_task_has_written_where_nobody_else_finds_them_are_not_listed(
-    case: PipelineCase, session: SparkSession, tmp_path: Path
-) -> None:
+def test_runs_written_on_a_foreign_host_are_not_listed(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
     prepared(case)
     listed, state = listed_files(case), key_state(case)
     elsewhere = Tasks(session, replace(state.connections.run, state_place=str(tmp_path / "other host")), {})
@@ -189,7 +187,7 @@ def test_runs_that_a_task_has_written_where_nobody_else_finds_them_are_not_liste
     assert listed_files(case) == listed
 
 
-def test_a_raw_frame_that_is_gone_ends_a_rebuilding_and_nothing_is_listed(case: PipelineCase, session: SparkSession) -> None:
+def test_a_missing_raw_frame_ends_a_rebuilding_unlisted(case: PipelineCase, session: SparkSession) -> None:
     prepared(case)
     listed = listed_files(case)
     asyncio.run(delete_frame(case, 7))

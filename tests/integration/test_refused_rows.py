@@ -28,7 +28,7 @@ def sink_totals(case: PipelineCase) -> dict[str, int]:
     return found
 
 
-def test_rows_that_a_constraint_refuses_are_dead_letters_with_their_records(strict: PipelineCase) -> None:
+def test_rows_refused_by_a_constraint_are_dead_letters(strict: PipelineCase) -> None:
     strict.send_events(400)
     strict.warm_run()
     assert refused(strict) == BAD
@@ -45,7 +45,7 @@ def test_rows_that_a_constraint_refuses_are_dead_letters_with_their_records(stri
     strict.check()
 
 
-def test_a_table_that_is_mended_while_bad_rows_are_looked_for_changes_nothing_that_was_decided(strict: PipelineCase) -> None:
+def test_a_table_mended_during_the_search_changes_no_decision(strict: PipelineCase) -> None:
     strict.send_events(400)
     assert strict.run_plain(**{VARIABLE: "sink.after-amend:4"}).returncode == -9
     mend(strict)
@@ -54,7 +54,7 @@ def test_a_table_that_is_mended_while_bad_rows_are_looked_for_changes_nothing_th
     strict.check()
 
 
-def test_a_row_that_an_expression_of_the_table_refuses_is_found_without_its_number(case: PipelineCase) -> None:
+def test_a_row_refused_by_an_expression_is_found_unnumbered(case: PipelineCase) -> None:
     case.create_topic()
     case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} ADD COLUMN share Int64 MATERIALIZED intDiv(100, id - 42)")
@@ -77,7 +77,7 @@ def test_an_insert_into_too_many_partitions_is_cut(case: PipelineCase) -> None:
     case.check()
 
 
-def test_what_a_view_refuses_is_a_halt_and_is_in_the_table_and_the_view_once_when_the_view_is_mended(case: PipelineCase) -> None:
+def test_a_views_refusal_halts_and_once_mended_stores_once(case: PipelineCase) -> None:
     case.create_topic()
     case.warm_run()
     client, view, target = case.client(), f"{case.table}_view", f"{case.table}_target"

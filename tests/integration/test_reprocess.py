@@ -75,9 +75,7 @@ def test_letters_of_a_mended_cause_enter_again_once(narrow: PipelineCase) -> Non
 
 
 @pytest.mark.parametrize(("partitions", "limit"), [(3, "6MB"), (1, LEAST_LIMIT_BYTES)])
-def test_letters_that_do_not_fit_into_raw_enter_as_room_is_made_while_kafka_has_no_new_records(
-    case: PipelineCase, partitions: int, limit: int | str
-) -> None:
+def test_letters_too_many_for_raw_enter_as_room_is_made(case: PipelineCase, partitions: int, limit: int | str) -> None:
     def with_little_room(id_type: str) -> None:
         def change(document: dict[str, Any]) -> None:
             with_id_type(id_type)(document)
@@ -110,7 +108,7 @@ def test_letters_that_do_not_fit_into_raw_enter_as_room_is_made_while_kafka_has_
     assert json.loads(audited.stdout)["verdict"] == "clean", audited.stdout
 
 
-def test_two_commands_at_once_beside_live_traffic_take_each_letter_once(narrow: PipelineCase) -> None:
+def test_two_commands_beside_traffic_take_each_letter_once(narrow: PipelineCase) -> None:
     widen(narrow)
     runner = narrow.warm_runner(until_caught_up=False)
     thread = narrow.in_background(runner)
@@ -134,7 +132,7 @@ def test_two_commands_at_once_beside_live_traffic_take_each_letter_once(narrow: 
     assert account(narrow)["entered again"] == 172
 
 
-def test_a_record_that_dedup_had_accepted_passes_it_and_its_copies_stay_dropped(case: PipelineCase) -> None:
+def test_an_accepted_record_passes_dedup_again_its_copies_not(case: PipelineCase) -> None:
     case.write_file(keyed_by("id", window="1h"))
     make_strict(case)
     case.send_events(400)
@@ -163,7 +161,7 @@ def test_a_record_that_dedup_had_accepted_passes_it_and_its_copies_stay_dropped(
     assert (why["duplicates"], why["accepted"]["offset"]) == (1, 2), "a record that enters again is no copy, and starts no window"
 
 
-def test_who_discards_a_letter_that_dedup_had_accepted_is_told_of_its_copies(case: PipelineCase) -> None:
+def test_discarding_an_accepted_letter_tells_of_its_copies(case: PipelineCase) -> None:
     case.write_file(keyed_by("id", window="1h"))
     make_strict(case)
     for _ in range(3):
@@ -258,7 +256,7 @@ def lease_entries(case: PipelineCase) -> int:
     return found
 
 
-def test_letters_beyond_their_retention_are_discarded_counted_and_deleted(case: PipelineCase) -> None:
+def test_letters_beyond_retention_are_discarded_and_counted(case: PipelineCase) -> None:
     case.write_file(lambda document: document.update(dead_letters={"max_age": "1ms"}))
     case.create_topic(1)
     for values in ([b"{"] * 5, [b"{"] * 5, [b'{"id": 1, "name": "a"}'], [b'{"id": 2, "name": "b"}']):

@@ -43,7 +43,7 @@ def test_an_empty_field_stands_for_the_variable_of_its_name(case: PipelineCase, 
         assert connection.query("SELECT 1").result_rows == [(1,)]
 
 
-def test_a_secret_from_the_environment_is_neither_in_the_definitions_nor_in_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_of_the_environment_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CH_SECRET", "canary-81c2")
     seen = []
 

@@ -100,7 +100,7 @@ def test_a_wrong_password_is_refused_at_once_and_not_shown(
     assert "canary-7d1f" not in str(caught.value)
 
 
-def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(secure_case: PipelineCase, broker: tuple[Addresses, str, Path]) -> None:
+def test_an_untrusted_certificate_is_named_as_the_reason(secure_case: PipelineCase, broker: tuple[Addresses, str, Path]) -> None:
     connect(secure_case, broker, root_ca=None)
     with pytest.raises(TallyflowError, match="certificate verify failed"):
         secure_case.warm_run(connect_seconds=0)

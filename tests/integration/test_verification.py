@@ -171,7 +171,7 @@ def test_letters_that_entered_again_are_records_of_the_range(case: PipelineCase)
     assert assert_match(case)["counts"] == {"records": 4, "rows": 1, "copies": 1, "rejected": 2, "refused": 0, "found": 1}
 
 
-def test_a_pipeline_in_traffic_matches_as_far_as_the_sink_has_confirmed(case: PipelineCase) -> None:
+def test_a_pipeline_in_traffic_matches_as_far_as_confirmed(case: PipelineCase) -> None:
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False)
     case.in_background(runner)
@@ -229,7 +229,7 @@ class Busy(JetStream):
         return found
 
 
-def test_rows_of_frames_that_come_while_foreign_ones_are_looked_for_are_no_fault(case: PipelineCase) -> None:
+def test_frames_arriving_during_the_search_are_no_fault(case: PipelineCase) -> None:
     prepared(case)
     with closing(Busy(case).connect()) as log:
         verifier = Verifier(load(case.file, case.environment()), log, Request(case.directory))
@@ -267,7 +267,7 @@ def test_a_missing_a_doubled_and_a_foreign_row_are_each_named(case: PipelineCase
     assert code == 4
 
 
-def test_a_row_of_a_dropped_copy_and_of_a_rejected_record_are_extra(case: PipelineCase) -> None:
+def test_rows_of_a_dropped_copy_and_a_rejected_record_are_extra(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic(partitions=1)
     case.send([event(0, 1), event(1, 1), b"{"], partitions=1)
@@ -280,7 +280,7 @@ def test_a_row_of_a_dropped_copy_and_of_a_rejected_record_are_extra(case: Pipeli
     assert told == [(1, "no row: a copy of an earlier record of its key"), (2, "no row: parse rejects the record")]
 
 
-def test_a_column_of_another_type_is_named_and_the_others_are_compared(case: PipelineCase) -> None:
+def test_a_column_of_another_type_is_named_others_compared(case: PipelineCase) -> None:
     prepared(case)
     client = case.client()
     client.command(f"ALTER TABLE {case.table} MODIFY COLUMN amount Nullable(String) SETTINGS mutations_sync = 1, alter_sync = 2")
@@ -294,7 +294,7 @@ def test_a_column_of_another_type_is_named_and_the_others_are_compared(case: Pip
 TITLE = mapping(lambda columns: columns[1].update(column_name="title"))
 
 
-def test_rows_from_before_a_column_was_renamed_are_compared_by_its_new_name(case: PipelineCase) -> None:
+def test_rows_from_before_a_column_was_renamed_are_compared(case: PipelineCase) -> None:
     prepared(case)
     alter(case, "RENAME COLUMN name TO title")
     assert {*findings(case)} == {("schema", "missing", "name")}, "while the file still maps it"
@@ -311,7 +311,7 @@ def test_rows_from_before_a_column_was_renamed_are_compared_by_its_new_name(case
     assert ({*found}, found["rows", "different", "title"]["count"]) == ({("rows", "different", "title")}, 2)
 
 
-def test_rows_from_before_a_column_was_dropped_or_made_anew_are_not_proven_and_never_differ(case: PipelineCase) -> None:
+def test_rows_from_before_a_dropped_column_are_not_proven(case: PipelineCase) -> None:
     prepared(case)
     alter(case, "DROP COLUMN amount; ADD COLUMN title String; DROP COLUMN name")
     case.write_file(mapping(lambda columns: columns.pop(), lambda columns: columns[1].update(column_name="title")))
@@ -323,7 +323,7 @@ def test_rows_from_before_a_column_was_dropped_or_made_anew_are_not_proven_and_n
     assert findings(case)["rows", "missing", None]["count"] == 1
 
 
-def test_rows_from_before_a_column_was_renamed_are_not_proven_in_a_table_without_positions(case: PipelineCase) -> None:
+def test_rows_before_a_rename_without_positions_are_not_proven(case: PipelineCase) -> None:
     without_position_columns(case)
     prepared(case)
     alter(case, "RENAME COLUMN name TO title; DROP COLUMN amount")
@@ -341,7 +341,7 @@ def test_a_column_of_another_type_in_file_and_table_is_left_out(case: PipelineCa
     assert [gap["what"].split(":")[0] for gap in said["not_compared"]] == ["the values of column amount"]
 
 
-def test_faults_of_a_table_without_positions_are_named_as_far_as_rows_tell(case: PipelineCase) -> None:
+def test_faults_without_positions_are_named_as_far_as_rows_show(case: PipelineCase) -> None:
     without_position_columns(case)
     prepared(case)
     client = case.client()
@@ -379,7 +379,7 @@ def test_raw_records_that_are_not_what_kafka_holds_are_named(case: PipelineCase)
     assert where(found["streams", "different", "value"]) == [(case.topic, 0, 0)]
 
 
-def test_what_of_the_table_removes_rows_is_told_beside_the_missing_ones(case: PipelineCase) -> None:
+def test_the_cause_of_removed_rows_is_named_beside_them(case: PipelineCase) -> None:
     prepared(case)
     assert assert_match(case)["not_compared"] == []
     case.client().command(f"ALTER TABLE {case.table} MODIFY TTL toDateTime(_tf_arrival) - INTERVAL 1 DAY WHERE id < 7")
@@ -422,7 +422,7 @@ def test_ranges_side_by_side_find_what_the_whole_finds(case: PipelineCase) -> No
     assert where(findings(case, "--from", border)["rows", "different", "name"]) == [(case.topic, 0, 152)]
 
 
-def test_ranges_side_by_side_find_what_the_whole_finds_by_the_time_of_the_event(case: PipelineCase) -> None:
+def test_ranges_side_by_side_find_the_whole_by_event_time(case: PipelineCase) -> None:
     case.write_file(timed_by("at", "id", "10s", "5s"))
     case.create_topic(partitions=1)
     for first in range(0, 90, 30):
@@ -449,7 +449,7 @@ def test_an_hour_is_a_range(case: PipelineCase) -> None:
 
 
 @pytest.mark.parametrize("legs", [("ingest",), ("ingest", "process")], ids=["behind process", "behind the sink"])
-def test_what_of_a_range_is_not_confirmed_yet_is_told_until_it_is(case: PipelineCase, legs: tuple[str, ...]) -> None:
+def test_what_is_unconfirmed_of_a_range_is_reported_until_then(case: PipelineCase, legs: tuple[str, ...]) -> None:
     case.create_topic()
     case.send_events(30)
     case.warm_run()

@@ -51,7 +51,7 @@ def tick(dagster: DagsterCase, at: datetime) -> Any:
     return dagster.schedule(f"verify_{dagster.pipeline.key}_hourly", begin_of_hour(at) + timedelta(minutes=10))
 
 
-def test_a_new_pipeline_has_no_hour_until_one_with_records_has_ended(dagster: DagsterCase) -> None:
+def test_a_new_pipeline_has_no_hour_before_one_has_ended(dagster: DagsterCase) -> None:
     look(dagster)
     assert listed(dagster) == set()
     hours = ran(dagster)
@@ -65,7 +65,7 @@ def test_a_new_pipeline_has_no_hour_until_one_with_records_has_ended(dagster: Da
     assert listed(reloaded) == hours
 
 
-def test_the_schedule_verifies_hours_with_records_that_have_ended_also_one_that_it_has_missed(dagster: DagsterCase) -> None:
+def test_the_schedule_verifies_ended_hours_and_missed_ones(dagster: DagsterCase) -> None:
     hours = ran(dagster)
     now = datetime.now(UTC)
     assert tick(dagster, min(map(hour_of, hours))).run_requests == []
@@ -80,7 +80,7 @@ def test_the_schedule_verifies_hours_with_records_that_have_ended_also_one_that_
     assert (verified.run_requests, verified.skip_message) == ([], "no hour to verify")
 
 
-def test_verdicts_of_hours_by_the_calendar_stay_and_old_hours_go_with_old_events(dagster: DagsterCase) -> None:
+def test_verdicts_of_hours_stay_as_long_as_their_events(dagster: DagsterCase) -> None:
     verdict = dg.AssetMaterialization(dagster.key("verification"), partition=OLD, metadata={"is_match": True, "said": "7 rows match"})
     dagster.instance.report_runless_asset_event(verdict)
     hours = ran(dagster)
@@ -97,7 +97,7 @@ def test_verdicts_of_hours_by_the_calendar_stay_and_old_hours_go_with_old_events
     assert forget_hours(dagster.instance, [dagster.pipeline], now + HOUR, now) == 0
 
 
-def test_an_hour_that_differs_is_not_forgotten_behind_many_that_match(dagster: DagsterCase) -> None:
+def test_an_hour_that_differs_is_not_forgotten_behind_matches(dagster: DagsterCase) -> None:
     """More verifications lie in the period than are read at once."""
     ran(dagster)
     matching = {"is_match": True, "said": "7 rows match"}

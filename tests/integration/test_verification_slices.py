@@ -113,7 +113,7 @@ def test_faults_of_one_slice_are_named_as_the_whole_names_them(case: PipelineCas
     assert found["verdict"] == "differs"
 
 
-def test_a_copy_of_a_row_that_is_missing_in_the_slice_before_is_no_fault_of_its_own(case: PipelineCase, session: SparkSession) -> None:
+def test_a_copy_of_a_row_missing_in_an_earlier_slice_is_no_fault(case: PipelineCase, session: SparkSession) -> None:
     """The window, by event time, reaches back over the border, and not to the first frame: the slice believes the rows before it."""
     run_timed(case)
     sliced = Sliced(case, session)

@@ -87,7 +87,7 @@ def test_an_error_of_a_bucket_is_raised_as_itself(session: SparkSession, run_pat
         run_with_exchange(session, run_path, Exchange(first, second, Sample, Sample, Sample), [Sample()], Sample(), BUCKETS)
 
 
-def test_variables_that_go_with_batch_tasks_stand_over_the_environment_of_workers(case: PipelineCase, session: SparkSession) -> None:
+def test_variables_of_batch_tasks_override_the_workers(case: PipelineCase, session: SparkSession) -> None:
     def address(connections: Connections, _: Sample) -> Sample:
         return Sample(texts=(str(connections.config.nats.url),))
 

@@ -70,7 +70,7 @@ def joined(batches: list[list[Range]]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def test_kafka_ranges_cover_the_frozen_end_in_batches_of_the_limit(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
+def test_kafka_ranges_cover_the_frozen_end_within_the_limit(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
     case.create_topic()
     case.warm_run()
     case.send_events(1000)
@@ -91,7 +91,7 @@ def test_an_end_of_kafka_may_be_given(case: PipelineCase, session: SparkSession,
     assert joined(read_available(session, "tallyflow_kafka", options, tmp_path / "query")) == {"0": (0, 10), "2": (0, 100)}
 
 
-def test_stream_ranges_cover_the_frozen_end_in_batches_of_the_limit(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
+def test_stream_ranges_cover_the_frozen_end_within_the_limit(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
     case.create_topic()
     case.send_events(120, name_bytes=300_000)
     case.warm_run(legs=("ingest",))
@@ -130,7 +130,7 @@ OUTAGES: list[Any] = [
 
 
 @pytest.mark.parametrize(("server", "source", "options", "start", "end"), OUTAGES, ids=["kafka", "nats"])
-def test_a_planner_that_cannot_reach_its_server_sees_nothing_new_and_recovers(
+def test_an_unreachable_planner_sees_nothing_new_and_recovers(
     case: PipelineCase, session: SparkSession, server: str, source: Any, options: dict[str, str], start: dict[str, int], end: Any
 ) -> None:
     case.create_topic()

@@ -35,7 +35,7 @@ print("stopped")
 """
 
 
-def test_a_session_that_the_resource_made_is_stopped_after_the_step() -> None:
+def test_a_session_of_the_resource_is_stopped_after_the_step() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("stopped\n")

@@ -157,7 +157,7 @@ def rejection_codes() -> set[str]:
     return {str(code.value) for code in codes if isinstance(code, ast.Constant) and re.fullmatch("[a-z_]+", str(code.value))}
 
 
-def test_every_rejection_has_its_remedy_in_the_code_and_in_the_documents() -> None:
+def test_every_rejection_has_its_remedy_in_code_and_documents() -> None:
     table = section(text("docs/dead-letter-reference.md"), "Codes")
     rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
     assert rejection_codes() | {INTERNAL_ERROR} == set(REMEDIES)

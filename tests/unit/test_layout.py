@@ -155,7 +155,7 @@ def test_the_data_path_imports_no_dagster(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["dagster_project.sensors.decisions", "dagster_project.numbers"])
-def test_what_is_decided_and_counted_knows_no_dagster_and_no_resource(module: str) -> None:
+def test_decisions_and_counts_know_no_dagster_and_no_resource(module: str) -> None:
     assert not under(imports(module), "dagster", "resources")
 
 
@@ -209,7 +209,7 @@ def test_only_connectors_import_a_driver(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", [m for m in modules("pipelines") if room(m) != "engine"])
-def test_spark_is_imported_by_the_engine_and_where_a_session_is_handed_on(module: str) -> None:
+def test_spark_is_imported_where_sessions_are_made_or_passed_on(module: str) -> None:
     assert bool(under(imports(module), "pyspark")) == (module in SPARK_EXCEPTIONS)
 
 

@@ -31,7 +31,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path,
     assert (path.read_text(), [*tmp_path.iterdir()]) == ("old", [path])
 
 
-def test_what_is_durable_is_synced_with_its_name_before_and_after_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_durable_file_is_synced_with_its_name_around_a_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, synced = tmp_path / "facts.json", list[tuple[bool, bool]]()
     fsync = os.fsync
 

@@ -54,7 +54,7 @@ def test_limits_do_not_change_the_version_of_the_pipeline() -> None:
     assert version_of(of("alerts: {max_restarts: 0, lag: {offsets: 5}}")) == version_of(of())
 
 
-def test_a_runner_would_act_otherwise_after_any_change_but_of_checks_alerts_and_comments() -> None:
+def test_only_checks_alerts_and_comments_leave_a_runner_as_is() -> None:
     before = run_digest(EXAMPLE)
     assert run_digest(f"# why\n{EXAMPLE}alerts: {{max_restarts: 0}}\nchecks: {{gaps: {{enabled: false}}}}\n") == before
     assert run_digest(f"{EXAMPLE}nats: {{url: 'nats://elsewhere:4222'}}\n") != before

@@ -14,7 +14,7 @@ def of(checks: str = "") -> PipelineConfig:
     return parse(EXAMPLE + checks, name="checks", environment={})
 
 
-def test_all_checks_are_on_and_only_errors_hold_the_publication_back() -> None:
+def test_all_checks_are_on_and_only_errors_block() -> None:
     found = of().checks
     named: dict[str, Any] = {name: getattr(found, name) for name in type(found).model_fields}
     assert all(check.enabled for check in named.values())

@@ -190,7 +190,7 @@ def test_glassflow_file_loads_unchanged() -> None:
     ]
 
 
-def test_glassflow_files_without_a_version_in_camel_case_and_with_a_registry_load() -> None:
+def test_unversioned_camel_case_files_with_a_registry_load() -> None:
     document = {name: value for name, value in MINIMAL.items() if name != "version"}
     registry = {"url": "https://user:secret@registry", "api_key": "key", "api_secret": CANARY}
     document = changed("resources.nats.stream", {"maxAge": "12h", "maxBytes": "1GiB", "maxMsgs": 5}, document)
@@ -358,7 +358,7 @@ def test_key_stores_may_lie_in_any_of_pyarrows_file_systems(uri: str) -> None:
     assert parsed(changed("state_uri", uri)).state_uri == uri
 
 
-def test_a_secret_file_that_is_no_file_is_a_fault_and_nobody_waits(tmp_path: Path) -> None:
+def test_a_secret_file_that_is_no_file_is_a_fault_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"x" * 1_000_001)
     for path, message in (
@@ -374,7 +374,7 @@ def test_a_variable_that_is_no_text_is_a_fault() -> None:
     assert faults_of(changed("name", "${A}"), A="a\udc80") == {"name": "the environment variable A is not UTF-8 text"}
 
 
-def test_nats_url_comes_from_the_environment_unless_the_file_has_one() -> None:
+def test_nats_url_of_the_file_wins_over_the_environment() -> None:
     assert parsed(MINIMAL).nats.servers == ("nats://127.0.0.1:4222",)
     assert parsed(MINIMAL, NATS_URL="nats://n:4222").nats.servers == ("nats://n:4222",)
     assert parsed(changed("nats.url", "nats://f:4222"), NATS_URL="nats://n:4222").nats.servers == ("nats://f:4222",)
@@ -735,7 +735,7 @@ def test_three_sources_are_refused() -> None:
 # All at once
 
 
-def test_faults_of_all_sections_and_of_the_rules_between_them_come_together() -> None:
+def test_faults_of_all_sections_and_rules_come_together() -> None:
     document = with_transforms(changed("config.key", "nope", DEDUP), {"type": "filter", "config": {}})
     for path, value in (
         ("pipeline_id", "x"),

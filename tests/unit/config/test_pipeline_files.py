@@ -18,7 +18,7 @@ def write(path: Path, text: str = EXAMPLE, **replaced: str) -> Path:
     return path
 
 
-def test_sound_files_are_used_and_a_faulty_one_is_told_with_its_faults(tmp_path: Path) -> None:
+def test_a_faulty_file_is_listed_beside_sound_ones(tmp_path: Path) -> None:
     write(tmp_path / "b" / "orders.yaml")
     write(tmp_path / "a.yml", demo="copy")
     broken = write(tmp_path / "c.yaml", "version: v3\npipeline_id: c\n")
@@ -30,7 +30,7 @@ def test_sound_files_are_used_and_a_faulty_one_is_told_with_its_faults(tmp_path:
     assert found.get("orders_demo").names.pipeline == "orders-demo"
 
 
-def test_a_variable_that_is_not_set_makes_a_file_faulty_and_is_named(tmp_path: Path) -> None:
+def test_an_unset_variable_makes_a_file_faulty_and_is_named(tmp_path: Path) -> None:
     write(tmp_path / "orders.yaml")
     found = read_pipeline_files(tmp_path, {})
     assert found.pipelines == ()
@@ -91,7 +91,7 @@ def test_whatever_a_file_does_to_its_reader_the_others_are_shown(tmp_path: Path,
     assert [one.path for one in found.faulty] == [broken]
 
 
-def test_a_file_that_breaks_its_reader_is_told_without_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_breaks_its_reader_is_shown_without_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise LookupError("secret-7d1f")
 

@@ -117,7 +117,7 @@ def test_the_declared_bytes_are_those_of_the_buffers(table: pa.Table, compressio
 
 
 @given(st.data())
-def test_whatever_bytes_of_a_frame_are_changed_it_is_read_or_refused(data: st.DataObject) -> None:
+def test_a_changed_frame_is_read_or_refused(data: st.DataObject) -> None:
     payload = bytearray(encode_frame(GOOD))
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))

@@ -28,7 +28,7 @@ def test_each_partition_of_an_insert_takes_a_token() -> None:
         _check_window(replace(TABLE, is_partitioned=True, dedup_window=399), MIN_DEDUP_TIME)
 
 
-def test_a_replicated_table_remembers_for_as_long_as_the_pipeline_may_stand_still() -> None:
+def test_a_replicated_table_remembers_a_whole_standstill() -> None:
     _check_window(REPLICATED, MIN_DEDUP_TIME)
     by_default = replace(REPLICATED, dedup_seconds=3600)
     with pytest.raises(

@@ -23,7 +23,7 @@ def message(offset: int, value: bytes = b"{}", milliseconds: int = NOON_MS, kind
     return Message(topic="t", partition=2, offset=offset, value=value, key=b"k", timestamp=(kind, milliseconds))
 
 
-def test_a_time_in_microseconds_stands_at_the_end_of_time_beside_an_oversize_record() -> None:
+def test_an_unreadable_time_is_the_end_of_time_when_oversize() -> None:
     table = to_records([message(0, milliseconds=NOON_MS * 1000), message(1, b"v" * (MAX_RECORD_BYTES + 1)), message(2)], 2)
     assert table.schema == RAW_SCHEMA
     first, second, third = table.to_pylist()
@@ -67,7 +67,7 @@ FITS = {
 
 @pytest.mark.parametrize("nullable", [False, True])
 @pytest.mark.parametrize("kind", FITS)
-def test_a_time_of_kafka_that_a_column_does_not_hold_is_rejected_where_a_column_is_made_of_it(kind: str, nullable: bool) -> None:
+def test_a_time_beyond_a_column_is_rejected_where_it_is_mapped(kind: str, nullable: bool) -> None:
     messages = [message(offset, milliseconds=at) for offset, at in enumerate(TIMES.values())]
     records = with_positions(to_records(messages, 2), 7, "t", 0)
     column = parse_type(f"Nullable({kind})" if nullable else kind)
@@ -88,7 +88,7 @@ def test_a_record_without_a_time_has_none(milliseconds: int, kind: int) -> None:
     assert (first["timestamp"], second["timestamp"]) == (None, datetime(2026, 1, 9, 12, 0, tzinfo=UTC))
 
 
-def test_a_letter_never_tells_the_end_of_time_as_the_time_of_its_record() -> None:
+def test_a_letter_never_shows_the_end_of_time_as_its_time() -> None:
     times = to_records([message(0, milliseconds=at) for at in (2**63 - 1, -(2**63), NOON_MS, -1)], 2)["timestamp"].to_pylist()
     assert [_time_of_kafka(at) for at in times] == [
         "9999-12-31 23:59:59.999000 UTC or later",
@@ -110,7 +110,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, poison: set[int], error: Exception)
     monkeypatch.setattr(kafka_records, "_records", failing)
 
 
-def test_messages_that_the_client_cannot_give_are_found_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_messages_are_found_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_at(monkeypatch, {0, 7, 8, 41}, SystemError("returned NULL"))
     table = to_records([message(offset, b'{"id": %d}' % offset) for offset in range(42)], 2)
     assert table.column("offset").to_pylist() == list(range(42))
@@ -127,7 +127,7 @@ def test_an_error_of_the_host_is_no_fault_of_a_message(monkeypatch: pytest.Monke
         to_records([message(0), message(1)], 2)
 
 
-def test_a_bug_of_the_client_that_looks_for_a_file_is_the_messages_and_no_error_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_error_of_the_client_is_the_messages_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_at(monkeypatch, {1}, FileNotFoundError(2, "No such file or directory"))
     rows = to_records([message(0), message(1), message(2)], 2).to_pylist()
     assert [row["offset"] for row in rows if row["oversize"]] == [1]

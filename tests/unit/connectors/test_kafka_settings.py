@@ -142,12 +142,12 @@ def test_librdkafka_takes_the_settings(name: str) -> None:
     ],
     ids=["missing file", "no certificate in the text", "no key in the text"],
 )
-def test_settings_that_librdkafka_refuses_are_a_halt_with_its_reason(connection: dict[str, Any]) -> None:
+def test_settings_refused_by_librdkafka_halt_with_its_reason(connection: dict[str, Any]) -> None:
     with pytest.raises(HaltError, match=r"connecting to Kafka at k1:9092,k2:9092: .*; check `connection_params` of the source"):
         KafkaTopic(source(**connection))
 
 
-def test_a_keytab_and_a_configuration_as_text_become_files_that_only_we_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keytab_given_as_text_becomes_a_private_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KRB5_CONFIG", raising=False)
     keytab, configuration = b"\x05\x02 entries", "[libdefaults]\n  default_realm = EXAMPLE.ORG\n"
     login = {"protocol": "SASL_PLAINTEXT", "mechanism": "GSSAPI", "username": "reader", "kerberos_service_name": "kafka"}

@@ -37,7 +37,7 @@ def asked(engine: str, arrivals_us: tuple[int, int] | None) -> Client:
 
 
 @pytest.mark.parametrize("arrivals_us", [None, (5, 6)])
-def test_a_replica_is_synced_before_it_is_asked_and_says_what_all_of_them_took(arrivals_us: tuple[int, int] | None) -> None:
+def test_a_replica_is_synced_before_it_is_asked(arrivals_us: tuple[int, int] | None) -> None:
     client = asked("ReplicatedMergeTree", arrivals_us)
     assert ["SYNC REPLICA" in text for text in client.asked] == [True, False]
     assert client.settings["select_sequential_consistency"] == 1

@@ -37,9 +37,7 @@ def test_a_stream_as_we_make_it_is_sound() -> None:
         ({"allow_direct": False}, "no direct gets", "--allow-direct"),
     ],
 )
-def test_a_setting_that_could_remove_what_was_acknowledged_is_named_with_its_remedy(
-    changed: dict[str, Any], fault: str, remedy: str
-) -> None:
+def test_a_setting_that_may_drop_messages_is_named(changed: dict[str, Any], fault: str, remedy: str) -> None:
     ((told, way),) = stream_faults(api.StreamConfig(**{**OURS, **changed}), "tf.orders.raw.>")
     assert fault in told
     assert remedy in way

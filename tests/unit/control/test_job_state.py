@@ -65,7 +65,7 @@ def test_a_stopped_leg_is_not_wanted_any_more_and_the_others_are(tmp_path: Path)
     assert read_desired(tmp_path) == Desired("stopped")
 
 
-def test_a_halt_is_kept_for_its_leg_until_the_next_start_of_that_leg(tmp_path: Path) -> None:
+def test_a_halt_is_kept_until_the_next_start_of_its_leg(tmp_path: Path) -> None:
     note_halt(tmp_path, "sink", "the table is missing", "digest")
     note_halt(tmp_path, "ingest", "the topic is missing", "digest")
     found = read_halts(tmp_path)
@@ -78,7 +78,7 @@ def test_a_halt_is_kept_for_its_leg_until_the_next_start_of_that_leg(tmp_path: P
     assert [*read_halts(tmp_path)] == ["ingest"]
 
 
-def test_a_halt_from_before_the_host_was_started_again_is_not_believed(tmp_path: Path) -> None:
+def test_a_halt_from_before_a_reboot_is_not_believed(tmp_path: Path) -> None:
     note_halt(tmp_path, "sink", "the table is missing", "digest")
     (path,) = tmp_path.glob("halted-*.json")
     path.write_text(path.read_text().replace(host_mark(), "another-boot/22"))
@@ -106,7 +106,7 @@ def test_the_last_words_are_the_last_message_with_its_faults(tmp_path: Path) -> 
     assert last_words(log) == "waiting: b"
 
 
-def test_a_log_that_is_too_large_keeps_its_end_and_the_writer_goes_on(tmp_path: Path) -> None:
+def test_a_log_cut_to_its_end_is_still_written(tmp_path: Path) -> None:
     log = tmp_path / "runner.log"
     with log.open("ab", buffering=0) as writer:
         writer.write(b"x\n" * 100_000 + b"last\n")

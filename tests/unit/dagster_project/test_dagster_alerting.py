@@ -31,7 +31,7 @@ def report(
     instance.report_runless_asset_event(made)
 
 
-def test_a_red_check_calls_once_until_its_cause_is_another_one_or_it_was_green(files: PipelineFiles) -> None:
+def test_a_red_check_alerts_once_until_its_cause_changes(files: PipelineFiles) -> None:
     keys, memory = watched(files.pipelines[0]), ChecksMemory()
     story: list[tuple[str, bool, Any, list[str]]] = [
         ("1 of 20,562 confirmed rows are missing", False, ERROR, ["check gaps failed: 1 of 20,562 confirmed rows are missing"]),
@@ -62,7 +62,7 @@ def test_each_red_hour_calls_and_a_green_one_hides_none(files: PipelineFiles) ->
         assert failed == ["check match of 2026-03-01-10:00 failed: 1 missing rows"]
 
 
-def test_the_tables_own_check_of_hours_calls_nobody_as_each_hour_does(files: PipelineFiles) -> None:
+def test_the_check_of_all_hours_alerts_nobody(files: PipelineFiles) -> None:
     assert "verification" not in {key.name for key in watched(files.pipelines[0])}
     assert {"gaps", "match", "conservation"} <= {key.name for key in watched(files.pipelines[0])}
 
@@ -115,7 +115,7 @@ def failed(instance: dg.DagsterInstance, files: PipelineFiles, error: str, name:
     sensor(context, tallyflow_alerts=Calls())
 
 
-def test_a_failed_run_of_ours_calls_once_for_each_cause_and_a_run_of_others_never(files: PipelineFiles) -> None:
+def test_a_failed_run_of_ours_alerts_once_for_each_cause(files: PipelineFiles) -> None:
     CALLS.clear()
     tag = {"tallyflow/pipeline": "orders-demo"}
     with dg.instance_for_test() as instance:
@@ -132,7 +132,7 @@ def test_a_failed_run_of_ours_calls_once_for_each_cause_and_a_run_of_others_neve
     assert CALLS[-1].startswith("all: ")
 
 
-def test_a_run_that_only_a_red_check_has_failed_is_told_by_the_check(files: PipelineFiles) -> None:
+def test_a_run_failed_by_a_red_check_is_left_to_the_check(files: PipelineFiles) -> None:
     @dg.asset(key=TABLE)
     def table() -> None: ...
 
@@ -147,7 +147,7 @@ def test_a_run_that_only_a_red_check_has_failed_is_told_by_the_check(files: Pipe
         assert words_of(instance, result.dagster_run) is None
 
 
-def test_a_run_that_the_page_has_launched_is_of_the_pipeline_of_its_assets(files: PipelineFiles) -> None:
+def test_a_run_from_the_page_belongs_to_its_assets_pipeline(files: PipelineFiles) -> None:
     with dg.instance_for_test() as instance:
         for key, wanted in ((["orders_demo", "published"], "orders-demo"), (["others", "published"], None)):
             run = instance.create_run_for_job(asset_job(key), asset_selection=frozenset({dg.AssetKey(key)}))

@@ -66,13 +66,13 @@ def test_a_pipeline_is_one_asset_per_seam_from_the_topic_on(tmp_path: Path) -> N
     }
 
 
-def test_without_dedup_there_is_no_key_store_and_nothing_to_compact(tmp_path: Path) -> None:
+def test_without_dedup_there_is_no_key_store_to_compact(tmp_path: Path) -> None:
     found = parents(definitions(tmp_path, document(transforms=[])))
     assert found["orders_demo/out_stream"] == {"orders_demo/raw_stream"}
     assert not {"orders_demo/dedup_store", "orders_demo/dedup_compaction"} & found.keys()
 
 
-def test_a_topic_that_two_pipelines_read_is_one_asset_with_the_fields_of_both(tmp_path: Path) -> None:
+def test_a_topic_read_twice_is_one_asset_with_all_fields(tmp_path: Path) -> None:
     other = document(pipeline_id="orders-copy")
     other["sources"][0]["schema_fields"] = [{"name": "order_id", "type": "string"}, {"name": "extra", "type": "int"}]
     other["transforms"] = []
@@ -109,7 +109,7 @@ def test_owners_tags_and_freshness_come_from_the_file(tmp_path: Path) -> None:
     assert out.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(minutes=25), warn_window=timedelta(minutes=8))
 
 
-def test_the_table_has_no_freshness_policy_and_a_check_that_is_switched_off_leaves_none(tmp_path: Path) -> None:
+def test_the_table_has_no_freshness_policy_of_its_own(tmp_path: Path) -> None:
     """What a policy goes by, materializations without end, would leave the table's checks not evaluated."""
     assert spec(definitions(tmp_path, document()), "orders_demo", "clickhouse_table").freshness_policy is None
     off = definitions(tmp_path, document(checks={"freshness": {"enabled": False}}))
@@ -136,7 +136,7 @@ def test_checks_that_the_file_switches_off_are_not_there(tmp_path: Path) -> None
     }
 
 
-def test_a_faulty_file_is_listed_with_its_faults_and_takes_nothing_down(tmp_path: Path) -> None:
+def test_a_faulty_file_is_listed_and_takes_nothing_down(tmp_path: Path) -> None:
     defs = definitions(tmp_path, document(), {"version": "v3", "pipeline_id": "broken"})
     dg.Definitions.validate_loadable(defs)
     assert "orders_demo/raw_stream" in parents(defs)
@@ -191,9 +191,7 @@ def test_no_secret_and_no_credential_is_in_the_definitions(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("status", ["", "running"])
-def test_schedules_run_where_somebody_says_so_and_dead_letters_never_by_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
-) -> None:
+def test_schedules_run_on_request_and_letters_on_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str) -> None:
     monkeypatch.setenv("TALLYFLOW_SCHEDULES", status)
     defs = definitions(tmp_path, document())
     running = {one.name for one in defs.schedules or () if one.default_status is dg.DefaultScheduleStatus.RUNNING}
@@ -250,7 +248,7 @@ def test_the_loaders_name_the_same_definitions() -> None:
     assert registry == {"tallyflow": "dagster_project.components"}
 
 
-def test_a_faulty_file_is_told_in_the_log_and_only_where_it_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_faulty_file_is_logged_only_where_it_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     definitions(tmp_path, document(), document(pipeline_id="x y"))
     (told,) = caplog.messages
     assert told.startswith(f"ignoring a faulty pipeline file: {tmp_path / '1.yaml'}: 1 fault\n  - pipeline_id: must be")
@@ -337,7 +335,7 @@ def test_the_launchpad_offers_the_pipelines_that_there_are(tmp_path: Path) -> No
     assert field.is_required
 
 
-def test_the_publication_and_its_checks_are_due_in_one_run_once_the_table_is_there(tmp_path: Path) -> None:
+def test_publication_and_checks_are_due_in_one_run(tmp_path: Path) -> None:
     """What is asked for at one moment is one run, in which a failed blocking check holds the publication back."""
     defs = definitions(tmp_path, document())
     key = ["orders_demo", "clickhouse_table"]

@@ -17,7 +17,7 @@ def test_without_a_url_dagster_keeps_to_sqlite(tmp_path: Path) -> None:
     assert "storage" not in yaml.safe_load((tmp_path / "dagster" / "dagster.yaml").read_text())
 
 
-def test_with_a_url_it_is_both_files_one_after_the_other_and_holds_no_password(tmp_path: Path) -> None:
+def test_with_a_url_it_is_both_files_without_a_password(tmp_path: Path) -> None:
     write_instance(tmp_path, URL)
     written = (tmp_path / "dagster.yaml").read_text()
     assert written == (PROJECT / "dagster.yaml").read_text() + (PROJECT / "postgres.yaml").read_text()
@@ -25,7 +25,7 @@ def test_with_a_url_it_is_both_files_one_after_the_other_and_holds_no_password(t
 
 
 @pytest.mark.parametrize(("existing", "words"), [("telemetry: {}", "does not use it"), ("# DAGSTER_POSTGRES_URL", "")])
-def test_a_file_that_is_there_stays_and_is_told_when_it_does_not_use_the_url(
+def test_a_present_file_stays_and_is_named_if_it_ignores_the_url(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], existing: str, words: str
 ) -> None:
     (tmp_path / "dagster.yaml").write_text(existing)

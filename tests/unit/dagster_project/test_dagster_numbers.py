@@ -33,12 +33,12 @@ def test_numbers_are_those_of_the_tally() -> None:
     assert numbers(found, DEAD_LETTERS) == letters
 
 
-def test_a_materialization_tells_no_row_count_that_the_page_would_show_from_then_on() -> None:
+def test_a_materialization_reports_no_lasting_row_count() -> None:
     assert without_row_count(numbers(account(), TABLE)) == {"waiting_rows": 0, "residue": 0, "lag_offsets": 0}
 
 
 @pytest.mark.parametrize("seam", PLOTTED)
-def test_every_number_is_a_listed_one_and_they_are_at_most_twelve(seam: str) -> None:
+def test_every_number_is_listed_and_there_are_at_most_twelve(seam: str) -> None:
     assert {*numbers(account(), seam)} == {*PLOTTED[seam]}
     assert len(PLOTTED[seam]) <= 12
 
@@ -54,7 +54,7 @@ def test_the_observation_of_a_table_has_at_most_twelve_numbers() -> None:
     assert (told["dead_letters/still_there"], told["dedup_store/keys"], told["state"]) == (5, 70, "running")
 
 
-def test_a_pipeline_is_reported_as_fresh_every_five_minutes_while_nothing_waits() -> None:
+def test_a_caught_up_pipeline_is_fresh_every_five_minutes() -> None:
     ago = {minutes: (NOW - timedelta(minutes=minutes)).timestamp() for minutes in (4, 5)}
     assert is_reported(account(), None, NOW)
     assert not is_reported(account(), ago[4], NOW)

@@ -23,12 +23,12 @@ def private_imports(path: Path) -> list[str]:
     return [node.module for node in nodes if node.module and node.module.startswith("dagster._")]
 
 
-def test_private_names_are_imported_in_one_place_and_where_dagster_is_started() -> None:
+def test_private_names_are_imported_in_one_place() -> None:
     paths = [path for folder in ("dagster_project", "resources", "pipelines") for path in (ROOT / folder).rglob("*.py")]
     assert {path.name for path in paths if private_imports(path)} == ALLOWED
 
 
-def test_the_tables_that_pruning_deletes_from_have_the_columns_it_reads() -> None:
+def test_pruned_tables_have_the_columns_that_pruning_reads() -> None:
     events = {column.name for column in dagster_private.SqlEventLogStorageTable.c}
     checks = {column.name for column in dagster_private.AssetCheckExecutionsTable.c}
     assert {"id", "run_id", "asset_key", "dagster_event_type", "timestamp"} <= events
@@ -36,7 +36,7 @@ def test_the_tables_that_pruning_deletes_from_have_the_columns_it_reads() -> Non
     assert "event_id" in {column.name for column in dagster_private.AssetEventTagsTable.c}
 
 
-def test_what_dagster_dev_and_the_web_server_are_given_instead_is_what_they_call() -> None:
+def test_the_replaced_entry_points_are_those_dagster_calls() -> None:
     assert callable(dev._open)
     assert dev.dev.__name__ == "dagster._cli.dev"
     source = Path(dev.dev.__file__ or "").read_text()
@@ -63,7 +63,7 @@ def told(instance: dg.DagsterInstance, looked: dict[str, Looked]) -> list[tuple[
     return found
 
 
-def test_results_are_those_since_and_the_newest_of_a_check_that_was_never_seen(instance: dg.DagsterInstance) -> None:
+def test_results_are_those_since_and_the_newest_of_a_new_check(instance: dg.DagsterInstance) -> None:
     looked: dict[str, Looked] = {}
     assert told(instance, looked) == []
     report(instance, "gaps", False)
@@ -76,7 +76,7 @@ def test_results_are_those_since_and_the_newest_of_a_check_that_was_never_seen(i
     assert sorted(told(instance, looked)) == [("gaps", False), ("gaps", True), ("views", False)]
 
 
-def test_a_result_that_another_one_has_overtaken_is_told_when_it_is_there() -> None:
+def test_a_result_overtaken_by_another_is_still_seen() -> None:
     """Two runs make the check at once; the one that began first ends last, and fails."""
     with dg.instance_for_test() as instance:
         report(instance, "gaps", True)

@@ -44,7 +44,7 @@ def test_a_pipeline_that_is_silent_holds_up_no_other(monkeypatch: pytest.MonkeyP
     assert told == {"silent": "no answer within 1 s", "away": "NATS did not answer"}
 
 
-def test_each_check_stands_alone_and_what_may_pass_is_tried_again_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_check_stands_alone_and_passing_faults_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_checks, "PAUSES", (0.0, 0.0))
     asked: list[str] = []
     logged: list[str] = []
@@ -80,7 +80,7 @@ def stopped(state: Any) -> Seen:
     return Seen(JobState("p", state, "last words"), None, state)
 
 
-def test_an_end_is_told_once_and_a_pipeline_that_never_ran_has_none() -> None:
+def test_an_end_is_reported_once() -> None:
     told = ended_as(stopped("stopped"), Reported(state=RUNNING))
     assert told == {"state": "stopped", "message": "last words"}
     assert ended_as(stopped("stopped"), Reported(state="stopped")) == {}

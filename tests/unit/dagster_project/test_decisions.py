@@ -42,7 +42,7 @@ def actions(states: Iterable[tuple[float, JobState]], trouble: Trouble | None = 
     return done
 
 
-def test_a_dead_job_is_started_again_with_growing_pauses_and_then_people_are_called_once() -> None:
+def test_a_dead_job_is_restarted_ever_later_then_alerted_once() -> None:
     ticks = [(float(now), DEAD) for now in range(0, 7200, 30)]
     assert actions(ticks) == [(0, "start"), (30, "start"), (90, "start"), (210, "start"), (450, "start"), (480, "alert")]
 
@@ -54,12 +54,12 @@ def test_a_job_that_nobody_wants_to_run_stays_as_it_is(desired: str | None) -> N
     assert actions([(0, state), (600, state)]) == []
 
 
-def test_a_runner_that_is_just_starting_is_waited_for_though_a_leg_is_not_there_yet() -> None:
+def test_a_runner_just_starting_is_waited_for() -> None:
     starting = replace(WELL, state="starting", missing=("sink",))
     assert actions([(float(now), starting) for now in range(0, 600, 30)]) == []
 
 
-def test_a_job_that_was_given_up_came_back_and_died_again_is_told_again() -> None:
+def test_a_job_given_up_that_came_back_and_died_alerts_again() -> None:
     ticks = [(480, DEAD), (510, DEAD), (540, WELL), (570, DEAD), (600, DEAD)]
     assert actions(ticks, Trouble(0, attempts=5, last_attempt=450)) == [(480, "alert"), (570, "alert")]
 
@@ -69,7 +69,7 @@ def test_a_job_that_dies_every_minute_is_not_started_for_ever() -> None:
     assert [action for _, action in actions(ticks)].count("start") == 5
 
 
-def test_restarts_are_forgotten_when_the_job_was_well_for_ten_minutes() -> None:
+def test_restarts_are_forgotten_after_ten_good_minutes() -> None:
     _, trouble = health(DEAD, None, 0.0, DEFAULT)
     _, trouble = health(WELL, trouble, 30.0, DEFAULT)
     assert trouble is not None
@@ -78,29 +78,29 @@ def test_restarts_are_forgotten_when_the_job_was_well_for_ten_minutes() -> None:
     assert trouble is None
 
 
-def test_a_job_that_does_not_answer_is_replaced_after_a_minute_and_not_before() -> None:
+def test_an_unresponsive_job_is_replaced_after_a_minute() -> None:
     assert actions([(0, SILENT), (30, SILENT), (60, SILENT)]) == [(60, "restart")]
     assert actions([(0, SILENT), (30, WELL), (60, SILENT), (90, SILENT), (119, SILENT), (120, SILENT)]) == [(120, "restart")]
 
 
-def test_a_halted_job_is_never_restarted_and_people_are_called_once_with_its_words() -> None:
+def test_a_halted_job_is_never_restarted_and_alerts_once() -> None:
     decision, trouble = health(HALTED, None, 0.0, DEFAULT)
     assert (decision.action, decision.what) == ("alert", "halted: sink: the table is missing")
     assert "restart_pipeline" in decision.remedy
     assert actions([(30, HALTED), (3600, HALTED)], trouble) == []
 
 
-def test_a_job_that_died_is_well_and_does_not_answer_for_a_moment_is_waited_for() -> None:
+def test_a_restarted_job_silent_for_a_moment_is_waited_for() -> None:
     assert actions([(0, DEAD), (30, WELL), (60, SILENT), (90, SILENT), (120, SILENT)]) == [(0, "start"), (120, "restart")]
 
 
-def test_a_runner_that_ended_at_its_halt_is_not_started_again_and_people_are_called_once() -> None:
+def test_a_runner_ended_by_its_halt_alerts_once_and_stays_down() -> None:
     ticks = [(float(now), ENDED) for now in range(0, 7200, 30)]
     assert actions(ticks) == [(0, "alert")]
     assert actions([(0, HALTED), (30, replace(ENDED, halt="7")), (60, ENDED)]) == [(0, "alert")]
 
 
-def test_a_halted_job_whose_file_was_changed_is_started_and_told_again_when_it_halts_again() -> None:
+def test_a_halted_job_with_a_changed_file_is_started_again() -> None:
     ticks = [(0, ENDED), (30, DEAD), (60, WELL), (90, replace(ENDED, halt="8")), (120, replace(ENDED, halt="8"))]
     assert actions(ticks) == [(0, "alert"), (30, "start"), (90, "alert")]
 
@@ -110,13 +110,13 @@ def test_a_halt_that_a_slow_answer_hides_for_a_tick_is_told_once() -> None:
     assert actions([(0, HALTED), (30, slow), (60, HALTED)]) == [(0, "alert")]
 
 
-def test_legs_that_died_beside_a_halted_one_are_started_and_the_halted_one_is_told_once() -> None:
+def test_dead_legs_beside_a_halted_one_are_started() -> None:
     state = replace(ENDED, halted=("sink",), missing=("ingest", "process"))
     ticks = [(float(now), state) for now in range(0, 7200, 30)]
     assert actions(ticks) == [(0, "alert"), (30, "start"), (60, "start"), (120, "start"), (240, "start"), (480, "start"), (510, "alert")]
 
 
-def test_the_file_says_how_often_a_dead_job_is_started_and_more_counts_for_one_that_was_given_up() -> None:
+def test_the_file_sets_how_often_a_dead_job_is_started() -> None:
     ticks = [(float(now), DEAD) for now in range(0, 3600, 30)]
     assert actions(ticks, alerts=Alerts(max_restarts=2)) == [(0, "start"), (30, "start"), (60, "alert")]
     assert actions(ticks, alerts=Alerts(max_restarts=0)) == [(0, "alert")]
@@ -127,7 +127,7 @@ def test_a_job_that_waits_for_a_system_is_left_alone() -> None:
     assert actions([(now, JobState("orders", "waiting", "Kafka is away", desired="running")) for now in range(0, 3600, 30)]) == []
 
 
-def test_a_leg_that_is_missing_is_started_although_the_others_run() -> None:
+def test_a_missing_leg_is_started_although_the_others_run() -> None:
     assert actions([(0, replace(WELL, missing=("sink",)))]) == [(0, "start")]
 
 
@@ -141,18 +141,18 @@ def lag_actions(readings: list[tuple[float, int | None]], alerts: Alerts = DEFAU
     return told
 
 
-def test_people_are_told_of_a_lag_that_lasts_and_grows_once_an_hour() -> None:
+def test_a_lasting_growing_lag_alerts_once_an_hour() -> None:
     growing = [(float(now), 100_000 + now) for now in range(0, 4000, 60)]
     assert lag_actions(growing) == [120, 3720]
 
 
-def test_a_lag_that_shrinks_or_is_small_or_not_known_calls_nobody() -> None:
+def test_a_shrinking_small_or_unknown_lag_alerts_nobody() -> None:
     assert lag_actions([(float(now), 900_000 - 100 * now) for now in range(0, 4000, 60)]) == []
     assert lag_actions([(float(now), 99_999) for now in range(0, 4000, 60)]) == []
     assert lag_actions([(0, 100_000), (60, None), (61, 50), (120, 100_000)]) == []
 
 
-def test_the_file_says_which_lag_is_too_large_for_how_long_and_when_it_is_told_again() -> None:
+def test_the_file_sets_the_limits_of_a_lag_and_its_alerts() -> None:
     alerts = Alerts(lag=LagAlert(offsets=10, lasting=timedelta(0)), repeat_after=timedelta(minutes=10))
     assert lag_actions([(float(now), 10) for now in range(60, 1300, 60)], alerts) == [60, 660, 1260]
     assert lag_actions([(float(now), 9) for now in range(0, 1300, 60)], alerts) == []
@@ -162,7 +162,7 @@ def letters(waiting: int, last: int = 10, age: int = 0, version: str | None = "v
     return Letters(waiting, last, timedelta(seconds=age), version)
 
 
-def test_letters_enter_again_once_for_each_configuration_that_the_job_runs_with() -> None:
+def test_letters_enter_again_once_for_each_configuration() -> None:
     memory, done = LettersMemory(), []
     for version in (None, "v1", "v1", None, "v1", "v2", "v2"):
         decision, memory = dead_letters(letters(3, version=version), memory, 0.0, DEFAULT)
@@ -170,28 +170,28 @@ def test_letters_enter_again_once_for_each_configuration_that_the_job_runs_with(
     assert done == ["none", "none", "none", "none", "none", "reprocess", "none"]
 
 
-def test_letters_of_a_pipeline_that_is_seen_for_the_first_time_stay_and_are_told_as_any_others() -> None:
+def test_letters_of_a_newly_seen_pipeline_stay() -> None:
     decision, memory = dead_letters(letters(100), LettersMemory(), 0.0, DEFAULT)
     assert (decision.action, memory) == ("alert", LettersMemory("v1", told=10, told_at=0.0))
 
 
-def test_a_version_that_ran_while_no_letters_waited_has_nothing_to_mend_later() -> None:
+def test_a_version_run_without_letters_mends_nothing_later() -> None:
     _, memory = dead_letters(letters(0), LettersMemory(), 0.0, DEFAULT)
     assert dead_letters(letters(5), memory, 60.0, DEFAULT)[0].action == "none"
 
 
-def test_a_configuration_that_began_to_run_while_no_letters_waited_sends_none_in_again() -> None:
+def test_a_version_begun_without_letters_sends_none_again() -> None:
     decision, memory = dead_letters(letters(0, version="v2"), LettersMemory("v1"), 0.0, DEFAULT)
     assert (decision.action, decision.why, memory.version) == ("none", "no dead letters wait", "v2")
 
 
-def test_new_letters_are_not_told_until_the_time_since_people_were_told_is_over() -> None:
+def test_new_letters_wait_for_the_end_of_the_alert_pause() -> None:
     _, told = dead_letters(letters(100), LettersMemory("v1"), 10_000.0, DEFAULT)
     assert dead_letters(letters(101, last=11), told, 13_599.0, DEFAULT)[0].action == "none"
     assert dead_letters(letters(101, last=11), told, 13_600.0, DEFAULT)[0].action == "alert"
 
 
-def test_people_are_told_of_many_letters_or_of_old_ones_and_again_only_of_new_ones() -> None:
+def test_many_or_old_letters_alert_and_again_only_new_ones() -> None:
     known = LettersMemory("v1")
     assert dead_letters(letters(99), known, 0.0, DEFAULT)[0].action == "none"
     decision, told = dead_letters(letters(100), known, 0.0, DEFAULT)
@@ -202,7 +202,7 @@ def test_people_are_told_of_many_letters_or_of_old_ones_and_again_only_of_new_on
     assert dead_letters(letters(101, last=11), told, 7200.0, DEFAULT)[0].action == "alert"
 
 
-def test_the_file_says_how_many_letters_and_how_old_ones_are_told_and_when_again() -> None:
+def test_the_file_sets_how_many_and_how_old_letters_alert() -> None:
     alerts = Alerts(dead_letters=DeadLettersAlert(count=2, age=timedelta(days=1)), repeat_after=timedelta(seconds=30))
     known = LettersMemory("v1")
     assert dead_letters(letters(1, age=3600), known, 0.0, alerts)[0].action == "none"
@@ -218,7 +218,7 @@ def test_a_tick_without_an_act_says_the_numbers() -> None:
     )
 
 
-def test_files_that_came_changed_or_went_are_told_and_at_the_first_look_only_faults() -> None:
+def test_changed_files_are_reported_but_at_first_only_faults() -> None:
     seen = {"a": FileSeen("1", run="r"), "b": FileSeen("2", "sink.table: is required"), "c": FileSeen("3", run="s")}
     assert changed_files(seen, None) == {"b": "faulty"}
     assert changed_files(seen, {"a": "r/1", "b": "/2", "c": "r/2", "d": "r/4"}) == {"c": "changed", "d": "deleted"}
@@ -239,14 +239,14 @@ def test_a_cursor_gives_back_its_memory() -> None:
     assert read_cursor('{"since": 5.0}') == {"since": 5.0}
 
 
-def test_a_decision_says_the_state_what_is_missing_and_for_how_long() -> None:
+def test_a_decision_says_the_state_the_gap_and_its_duration() -> None:
     assert health(replace(WELL, missing=("sink",)), None, 0.0, DEFAULT)[0].why == "running, without sink; restart 1 of 5"
     assert health(DEAD, None, 0.0, DEFAULT)[0].why == "stopped (killed); restart 1 of 5"
     told = lag(200_000, LagMemory(60.0, 150_000), 240.0, DEFAULT)[0].why
     assert told == "lag 200,000 offsets, at least 100,000 for 3 min, 150,000 at first"
 
 
-def test_a_memory_of_another_release_is_read_as_far_as_it_says_the_same() -> None:
+def test_a_memory_of_another_release_is_read_where_it_agrees() -> None:
     assert recalled(Trouble, {"since": 5.0, "attempts": 2, "mood": "grim"}) == Trouble(5.0, attempts=2)
     assert recalled(Trouble, {"attempts": 2}) is None
     assert recalled(Trouble, {"since": "long ago"}) is None

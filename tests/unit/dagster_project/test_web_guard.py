@@ -33,7 +33,7 @@ def request(method: str, target: str, headers: dict[str, str]) -> dict[str, Any]
         ("GET", "/graphql", {"host": HOST, "accept": "text/html"}),
     ],
 )
-def test_own_pages_links_and_clients_that_are_no_browser_are_let_in(method: str, target: str, headers: dict[str, str]) -> None:
+def test_own_pages_links_and_other_clients_are_let_in(method: str, target: str, headers: dict[str, str]) -> None:
     assert refusal(request(method, target, headers)) == ""
 
 
@@ -62,7 +62,7 @@ def test_own_pages_links_and_clients_that_are_no_browser_are_let_in(method: str,
         ("WS", "/graphql", {**OWN, "host": "evil.example", "origin": "http://evil.example"}),
     ],
 )
-def test_pages_of_other_sites_and_names_that_are_not_this_hosts_are_refused(method: str, target: str, headers: dict[str, str]) -> None:
+def test_foreign_pages_and_foreign_host_names_are_refused(method: str, target: str, headers: dict[str, str]) -> None:
     scope = request(method, target, headers)
     assert refusal(scope)
     reached: list[str] = []

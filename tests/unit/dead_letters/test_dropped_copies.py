@@ -66,7 +66,7 @@ def judged_one_by_one(records: list[Record], watermarks: list[int]) -> tuple[lis
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=25))
-def test_the_copies_of_a_letter_end_where_dedup_lets_its_key_through_again(records: list[Record]) -> None:
+def test_copies_of_a_letter_end_where_its_key_passes_again(records: list[Record]) -> None:
     in_order = [(key, time, is_letter) for (key, _, is_letter), time in zip(records, sorted(time for _, time, _ in records), strict=True)]
     never = [int(NEVER)] * len(records)
     accepted, copies = judged_one_by_one(in_order, never)
@@ -75,7 +75,7 @@ def test_the_copies_of_a_letter_end_where_dedup_lets_its_key_through_again(recor
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=25), st.integers(0, 20))
-def test_by_the_time_of_the_event_the_watermark_ends_them_as_well(records: list[Record], lateness: int) -> None:
+def test_by_event_time_the_watermark_ends_copies_too(records: list[Record], lateness: int) -> None:
     marks = [max((time for _, time, _ in records[:at]), default=-1000) - lateness for at in range(len(records))]
     on_time = [(record, mark) for record, mark in zip(records, marks, strict=True) if record[1] >= mark]
     kept, watermarks = [record for record, _ in on_time], [mark for _, mark in on_time]
@@ -109,7 +109,7 @@ def code(sequence: int) -> int:
     return sequence << 20 | 2
 
 
-def test_a_record_that_entered_again_stands_for_the_letter_that_dedup_had_accepted() -> None:
+def test_a_record_entered_again_stands_for_its_accepted_letter() -> None:
     frames = [
         frame(letter(3, b'{"id": 7}'), letter(4, b"{", past_dedup=False)),
         frame(letter(8, b'{"id": 9}', origin="3.2"), letter(9, b'{"id": 8}', origin="4.2")),

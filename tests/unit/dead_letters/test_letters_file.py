@@ -127,7 +127,7 @@ def test_a_hostile_line_is_a_fault_of_its_line(tmp_path: Path, line: str) -> Non
     assert len(str(caught.value)) < 1000
 
 
-def test_a_file_that_something_else_has_written_is_refused_in_a_few_lines(tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused_in_a_few_lines(tmp_path: Path) -> None:
     binary = tmp_path / "letters.bin"
     binary.write_bytes(b"\x7fELF\xff\n" + b"\x80\n" * 5000)
     told = faults_of(binary)
@@ -138,7 +138,7 @@ def test_a_file_that_something_else_has_written_is_refused_in_a_few_lines(tmp_pa
     assert faults_of(file_of(tmp_path, "", "  ")) == ["it holds no letters; `tallyflow dlq export` writes such a file"]
 
 
-def test_a_letter_with_only_the_head_of_a_record_needs_the_whole_value() -> None:
+def test_a_letter_with_only_a_head_needs_the_whole_value() -> None:
     rows = [{**letter(1, n, oversize={"bytes": 9, "sha256": b"x"}), "row": n} for n in (0, 1)]
     found = [(9, pa.Table.from_pylist(rows))]
     with pytest.raises(ConfigurationError, match=r"position 1\.1: the letter holds only the record's head"):

@@ -46,7 +46,7 @@ def frame(*letters: dict[str, Any]) -> pa.Table:
 ALL = Selection()
 
 
-def test_a_fingerprint_leaves_out_numbers_and_quoted_words_of_the_message_and_nothing_else() -> None:
+def test_a_fingerprint_omits_only_numbers_and_quoted_words() -> None:
     one = fingerprint("sink", "refused", "city", "value 12,5 of 'Rome' at row 7")
     assert one == "41b4546ed816", "the same on every machine"
     assert one == fingerprint("sink", "refused", "city", "value 3 of 'Oslo' at row 1234.5")
@@ -55,7 +55,7 @@ def test_a_fingerprint_leaves_out_numbers_and_quoted_words_of_the_message_and_no
     assert fingerprint("sink", "refused", "city", "value 12,5 of 'Rome' in row 7") != one
 
 
-def test_letters_of_one_cause_are_one_group_with_its_first_and_last() -> None:
+def test_letters_of_one_cause_are_one_group() -> None:
     found = groups(
         [
             frame(letter(9, 2, second=9), letter(9, 3, second=9, code="tombstone", field=None, message="the value is null")),

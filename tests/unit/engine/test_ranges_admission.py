@@ -36,7 +36,7 @@ def test_a_new_partition_begins_at_its_beginning() -> None:
     assert admit({"0": 5}, {"0": 5, "1": 300}, 100) == {"0": 5, "1": 100}
 
 
-def test_an_end_that_goes_back_is_passed_on_so_that_the_leg_sees_it() -> None:
+def test_an_end_that_goes_back_is_passed_on_to_the_leg() -> None:
     assert admit({"0": 9}, {"0": 4}, 100) == {"0": 4}
     assert admit({"0": 9, "1": 0}, {"0": 4, "1": 500}, 100) == {"0": 4, "1": 100}
     assert admit({"0": 9, "1": 0}, {"0": 4, "1": 500}, None) == {"0": 4, "1": 500}
@@ -44,7 +44,7 @@ def test_an_end_that_goes_back_is_passed_on_so_that_the_leg_sees_it() -> None:
 
 @settings(deadline=None)
 @given(offsets, offsets, st.integers(1, 2000))
-def test_a_range_lies_between_start_and_available_and_keeps_the_limit(start: dict[str, int], available: dict[str, int], limit: int) -> None:
+def test_a_range_lies_between_start_and_end_within_the_limit(start: dict[str, int], available: dict[str, int], limit: int) -> None:
     end = admit(start, available, limit)
     assert set(end) == set(available)
     for part, offset in end.items():

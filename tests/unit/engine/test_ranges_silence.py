@@ -42,7 +42,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_the_others_go_on_and_the_silent_one_is_asked_beside_them_until_it_answers(now: list[float]) -> None:
+def test_the_others_go_on_while_the_silent_one_is_asked(now: list[float]) -> None:
     reader = KafkaRanges({"start": "0:0,1:0,2:0"}).streamReader(RANGE_SCHEMA)
     topic, start = Topic({0: 5, 1: 6, 2: 7}), {"0": 0, "1": 3, "2": 0}
     reader._partitions = (0, 1, 2)
@@ -61,7 +61,7 @@ def test_the_others_go_on_and_the_silent_one_is_asked_beside_them_until_it_answe
     assert topic.asked == [[0, 1, 2]]
 
 
-def test_a_silent_one_whose_leader_does_not_answer_is_not_waited_for_and_asked_once_at_a_time(now: list[float]) -> None:
+def test_an_unanswered_silent_one_is_asked_once_at_a_time(now: list[float]) -> None:
     reader = KafkaRanges({"start": "0:0,1:0"}).streamReader(RANGE_SCHEMA)
     topic, start = Topic({0: 5, 1: 6}), {"0": 0, "1": 3}
     reader._partitions, reader._silent, topic.dead = (0, 1), {1}, {1}
@@ -74,7 +74,7 @@ def test_a_silent_one_whose_leader_does_not_answer_is_not_waited_for_and_asked_o
     assert reader._ends(topic, start) == {"0": 5, "1": 6}
 
 
-def test_a_query_that_ends_at_the_present_end_leaves_no_silent_partition_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_to_the_present_end_leaves_no_partition_out(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = KafkaRanges({"start": "0:0,1:0"}).streamReader(RANGE_SCHEMA)
     topic = Topic({0: 5, 1: 6})
     reader._partitions, reader._topic, topic.silent = (0, 1), topic, {1}

@@ -28,7 +28,7 @@ def test_a_worker_that_resolves_the_same_pipeline_has_it() -> None:
 
 
 @pytest.mark.parametrize("other", [{"WHICH": "orders-other"}, {"WHICH": "orders-demo", "NATS_URL": "nats://elsewhere:4222"}])
-def test_a_worker_that_resolves_another_one_halts_before_anything(other: dict[str, str]) -> None:
+def test_a_worker_that_resolves_another_pipeline_halts_first(other: dict[str, str]) -> None:
     with pytest.raises(HaltError, match=r"means another configuration than in the driver, so nothing was done\. .*WHICH"):
         read_run(run().text()).resolve(other)
 
@@ -42,7 +42,7 @@ def test_the_digest_holds_no_secret() -> None:
 
 
 @pytest.mark.parametrize("state", [None, SimpleNamespace(metadata={STREAM_ID_KEY: "other"})])
-def test_a_worker_that_reaches_other_streams_halts_before_anything(state: Any) -> None:
+def test_a_worker_that_reaches_other_streams_halts_first(state: Any) -> None:
     reached = RunSpec(TEXT, "pipeline", {}, {"raw": "ours"}, "", "", 0, 0, "")
     log = SimpleNamespace(state=lambda stream: state)
     connections = Connections(reached, keep_partitions=False, log=log, config=parse(TEXT, name="worker", environment=DRIVER))

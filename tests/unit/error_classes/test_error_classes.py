@@ -133,12 +133,12 @@ def test_a_pipeline_file_changes_classes_by_code_and_by_name() -> None:
     assert type(halts) is HaltError
 
 
-def test_an_error_that_may_be_the_tables_is_a_halt_at_once_where_the_file_says_so() -> None:
+def test_a_vague_error_is_a_halt_at_once_where_the_file_says_so() -> None:
     assert clickhouse_errors.refusal(server_error(36)) is not None
     assert clickhouse_errors.refusal(server_error(36), on_error(clickhouse={"BAD_ARGUMENTS": "halt"}).classes("clickhouse")) is None
 
 
-def test_a_letter_says_that_its_error_does_not_tell_a_rows_fault_from_the_tables() -> None:
+def test_a_letter_of_a_vague_error_says_that_it_is_vague() -> None:
     vague, known = clickhouse_errors.refusal(server_error(36)), clickhouse_errors.refusal(server_error(376))
     assert vague is not None and known is not None
     assert vague.of_one_row == f"{vague}; the error does not say whether a row is its cause, but this row failed alone"
@@ -152,7 +152,7 @@ def test_what_a_view_refuses_is_no_record_whatever_the_file_says() -> None:
     assert type(clickhouse_errors.map_error("inserting", error, classes)) is HaltError
 
 
-def test_a_block_of_too_many_partitions_is_cut_whatever_the_file_says_of_too_many_parts() -> None:
+def test_a_block_of_too_many_partitions_is_always_cut() -> None:
     classes = on_error(clickhouse={"TOO_MANY_PARTS": "halt"}).classes("clickhouse")
     assert clickhouse_errors.refusal(server_error(252, "Too many partitions for single INSERT block (more than 100)"), classes) is not None
     assert type(clickhouse_errors.map_error("inserting", server_error(252, "Too many parts (3000)"), classes)) is HaltError

@@ -68,7 +68,7 @@ def test_an_overloaded_clickhouse_is_waited_for(code: int, name: str) -> None:
         ),
     ],
 )
-def test_a_full_disk_is_waited_for_whatever_the_code_that_tells_it(code: int, words: str) -> None:
+def test_a_full_disk_is_waited_for_whatever_its_code(code: int, words: str) -> None:
     found = clickhouse_errors.map_error("inserting", DatabaseError(f"Code: {code}. {words}. (NAME)", code=code))
     assert type(found) is RetryableError
     assert "DB::" not in str(found)
@@ -137,7 +137,7 @@ VIOLATED = (
         ),
     ],
 )
-def test_an_insert_that_is_refused_for_its_rows_is_told_without_their_values(text: str, code: int, row: int | None, words: str) -> None:
+def test_a_refused_insert_is_reported_without_values(text: str, code: int, row: int | None, words: str) -> None:
     found = clickhouse_errors.refusal(DatabaseError(text, code=code))
     assert found is not None
     assert (found.row, str(found).startswith(f"ClickHouse error {code}"), words in str(found)) == (row, True, True)
@@ -192,11 +192,11 @@ def test_an_error_that_may_as_well_be_the_tables_is_told_apart() -> None:
         ("Code: 241. DB::Exception: Memory limit exceeded", 241),
     ],
 )
-def test_no_row_is_looked_for_behind_any_other_error_of_an_insert(text: str, code: int) -> None:
+def test_no_row_is_searched_behind_any_other_insert_error(text: str, code: int) -> None:
     assert clickhouse_errors.refusal(DatabaseError(text, code=code)) is None
 
 
-def test_what_a_view_refuses_is_a_halt_that_names_it_and_an_overloaded_view_is_waited_for() -> None:
+def test_a_views_refusal_halts_an_overloaded_view_is_waited_for() -> None:
     found = clickhouse_errors.map_error("inserting", DatabaseError(f"{VIOLATED}: while pushing to view default.v", code=469))
     assert (type(found), "a materialized view on the table refuses these rows" in str(found)) == (HaltError, True)
     waits = clickhouse_errors.map_error("inserting", DatabaseError("Code: 241. DB::Exception: Memory: while pushing to view d.v", code=241))

@@ -34,7 +34,7 @@ def waits(case: LegCase) -> None:
 
 
 @pytest.mark.parametrize("full", ["out", "ledger"])
-def test_a_full_stream_makes_nothing_grow_however_often_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
+def test_retrying_a_full_stream_makes_nothing_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
     case = LegCase(tmp_path, monkeypatch, BUCKETS)
     for start in (0, 1000):
         case.send([event(number) for number in range(start, start + 1000)])

@@ -53,7 +53,7 @@ def test_frames_cover_the_range_in_order() -> None:
     check_cover(one.frames, 0, 5, SUBJECT)
 
 
-def test_gaps_belong_to_the_frame_of_the_next_record_or_to_the_last_one() -> None:
+def test_gaps_belong_to_the_next_records_frame_or_the_last() -> None:
     log = MemoryLog()
     one = writer(log, 10, 30)
     one.write(block(12, 15, 20), 30)
@@ -61,7 +61,7 @@ def test_gaps_belong_to_the_frame_of_the_next_record_or_to_the_last_one() -> Non
     check_cover(one.frames, 10, 30, SUBJECT)
 
 
-def test_an_empty_stretch_inside_the_range_waits_for_the_next_record() -> None:
+def test_an_empty_stretch_inside_a_range_waits_for_a_record() -> None:
     log = MemoryLog()
     one = writer(log, 0, 9)
     one.write(block(0), 1)
@@ -71,7 +71,7 @@ def test_an_empty_stretch_inside_the_range_waits_for_the_next_record() -> None:
     assert stored(log) == [(0, 0, [0]), (1, 8, [6])]
 
 
-def test_an_empty_stretch_at_the_end_of_the_range_gets_an_empty_frame() -> None:
+def test_an_empty_stretch_at_the_end_gets_an_empty_frame() -> None:
     log = MemoryLog()
     one = writer(log, 0, 5)
     one.write(block(0, 1), 2)
@@ -166,7 +166,7 @@ def test_a_lost_acknowledgement_is_covered_by_reading_back(nth: int) -> None:
     assert one.must_read_back
 
 
-def test_a_lost_publish_is_retryable_and_the_range_may_be_written_again() -> None:
+def test_a_lost_publish_is_retryable_and_the_range_repeatable() -> None:
     log = MemoryLog()
     log.fail_publish(Fault.DELAYED, 2)
     with pytest.raises(RetryableError):
@@ -191,7 +191,7 @@ def frame(first: int, last: int) -> Written[int]:
     return Written(first, last, 1, 1, 1)
 
 
-def test_frames_with_a_gap_an_overlap_or_a_wrong_end_break_the_protocol() -> None:
+def test_frames_with_a_gap_or_overlap_break_the_protocol() -> None:
     check_cover([frame(0, 3), frame(4, 6)], 0, 7, SUBJECT)
     with pytest.raises(InvariantError, match="starts at offset 5, expected 4"):
         check_cover([frame(0, 3), frame(5, 6)], 0, 7, SUBJECT)

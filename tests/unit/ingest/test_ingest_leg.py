@@ -19,7 +19,7 @@ NAMES = Names("orders")
 SUBJECT = NAMES.raw("events", 0)
 
 
-def test_an_end_before_what_was_confirmed_is_a_loss_that_is_named() -> None:
+def test_an_end_before_the_confirmed_one_is_a_named_loss() -> None:
     check_ends("orders", {"0": 10, "1": 7}, {0: 10, 1: 90})
     check_ends("orders", {"0": 10, "1": 7}, {0: 10})
     with pytest.raises(
@@ -39,7 +39,7 @@ def leg(confirmed: dict[str, int], ends: dict[int, int]) -> Any:
     return found
 
 
-def test_an_end_that_goes_back_while_it_runs_halts_unless_kafka_has_it_again() -> None:
+def test_an_end_moved_back_halts_unless_kafka_has_it_again() -> None:
     with pytest.raises(DataLossError, match="it ends before what was read"):
         leg({"0": 10}, {0: 8}).advance(None, {"0": 8})
     leg({"0": 10}, {0: 10}).advance(None, {"0": 8})

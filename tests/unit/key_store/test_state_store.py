@@ -93,7 +93,7 @@ def test_a_run_takes_36_bytes_per_key_and_three_of_index(place: Place) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 100, 5000, 1_200_000])
-def test_the_filter_lets_every_hash_through_that_is_there_and_few_others(count: int) -> None:
+def test_the_filter_passes_every_present_hash_and_few_others(count: int) -> None:
     held, others = many(count, 1), many(10_000, 2)
     index, sought = Index.of(held.hi, held.lo), Sought.of(held.hi, held.lo)
     assert np.array_equal(index.may_hold(sought), np.arange(count))
@@ -110,7 +110,7 @@ def test_a_name_is_used_once(place: Place) -> None:
 
 @pytest.mark.parametrize("row", [0, BLOCK_ROWS - 1, BLOCK_ROWS, 99_999])
 @pytest.mark.parametrize("column", range(5))
-def test_a_flipped_bit_in_any_column_is_noticed_when_its_block_is_touched(place: Place, row: int, column: int) -> None:
+def test_a_flipped_bit_in_a_column_is_noticed_when_touched(place: Place, row: int, column: int) -> None:
     held = many(100_000, 1, time=77)
     facts = write_run(place, "run", held)
     path = Path(place.path) / "run"
@@ -149,7 +149,7 @@ def test_a_run_of_an_older_format_is_refused_with_the_remedy(place: Place) -> No
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_a_flipped_bit_anywhere_in_the_file_is_noticed_or_changes_nothing(data: st.DataObject) -> None:
+def test_a_flipped_bit_anywhere_is_noticed_or_harmless(data: st.DataObject) -> None:
     with TemporaryDirectory() as directory:
         place, held = Place.local(Path(directory)), many(50, 1)
         facts = write_run(place, "run", held)
@@ -165,7 +165,7 @@ def test_a_flipped_bit_anywhere_in_the_file_is_noticed_or_changes_nothing(data: 
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(held.columns(), found.columns(), strict=True))
 
 
-def test_a_damaged_header_another_run_and_a_missing_one_are_noticed_on_opening(place: Place) -> None:
+def test_a_damaged_missing_or_other_run_is_noticed_on_opening(place: Place) -> None:
     facts, other = write_run(place, "run", many(1000, 1)), write_run(place, "other", many(1000, 2))
     path = Path(place.path) / "run"
     with pytest.raises(StateDamagedError, match="not the file that the ledger lists"):
@@ -259,9 +259,7 @@ Step = st.tuples(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(Step, min_size=1, max_size=40), st.sampled_from([1, 100, 3000]), st.sampled_from([0, 1, 4]), st.sampled_from([5, 100]))
-def test_two_processes_find_what_is_live_and_nothing_else_whoever_wrote_it(
-    steps: list[Any], generation_rows: int, rows_per_key: int, window: int
-) -> None:
+def test_two_processes_find_exactly_the_live_keys(steps: list[Any], generation_rows: int, rows_per_key: int, window: int) -> None:
     """Against a dict: batches by turns of two processes, attempts whose run nobody lists, compactions beside them, and restarts."""
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(cover, "_LEAST_ROWS", generation_rows)
@@ -300,9 +298,7 @@ def check_against(store: KeyedStore, model: dict[tuple[int, int], int], batch: E
             assert not found.is_found[at] or int(found.time[at]) == time
 
 
-def test_runs_of_before_the_start_are_covered_by_and_by_and_generations_go_with_their_runs(
-    store: KeyedStore, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_runs_get_filters_that_go_with_their_runs(store: KeyedStore, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cover, "_LEAST_ROWS", 2000)
     for to in range(1, 41):
         add(store, many(1000, to, time=to), to, expired=to - 20)
@@ -373,7 +369,7 @@ class Elsewhere:
         (PermissionError(13, "Permission denied"), HaltError),
     ],
 )
-def test_a_file_system_that_is_away_is_waited_for_and_one_that_refuses_us_halts(error: OSError, expected: type[Exception]) -> None:
+def test_an_absent_file_system_is_waited_for_a_refusal_halts(error: OSError, expected: type[Exception]) -> None:
     place = Place(Elsewhere(error), "keys/0")
     batch = pa.record_batch({"a": [1]})
     for call in (
@@ -387,7 +383,7 @@ def test_a_file_system_that_is_away_is_waited_for_and_one_that_refuses_us_halts(
             call()
 
 
-def test_a_file_that_is_gone_from_a_file_system_elsewhere_is_a_damaged_store() -> None:
+def test_a_missing_file_of_a_remote_store_is_damage() -> None:
     with pytest.raises(StateDamagedError, match="opening state run keys/0/run"):
         Run.open(Place(Elsewhere(FileNotFoundError("gone")), "keys/0"), RunFacts("run", 1, 1, ""))
 
@@ -419,12 +415,12 @@ def test_without_the_turn_a_merge_waits_until_it_is_overdue() -> None:
     assert merged_runs([800_000] * (2 * FAN) + [100], 100, False) == 2 * FAN + 1
 
 
-def test_every_bucket_has_the_turn_now_and_then_whatever_the_step_of_the_sequences() -> None:
+def test_every_bucket_has_its_turn_whatever_the_step() -> None:
     for step in (1, 8, 16, 1000):
         assert {bucket_with_turn(to, 8) for to in range(0, 200 * step, step)} == set(range(8))
 
 
-def test_what_another_attempt_is_told_is_there_also_when_it_was_deleted_meanwhile(store: KeyedStore) -> None:
+def test_another_attempts_answer_stands_even_if_deleted_since(store: KeyedStore) -> None:
     (first,) = store.add(many(100, 1), (0, 5), NEVER, True)
     assert store.add(many(100, 1), (0, 5), NEVER, True) == [first]
     store.place.delete(first.name)

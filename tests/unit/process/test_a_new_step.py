@@ -51,12 +51,12 @@ def test_this_tree_has_no_such_step() -> None:
     assert set(kinds()) == {"parse", "dedup", "mapping"}
 
 
-def test_an_outcome_that_nobody_registered_is_an_error_before_any_record() -> None:
+def test_an_unregistered_outcome_is_an_error_before_any_record() -> None:
     with pytest.raises(TypeError, match="step 'filter': its outcome 'filtered' is not registered"):
         outcomes.check_registered("filter", (outcomes.Outcome("dropped.filter", "filtered"),))
 
 
-def test_what_a_step_unknown_here_has_dropped_is_counted_all_the_same() -> None:
+def test_what_an_unknown_step_dropped_is_counted_all_the_same() -> None:
     """As by a release before this one, or by a process that has no use for steps."""
     totals = {"rows_in": 9, "rows_out": 4, "duplicates": 2, "dropped.filter": 3, "rejected.parse.tombstone": 0, "frames": 7}
     assert outcomes.counted("process", totals) == {"written to out": 4, "duplicates dropped": 2, "dead letters": 0, "dropped by filter": 3}

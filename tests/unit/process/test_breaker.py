@@ -59,7 +59,7 @@ def test_100_percent_never_stops() -> None:
     assert not stops(Breaker(100), 5000, letters(5000))
 
 
-def test_small_steps_add_up_until_they_are_enough_and_then_begin_anew() -> None:
+def test_small_steps_add_up_then_begin_anew() -> None:
     breaker = Breaker(20)
     assert [stops(breaker, 50, letters(10), to) for to in range(1, 21)] == [False] * 20, "20 % exactly"
     assert [stops(breaker, 50, letters(0 if to < 36 else 50), to) for to in range(21, 41)] == [False] * 19 + [True]
@@ -105,7 +105,7 @@ def is_admitted(of: Connections, version: str, records: int = 1000, to: int = 1)
     return True
 
 
-def test_a_plan_of_another_configuration_is_stopped_as_well_and_the_message_says_which_records_pass() -> None:
+def test_a_plan_of_another_configuration_is_stopped_too() -> None:
     with pytest.raises(HaltError, match=r"planned before the file was edited.*--accept` lets them, and only them,"):
         admit(connections(), "old", STAGES, (1000, "", 1), letters(1000))
 
@@ -113,7 +113,7 @@ def test_a_plan_of_another_configuration_is_stopped_as_well_and_the_message_says
 @pytest.mark.parametrize(
     ("accepted", "passes"), [("", set()), ("old", {"old"}), ("new", {"new"})], ids=["without accept", "an old plan is open", "none is"]
 )
-def test_accept_lets_the_open_plan_pass_and_what_an_edited_file_plans_is_judged(accepted: str, passes: set[str]) -> None:
+def test_accept_passes_the_open_plan_but_no_edited_file(accepted: str, passes: set[str]) -> None:
     of = connections(accepted_config=accepted)
     assert {version for version in ("old", "new") if is_admitted(of, version)} == passes
 
@@ -134,7 +134,7 @@ def test_causes_are_counted_with_the_first_letter_of_each() -> None:
     assert causes_of(letters(0)) == []
 
 
-def test_a_pipeline_that_stops_at_rejected_records_names_the_first() -> None:
+def test_a_pipeline_stopped_at_rejections_names_the_first() -> None:
     halt_at(letters(0))
     with pytest.raises(
         HaltError, match=r"orders partition 3 offset 5 \(raw position 9.5\): parse: wrong_type of id: expected int.*dead_letter"
@@ -144,9 +144,7 @@ def test_a_pipeline_that_stops_at_rejected_records_names_the_first() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 100)), max_size=30), st.integers(1, 100))
-def test_each_record_is_judged_once_and_at_most_999_letters_pass_a_breaker_that_should_stop(
-    steps: list[tuple[int, int]], percent: int
-) -> None:
+def test_each_record_counts_once_and_at_most_999_letters_pass(steps: list[tuple[int, int]], percent: int) -> None:
     sample, judged, passed = Sample(), 0, 0
     for records, share in steps:
         rejected = records * share // 100

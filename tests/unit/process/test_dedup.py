@@ -164,7 +164,7 @@ def test_a_field_as_the_time_may_step_back(engine: duckdb.DuckDBPyConnection, st
 
 
 @pytest.mark.parametrize(("watermark", "accepted"), [(109, [0, 1]), (110, [0, 1, 2])])
-def test_an_accepted_record_that_is_over_by_the_watermark_drops_nothing(
+def test_an_accepted_record_past_the_watermark_drops_nothing(
     engine: duckdb.DuckDBPyConnection, store: KeyedStore, watermark: int, accepted: list[int]
 ) -> None:
     assert run(engine, store, of(("a", 100), ("b", 200), ("a", 105)), 10, watermarks=[0, 0, watermark]) == accepted
@@ -179,9 +179,7 @@ cutting = st.lists(st.integers(0, 60), max_size=6).map(tuple)
 
 @settings(deadline=None, max_examples=120)
 @given(st.lists(steps, max_size=60), st.integers(1, 20), cutting)
-def test_the_answer_is_that_of_a_dictionary_however_the_stream_is_cut(
-    found: list[tuple[str | None, int]], window: int, cuts: tuple[int, ...]
-) -> None:
+def test_dedup_agrees_with_a_dictionary_however_it_is_cut(found: list[tuple[str | None, int]], window: int, cuts: tuple[int, ...]) -> None:
     time, records = 0, []
     for key, step in found:
         time += step
@@ -192,7 +190,7 @@ def test_the_answer_is_that_of_a_dictionary_however_the_stream_is_cut(
 
 @settings(deadline=None, max_examples=120)
 @given(st.lists(st.tuples(keys, st.integers(0, 40)), max_size=60), st.integers(1, 20), st.integers(0, 10), cutting)
-def test_the_answer_for_times_of_a_field_is_that_of_a_dictionary_however_the_stream_is_cut(
+def test_dedup_by_event_time_agrees_with_a_dictionary(
     found: list[tuple[str | None, int]], window: int, lateness: int, cuts: tuple[int, ...]
 ) -> None:
     highest = 0
@@ -276,7 +274,7 @@ def test_what_is_no_time_is_rejected(engine: duckdb.DuckDBPyConnection, column: 
     assert found.accepted.num_rows == 0
 
 
-def test_a_time_that_lies_too_far_ahead_of_the_arrival_is_rejected(engine: duckdb.DuckDBPyConnection) -> None:
+def test_a_time_too_far_ahead_of_its_arrival_is_rejected(engine: duckdb.DuckDBPyConnection) -> None:
     column = pa.array(["2026-03-01T13:00:00Z", "2026-03-01T13:00:00.000001Z", "2099-01-01T00:00:00Z", None])
     found = with_times(engine, at_positions(column), "at", HOUR)
     assert [(row["_tf_ordinal"], row["code"]) for row in found.rejected.to_pylist()] == [(1, "ahead"), (2, "ahead"), (3, "null_time")]

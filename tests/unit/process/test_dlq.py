@@ -37,7 +37,7 @@ def test_no_rejected_record_gives_no_letter() -> None:
     assert found.num_rows == 0
 
 
-def test_a_letter_holds_the_record_its_coordinates_and_the_reason() -> None:
+def test_a_letter_holds_record_coordinates_and_reason() -> None:
     (letter,) = letters(stage_input(), rejected((5, 1, "missing")), "v1", "events").to_pylist()
     assert letter == {
         "key": None,
@@ -65,7 +65,7 @@ def test_a_letter_holds_the_record_its_coordinates_and_the_reason() -> None:
     }
 
 
-def test_letters_are_sorted_by_position_whatever_stage_spoke_first() -> None:
+def test_letters_are_sorted_by_position_across_stages() -> None:
     found = letters(stage_input(), rejected((9, 1, "z"), (5, 2, "y"), (9, 0, "x"), (5, 0, "w")), "v1", "events")
     assert found.schema == LETTER_SCHEMA
     rows = zip(*(found[c].to_pylist() for c in ("_tf_sequence", "_tf_ordinal", "value", "code", "_tf_offset")), strict=True)

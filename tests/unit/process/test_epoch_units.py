@@ -107,7 +107,7 @@ def near_an_edge(draw: st.DrawFn) -> tuple[str, int]:
 @given(near_an_edge(), COLUMNS, st.sampled_from(["int64", "uint64"]))
 @example(("ms", 1_769_817_599_123), "DateTime64(3)", "int64")
 @example(("ns", 2**63), "DateTime64(3)", "uint64")
-def test_an_integer_of_a_unit_is_the_instant_that_exact_arithmetic_gives(number: tuple[str, int], column: str, source: str) -> None:
+def test_an_integer_of_a_unit_is_the_exact_instant(number: tuple[str, int], column: str, source: str) -> None:
     unit, value = number
     wanted = plain(source, column, str(value), unit)
     assert [wanted] == stage(source, column, [str(value)], unit) == reference(source, column, [str(value)], unit)
@@ -115,7 +115,7 @@ def test_an_integer_of_a_unit_is_the_instant_that_exact_arithmetic_gives(number:
 
 @settings(deadline=None, max_examples=100)
 @given(near_an_edge(), st.floats(-2, 2), COLUMNS)
-def test_a_float_of_a_unit_is_the_instant_of_the_nearest_microsecond(number: tuple[str, int], part: float, column: str) -> None:
+def test_a_float_of_a_unit_is_the_nearest_microsecond(number: tuple[str, int], part: float, column: str) -> None:
     unit, value = number
     text = repr(float(value) + part)
     assert [plain("float64", column, text, unit)] == stage("float64", column, [text], unit) == reference("float64", column, [text], unit)
@@ -143,7 +143,7 @@ def test_a_text_that_is_no_number_of_the_unit_has_no_place(text: str) -> None:
         assert [REFUSED] == stage("string", column, [text], "ms") == reference("string", column, [text], "ms")
 
 
-def test_a_field_with_a_unit_stays_what_it_is_in_a_column_of_no_instant() -> None:
+def test_a_unit_means_nothing_in_a_column_of_no_instant() -> None:
     parsed = parse(_ENGINE, raw_records([b'{"at":1769817599123}']), [ParsedField("at", "int64")])
     targets = [TargetColumn("at", "ms", parse_type("Int64"), False, "ms"), TargetColumn("at", "at", parse_type("DateTime"), False, "ms")]
     row = map_columns(_ENGINE, parsed.accepted, targets).accepted.to_pylist()[0]
@@ -189,7 +189,7 @@ DECIMALS = [
 
 
 @pytest.mark.parametrize("copies", [1, 200])
-def test_a_decimal_inside_of_a_composite_may_be_a_text_as_at_the_top(copies: int) -> None:
+def test_a_nested_decimal_may_be_a_text_as_at_the_top(copies: int) -> None:
     wanted = [Decimal("12.500"), Decimal("12.500"), Decimal("-7.125"), 3, 3, 100, *[REFUSED] * 8, 1]
     for source, column, shape in (
         ("array", "Array(Decimal(9, 3))", "[{}]"),

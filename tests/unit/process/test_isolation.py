@@ -52,7 +52,7 @@ def run(stage: Faulty, rows: int) -> tuple[list[int], list[int], list[str]]:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 300).flatmap(lambda rows: st.tuples(st.just(rows), st.sets(st.integers(0, rows - 1), max_size=20))))
-def test_exactly_the_records_at_fault_are_rejected_in_their_order(case: tuple[int, set[int]]) -> None:
+def test_exactly_the_faulty_records_are_rejected_in_order(case: tuple[int, set[int]]) -> None:
     rows, poison = case
     accepted, rejected, _ = run(Faulty(sorted(poison), RuntimeError("a value")), rows)
     assert rejected == sorted(poison)
@@ -65,7 +65,7 @@ def test_one_record_among_many_takes_few_calls() -> None:
     assert stage.calls <= 2 * 17 + ATTEMPTS + 5
 
 
-def test_the_rejection_names_the_stage_and_the_kind_of_error_but_no_word_of_it() -> None:
+def test_a_rejection_names_stage_and_error_kind_only() -> None:
     output = isolated("transform", Faulty([1], ValueError("iban DE00 4711")), Engines(), numbered(3), Engines())
     (row,) = output.rejected.to_pylist()
     assert (row["stage"], row["code"], row["field"]) == ("transform", INTERNAL_ERROR, None)
@@ -92,7 +92,7 @@ def test_a_bug_that_looks_for_a_file_is_no_error_of_the_host(error: Exception) -
     assert type(error).__name__ in messages[0]
 
 
-def test_memory_that_is_short_for_many_records_suffices_for_fewer() -> None:
+def test_memory_short_for_many_records_suffices_for_fewer() -> None:
     class Greedy(Faulty):
         def __call__(self, engine: object, table: pa.Table) -> StageOutput:
             if table.num_rows > 10:
@@ -102,7 +102,7 @@ def test_memory_that_is_short_for_many_records_suffices_for_fewer() -> None:
     assert run(Greedy([], RuntimeError()), 100) == (list(range(100)), [], [])
 
 
-def test_what_the_stage_raises_without_any_record_is_no_fault_of_a_record() -> None:
+def test_an_error_without_any_record_is_no_records_fault() -> None:
     def broken(*_: object) -> StageOutput:
         raise TypeError("a mapping of ours")
 

@@ -17,13 +17,13 @@ def frame(sequence: int, content_bytes: int) -> Arrived:
     return Arrived(Message("s", sequence, FIRST_INSTANT, b"", {HEADER_BYTES: str(content_bytes)}), 0)
 
 
-def test_a_step_ends_before_it_takes_too_much_and_has_one_frame_at_least() -> None:
+def test_a_step_ends_before_too_much_but_takes_one_frame() -> None:
     found = [[one.message.sequence for one in step] for step in steps([frame(n, size) for n, size in enumerate([4, 5, 2, 20, 1])], 10)]
     assert found == [[0, 1], [2], [3], [4]]
     assert [len(step) for step in steps([frame(n, 0) for n in range(30)])] == [FRAMES_PER_STEP, FRAMES_PER_STEP, 6]
 
 
-def test_a_frame_of_records_that_compress_250_to_1_is_small_uncompressed() -> None:
+def test_a_frame_of_records_packed_250_to_1_is_bounded() -> None:
     table = pa.table({"value": [b"a" * 400_000] * 100})
     parts = [part for part, _ in cut_frames(table)]
     assert pa.concat_tables(parts).equals(table)

@@ -229,7 +229,7 @@ def test_a_record_that_the_client_could_not_give_says_so() -> None:
     assert "SystemError" in output.rejected["message"][0].as_py()
 
 
-def test_rejected_rows_name_position_stage_and_field_but_no_value() -> None:
+def test_rejected_rows_name_position_and_field_but_no_value() -> None:
     output = run([b'{"a":1,"b":"s3cret"}', b'{"a":1,"b":2}'], a="int64", b="int64")
     assert output.rejected.schema == REJECTED_SCHEMA
     assert output.rejected.to_pylist() == [
@@ -268,7 +268,7 @@ def test_dotted_name_is_the_literal_key_or_else_the_nested_one(text: str, value:
     assert one(text, "int8", "u.id") == value
 
 
-def test_names_that_differ_in_case_or_nest_in_each_other_are_all_read() -> None:
+def test_names_that_differ_in_case_or_nest_are_all_read() -> None:
     value = b'{"id":1,"ID":2,"u":{"a":{"b":3}},"it\'s":4,"\xc3\xa9":5,"x y":6,"0":7,"$":8}'
     fields = {
         "id": "int64",
@@ -370,7 +370,7 @@ def test_template_way_and_close_reading_agree_on_a_mixed_batch(monkeypatch: pyte
     assert 10 < fast.rejected.num_rows < 35
 
 
-def test_a_number_that_is_not_finite_is_seen_in_a_large_batch_too() -> None:
+def test_a_non_finite_number_is_found_in_a_large_batch_too() -> None:
     values = [json.dumps(order(i)).encode() for i in range(2000)]
     values[7] = json.dumps(order(7, tags=[1])).encode().replace(b"[1]", b"[1e400]")
     values[8] = json.dumps(order(8, meta={"k": 1})).encode().replace(b'{"k": 1}', b'{"k": 1e400}')
@@ -414,7 +414,7 @@ def test_whatever_fails_in_the_shortcut_leaves_the_plain_way(monkeypatch: pytest
     assert parse(_ENGINE, raw_records(values), ORDER_FIELDS).accepted["user.id"].to_pylist() == list(range(2000))
 
 
-def test_template_does_not_match_what_is_no_object_of_distinct_keys() -> None:
+def test_template_matches_only_objects_of_distinct_keys() -> None:
     pattern = learn({"a": SOURCE_TYPES["int64"], "b": SOURCE_TYPES["string"]}, ['{"a":1,"b":"x","c":{"d":[1]}}'])
     assert pattern is not None
     anchored = re.compile(pattern)

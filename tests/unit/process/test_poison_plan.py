@@ -60,7 +60,7 @@ def frame(sequence: int, *ids: int) -> Arrived:
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_a_batch_goes_on_without_the_records_that_a_stage_ends_on(place: int) -> None:
+def test_a_batch_goes_on_without_its_poison_records(place: int) -> None:
     whole = configuration(("id",))
     steps = [ending(type(step))(**vars(step)) if at == place else step for at, step in enumerate(whole.steps)]
     with open_engine() as engine:
@@ -76,7 +76,7 @@ def test_a_batch_goes_on_without_the_records_that_a_stage_ends_on(place: int) ->
     assert frames.undecided(letters, [[5, 13, "parse", "words"]]) == []
 
 
-def test_a_decided_record_is_a_letter_though_no_stage_ends_on_it_any_more() -> None:
+def test_a_decided_record_is_a_letter_even_when_it_would_pass() -> None:
     with open_engine() as engine:
         made = run(configuration(), engine, [frame(5, 1, 2)], [[5, 0, "parse", "words"]])
     assert made.rows.column("id").to_pylist() == [2]
@@ -114,7 +114,7 @@ def decide(made: ProcessLeg) -> Any:
 
 
 @pytest.mark.parametrize("last", [None, "4.9.0", "5.0.0"])
-def test_a_record_that_nothing_was_written_beyond_is_decided_in_the_plan(last: str | None) -> None:
+def test_a_record_with_nothing_behind_it_is_decided_in_the_plan(last: str | None) -> None:
     log = MemoryLog()
     if last:
         log.publish(NAMES.out(0), b"", {HEADER_LAST: last}, 0)
@@ -126,7 +126,7 @@ def test_a_record_that_nothing_was_written_beyond_is_decided_in_the_plan(last: s
 
 @pytest.mark.parametrize("subject", [NAMES.out(0), NAMES.dead_letters("process", 0)])
 @pytest.mark.parametrize(("last", "key"), [("5.1.0", ()), ("6.0.0", ()), ("4.0.0", ("id",))])
-def test_a_record_that_an_earlier_attempt_has_passed_is_never_decided(subject: str, last: str, key: tuple[str, ...]) -> None:
+def test_a_record_passed_by_an_earlier_attempt_stays_passed(subject: str, last: str, key: tuple[str, ...]) -> None:
     """With dedup whatever was written of the plan was written after all its records had been through the stages."""
     log = MemoryLog()
     log.publish(subject, b"", {HEADER_LAST: last}, 0)
@@ -136,7 +136,7 @@ def test_a_record_that_an_earlier_attempt_has_passed_is_never_decided(subject: s
     assert made.chain.state.plan is not None and not made.chain.state.plan.body.poison
 
 
-def test_the_same_decision_is_appended_again_where_its_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_of_unknown_outcome_is_appended_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leg, "wait_exponential_jitter", lambda **_: wait_none())
     log = MemoryLog()
     made, attempts = leg_with_plan(log), []

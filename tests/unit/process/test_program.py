@@ -81,7 +81,7 @@ def frame(sequence: int, values: Sequence[bytes], arrival_us: int = 0) -> Arrive
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_steps_together_make_what_sql_makes_of_the_same_records(seed: int, tmp_path: Path) -> None:
+def test_the_steps_together_make_what_sql_makes_of_the_records(seed: int, tmp_path: Path) -> None:
     random = Random(seed)
     values = [[event(random) for _ in range(random.randrange(1, 60))] for _ in range(FRAMES)]
     found: dict[int, tuple[Any, ...]] = {}
@@ -112,7 +112,7 @@ def by_sql(values: Sequence[Sequence[bytes]]) -> dict[int, tuple[Any, ...]]:
     return {place: (ended, *((None,) * 3 if ended else row)) for place, ended, *row in told}
 
 
-def test_what_crosses_the_exchange_are_the_columns_of_the_table_and_the_key() -> None:
+def test_only_table_columns_and_the_key_cross_the_exchange() -> None:
     with open_engine() as engine:
         rows = run(program(FIELDS, COLUMNS, first_of("id", HOUR_US)), engine, [frame(1, [event(Random(1))])]).rows
     assert rows.column_names == ["place", "price", "tags", *POSITION_COLUMNS, "_tf_key_hi", "_tf_key_lo"]
@@ -143,12 +143,12 @@ class Loose(Step):
         return StageOutput(rows.slice(1), empty_rejected(), {"dropped.loose": 1})
 
 
-def test_a_record_that_is_dropped_for_no_registered_reason_is_an_error_and_no_residue() -> None:
+def test_a_drop_for_no_registered_reason_is_an_error() -> None:
     with open_engine() as engine, pytest.raises(TypeError, match=r"step 'loose' has dropped records as dropped\.loose"):
         run(program(FIELDS, COLUMNS, Loose()), engine, [frame(1, [event(Random(1))])])
 
 
-def test_a_file_that_does_not_fit_its_table_names_every_step_at_fault() -> None:
+def test_a_file_unfit_for_its_table_names_every_step_at_fault() -> None:
     columns = tuple(
         TableColumn(name, kind, "") for name, kind in (("order_id", "String"), ("city", "String"), ("price", "Nullable(Float64)"))
     )

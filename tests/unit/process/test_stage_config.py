@@ -90,7 +90,7 @@ def test_a_list_that_nobody_of_ours_has_written_is_refused(change: dict[str, Any
         load(log, NAMES, publish(log, json.loads(CONFIG.encode()) | change))
 
 
-def test_a_configuration_of_another_format_is_refused_with_the_way_on() -> None:
+def test_a_configuration_of_another_format_is_refused() -> None:
     """The flat record of format 2, as a release before this one has written it."""
     log = MemoryLog()
     version = publish(log, {"release": 2, "source": "orders", "topic": "orders", "buckets": 4, "fields": [["v", "string"]], "mapping": []})
@@ -106,7 +106,7 @@ def test_each_setting_of_a_step_counts_for_the_version() -> None:
 
 @pytest.mark.parametrize("declared", ["String", "FixedString(3)", "DateTime('UTC')", "UUID"])
 @pytest.mark.parametrize("form", ["{}", "Nullable({})", "LowCardinality({})", "LowCardinality(Nullable({}))"])
-def test_a_column_that_is_declared_by_its_base_type_takes_nulls_where_the_table_does(declared: str, form: str) -> None:
+def test_a_base_type_takes_nulls_where_the_table_does(declared: str, form: str) -> None:
     file = EXAMPLE.replace("column_type: LowCardinality(String)", f'column_type: "{declared}"')
     columns = (("order_id", "String"), ("city", form.format(declared)), ("price", "Nullable(Float64)"))
     table = Table("db", "t", "MergeTree", "", tuple(TableColumn(name, kind, "") for name, kind in columns), 0)

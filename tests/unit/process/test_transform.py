@@ -369,7 +369,7 @@ def test_arrays_agree_with_plain_python(rows: list[list[Any]]) -> None:
     assert found == [row for row in rows if all(map(fits, row))]
 
 
-def test_a_row_that_a_frame_cannot_hold_is_rejected_and_its_neighbours_are_not() -> None:
+def test_a_row_too_large_for_a_frame_is_rejected_alone() -> None:
     wide = "x" * 300_000
     table = pa.table(
         {

@@ -56,7 +56,7 @@ def late(frames: Frames, lateness: int = 0) -> list[int]:
     return [time for time, mark in records if mark is not None and time < mark]
 
 
-def test_a_record_is_judged_by_the_earlier_ones_of_its_partition_also_within_its_frame() -> None:
+def test_a_record_follows_earlier_ones_of_its_partition() -> None:
     assert told([(0, [5, 9, 7]), (0, [8])])[0] == [[None, 5, 9], [9]]
     assert late([(0, [5, 9, 7]), (0, [8])]) == late([(0, [5]), (0, [9]), (0, [7, 8])]) == [7, 8], "however ingest has cut frames"
     assert late([(0, [5, 9, 7]), (0, [8])], lateness=1) == [7]
@@ -74,7 +74,7 @@ def test_before_its_first_record_a_partition_is_waited_for() -> None:
     assert told([(1, [1])], waiting, first=4)[1].combined_us == 1
 
 
-def test_a_partition_that_brings_nothing_is_left_out_and_may_be_a_window_behind_when_it_comes_back() -> None:
+def test_a_silent_partition_may_return_a_window_behind() -> None:
     frames: Frames = [(0, [1]), (1, [1]), (0, [100] * IDLE)]
     assert told(frames)[1].combined_us == 1
     frames = [*frames, (0, [100])]
@@ -89,7 +89,7 @@ def test_the_combined_watermark_never_steps_back() -> None:
     assert late(frames) == [94]
 
 
-def test_records_that_enter_again_are_judged_by_the_combined_watermark_and_move_none() -> None:
+def test_reentered_records_follow_and_move_no_watermark() -> None:
     frames: Frames = [(0, [100]), (None, [95, 89, 500, 96]), (0, [100])]
     found, last = told(frames)
     assert found == [[None], [90, 90, 90, 90], [100]]
@@ -106,7 +106,7 @@ FRAMES = st.lists(st.tuples(st.sampled_from([0, 0, 1, 1, 2, None]), st.lists(st.
 
 
 @given(FRAMES, st.data())
-def test_watermarks_are_those_of_the_oracle_however_ranges_are_cut(frames: Frames, data: st.DataObject) -> None:
+def test_watermarks_equal_the_oracles_however_ranges_are_cut(frames: Frames, data: st.DataObject) -> None:
     border = data.draw(st.integers(0, len(frames)))
     expected = marks(frames, WINDOW, IDLE)
     before, between = told(frames[:border])
@@ -127,7 +127,7 @@ def test_who_has_seen_which_frame_does_not_matter(frames: Frames) -> None:
 
 
 @given(FRAMES)
-def test_nothing_that_is_in_time_can_be_a_copy_of_what_may_be_forgotten(frames: Frames) -> None:
+def test_nothing_in_time_can_copy_what_may_be_forgotten(frames: Frames) -> None:
     """What has expired by the combined watermark lies a window or more before every record that is judged later."""
     for number, (partition, times) in enumerate(frames):
         combined = told(frames[:number])[1].combined_us if number else NEVER

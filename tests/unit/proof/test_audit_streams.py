@@ -34,7 +34,7 @@ def test_a_whole_stream_lacks_nothing() -> None:
 
 
 @pytest.mark.parametrize("below", [2, 3, 5, 8])
-def test_the_beginning_of_a_subject_may_be_purged_up_to_its_first_position(below: int) -> None:
+def test_a_subject_may_be_purged_up_to_its_first_position(below: int) -> None:
     log = MemoryLog()
     stored(log)
     log.purge(STREAM, BUCKETS[0], below)
@@ -44,7 +44,7 @@ def test_the_beginning_of_a_subject_may_be_purged_up_to_its_first_position(below
     assert (found.purged_to, found.removed) == (10 * left[0].sequence if left[0].sequence > 2 else 0, [])
 
 
-def test_a_beginning_that_is_gone_without_the_purge_is_not_taken_for_purged() -> None:
+def test_a_lost_beginning_without_a_purge_is_a_fault() -> None:
     log = MemoryLog()
     stored(log)
     log.purge(STREAM, BUCKETS[0], 5)

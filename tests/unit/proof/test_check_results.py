@@ -77,7 +77,7 @@ def test_as_many_positions_are_there_as_were_confirmed(found: int, passed: bool)
         (Held(107, False), "2 rows more than the 105 that were confirmed"),
     ],
 )
-def test_a_gap_is_told_in_numbers_and_rows_of_an_open_chunk_never_hide_it(held: Held, said: str) -> None:
+def test_a_gap_is_numbered_and_never_hidden_by_an_open_chunk(held: Held, said: str) -> None:
     found = evaluate.gaps(Confirmed(100, 105), held)
     assert (found.message, found.facts["found"]) == (said, held.count)
     assert found.passed == said.endswith(", as confirmed")
@@ -85,13 +85,13 @@ def test_a_gap_is_told_in_numbers_and_rows_of_an_open_chunk_never_hide_it(held: 
 
 
 @pytest.mark.parametrize("held", [Held(100, False), Held(103, False), Held(105, True)])
-def test_nothing_is_judged_where_rows_of_an_open_chunk_cannot_be_told_from_confirmed_ones(held: Held) -> None:
+def test_no_verdict_where_open_chunks_rows_are_not_known(held: Held) -> None:
     found = evaluate.gaps(Confirmed(100, 105), held)
     assert (found.passed, found.is_mild) == (False, True)
     assert "a chunk was being inserted" in found.not_judged
 
 
-def test_a_row_of_no_record_of_the_topic_is_one_too_many_also_where_a_row_is_missing() -> None:
+def test_a_row_of_no_record_is_extra_even_beside_a_missing_one() -> None:
     found = evaluate.gaps(Confirmed(100, 100), Held(100, True, foreign=1))
     assert (found.passed, found.message) == (False, "1 rows are of no record of the topic: another writer has made them")
     assert "1 of 100 confirmed rows are missing; 1 rows" in evaluate.gaps(Confirmed(100, 100), Held(99, True, foreign=1)).message
@@ -147,14 +147,14 @@ def test_no_record_is_no_share_of_dead_letters() -> None:
     assert evaluate.dead_letters(nothing, 0.0).passed
 
 
-def test_an_additional_column_is_no_drift_and_a_changed_one_is_named() -> None:
+def test_an_extra_column_is_no_drift_a_changed_one_is_named() -> None:
     assert evaluate.schema_drift([], ["added"], []).passed
     found = evaluate.schema_drift(["sink.mapping[0].column_type: column 'id' is String, the file says Int64"], [], [])
     assert not found.passed
     assert "'id' is String" in found.message
 
 
-def test_a_view_that_lags_is_named_and_one_that_cannot_be_compared_is_told() -> None:
+def test_a_lagging_view_is_named_an_incomparable_one_reported() -> None:
     sums = [ViewSum("d.even", 10, 10, 10), ViewSum("d.odd", 9, 10, 10), ViewSum("d.unknown", None, 10, 10, "no count")]
     found = evaluate.views(sums)
     assert not found.passed
@@ -171,7 +171,7 @@ def test_a_view_may_be_ahead_of_the_first_count_of_a_live_table() -> None:
 
 
 @pytest.mark.parametrize(("total", "passed"), [(6, False), (7, True), (10, True), (12, True), (15, True), (16, False)])
-def test_a_view_may_have_what_is_being_inserted_earlier_or_later_than_the_table(total: int, passed: bool) -> None:
+def test_a_view_may_lead_or_lag_by_what_is_being_inserted(total: int, passed: bool) -> None:
     found = evaluate.views([ViewSum("d.live", total, 10, 12, inserting=3)])
     assert found.passed == passed
     is_clear = 10 <= total <= 12
@@ -196,7 +196,7 @@ def test_hours_that_differ_are_named() -> None:
     assert (matching.passed, matching.message, matching.not_judged) == (True, "1 verified hours match", "")
 
 
-def test_an_hour_that_was_not_verified_is_a_mild_fault_though_others_match() -> None:
+def test_an_unverified_hour_is_a_warning_beside_matches() -> None:
     hours = Hours([VerifiedHour("2026-11-22-03:00", True, "")], ["2026-11-22-02:00"])
     found = evaluate.verification(hours, FIRST, LATER)
     assert (found.passed, found.is_mild, found.facts["hours missed"]) == (False, True, 1)
@@ -221,7 +221,7 @@ def test_an_hour_that_is_not_proven_yet_is_a_mild_fault() -> None:
         (datetime(2026, 11, 22, 5, 0, tzinfo=UTC), True),
     ],
 )
-def test_an_hour_that_was_due_and_was_not_verified_is_a_mild_fault(first: datetime | None, passed: bool) -> None:
+def test_a_due_hour_that_was_not_verified_is_a_warning(first: datetime | None, passed: bool) -> None:
     found = evaluate.verification(Hours(), first, LATER)
     assert (found.passed, found.is_mild, bool(found.not_judged)) == (passed, not passed, passed)
 

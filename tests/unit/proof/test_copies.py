@@ -44,7 +44,7 @@ def expected(seen: Seen) -> list[int]:
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.booleans()), max_size=20))
-def test_a_copy_lies_within_the_window_of_the_last_record_on_out_of_its_key(seen: Seen) -> None:
+def test_a_copy_lies_in_the_window_of_its_last_record_on_out(seen: Seen) -> None:
     assert copies(seen) == expected(seen)
 
 
@@ -80,7 +80,7 @@ def parts(of: History) -> list[tuple[int, int]]:
     return [(first, last) for first, last, _ in stretches(of, CONFIGS)]
 
 
-def test_ranges_with_one_way_of_dedup_are_looked_through_together() -> None:
+def test_ranges_with_one_way_of_dedup_are_read_together() -> None:
     assert parts(history("keyed", "kept", "keyed")) == [(1, 9)]
     assert parts(history("keyed", "wider", "wider")) == [(1, 3), (4, 9)]
 

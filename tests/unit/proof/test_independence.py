@@ -105,7 +105,7 @@ def test_every_exception_is_needed() -> None:
     assert {name: names for name, (names, _) in EXCEPTIONS.items()} == {name: used.get(name, set()) for name in EXCEPTIONS}
 
 
-def test_the_audit_takes_no_stage_and_no_kafka_reader_of_the_data_path() -> None:
+def test_the_audit_takes_no_stage_or_reader_of_the_data_path() -> None:
     shared = {name for _, name in reached("pipelines.proof.audit.run")}
     writers = ("pipelines.ingest", "pipelines.process.parse", "pipelines.process.mapping", "pipelines.process.dedup", "pipelines.sink")
     assert not {name for name in shared if name.startswith((*writers, "pipelines.process.frames", "pipelines.connectors.kafka"))}

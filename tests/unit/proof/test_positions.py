@@ -78,7 +78,7 @@ def test_duplicates_must_be_in_neither_place() -> None:
     assert named(compare_positions(at(A0, A1), at(), at(), duplicates=at(A1))) == {"missing": [A0]}
 
 
-def test_a_duplicate_has_the_key_of_an_earlier_record_of_its_partition() -> None:
+def test_a_duplicate_has_an_earlier_key_of_its_partition() -> None:
     keys = [(0, 5, b"x"), (0, 3, b"x"), (0, 4, b"y"), (1, 0, b"x"), (0, 9, b"x"), (0, 6, None), (0, 7, None)]
     records = pa.table(
         [

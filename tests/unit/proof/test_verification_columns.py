@@ -51,7 +51,7 @@ SAME = {"id": "Int64", "name": "String"}
 RENAMED = {"id": "Int64", "title": "String"}
 
 
-def test_a_column_that_was_renamed_in_file_and_table_is_compared_under_its_new_name() -> None:
+def test_a_column_renamed_in_file_and_table_is_compared() -> None:
     before = judge([THEN], NOW, RENAMED)
     assert told(before) == {**NOTHING, "columns": [("id", (), 0), ("title", ("name",), 11)]}
     behind = judge([THEN, NOW], NOW, RENAMED)
@@ -69,14 +69,14 @@ def test_a_column_that_file_and_table_dropped_is_gone() -> None:
         assert told(found) == {**NOTHING, "columns": [("id", (), 0)], "gone": [("name", 1)]}
 
 
-def test_what_one_of_two_columns_of_a_field_is_called_now_is_not_guessed() -> None:
+def test_the_new_name_of_one_of_two_columns_is_not_guessed() -> None:
     two = (*THEN, ("a.b", "also", "String"))
     assert told(judge([two], NOW, RENAMED))["gone"] == [("name", 1), ("also", 1)]
     kept = (*NOW, ("a.b", "also", "String"))
     assert told(judge([two], kept, {**RENAMED, "also": "String"}))["columns"][1:] == [("title", ("name",), 11), ("also", (), 0)]
 
 
-def test_a_column_of_another_type_is_a_fault_unless_the_file_was_changed_with_it() -> None:
+def test_a_column_of_another_type_is_a_fault_unless_declared() -> None:
     table = {**SAME, "id": "Int32"}
     assert told(judge([THEN], THEN, table))["faults"] == [("different", "id")]
     narrow = (("id", "id", "Int32"), THEN[1])

@@ -102,7 +102,7 @@ def rows(engine: duckdb.DuckDBPyConnection) -> list[int]:
         (None, "parse"),
     ],
 )
-def test_a_record_is_rejected_by_the_first_stage_that_cannot_take_it(
+def test_a_record_is_rejected_by_the_first_stage_that_cannot(
     engine: duckdb.DuckDBPyConnection, value: bytes | None, stage: str | None
 ) -> None:
     computed(engine, [frame(1, value, good())], CONFIG)
@@ -119,7 +119,7 @@ def test_the_head_of_a_record_that_was_too_large_is_rejected(engine: duckdb.Duck
     assert stages(engine) == [None, "parse"]
 
 
-def test_a_record_that_a_stage_of_ours_has_ended_on_is_expected_as_a_dead_letter_of_it(engine: duckdb.DuckDBPyConnection) -> None:
+def test_a_poison_record_is_expected_as_a_letter_of_its_stage(engine: duckdb.DuckDBPyConnection) -> None:
     reference = Reference(engine, compared_columns(CONFIG))
     reference.add_letters(pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["transform"], "code": ["internal_error"]}))
     reference.load(iter([frame(1, good(), good(), good())]), CONFIG)
@@ -138,13 +138,13 @@ def test_a_key_twice_is_seen_behind_any_number_of_sound_records(engine: duckdb.D
         assert stages(other) == ["parse", None, "parse"]
 
 
-def test_a_null_in_a_column_with_a_default_is_a_row_without_a_known_value(engine: duckdb.DuckDBPyConnection) -> None:
+def test_a_null_in_a_column_with_a_default_has_no_known_value(engine: duckdb.DuckDBPyConnection) -> None:
     config = of(columns=(("id", "id", "Int64", True), ("a.b", "tags", "String", False)))
     computed(engine, [frame(1, b'{"a.b": "x"}')], config)
     assert engine.execute("SELECT v0, v1 FROM expected").fetchall() == [(None, b"x")]
 
 
-def test_a_null_key_and_a_time_that_is_none_are_rejected_before_the_columns(engine: duckdb.DuckDBPyConnection) -> None:
+def test_a_null_key_or_time_is_rejected_before_the_columns(engine: duckdb.DuckDBPyConnection) -> None:
     values = [good(None, 5), good(1, None), b'{"id": 1, "at": 5}', good(1, 99_999_999_999), good(1, 5)]
     computed(engine, [frame(1, *values)], TIMED)
     assert stages(engine) == ["dedup", "dedup", "transform", "dedup", None]
@@ -178,7 +178,7 @@ def test_what_is_rejected_is_no_original(engine: duckdb.DuckDBPyConnection) -> N
     assert rows(engine) == [at(1, 1)]
 
 
-def test_a_record_that_is_past_dedup_is_neither_copy_nor_original(engine: duckdb.DuckDBPyConnection) -> None:
+def test_a_record_past_dedup_is_neither_copy_nor_original(engine: duckdb.DuckDBPyConnection) -> None:
     computed(engine, [frame(1, good(1), good(1), good(2), good(2), is_past=[1, 2])], KEYED)
     assert rows(engine) == [at(1), at(1, 1), at(1, 2), at(1, 3)]
 
@@ -209,7 +209,7 @@ def test_a_record_before_the_judged_ones_without_a_row_is_unsure(engine: duckdb.
     assert engine.execute("SELECT position, why FROM dropped ORDER BY position").fetchall() == [(at(1, 1), "unsure"), (at(2), "copy")]
 
 
-def test_a_record_older_than_an_earlier_one_of_its_partition_is_late(engine: duckdb.DuckDBPyConnection) -> None:
+def test_a_record_older_than_its_partitions_newest_is_late(engine: duckdb.DuckDBPyConnection) -> None:
     """Lateness 3 s: behind 100 s, 97 s is in time and 96 s is late, in the same frame or in another; other partitions do not matter."""
     frames = [frame(1, good(1, 100), good(2, 96)), frame(2, good(3, 96), good(4, 97)), frame(3, good(5, 87))]
     computed(engine, frames, TIMED, partitions=[0, 0, 1])

@@ -32,18 +32,18 @@ def request(since: datetime | None = None, until: datetime | None = None) -> Req
     return Request(None, since, until)  # type: ignore[arg-type]
 
 
-def test_a_range_without_dedup_is_cut_into_as_many_slices_as_there_are_slots() -> None:
+def test_a_range_without_dedup_is_cut_into_a_slice_per_slot() -> None:
     borders = [(one.since, one.until, one.follows) for one in cut(subject(CONFIG), request(), 3)]
     assert borders == [(None, after(20), False), (after(20), after(36), True), (after(36), None, True)]
 
 
 @pytest.mark.parametrize(("window", "slices"), [(16, 4), (17, 3), (21, 1), (900, 1)])
-def test_a_slice_reads_no_more_before_it_than_it_has_and_three_quarters_of_the_whole_at_most(window: int, slices: int) -> None:
+def test_a_slice_reads_before_it_at_most_its_own_size(window: int, slices: int) -> None:
     config = of(Dedup(("id",), window * SECOND))
     assert len(cut(subject(config), request(), 4)) == slices
 
 
-def test_a_slice_keeps_the_bounds_of_the_request_and_none_is_cut_out_of_nothing() -> None:
+def test_slices_keep_the_requests_bounds_and_none_is_empty() -> None:
     found = cut(subject(CONFIG), request(after(10), after(30)), 2)
     assert [(one.since, one.until) for one in found] == [(after(10), after(20)), (after(20), after(30))]
     assert cut(subject(CONFIG), request(after(900)), 2) == []
@@ -58,7 +58,7 @@ def part(number: int, relies_from: int, last_fault: int) -> Verified:
     return Verified(Slice(after(number), after(number + 1), number > 0), Verification("p", table="t"), relies_from, last_fault)
 
 
-def test_a_slice_that_believed_faulty_rows_is_joined_with_those_that_told_so() -> None:
+def test_a_slice_that_trusted_faulty_rows_joins_their_slices() -> None:
     parts = [part(0, 1, 7), part(1, 8, 0), part(2, 15, 22), part(3, 22, 0), part(4, 31, 0)]
     assert [[parts.index(one) for one in group] for group in joined(parts)] == [[0], [1], [2, 3], [4]]
     parts[4] = part(4, 7, 0)

@@ -34,17 +34,17 @@ def after(seconds: int) -> datetime:
     ("until", "now", "clock", "found"),
     [(60, 60, 59, True), (60, 60, 60, False), (60, 59, 30, False), (60, 90, 59, True), (60, 30, 90, False)],
 )
-def test_a_range_that_has_ended_here_may_not_have_by_the_clock_of_nats(until: int, now: int, clock: int, found: bool) -> None:
+def test_a_range_ended_here_may_still_run_by_the_clock_of_nats(until: int, now: int, clock: int, found: bool) -> None:
     """A range that ends in the future is no such one: whoever asks for it knows."""
     assert is_open(after(until), after(now), after(clock)) == found
 
 
-def test_without_bounds_all_that_the_sink_has_confirmed_is_compared() -> None:
+def test_without_bounds_all_that_is_confirmed_is_compared() -> None:
     assert span_of(history(confirmed_to=8), None, None, CONFIG, 1) == Span(1, 8, 1, 1)
 
 
 @pytest.mark.parametrize(("since", "until", "first", "last"), [(8, 16, 2, 3), (9, 17, 3, 4), (0, 41, 1, 10), (40, 99, 10, 10)])
-def test_a_range_begins_with_its_first_instant_and_ends_before_its_last(since: int, until: int, first: int, last: int) -> None:
+def test_a_range_includes_its_start_and_excludes_its_end(since: int, until: int, first: int, last: int) -> None:
     found = span_of(history(), after(since), after(until), CONFIG, 1)
     assert found is not None
     assert (found.first, found.last) == (first, last)
@@ -61,7 +61,7 @@ def test_one_window_before_the_range_is_read() -> None:
     assert span_of(history(), after(28), None, KEYED, 1) == Span(7, 10, 5, 7)
 
 
-def test_where_the_window_reaches_to_the_first_frame_nothing_is_taken_from_the_table() -> None:
+def test_a_window_reaching_the_first_frame_needs_no_table() -> None:
     found = span_of(history(), after(12), None, KEYED, 1)
     assert found == Span(3, 10, 1, 1)
     assert found.bounds == Bounds(3 << 20, (11 << 20) - 1, 0)
@@ -84,14 +84,14 @@ def test_behind_a_change_of_the_window_copies_are_judged_anew() -> None:
     assert same_dedup_from(both, {"a": KEYED, "b": KEYED}, KEYED) == 1
 
 
-def test_by_event_raw_is_read_from_where_the_watermark_has_passed_the_window() -> None:
+def test_by_event_raw_is_read_from_behind_the_window() -> None:
     """Lateness 3 s, window 10 s: before the plan of frames 7 and 8 the newest time is 24 s, so what is older than 11 s is over."""
     assert span_of(history(), after(28), None, TIMED, 1) == Span(7, 10, 3, 7, marks(8))
     assert span_of(history(), after(40), None, TIMED, 1) == Span(10, 10, 5, 10, marks(16)), "not from the oldest plan on"
     assert span_of(history(), after(12), None, TIMED, 1) == Span(3, 10, 1, 1)
 
 
-def test_by_event_behind_a_purge_the_first_plan_tells_the_newest_time() -> None:
+def test_by_event_behind_a_purge_the_first_plan_has_the_time() -> None:
     assert span_of(history(first=3), None, None, TIMED, 1) == Span(5, 10, 5, 9, marks(16))
 
 

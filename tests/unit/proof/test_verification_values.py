@@ -122,9 +122,7 @@ def test_a_float_becomes_the_nearest_decimal_of_the_exact_number(engine: duckdb.
 
 
 @pytest.mark.parametrize(("number", "wanted"), [("9999999.995", "9999999.99"), ("-9999999.995", "-9999999.99"), ("9999999.996", REJECTED)])
-def test_a_float_at_the_edge_of_a_decimal_has_a_place_if_the_nearest_decimal_has(
-    engine: duckdb.DuckDBPyConnection, number: str, wanted: str
-) -> None:
+def test_a_float_at_a_decimals_edge_counts_as_the_nearest(engine: duckdb.DuckDBPyConnection, number: str, wanted: str) -> None:
     assert str(value_of(engine, "float", "Decimal(9, 2)", number)) == wanted
 
 

@@ -98,7 +98,7 @@ def test_a_replay_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("rows_before", range(7))
-def test_what_lies_beyond_the_tail_is_written_wherever_an_earlier_attempt_ended(rows_before: int) -> None:
+def test_what_lies_beyond_the_tail_is_written(rows_before: int) -> None:
     log = MemoryLog()
     append_rows(appender(log), TABLE.slice(0, rows_before))
     append_rows(appender(log), TABLE)
@@ -146,7 +146,7 @@ def test_a_lost_acknowledgement_is_found_on_the_subject(cut: list[int], nth: int
 
 @pytest.mark.parametrize("fault", [Fault.DROPPED, Fault.DELAYED])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_frame_that_is_not_there_is_retryable_and_may_be_repeated(cut: list[int], nth: int, fault: Fault) -> None:
+def test_a_missing_frame_is_retryable_and_may_be_repeated(cut: list[int], nth: int, fault: Fault) -> None:
     log = MemoryLog()
     writer = appender(log)
     log.fail_publish(fault, nth)
@@ -181,7 +181,7 @@ def test_a_tail_beyond_the_limit_is_a_newer_runner(cut: list[int]) -> None:
     assert flat(log) == [*POSITIONS, (4, 0)]
 
 
-def test_a_tail_exactly_at_the_limit_is_another_attempt_at_the_same_range(cut: list[int]) -> None:
+def test_a_tail_at_the_limit_is_another_attempt_at_the_range(cut: list[int]) -> None:
     log = MemoryLog()
     late = appender(log, limit=Position(3, 1))
     assert late.tail == Tail(0, None)
@@ -198,7 +198,7 @@ def test_a_message_that_goes_back_is_foreign() -> None:
         append_rows(writer, rows((4, 0)))
 
 
-def test_append_says_none_when_the_subject_already_reaches_the_frame() -> None:
+def test_append_returns_none_where_the_subject_has_the_frame() -> None:
     log = MemoryLog()
     append_rows(appender(log), TABLE)
     assert appender(log).append(b"x", Position(2, 0), Position(4, 0), 1) is None
@@ -215,7 +215,7 @@ def test_the_tail_is_that_of_the_own_subject() -> None:
     assert appender(log).tail == Tail(2, Position(3, 1))
 
 
-def test_a_server_that_refuses_its_own_last_sequence_breaks_the_protocol() -> None:
+def test_a_server_refusing_its_own_sequence_breaks_the_protocol() -> None:
     log = MemoryLog()
     append_rows(appender(log), TABLE)
     stale = Message(SUBJECT, 0, log.clock.now, b"", {"Tf-Last": "0.0.0"})

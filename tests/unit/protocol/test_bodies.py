@@ -123,7 +123,7 @@ def test_every_field_is_of_its_type(leg: str, body: Any) -> None:
 
 
 @pytest.mark.parametrize(("leg", "body"), BODIES)
-def test_what_a_newer_release_says_besides_is_refused_with_what_to_do(leg: str, body: Any) -> None:
+def test_a_field_of_a_newer_release_is_refused_with_the_remedy(leg: str, body: Any) -> None:
     with pytest.raises(HaltError, match=r"does not know \(colour\), so a newer one has written it: start that one"):
         CHAINS[leg].decode(entry_of(body, colour="red"))
 

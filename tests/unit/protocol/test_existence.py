@@ -27,7 +27,7 @@ def test_a_pipeline_that_starts_while_it_is_looked_for_is_there() -> None:
     check_started(Streams({}, {"ledger": 7, "raw": 3}), NAMES)
 
 
-def test_a_ledger_that_is_lost_is_told_from_a_pipeline_that_never_started() -> None:
+def test_a_lost_ledger_is_told_from_one_never_started() -> None:
     with pytest.raises(DataLossError, match="tf-p-ledger is gone, and tf-p-raw still there"):
         check_started(Streams({"raw": 3}, {"raw": 3}), NAMES)
     with pytest.raises(NeverStartedError):

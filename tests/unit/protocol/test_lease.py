@@ -87,7 +87,7 @@ def test_the_same_place_is_taken_at_once_after_a_kill(lease: Make, clock: Manual
     assert clock.seconds() == 0
 
 
-def test_another_host_waits_until_the_lease_has_not_been_renewed_for_its_ttl(lease: Make, clock: ManualClock) -> None:
+def test_another_host_waits_for_the_ttl_of_the_lease(lease: Make, clock: ManualClock) -> None:
     first = lease("a")
     first.acquire()
     dead(first)
@@ -214,7 +214,7 @@ def test_a_renewal_without_an_answer_is_followed_by_another(lease: Make, log: Me
     assert (own.lost.is_set(), own.remaining_seconds) == (False, TTL_SECONDS)
 
 
-def test_a_lost_acknowledgement_followed_by_an_outage_is_no_takeover(lease: Make, log: MemoryLog, clock: ManualClock) -> None:
+def test_a_lost_acknowledgement_then_an_outage_is_no_takeover(lease: Make, log: MemoryLog, clock: ManualClock) -> None:
     """The server stored the renewal and went down: neither the answer nor the look-up came through."""
     own = lease("a")
     own.acquire()

@@ -155,7 +155,7 @@ def test_amending_needs_an_open_plan() -> None:
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-def test_an_amendment_whose_outcome_is_unknown_may_be_appended_again(fault: Fault) -> None:
+def test_an_amendment_of_unknown_outcome_may_be_repeated(fault: Fault) -> None:
     log = MemoryLog()
     own = opened(log)
     own.plan(planned(None, 5))
@@ -219,7 +219,7 @@ def test_a_purge_below_the_last_done_leaves_the_state_readable() -> None:
     assert read_chain(log, NAMES, KIND) == own.state
 
 
-def test_an_entry_that_the_chain_points_at_and_is_gone_is_data_loss() -> None:
+def test_a_linked_entry_that_is_missing_is_data_loss() -> None:
     log = MemoryLog()
     own = opened(log)
     own.plan(planned(0, 1))
@@ -256,7 +256,7 @@ def test_a_lost_acknowledgement_is_found_to_be_ours(failing: str) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.DROPPED, Fault.DELAYED])
 @pytest.mark.parametrize("failing", STEPS)
-def test_a_publish_that_is_not_there_is_retryable_and_may_be_repeated(failing: str, fault: Fault) -> None:
+def test_a_lost_publish_is_retryable_and_may_be_repeated(failing: str, fault: Fault) -> None:
     log = MemoryLog()
     own = chain(log)
     for step in STEPS:
@@ -329,7 +329,7 @@ def test_a_fenced_runner_stays_fenced() -> None:
         old.plan(planned(0, 5))
 
 
-def test_a_delayed_decision_of_an_older_runner_loses_against_open() -> None:
+def test_a_late_decision_of_an_older_runner_loses_against_open() -> None:
     log = MemoryLog()
     old = opened(log, epoch=1)
     log.fail_publish(Fault.DELAYED)
@@ -340,7 +340,7 @@ def test_a_delayed_decision_of_an_older_runner_loses_against_open() -> None:
     assert read_chain(log, NAMES, KIND) == new.state
 
 
-def test_open_meets_an_entry_that_came_between_its_look_and_its_append() -> None:
+def test_open_meets_an_entry_between_its_look_and_its_append() -> None:
     log = MemoryLog()
     old = opened(log, epoch=1)
     new = chain(log, epoch=2)
@@ -364,7 +364,7 @@ def test_a_chain_may_be_opened_again_by_its_own_runner() -> None:
     assert closed(own, {}).body.to == 5
 
 
-def test_a_reference_to_an_entry_of_another_kind_or_another_chain_is_foreign() -> None:
+def test_a_reference_to_another_kind_or_chain_is_foreign() -> None:
     log = MemoryLog()
     own = opened(log)
     own.plan(planned(0, 5))

@@ -28,7 +28,7 @@ def stored(case: LegCase, first: int) -> bytes:
     )
 
 
-def test_a_day_at_four_batches_a_second_stays_below_200_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_day_of_four_batches_a_second_is_below_200_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = LegCase(tmp_path, monkeypatch, buckets=64)
     run_batches(case, 20, 250)
     begun = case.log.messages(LEDGER)[-1].sequence + 1

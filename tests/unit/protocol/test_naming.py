@@ -69,7 +69,7 @@ def test_streams_and_subjects_of_a_pipeline() -> None:
     assert NAMES.directory(Path("home")) == Path("home/pipelines/orders-eu")
 
 
-def test_key_stores_lie_in_the_pipelines_directory_or_below_a_uri() -> None:
+def test_key_stores_lie_in_the_directory_or_below_a_uri() -> None:
     at_home = NAMES.state_place(Path("home?/x"), "")
     assert (at_home, dedup_place(at_home, 3)) == ("home?/x/state", "home?/x/state/dedup/3")
     elsewhere = NAMES.state_place(Path("home"), "s3://bucket/keys/?region=eu-west-1")

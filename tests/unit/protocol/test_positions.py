@@ -72,7 +72,7 @@ def test_what_lies_beyond_a_position_is_what_compares_greater(positions: list[Po
 
 
 @given(st.integers(0, 2**44 - 1), POSITIONS)
-def test_the_end_of_a_sequence_lies_behind_its_rows_and_before_the_next(sequence: int, position: Position) -> None:
+def test_a_sequence_ends_behind_its_rows_and_before_the_next(sequence: int, position: Position) -> None:
     end = Position.end_of(sequence)
     assert (position > end) is (position.sequence > sequence)
 

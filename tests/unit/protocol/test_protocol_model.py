@@ -155,7 +155,7 @@ def arrange(call: int, kind: str, world: World) -> None:
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 @pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
-def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str, window_us: int) -> None:
+def test_a_runner_may_stop_before_every_call(kind: str, window_us: int) -> None:
     calls, _ = short_history(lambda world: None, window_us)
     assert calls > 60
     for call in range(1, calls + 1):
@@ -169,7 +169,7 @@ def test_a_runner_may_be_killed_or_paused_before_every_single_call(kind: str, wi
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 @pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
 @pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
-def test_a_command_that_takes_letters_may_be_killed_or_paused_before_every_single_call(kind: str, command: str, window_us: int) -> None:
+def test_a_letters_command_may_stop_before_every_call(kind: str, command: str, window_us: int) -> None:
     calls, publishes = short_history(lambda world: None, window_us, command=command)
     assert calls > publishes > 2
     for call in range(1, calls + 1):
@@ -182,7 +182,7 @@ def test_a_command_that_takes_letters_may_be_killed_or_paused_before_every_singl
 @pytest.mark.crash
 @pytest.mark.parametrize("fault", list(Fault))
 @pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
-def test_every_single_publish_of_a_command_that_takes_letters_may_fail(fault: Fault, command: str) -> None:
+def test_every_publish_of_a_letters_command_may_fail(fault: Fault, command: str) -> None:
     _, publishes = short_history(lambda world: None, command=command)
     for number in range(1, publishes + 1):
         try:
@@ -192,7 +192,7 @@ def test_every_single_publish_of_a_command_that_takes_letters_may_fail(fault: Fa
 
 
 @pytest.mark.crash
-def test_a_runner_that_purges_may_be_killed_before_every_single_call() -> None:
+def test_a_purging_runner_may_be_killed_before_every_call() -> None:
     calls, _ = short_history(lambda world: None, max_age=timedelta(0))
     for call in range(1, calls + 1):
         try:
@@ -202,7 +202,7 @@ def test_a_runner_that_purges_may_be_killed_before_every_single_call() -> None:
 
 
 @pytest.mark.crash
-def test_a_table_may_be_mended_after_a_kill_before_every_single_call() -> None:
+def test_a_table_may_be_mended_after_a_kill_before_every_call() -> None:
     calls, _ = short_history(lambda world: None, is_mended=True)
     for call in range(1, calls + 1):
         try:
@@ -213,7 +213,7 @@ def test_a_table_may_be_mended_after_a_kill_before_every_single_call() -> None:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("fault", list(Fault))
-def test_a_table_may_be_mended_while_any_publish_fails_and_a_late_one_arrives_with_the_next_insert(fault: Fault) -> None:
+def test_a_table_may_be_mended_while_publishes_fail_or_are_late(fault: Fault) -> None:
     _, publishes = short_history(lambda world: None)
     for number in range(1, publishes + 1):
 
@@ -251,7 +251,7 @@ def test_a_sink_that_cuts_without_asking_the_table_is_found(monkeypatch: pytest.
             play(seed)
 
 
-def test_a_table_that_refuses_every_row_for_a_cause_of_its_own_halts_the_sink_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_refuses_every_row_halts_the_sink_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(4, monkeypatch)
     world.config, world.max_age, world.log.max_bytes = configuration("bad", 0), None, {}
     world.topic, world.begins_at_latest, world.expires = Topic(world, {0: 0}), False, False
@@ -281,7 +281,7 @@ def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age
     return done.sequence if done else 0
 
 
-def test_a_folding_that_forgets_letters_which_are_still_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folding_that_forgets_present_letters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("support.protocol_world.redrive_entries_that_may_go", forgets_plans_of_letters_that_are_there)
     with pytest.raises(AssertionError, match="a letter was taken twice"):
         for seed in range(300):
@@ -292,7 +292,7 @@ def names_the_configuration_of_the_day(self: SinkLeg, chunk: object) -> Program:
     return config_of(self.connections, self.connections.run.stage_config)
 
 
-def test_a_sink_that_plans_what_waits_under_the_configuration_of_the_day_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_planning_under_todays_configuration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SinkLeg, "_config_of", names_the_configuration_of_the_day)
     with pytest.raises(AssertionError, match=r"table|their columns are not those"):
         for seed in range(300):
@@ -330,7 +330,7 @@ def keeps_letters_that_entered_again_behind_ingest(self: Purge, to: int) -> tupl
     return limit, min(limit, anywhere)
 
 
-def test_letters_that_entered_again_and_fill_raw_make_room_for_the_others_and_for_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_that_entered_again_and_fill_raw_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     short_history(fill_raw, max_age=timedelta(days=1), command=ENTER)
     monkeypatch.setattr(Purge, "_limits", keeps_letters_that_entered_again_behind_ingest)
     with pytest.raises(AssertionError, match="does not come to an end"):

@@ -47,7 +47,7 @@ def play(seed: int, event_times: bool = False) -> World:
 
 
 @pytest.mark.parametrize("event_times", [False, True], ids=["by arrival", "by event time"])
-def test_every_record_is_accounted_for_in_random_histories_with_operators(event_times: bool) -> None:
+def test_random_histories_with_operators_lose_no_record(event_times: bool) -> None:
     for seed in range(HISTORIES):
         try:
             play(seed, event_times)
@@ -132,7 +132,7 @@ STORED = pytest.mark.parametrize("stored", ["nothing", "all", "one partition"])
 
 @STORED
 @pytest.mark.parametrize("with_waiting", [False, True], ids=["the plan", "what waits as well"])
-def test_rows_that_are_given_up_are_letters_unless_the_table_has_them(stored: str, with_waiting: bool) -> None:
+def test_abandoned_rows_are_letters_unless_stored(stored: str, with_waiting: bool) -> None:
     assert abandon_history(lambda world: None, stored, with_waiting)[1] > 2
 
 
@@ -173,7 +173,7 @@ def test_giving_rows_up_without_asking_the_table_is_found(monkeypatch: pytest.Mo
         abandon_history(lambda world: None, "all")
 
 
-def test_giving_rows_up_beside_a_runner_without_its_lease_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoning_beside_a_runner_without_its_lease_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Operator, "takes_lease", False)
     with pytest.raises(AssertionError, match=r"FencedError|table"):
         found_in()
@@ -226,7 +226,7 @@ def reset_history(prepare: Callable[[World], None], killed_at: int = 0) -> tuple
         return of_runner, of_command, resets
 
 
-def test_records_are_judged_by_arrivals_that_go_on_behind_a_reset_and_never_back() -> None:
+def test_arrivals_go_on_behind_a_reset_and_never_back() -> None:
     of_runner, of_command, resets = reset_history(lambda world: None)
     assert of_runner > 20
     assert of_command > 3
@@ -245,7 +245,7 @@ def test_resetting_the_clock_may_end_before_every_single_call(kind: str) -> None
 
 
 @pytest.mark.crash
-def test_the_clock_may_be_reset_behind_a_runner_that_was_killed_before_every_single_call() -> None:
+def test_the_clock_may_be_reset_behind_a_killed_runner() -> None:
     calls, *_ = reset_history(lambda world: None)
     for call in range(1, calls + 1):
         try:
@@ -261,7 +261,7 @@ class SeesNoPlan(Chain):
         return replace(super().open(), plan=None)
 
 
-def test_a_reset_that_lets_the_arrivals_of_an_older_runner_through_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_that_passes_an_old_runners_arrivals_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.maintenance.reset_clock.Chain", SeesNoPlan)
     with pytest.raises((AssertionError, FencedError)):
         found_in()
@@ -310,7 +310,7 @@ def test_watermarks_go_on_where_the_runner_before_has_left_them() -> None:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["kill", "pause"])
-def test_a_runner_that_judges_by_event_times_may_end_before_every_single_call(kind: str) -> None:
+def test_an_event_time_runner_may_end_before_every_call(kind: str) -> None:
     calls, _ = timed_history(lambda world: None)
     for call in range(1, calls + 1):
         try:

@@ -111,7 +111,7 @@ IN_DRIVER_OR_TASKS = pytest.mark.parametrize("driver_offsets", [IN_DRIVER, IN_TA
 
 
 @IN_DRIVER_OR_TASKS
-def test_a_partition_may_lose_its_leader_before_every_single_call_of_ingest(driver_offsets: int) -> None:
+def test_a_partition_may_lose_its_leader_before_every_call(driver_offsets: int) -> None:
     for call in range(1, CALLS + 1):
         told(f"no leader from call {call}", lambda c=call: history(c, c, nothing, driver_offsets))
 
@@ -125,7 +125,7 @@ def test_a_publish_may_be_late_until_the_leader_is_back() -> None:
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 @IN_DRIVER_OR_TASKS
-def test_a_runner_without_a_leader_may_be_killed_or_paused_before_every_single_call(kind: str, driver_offsets: int) -> None:
+def test_a_leaderless_runner_may_stop_before_every_call(kind: str, driver_offsets: int) -> None:
     for call in range(1, CALLS + 1, 3):
         # What is decided, and what follows from it, comes behind it.
         for struck in range(call, call + 12):
@@ -157,7 +157,7 @@ def plans_less_than_was_left(done: IngestDone, start: Offsets, end: Offsets) -> 
     return {}
 
 
-BEFORE_EVERY_CALL = partial(test_a_partition_may_lose_its_leader_before_every_single_call_of_ingest, IN_DRIVER)
+BEFORE_EVERY_CALL = partial(test_a_partition_may_lose_its_leader_before_every_call, IN_DRIVER)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_a_narrowing_that_is_wrong_is_found(
         found_by()
 
 
-def test_a_plan_that_is_not_narrowed_holds_up_the_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_not_narrowed_holds_up_the_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IngestLeg, "_narrow", lambda *_: None)
     monkeypatch.setattr("support.protocol_world.MAX_CALLS", 6000)
     with pytest.raises(AssertionError, match="does not come to an end"):
-        test_a_partition_may_lose_its_leader_before_every_single_call_of_ingest(IN_DRIVER)
+        test_a_partition_may_lose_its_leader_before_every_call(IN_DRIVER)

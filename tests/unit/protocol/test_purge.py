@@ -112,7 +112,7 @@ def test_what_is_older_than_the_retention_by_the_logs_clock_goes() -> None:
     assert made.held(RAW) == [7, 8, 9, 10]
 
 
-def test_a_chain_reaches_back_as_far_as_its_stream_and_is_read_as_before() -> None:
+def test_a_chain_is_as_long_as_its_stream_and_reads_as_before() -> None:
     made = Pipeline()
     made.hours(10)
     before = {leg: read_chain(made.log, NAMES, CHAINS[leg]) for leg in made.chains}
@@ -163,7 +163,7 @@ def test_raw_frames_that_ingest_has_not_confirmed_stay() -> None:
     assert made.held(RAW) == [2, 3, 4, 5]
 
 
-def test_a_nearly_full_stream_is_purged_before_the_retention_and_says_so() -> None:
+def test_a_nearly_full_stream_is_purged_early_and_says_so() -> None:
     made = Pipeline()
     made.log.max_bytes[RAW] = 5 * MAX_FRAME_BYTES
     for _ in range(4):
@@ -184,7 +184,7 @@ def test_a_nearly_full_stream_is_purged_before_the_retention_and_says_so() -> No
     assert read_purged(made.log, NAMES, "raw") == Purged(sequence, FIRST_INSTANT + 4 * HOUR, is_early=True)
 
 
-def test_a_range_that_holds_frames_of_an_open_plan_of_ingest_does_not_keep_the_others_from_making_room() -> None:
+def test_frames_of_an_open_plan_do_not_keep_others_from_a_purge() -> None:
     made = Pipeline()
     made.hours(1)
     made.chains["ingest"].plan(IngestPlan(start={}, to={"0": 9}))
@@ -209,7 +209,7 @@ def enter_again(made: Pipeline, count: int) -> int:
     return [made.append(NAMES.redriven("events", 0), {}, bytes(MAX_FRAME_BYTES)) for _ in range(count)][-1]
 
 
-def test_dead_letters_that_entered_again_make_room_while_ingest_has_nothing_to_write() -> None:
+def test_reentered_letters_make_room_while_ingest_is_idle() -> None:
     made = Pipeline()
     made.hours(2)
     made.log.max_bytes[RAW] = 5 * MAX_FRAME_BYTES
@@ -232,7 +232,7 @@ def test_dead_letters_that_entered_again_make_room_while_ingest_has_nothing_to_w
     assert made.ingest() == 10
 
 
-def test_dead_letters_around_frames_that_ingest_has_not_confirmed_make_room_for_the_rest_of_its_plan() -> None:
+def test_letters_around_unconfirmed_frames_make_room() -> None:
     made = Pipeline()
     made.hours(2)
     made.log.max_bytes[RAW] = 5 * MAX_FRAME_BYTES
@@ -256,7 +256,7 @@ def test_dead_letters_around_frames_that_ingest_has_not_confirmed_make_room_for_
     assert made.held(RAW) == [last, *ends], "confirmed by now, and below what was decided"
 
 
-def test_a_chain_that_was_never_folded_is_gone_through_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_never_folded_is_walked_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines.protocol.purge, "ENTRIES_PER_CALL", 8)
     made = Pipeline()
     made.hours(10)
@@ -268,7 +268,7 @@ def test_a_chain_that_was_never_folded_is_gone_through_in_several_calls(monkeypa
     assert made.held(RAW) == [9, 10]
 
 
-def test_small_last_frames_of_many_quiet_subjects_do_not_keep_large_frames_from_making_room() -> None:
+def test_small_last_frames_do_not_keep_large_ones_from_a_purge() -> None:
     made = Pipeline()
     for partition in range(20):
         made.ingest(partition)
@@ -282,7 +282,7 @@ def test_small_last_frames_of_many_quiet_subjects_do_not_keep_large_frames_from_
     assert made.held(RAW) == [*range(1, 21), last]
 
 
-def test_a_stream_with_room_or_without_a_limit_is_not_purged_for_room() -> None:
+def test_a_stream_with_room_or_no_limit_is_not_purged_for_room() -> None:
     made = Pipeline()
     made.hours(4)
     for limit in (10**9, -1):
@@ -291,7 +291,7 @@ def test_a_stream_with_room_or_without_a_limit_is_not_purged_for_room() -> None:
     assert made.held(RAW) == [1, 2, 3, 4]
 
 
-def test_a_runner_that_was_overtaken_takes_nothing_that_is_needed() -> None:
+def test_an_overtaken_runner_purges_nothing_that_is_needed() -> None:
     made = Pipeline()
     made.hours(5)
     old = made.purge("process", timedelta(0))
@@ -312,7 +312,7 @@ def test_what_was_decided_is_purged_by_the_next_runner() -> None:
     assert made.held(RAW) == [7, 8, 9, 10]
 
 
-def test_a_lost_answer_to_the_decision_delays_the_purge_and_loses_nothing() -> None:
+def test_a_lost_answer_delays_the_purge_and_loses_nothing() -> None:
     made = Pipeline()
     made.hours(10)
     purge = made.purge("process")
@@ -323,7 +323,7 @@ def test_a_lost_answer_to_the_decision_delays_the_purge_and_loses_nothing() -> N
     assert made.held(RAW) == [7, 8, 9, 10]
 
 
-def test_leases_are_folded_to_their_last_and_unknown_subjects_are_left_alone() -> None:
+def test_leases_are_folded_and_unknown_subjects_left_alone() -> None:
     made = Pipeline()
     subjects = (NAMES.lease("process"), NAMES.lease("sink"), NAMES.config("v"), "tf.orders.ledger.redrive")
     for subject in subjects:
@@ -341,7 +341,7 @@ def test_leases_are_folded_to_their_last_and_unknown_subjects_are_left_alone() -
     }
 
 
-def test_a_reader_whose_entry_is_purged_while_it_reads_reads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_whose_entry_is_purged_reads_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Pipeline()
     made.hours(2)
     made.chains["process"].open()
@@ -358,7 +358,7 @@ def test_a_reader_whose_entry_is_purged_while_it_reads_reads_again(monkeypatch: 
     assert read_chain(made.log, NAMES, CHAINS["process"]).to == 4
 
 
-def test_letters_may_be_missing_where_they_were_purged_and_nowhere_else() -> None:
+def test_letters_may_be_missing_only_where_they_were_purged() -> None:
     made = Pipeline()
     subjects = [NAMES.dead_letters("process", bucket) for bucket in (0, 1)]
     for subject in [subjects[1], *[subjects[0]] * 5]:
@@ -389,7 +389,7 @@ def kinds(made: Pipeline) -> list[tuple[str, object]]:
     return [(entry.kind, told[entry.kind](entry)) for entry in chain if entry.kind in told]
 
 
-def test_a_plan_of_letters_lives_as_long_as_one_of_them_and_the_last_for_ever() -> None:
+def test_a_plan_of_letters_lives_as_long_as_its_letters() -> None:
     made = Pipeline()
     subject = NAMES.dead_letters("process", 0)
     for _ in range(5):

@@ -152,7 +152,7 @@ def test_beyond_compares_sequence_ordinal_and_emit() -> None:
     assert beyond(table, Position(6, 0, 0)).num_rows == 0
 
 
-def test_beyond_takes_rows_without_emit_as_the_first_of_their_record() -> None:
+def test_beyond_takes_a_row_without_emit_as_its_records_first() -> None:
     table = positions((5, 0, 0), (5, 1, 0)).drop_columns(["_tf_emit"])
     assert beyond(table, Position(5, 0, 0))["_tf_ordinal"].to_pylist() == [1]
 
@@ -180,7 +180,7 @@ def test_position_keys_sort_as_positions_do(rows: set[tuple[int, int]]) -> None:
     assert (np.diff(keys) > 0).all()
 
 
-def test_an_oversize_record_keeps_its_position_head_size_and_digest() -> None:
+def test_an_oversize_record_keeps_position_head_and_digest() -> None:
     value = b"v" * (MAX_RECORD_BYTES + 1)
     table = shorten_oversize(records(1, [b"small", value], first=7, keys=[b"k" * 2000, b"k" * 2000], headers=[None, [(b"h", b"1")]]))
     small, large = table.to_pylist()

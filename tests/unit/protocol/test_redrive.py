@@ -36,7 +36,7 @@ def test_rows_become_ranges_and_rows_again(rows: np.ndarray) -> None:
 
 
 @given(st.lists(ascending_rows, max_size=8), st.integers(1, 40), st.integers(1, 9))
-def test_portions_hold_every_letter_once_in_order_and_are_as_small_as_a_plan_must_be(rows: list, letters: int, ranges: int) -> None:
+def test_portions_hold_each_letter_once_and_are_minimal(rows: list, letters: int, ranges: int) -> None:
     wanted = [(sequence, found) for sequence, found in enumerate(rows, start=5) if len(found)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redrive, "MAX_PLAN_LETTERS", letters)
@@ -50,7 +50,7 @@ def test_portions_hold_every_letter_once_in_order_and_are_as_small_as_a_plan_mus
         assert sum(len(listed) for _, listed in places) <= ranges
 
 
-def test_states_tell_what_plans_have_named_and_what_was_rejected_too_often() -> None:
+def test_states_show_planned_and_repeatedly_rejected_letters() -> None:
     plans = [
         RedrivePlan(start=0, to=1, action=ENTER, letters=((7, ((0, 1), (4, 4))), (9, ((0, 0),)))),
         RedrivePlan(start=1, to=2, action=DISCARD, letters=((7, ((2, 2),)),)),
@@ -84,7 +84,7 @@ def letters() -> pa.Table:
     return pa.Table.from_pylist([row, oversize], schema=LETTER_SCHEMA)
 
 
-def test_a_record_that_enters_again_keeps_its_bytes_its_coordinates_and_its_history() -> None:
+def test_a_reentered_record_keeps_bytes_coordinates_and_history() -> None:
     record = records_of_letters(letters()).to_pylist()[0]
     assert record == {
         "key": b"k",
@@ -129,7 +129,7 @@ def with_two_plans(log: MemoryLog) -> MemoryLog:
     return log
 
 
-def test_letters_that_a_plan_has_named_are_known_although_a_replica_lags_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planned_letters_are_known_although_a_replica_lags(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that is missed would let its letters enter a second time."""
     monkeypatch.setattr(legs_redrive, "LAG_SECONDS", 0.5)
     attempts = np.ones(4, dtype=np.int32)

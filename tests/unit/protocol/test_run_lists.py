@@ -61,7 +61,7 @@ def test_a_batch_without_a_change_writes_nothing() -> None:
     assert len(pages(log)) == 1
 
 
-def test_a_reference_is_as_long_for_a_thousand_buckets_as_for_one_and_no_page_is_too_large() -> None:
+def test_a_reference_is_short_and_pages_bounded_for_any_buckets() -> None:
     log = MemoryLog()
     many = {str(bucket): [run(1000 * bucket + number) for number in range(40)] for bucket in range(1024)}
     page = written(log, many)
@@ -71,7 +71,7 @@ def test_a_reference_is_as_long_for_a_thousand_buckets_as_for_one_and_no_page_is
     assert RunLists(log, NAMES).of(page) == many
 
 
-def test_lists_are_written_anew_from_time_to_time_and_older_pages_may_go() -> None:
+def test_lists_are_rewritten_at_times_and_older_pages_may_go() -> None:
     log = MemoryLog()
     chain = Chain(log, NAMES, PROCESS_CHAIN, 1)
     chain.open()
@@ -87,7 +87,7 @@ def test_lists_are_written_anew_from_time_to_time_and_older_pages_may_go() -> No
     assert live_lists(log, NAMES)[1] == {"3": listing}
 
 
-def test_a_page_that_is_gone_or_another_one_is_a_loss_with_its_remedy() -> None:
+def test_a_missing_or_changed_page_is_a_loss_with_its_remedy() -> None:
     log = MemoryLog()
     page = written(log, {"0": [run(1)]}, {"0": [run(1), run(2)]})
     with pytest.raises(DataLossError, match=r"another one.*rebuild-state"):

@@ -65,7 +65,7 @@ def test_what_was_done_before_the_instant_is_left_out() -> None:
     assert (found.residue, found.since) == (0, instant)
 
 
-def test_an_instant_before_the_first_entry_means_everything_and_one_behind_the_last_nothing() -> None:
+def test_an_instant_before_all_entries_means_all_after_all_none() -> None:
     log = MemoryLog(ManualClock())
     through(log, opened(log), 10, 1)
     whole, none = tally(log, NAMES, seconds(-1)), tally(log, NAMES, log.clock.now)
@@ -74,7 +74,7 @@ def test_an_instant_before_the_first_entry_means_everything_and_one_behind_the_l
     assert none.residue == 0
 
 
-def test_the_last_folded_done_is_enough_and_without_it_the_instant_is_refused() -> None:
+def test_the_last_folded_done_suffices_or_the_instant_is_refused() -> None:
     log = MemoryLog(ManualClock())
     chains = opened(log)
     through(log, chains, 10, 1)
@@ -99,7 +99,7 @@ def test_a_restated_done_is_no_range() -> None:
     assert [leg.rows_in for leg in tally(log, NAMES, instant).legs] == [0, 0, 0]
 
 
-def test_rows_that_are_read_before_their_done_counts_them_are_no_residue() -> None:
+def test_rows_read_before_their_done_are_no_residue() -> None:
     log = MemoryLog(ManualClock())
     chains = opened(log)
     plan = chains["ingest"].plan(IngestPlan(start={}, to={"0": 5})).body

@@ -118,7 +118,7 @@ def test_statements_that_reach_files_or_networks_are_noticed(sql: str, expected:
     assert read_statement(sql.encode()).reaches_outside is expected
 
 
-def test_files_written_or_read_by_the_statement_and_temporary_tables_are_noticed() -> None:
+def test_files_in_statements_and_temporary_tables_are_noticed() -> None:
     assert read_statement(b"SELECT 1 INTO OUTFILE 'x'").writes_file
     assert read_statement(b"INSERT INTO t FROM INFILE 'x' FORMAT CSV").writes_file
     assert not read_statement(b"SELECT 'INTO OUTFILE'").writes_file

@@ -69,14 +69,14 @@ def test_password_never_shows_in_the_repr() -> None:
     assert "secret" not in repr(parse_user("ann:secret"))
 
 
-def test_without_a_user_there_is_no_table_and_nobody_gets_in_without_a_password() -> None:
+def test_nobody_gets_in_without_users_or_without_a_password() -> None:
     with pytest.raises(UsersError, match="--users-file"):
         UserTable([])
     assert UserTable([parse_user("ann:x")]).authenticate("default", "") is None
     assert UserTable([parse_user("ann:x")]).authenticate("ann", "") is None
 
 
-def test_changed_file_is_read_again_and_a_broken_one_leaves_the_last_users(tmp_path: Path) -> None:
+def test_a_changed_file_is_reread_a_broken_one_keeps_the_users(tmp_path: Path) -> None:
     path = write(tmp_path / "users.json", '{"ann": {"password": "x"}}')
     table = UserTable([parse_user("root:y")], path)
     assert table.authenticate("ann", "x") is not None

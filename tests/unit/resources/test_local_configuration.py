@@ -30,7 +30,7 @@ def test_kafka_listens_and_advertises_on_loopback_only() -> None:
     assert table["auto.create.topics.enable"] == "false"
 
 
-def test_every_listener_of_kafka_wants_the_login_and_no_other_is_known() -> None:
+def test_every_listener_of_kafka_wants_the_login() -> None:
     table = as_table(render_properties(PLACE, PLACE.directory / "data", 21002))
     assert table["listener.security.protocol.map"] == "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT"
     assert table["sasl.enabled.mechanisms"] == "PLAIN"
@@ -52,7 +52,7 @@ def test_the_one_user_of_a_release_without_passwords_gets_one(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kept", ['{"default": {"password": ""}, "reader": {"password": "x"}}', '{"reader": {"password": ""}}'])
-def test_other_users_without_a_password_are_refused_with_the_remedy(tmp_path: Path, kept: str) -> None:
+def test_other_users_without_a_password_are_refused(tmp_path: Path, kept: str) -> None:
     users_file(tmp_path).write_text(kept)
     users_file(tmp_path).chmod(0o600)
     close_default_user(tmp_path, "s3cret")
@@ -72,7 +72,7 @@ def test_cluster_id_is_read_from_formatted_storage(tmp_path: Path) -> None:
     assert cluster_id(tmp_path) == "-8Yc1gVSQ=x"
 
 
-def test_nats_stores_before_it_acknowledges_and_listens_on_loopback_only() -> None:
+def test_nats_stores_before_it_acknowledges_and_is_on_loopback() -> None:
     text = render_configuration(Place(Path('/a "b"'), 21003, {}, "s3cret"))
     assert "sync_interval: always" in text
     assert 'listen: "127.0.0.1:21003"' in text
@@ -108,7 +108,7 @@ def test_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_directory() == Path("/users/ada/.cache/tallyflow/kafka-4.1.0")
 
 
-def test_clickhouse_users_are_kept_for_the_owner_only_and_the_first_is_handed_out(tmp_path: Path) -> None:
+def test_clickhouse_users_are_private_and_the_first_is_given(tmp_path: Path) -> None:
     assert read_first_user(tmp_path, "made") == User("default", "made")
     keep_users(tmp_path, ["writer:pa:ss", "reader:secret:select"])
     assert stat.S_IMODE(users_file(tmp_path).stat().st_mode) == 0o600
@@ -117,7 +117,7 @@ def test_clickhouse_users_are_kept_for_the_owner_only_and_the_first_is_handed_ou
     assert read_first_user(tmp_path, "made") == User("writer", "pa:ss")
 
 
-def test_malformed_clickhouse_user_changes_nothing_and_does_not_show_the_password(tmp_path: Path) -> None:
+def test_malformed_clickhouse_user_changes_and_shows_nothing(tmp_path: Path) -> None:
     with pytest.raises(LocalServerError, match="name:password") as raised:
         keep_users(tmp_path, ["good:one", "s3cret"])
     assert "s3cret" not in str(raised.value)

@@ -52,7 +52,7 @@ def test_reused_pid_is_never_signalled(tmp_path: Path, started: list[ProcessIden
     assert not stranger.wait_gone(timedelta(milliseconds=200))
 
 
-def test_reused_pid_is_never_signalled_where_the_system_has_no_pid_descriptors(
+def test_reused_pid_is_never_signalled_without_descriptors(
     tmp_path: Path, started: list[ProcessIdentity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open", raising=False)

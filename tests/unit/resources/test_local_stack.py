@@ -43,7 +43,7 @@ def test_password_is_not_in_the_repr_of_addresses() -> None:
     assert "ecret" not in repr(ADDRESSES)
 
 
-def test_home_is_the_named_directory_or_one_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_as_named_or_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert default_home({}) == tmp_path / ".tallyflow"
     assert default_home({"TALLYFLOW_HOME": "elsewhere"}) == tmp_path / "elsewhere"
@@ -54,7 +54,7 @@ def test_addresses_before_the_first_up_are_an_error(tmp_path: Path) -> None:
         LocalStack(tmp_path).addresses()
 
 
-def test_servers_of_a_release_without_passwords_have_no_addresses_until_up(tmp_path: Path) -> None:
+def test_servers_without_passwords_have_no_addresses_until_up(tmp_path: Path) -> None:
     set_up(tmp_path)
     (tmp_path / "servers" / "passwords.json").unlink()
     with pytest.raises(LocalServerError, match="run `tallyflow up`"):
@@ -90,7 +90,7 @@ def test_inspecting_or_stopping_an_unused_home_creates_nothing(tmp_path: Path) -
     assert not (tmp_path / "home").exists()
 
 
-def test_pid_file_of_a_gone_process_reads_as_dead_and_is_not_signalled(tmp_path: Path) -> None:
+def test_pid_file_of_a_gone_process_is_dead_and_not_signalled(tmp_path: Path) -> None:
     set_up(tmp_path)
     record = tmp_path / "servers" / "nats" / "pid.json"
     record.parent.mkdir()
@@ -123,7 +123,7 @@ def test_env_prints_exports_or_json(tmp_path: Path) -> None:
     assert json.loads(machine.stdout)["CLICKHOUSE_PORT"] == "21003"
 
 
-def test_env_before_up_fails_with_the_remedy_and_prints_no_export(tmp_path: Path) -> None:
+def test_env_before_up_fails_with_the_remedy(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["env", "--home", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (1, "")
     assert "run `tallyflow up`" in result.stderr

@@ -61,7 +61,7 @@ def test_the_soft_limit_of_files_does_not_bind(tmp_path: Path) -> None:
     assert "rebuild" not in without
 
 
-def test_a_hard_limit_that_is_too_low_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
+def test_a_hard_limit_that_is_too_low_is_refused_first(tmp_path: Path) -> None:
     place = Place.local(tmp_path)
     facts = write_run(place, "run", entries(10))
     found = opened(place, facts, soft=256, hard=1024, needed=1792)
@@ -159,7 +159,7 @@ def leg_of(told: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Started, S
     return Started(None, Path("run/run.json"), {"process": leg}, {}, told.append), leg, clock
 
 
-def test_a_full_disk_below_spark_is_waited_for_ever_longer_and_never_a_halt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_below_spark_is_waited_for_never_a_halt(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     queries, leg, clock = leg_of(told, monkeypatch)
     queries._start(leg)
@@ -174,7 +174,7 @@ def test_a_full_disk_below_spark_is_waited_for_ever_longer_and_never_a_halt(monk
     assert (leg.status.state, "make room" in leg.status.message) == ("waiting", True)
 
 
-def test_after_a_batch_the_waits_for_the_host_begin_anew_and_other_ends_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_batch_waits_for_the_host_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, leg, clock = leg_of([], monkeypatch)
     queries._start(leg)
     for _ in range(100):

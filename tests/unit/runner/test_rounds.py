@@ -7,7 +7,7 @@ from pipelines.runner.rounds import Rounds
 LONG = 60.0
 
 
-def test_the_first_look_comes_at_once_and_close_does_not_wait_for_the_next() -> None:
+def test_the_first_look_comes_at_once_and_close_is_prompt() -> None:
     looked = threading.Event()
     rounds = Rounds("looking", LONG, looked.set)
     rounds.start()

@@ -12,7 +12,7 @@ from pipelines.runner.runner import Runner, RunOptions
 
 
 @pytest.mark.parametrize("failing", ["stop", "close", "release"])
-def test_a_step_of_the_end_that_fails_is_told_and_keeps_no_other_from_being_made(failing: str, tmp_path: Path) -> None:
+def test_a_failed_step_of_the_end_stops_no_other_step(failing: str, tmp_path: Path) -> None:
     made: list[str] = []
     told: list[str] = []
 

@@ -23,6 +23,6 @@ def test_a_plan_that_nobody_gave_up_has_no_such_rows() -> None:
     assert abandoned_rows(None, 3) is None
 
 
-def test_the_largest_chunk_with_rows_given_up_at_random_fits_into_an_entry() -> None:
+def test_the_largest_abandoned_chunk_fits_into_an_entry() -> None:
     rows = np.flatnonzero(np.random.default_rng(1).random(1 << 20) < 0.5)
     assert len(to_text(abandonment(rows, 1 << 20, "x" * 1000))) < LEDGER_LIMIT_BYTES / 4

@@ -29,7 +29,7 @@ def stored(ranges: int) -> list[Message]:
     return log.messages(STREAM)
 
 
-def test_entries_become_rows_in_their_order_and_nothing_else_does() -> None:
+def test_only_entries_become_rows_and_in_their_order() -> None:
     messages = stored(1)
     (block,) = blocks(messages, NAMES)
     rows = block.rows("orders", "id-1")
@@ -55,7 +55,7 @@ def test_records_that_were_edited_are_not_copied() -> None:
     assert (body["letters"], "records" in body) == ([[7, [[0, 0]]]], False)
 
 
-def test_blocks_that_begin_at_one_place_are_the_same_however_many_entries_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_from_one_place_stay_equal_as_entries_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_table, "MAX_BLOCK_ENTRIES", 4)
     few, many = (list(blocks(stored(ranges), NAMES)) for ranges in (5, 20))
     tokens = [[block.token("orders", "id-1", "d.t") for block in found] for found in (few, many)]
@@ -64,7 +64,7 @@ def test_blocks_that_begin_at_one_place_are_the_same_however_many_entries_follow
     assert len({*tokens[1]}) == len(tokens[1])
 
 
-def test_a_token_names_the_stream_the_table_the_entries_and_what_they_hold() -> None:
+def test_a_token_names_stream_table_entries_and_content() -> None:
     (block,) = blocks(stored(2), NAMES)
     (other,) = blocks([*stored(2)[:-1], Message(NAMES.chain("process"), 6, FIRST_INSTANT, b"{}")], NAMES)
     tokens = {block.token("orders", "id-1", "d.t"), block.token("orders", "id-2", "d.t"), block.token("orders", "id-1", "d.u")}

@@ -68,7 +68,7 @@ def test_an_insert_at_work_is_waited_for() -> None:
     [(TABLE, 0, 6), (TABLE, None, 60), (replace(TABLE, engine="ReplicatedMergeTree"), 0, 60)],
     ids=["seen", "may not be seen", "may be at work on another replica"],
 )
-def test_what_was_sent_earlier_is_waited_for_as_long_as_it_may_take(table: Table, at_work: int | None, seconds: int) -> None:
+def test_what_was_sent_earlier_is_waited_for_in_full(table: Table, at_work: int | None, seconds: int) -> None:
     asked = Asked(table, [5], at_work)
     with pytest.raises(RetryableError, match="waiting until no earlier insert"):
         ask(asked, positions([5]), since=1000.0 - seconds + 1)
@@ -83,7 +83,7 @@ WITHOUT = positions([5]).drop_columns(["_tf_arrival"])
     [(TABLE, WITHOUT), (replace(TABLE, keeps_rows=False), positions([5]))],
     ids=["no positions", "makes one row of several"],
 )
-def test_a_table_that_cannot_tell_is_trusted_only_where_nothing_can_be_stored(table: Table, rows: pa.Table) -> None:
+def test_an_unclear_table_is_trusted_if_nothing_can_be_stored(table: Table, rows: pa.Table) -> None:
     one_part = replace(table, is_partitioned=False)
     assert ask(Asked(one_part, []), rows) == []
     assert ask(Asked(table, []), rows, is_certain=True) == []

@@ -84,7 +84,7 @@ def test_a_chunk_read_alone_is_the_same_chunk(rows: list[int], max_rows: int) ->
         assert list(chunks(messages[chunk.first - 1 : chunk.last], max_rows)) == [chunk]
 
 
-def test_rows_that_lz4_packs_250_to_1_are_cut_by_what_they_take_in_memory_and_every_one_is_in_a_block() -> None:
+def test_rows_packed_250_to_1_are_cut_by_memory_and_all_sent() -> None:
     """5,350 such rows of 430 KiB were one chunk of 9.8 MB and 2.3 GB, and 642 of them in no block."""
     wide = pa.table({"id": pa.array(range(20), pa.int64()), "text": ["a repeated text " * 27_520] * 20})
     messages = [frame(sequence, wide) for sequence in range(1, 41)]
@@ -97,7 +97,7 @@ def test_rows_that_lz4_packs_250_to_1_are_cut_by_what_they_take_in_memory_and_ev
         assert batch.num_rows == chunk.rows
 
 
-def test_rows_that_do_not_fit_into_one_block_are_never_sent_in_part() -> None:
+def test_rows_too_large_for_one_block_are_never_sent_in_part() -> None:
     piece = pa.array(["a repeated text " * 27_520] * 100)
     pieces = [piece] * (2**31 // piece.nbytes + 1)
     with pytest.raises(InvariantError, match="do not fit into one block"):
@@ -141,7 +141,7 @@ def read(block: bytes) -> list[pa.RecordBatch]:
         return list(reader)
 
 
-def test_a_block_is_one_record_batch_with_the_tables_columns_in_order() -> None:
+def test_a_block_is_one_batch_with_the_tables_columns() -> None:
     chunk = Chunk((frame(1, rows(1, 2)), frame(2, rows(3))))
     (batch,) = read(insert_block(chunk_rows(chunk, ["_tf_topic", "id"])))
     assert batch.schema.names == ["_tf_topic", "id"]

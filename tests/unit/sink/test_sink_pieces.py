@@ -47,7 +47,7 @@ def settle(table: Table, rows: int) -> Pieces:
     return pieces
 
 
-def test_a_chunk_that_is_taken_is_one_piece_with_the_tokens_of_all_releases() -> None:
+def test_a_taken_chunk_is_one_piece_with_every_releases_tokens() -> None:
     pieces = Pieces.of(None, 7)
     assert (pieces.sent, pieces.ends, pieces.token("chunk", 7)) == (0, (7,), "chunk")
     assert pieces.inserted() == Pieces(7, ())
@@ -65,7 +65,7 @@ def test_a_row_that_is_named_is_cut_out_at_once() -> None:
 
 
 @pytest.mark.parametrize("at", [None, -1, 10, 99])
-def test_without_a_row_or_with_one_that_cannot_be_it_the_piece_is_halved(at: int | None) -> None:
+def test_a_piece_without_a_certain_row_is_halved(at: int | None) -> None:
     assert Pieces.of(None, 10).refuse("no", at).ends == (5, 10)
 
 
@@ -84,9 +84,7 @@ def test_exactly_the_bad_rows_are_refused(drawn: tuple[int, set[int]], names_row
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.booleans(), st.integers(0, 2**32))
-def test_a_kill_at_any_step_and_a_table_mended_half_way_double_and_lose_nothing(
-    rows: int, bad: set[int], names_rows: bool, seed: int
-) -> None:
+def test_a_kill_and_a_table_mended_half_way_lose_nothing(rows: int, bad: set[int], names_rows: bool, seed: int) -> None:
     random = Random(seed)
     table = Table({row for row in bad if row < rows}, names_rows)
     plan: PlannedPieces | None = None
@@ -116,7 +114,7 @@ def test_reasons_stand_in_the_plan_once() -> None:
 # -- rows that were found in the table ---------------------------------------------------------------------------------------
 
 
-def test_rows_that_were_found_are_sent_no_more_and_the_others_under_another_token() -> None:
+def test_stored_rows_are_not_sent_again_others_get_a_new_token() -> None:
     pieces = Pieces.of(None, 10).found(np.array([1, 2, 7]))
     assert pieces.to_send().tolist() == [0, 3, 4, 5, 6, 8, 9]
     assert pieces.token("chunk", 10) not in (
@@ -165,7 +163,7 @@ class Parted(Table):
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.integers(0, 2**32))
-def test_a_table_that_stores_a_part_of_what_it_refuses_is_asked_and_has_every_row_once(rows: int, bad: set[int], seed: int) -> None:
+def test_a_table_that_stores_part_of_a_refusal_has_rows_once(rows: int, bad: set[int], seed: int) -> None:
     random = Random(seed)
     table = Parted({row for row in bad if row < rows}, False)
     plan: PlannedPieces | None = None
