@@ -1,4 +1,4 @@
-"""ClickHouse as a Dagster resource, over HTTP. Field names are those of Dagster's own database resources."""
+"""ClickHouse as a Dagster resource, over HTTP. Field names match Dagster's own database resources."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

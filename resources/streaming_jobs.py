@@ -360,7 +360,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
 
 
 def _tell_news(state: JobState, told: str, tell: Tell) -> str:
-    """Report the state with its reason and those of the legs, if they have changed; return the last report."""
+    """Report the state with its reason and the legs' states, if they have changed; return the last report."""
     legs = ", ".join(f"{leg} {word}" for leg, word in state.legs.items())
     now = ": ".join(filter(None, (state.state, legs, state.message)))
     if now != told:
