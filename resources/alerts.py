@@ -1,4 +1,4 @@
-"""Alerts as a Dagster resource: to a Slack-compatible webhook, by e-mail, or both. One that cannot be sent is logged and fails nothing."""
+"""Alerts as a Dagster resource: to a Slack-compatible webhook, by e-mail, or both. A failed alert is logged and fails nothing."""
 
 import asyncio
 import logging
@@ -19,9 +19,9 @@ from resources.connection import ConnectionResource
 _PORTS = {"starttls": "587", "tls": "465", "none": "25"}
 """Usual ports of a mail server, by how the connection is secured."""
 SEND_TIMEOUT_SECONDS = 2.0
-"""For each step of sending: connecting, a piece that is sent or comes."""
+"""Limit of each step of sending: connecting, a piece that is sent or received."""
 WEBHOOK_SECONDS = 5.0
-"""For a webhook in all: one that answers in drops keeps nobody longer."""
+"""Limit of a webhook in total, so that a slowly dripping answer holds nothing up any longer."""
 # The address of a webhook is a secret, and httpx logs the address of each request.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 _LOG = logging.getLogger("tallyflow.alerts")
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("tallyflow.alerts")
 
 @dataclass(frozen=True)
 class Alert:
-    """What people are called for: which pipeline, what is wrong with it (the leg is in these words), what to do."""
+    """An alert: the pipeline, its fault (which names the leg), and the next step."""
 
     pipeline: str
     what: str
@@ -45,7 +45,7 @@ class Alert:
 
 
 class AlertsResource(ConnectionResource):
-    """Where alerts go. Without a webhook and without receivers they go to the log only. Give secrets as `dg.EnvVar`."""
+    """The receivers of alerts. Without a webhook and without receivers alerts are only logged. Give secrets as `dg.EnvVar`."""
 
     variables: ClassVar[dict[str, str]] = {
         "webhook_urls": "TALLYFLOW_ALERT_WEBHOOKS",
@@ -72,7 +72,7 @@ class AlertsResource(ConnectionResource):
     receivers: str = Field(default="", description="Addresses that mails go to, separated by spaces.")
 
     def send(self, alert: Alert) -> list[str]:
-        """Sends to all receivers side by side; gives back what failed, without addresses that are secrets. Never raises."""
+        """Send to all receivers in parallel; return the failures, without addresses that are secrets. Never raise."""
         _LOG.warning(alert.text)
         ways: list[tuple[str, Callable[[], None]]] = [
             (f"webhook {number}", lambda url=url: self._post(url, alert))  # type: ignore[misc]
@@ -116,11 +116,11 @@ class AlertsResource(ConnectionResource):
 
 
 async def _posted(url: str, text: str) -> None:
-    """Raises httpx.HTTPError. Of the answer only the head is read: the body may be as long as it likes."""
+    """Post to a webhook. Raise httpx.HTTPError. Only the head of the answer is read: the body may be of any length."""
     async with httpx.AsyncClient(timeout=SEND_TIMEOUT_SECONDS) as client, client.stream("POST", url, json={"text": text}) as answer:
         answer.raise_for_status()
 
 
 def _shown(error: BaseException) -> str:
-    """What is told of a failure: a driver's own words may hold addresses that are secrets, ours hold none."""
+    """Return the text of a failure: a driver's own message may hold addresses that are secrets, ours hold none."""
     return str(error) if isinstance(error, TallyflowError) else type(error).__name__

@@ -1,4 +1,4 @@
-"""ClickHouse as a Dagster resource, over HTTP. Field names are those of Dagster's own database resources."""
+"""ClickHouse as a Dagster resource, over HTTP. Field names match Dagster's own database resources."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from resources.connection import ConnectionResource
 
 
 class ClickHouseResource(ConnectionResource):
-    """The server that `${CLICKHOUSE_HOST}` and its like in pipeline files mean, and a client for it. Give secrets as `dg.EnvVar`."""
+    """The server of `${CLICKHOUSE_HOST}` and related variables in pipeline files, and a client for it. Give secrets as `dg.EnvVar`."""
 
     variables: ClassVar[dict[str, str]] = {
         "host": "CLICKHOUSE_HOST",
@@ -24,7 +24,7 @@ class ClickHouseResource(ConnectionResource):
     }
 
     defaults: ClassVar[dict[str, str]] = {"CLICKHOUSE_PORT": "8123", "CLICKHOUSE_USER": "default", "CLICKHOUSE_PASSWORD": ""}
-    """As the server has them when it is new: a pipeline file may name these variables although nobody has set them."""
+    """Values of a new server: a pipeline file may name these variables although they are not set."""
 
     host: str = Field(default="", description="Host name or address. Empty: CLICKHOUSE_HOST.")
     port: str = Field(default="", description="HTTP(S) port. Empty: CLICKHOUSE_PORT, else 8123.")
@@ -35,7 +35,7 @@ class ClickHouseResource(ConnectionResource):
 
     @contextmanager
     def get_connection(self) -> Iterator[Client]:
-        """A clickhouse-connect client. Raises RetryableError while the server is away, HaltError when it refuses the login."""
+        """Yield a clickhouse-connect client. Raise RetryableError while the server is away, HaltError if it refuses the login."""
         database = self.value("database") or "default"
         values = {
             "host": self.value("host"),

@@ -1,4 +1,4 @@
-"""What the resources of the outer systems share: their values are the environment with which `${NAME}` in a pipeline file is resolved."""
+"""The common part of the resources of outer systems: their values are the environment that resolves `${NAME}` in a pipeline file."""
 
 import os
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ class ConnectionResource(dg.ConfigurableResource[None]):
     """Environment variable by field."""
 
     def environment(self) -> dict[str, str]:
-        """The variables that this resource gives a value itself. It holds secrets: never log it."""
+        """Return the variables to which this resource gives a value itself. They include secrets: never log them."""
         values = {name: str(getattr(self, field)) for field, name in self.variables.items()}
         return {name: value for name, value in values.items() if value}
 
     def value(self, field: str) -> str:
-        """The field's own value, else that of the environment variable of its name, else empty."""
+        """Return the field's own value, else that of the environment variable of its name, else an empty text."""
         return str(getattr(self, field)) or os.environ.get(self.variables[field], "")

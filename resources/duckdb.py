@@ -1,4 +1,4 @@
-"""DuckDB as a Dagster resource, with the fields of dagster-duckdb and the bounds of ours."""
+"""DuckDB as a Dagster resource, with the fields of dagster-duckdb and our limits."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ class DuckDBResource(dg.ConfigurableResource[None]):
 
     @contextmanager
     def get_connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection, closed afterwards."""
+        """Yield a connection, closed afterwards."""
         with TemporaryDirectory(prefix="tallyflow-duckdb-") as own:
             spilled = self.temp_directory or str(Path(own) / "spilled")
             settings: dict[str, str | int] = {"memory_limit": self.memory_limit, "threads": self.threads, "temp_directory": spilled}

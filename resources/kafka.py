@@ -33,7 +33,7 @@ class KafkaResource(ConnectionResource):
 
     @contextmanager
     def get_client(self) -> Iterator[AdminClient]:
-        """A confluent-kafka AdminClient. Raises pydantic's ValidationError for values that no Kafka connection can have."""
+        """Yield a confluent-kafka AdminClient. Raise pydantic's ValidationError for values that no Kafka connection can have."""
         values = {
             "brokers": [self.value("bootstrap_servers")],
             "protocol": self.value("security_protocol") or "PLAINTEXT",

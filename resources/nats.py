@@ -13,7 +13,7 @@ from resources.connection import ConnectionResource
 
 
 class NatsResource(ConnectionResource):
-    """The server that `${NATS_URL}` in pipeline files means, or a file without `nats`, and a client for it. Give secrets as `dg.EnvVar`."""
+    """The server of `${NATS_URL}` in pipeline files, and of a file without `nats`, with a client for it. Give secrets as `dg.EnvVar`."""
 
     variables: ClassVar[dict[str, str]] = {
         "url": "NATS_URL",
@@ -33,7 +33,7 @@ class NatsResource(ConnectionResource):
 
     @contextmanager
     def get_client(self) -> Iterator[JetStream]:
-        """A connected JetStream client. Raises RetryableError while the server is away, HaltError when it refuses the login."""
+        """Yield a connected JetStream client. Raise RetryableError while the server is away, HaltError if it refuses the login."""
         values = {
             "url": self.value("url") or DEFAULT_NATS_URL,
             "username": self.value("user") or None,

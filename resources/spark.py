@@ -16,7 +16,7 @@ from pipelines.engine.session import build_session
 class SparkResource(LazyPySparkResource):
     """dagster-pyspark's lazy resource with the settings of the stream's own sessions, and an end.
 
-    No JVM starts before `spark_session` is asked for. A session that was there before is used and left running; one that this resource
+    No JVM starts before `spark_session` is requested. A session that existed before is used and left running; a session that this resource
     made is stopped after the step.
     """
 

@@ -1,7 +1,7 @@
-"""The streaming jobs: starting, stopping and asking the runners of pipelines on this host.
+"""The streaming jobs: start, stop and query the runners of pipelines on this host.
 
 A runner is a detached process of its own: it outlives the Dagster run that started it, the daemon and the code server. At most one runs a
-leg: the leases see to it, whoever starts how many. One that somebody started by hand is adopted.
+leg: the leases ensure it, whatever the number of starts. A runner that was started by hand is adopted.
 """
 
 import logging
@@ -57,14 +57,14 @@ _ADOPT_WITHIN = timedelta(seconds=3)
 _POLL_SECONDS = 0.1
 _LOG = logging.getLogger("tallyflow.streaming_jobs")
 Tell = Callable[[str], None]
-"""Takes what is worth reading while a start goes on, a line at a time."""
+"""Receives the progress of a start, a line at a time."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """What a start has come to. `adopted`: the legs ran already, or another start was first. `state` is that at the end of the call.
+    """The result of a start. `adopted`: the legs ran already, or another start was first. `state` is the state at the end of the call.
 
-    `log` holds the words of a runner that was launched here; None for one that somebody else started.
+    `log` holds the output of a runner that was launched here; None if another start launched it.
     """
 
     pipeline: str
@@ -77,13 +77,13 @@ class Started:
 class StreamingJobs(dg.ConfigurableResource[None]):
     """The streaming jobs of this host. Safe to use from several processes at once.
 
-    What is executed is no field: whoever may launch a run may give fields other values in its configuration. A subclass may say it.
+    The executed command is no field: anyone who may launch a run may give fields other values in its configuration. A subclass may set it.
     """
 
     run_options: ClassVar[Sequence[str]] = ()
-    """More options of `tallyflow run`, such as --master."""
+    """Further options of `tallyflow run`, such as --master."""
     command: ClassVar[Sequence[str]] = (sys.executable, "-m", "pipelines.cli")
-    """`tallyflow`, or what takes the same arguments."""
+    """`tallyflow`, or a command with the same arguments."""
 
     kafka: KafkaResource
     nats: NatsResource
@@ -96,25 +96,26 @@ class StreamingJobs(dg.ConfigurableResource[None]):
     restart_on_change: bool = Field(default=False, description="Restart a running pipeline when its file has changed.")
 
     def environment(self) -> dict[str, str]:
-        """What `${NAME}` in pipeline files is resolved with: this process's environment, and over it what the resources say."""
+        """Return the environment that resolves `${NAME}` in pipeline files: this process's environment, overridden by the resources."""
         own = {**self.kafka.environment(), **self.nats.environment(), **self.clickhouse.environment()}
         return {**ClickHouseResource.defaults, **os.environ, **own, "TALLYFLOW_HOME": str(self.home_directory())}
 
     def config(self, path: Path) -> PipelineConfig:
-        """The pipeline of a file. Raises ConfigurationError with every fault."""
+        """Return the pipeline of a file. Raise ConfigurationError with every fault."""
         return load(path, self.environment())
 
     def directory(self, pipeline_id: str) -> Path:
-        """The pipeline's directory on this host."""
+        """Return the pipeline's directory on this host."""
         return Names(pipeline_id).directory(self.home_directory())
 
     def inspect(self, path: Path) -> JobState:
-        """The state of the pipeline of a file, within about a second. Raises ConfigurationError for the file only."""
+        """Return the state of the pipeline of a file, within about a second. Raise ConfigurationError for the file only."""
         return self.look(path, self.config(path))
 
     def look(self, path: Path, config: PipelineConfig) -> JobState:
-        """The state on this host of the pipeline that was read from `path`. Never raises for a runner that is dead, paused or silent;
-        HaltError where this user may not read what the runner has written.
+        """Return the state on this host of the pipeline that was read from `path`.
+
+        Never raise for a runner that is dead, paused or silent; raise HaltError if this user may not read the runner's files.
         """
         pipeline_id = config.pipeline_id
         directory = self.directory(pipeline_id)
@@ -160,7 +161,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return _halted(judged, halts) if halts else judged
 
     def _halts(self, directory: Path, legs: tuple[str, ...], path: Path) -> dict[str, Halt]:
-        """The halts that runners of these legs have ended at, with the file as it is now. A faulty file mends nothing."""
+        """Return the halts at which runners of these legs have ended, if the file is unchanged. A faulty file repairs nothing."""
         halts = {leg: halt for leg, halt in read_halts(directory).items() if leg in legs}
         if not halts:
             return {}
@@ -174,11 +175,12 @@ class StreamingJobs(dg.ConfigurableResource[None]):
     def start(
         self, path: Path, *, accept: bool = False, legs: tuple[str, ...] = LEGS, until_caught_up: bool = False, tell: Tell = _LOG.debug
     ) -> Started:
-        """Starts what does not run of `legs` and waits until they all do; with `until_caught_up`, until the runner has ended.
+        """Start the stopped ones of `legs` and wait until they all run; with `until_caught_up`, until the runner has ended.
 
-        From then on the pipeline is meant to run, also if this process is killed meanwhile. Raises ConfigurationError for the file, and
-        HaltError with the runner's own last words when it ends or a leg halts, then what was wanted before holds; RetryableError when it is
-        still on its way after the time for a start: it goes on, look again. `tell` gets what the start is at, when that changes.
+        From then on the pipeline should run, even if this process is killed meanwhile. Raise ConfigurationError for the file. Raise
+        HaltError with the runner's own last words if it ends or a leg halts; then the earlier desired state holds. Raise RetryableError if
+        it is still starting after the time for a start: it continues, look again. `tell` receives the progress of the start when it
+        changes.
         """
         begun = time.monotonic()
         config = self.config(path)
@@ -204,28 +206,32 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return Started(pipeline_id, launched is None, self.look(path, config), Path(launched.log) if launched else None, took)
 
     def stop(self, path: Path, *, kill_after: timedelta | None = None) -> bool:
-        """As `stop_pipeline`, for the pipeline of a file. Raises ConfigurationError for the file, too."""
+        """Stop the pipeline of a file; see `stop_pipeline`. Raise ConfigurationError for the file, too."""
         return self.stop_pipeline(self.config(path).pipeline_id, kill_after=kill_after)
 
     def stop_pipeline(self, pipeline_id: str, *, kill_after: timedelta | None = None) -> bool:
-        """Stops all runners of the pipeline on this host: batches in work are finished. True if one ran.
+        """Stop all runners of the pipeline on this host: batches in work are finished. Return True if one ran.
 
-        From then on the pipeline is meant to be stopped. A runner that has not ended after `kill_after` is killed: its state is safe.
-        Without it, raises HaltError after the time for a stop.
+        From then on the pipeline should be stopped. A runner that has not ended after `kill_after` is killed: its state is safe. Without
+        it, raise HaltError after the time for a stop.
         """
         directory = self.directory(pipeline_id)
         note_stop(directory, LEGS)
         return self._end(directory, LEGS, kill_after)
 
     def drain(self, path: Path, *, tell: Tell = _LOG.debug) -> Started:
-        """Stops the pipeline and runs it until all that Kafka holds at that moment is in ClickHouse. Raises as `start` and `stop` do."""
+        """Stop the pipeline and run it until all records that Kafka holds at that moment are in ClickHouse.
+
+        Raise as `start` and `stop` do.
+        """
         self._check_startable(path)
         self.stop(path)
         return self.start(path, until_caught_up=True, tell=tell)
 
     def restart(self, path: Path, *, accept: bool = False, kill_after: timedelta | None = None, tell: Tell = _LOG.debug) -> Started:
-        """Stops the pipeline's runners and starts the legs that were meant to run here, or all. Raises as `start` and `stop` do, and
-        HaltError when the pipeline was stopped meanwhile. With a file that cannot be started, what runs goes on.
+        """Stop the pipeline's runners and start the legs that should run here, or all. Raise as `start` and `stop` do.
+
+        Raise HaltError if the pipeline was stopped meanwhile. With a file that cannot be started, the runners continue.
         """
         directory = self.directory(self.config(path).pipeline_id)
         desired = read_desired(directory)
@@ -238,32 +244,32 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return self.start(path, accept=accept, legs=desired.legs, tell=tell)
 
     def _check_startable(self, path: Path) -> None:
-        """Before what runs is stopped: raises ConfigurationError or HaltError for a file that no start would take."""
+        """Check the file before the runners are stopped: raise ConfigurationError or HaltError for a file that no start would take."""
         config = self.config(path)
         check_supported(config)
         check_types(config)
         log = JetStream(config.nats)
-        # A restart may be what an outage calls for: then the start looks again.
+        # A restart may be the answer to an outage: then the start checks again.
         with suppress(RetryableError), closing(log):
             check_shape(config, log.connect())
 
     def bound_logs(self, pipeline_id: str) -> None:
-        """Keeps the log of a detached runner within its size; where that cannot be done, it is logged."""
+        """Keep the log of a detached runner within its size; a failure is logged."""
         launched = read_launched(self.directory(pipeline_id))
         if launched is None:
             return
         try:
             bound_log(Path(launched.log))
         except OSError as error:
-            # Nothing hangs on it; the next look tries again.
+            # Nothing depends on it; the next look tries again.
             _LOG.warning("the log %s cannot be cut: %s", launched.log, error.strerror)
 
     def home_directory(self) -> Path:
-        """TALLYFLOW_HOME of the pipelines."""
+        """Return TALLYFLOW_HOME of the pipelines."""
         return Path(self.home).resolve() if self.home else default_home()
 
     def _not_running(self, directory: Path, legs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `legs` that neither run here nor are on their way."""
+        """Return the `legs` that neither run here nor are starting."""
         covered = {leg for runner in find_runners(directory) for leg in runner["legs"]}
         launched = read_launched(directory)
         if launched and launched.process.is_running():
@@ -283,14 +289,14 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return launched
 
     def _runner_environment(self) -> dict[str, str]:
-        """Secrets go by the environment only. What Dagster has told this process of its run is none of the runner's business."""
+        """Return the environment of a runner: secrets are passed in it only, and Dagster's variables of its own run are left out."""
         left_out = (RUNNER_PID_VARIABLE,)
         return {name: value for name, value in self.environment().items() if not name.startswith("DAGSTER_") and name not in left_out}
 
     def _wait_until_ready(
         self, path: Path, config: PipelineConfig, legs: tuple[str, ...], launched: Launched | None, tell: Tell
     ) -> Launched | None:
-        """Until all of `legs` run here; gives back None when a runner of somebody else's has them."""
+        """Wait until all of `legs` run here; return None if another start's runner has them."""
         told = ""
         pipeline_id = config.pipeline_id
         deadline = time.monotonic() + self.start_timeout_seconds
@@ -317,7 +323,10 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return launched
 
     def _check_adopted(self, pipeline_id: str, legs: tuple[str, ...], ended: Launched) -> None:
-        """Our runner has ended before it was ready. Raises HaltError with its words, unless another one that was first has the legs."""
+        """Check a runner of ours that has ended before it was ready.
+
+        Raise HaltError with its last words, unless another runner that was first has the legs.
+        """
         directory = self.directory(pipeline_id)
         deadline = time.monotonic() + _ADOPT_WITHIN.total_seconds()
         while time.monotonic() < deadline and ended.process.exit_code() != 0:
@@ -351,7 +360,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
 
 
 def _tell_news(state: JobState, told: str, tell: Tell) -> str:
-    """What was told last: the state with its reason and those of the legs, where they are others than before."""
+    """Report the state with its reason and the legs' states, if they have changed; return the last report."""
     legs = ", ".join(f"{leg} {word}" for leg, word in state.legs.items())
     now = ": ".join(filter(None, (state.state, legs, state.message)))
     if now != told:
@@ -360,20 +369,20 @@ def _tell_news(state: JobState, told: str, tell: Tell) -> str:
 
 
 def _with_legs(before: Desired | None, legs: tuple[str, ...]) -> Desired:
-    """That these legs are meant to run, and those that already were."""
+    """Return the desired state in which these legs run, besides the ones that already should."""
     kept = before.legs if before and before.state == "running" else ()
     return Desired("running", tuple(leg for leg in LEGS if leg in {*legs, *kept}))
 
 
 def _take_back(directory: Path, wanted: Desired, before: Desired | None) -> None:
-    """What a start that has failed had noted, unless somebody has noted something else since."""
+    """Take back the note of a failed start, unless another start or stop has noted something else since."""
     with controlled(directory):
         if read_desired(directory) == wanted:
             write_desired(directory, before)
 
 
 def _halted(state: JobState, halts: dict[str, Halt]) -> JobState:
-    """The state with legs whose runners have ended at their halts."""
+    """Return the state with legs whose runners have ended at their halts."""
     said = [state.message] if state.state == "halted" and state.message else []
     said += [f"{legs}: {halt.message}" for halt, legs in by_halt(halts).items()]
     halt = state.halt or next(iter(halts.values())).mark
@@ -381,7 +390,7 @@ def _halted(state: JobState, halts: dict[str, Halt]) -> JobState:
 
 
 def _absent(desired: Desired | None, running: list[str]) -> tuple[str, ...]:
-    """The legs that are meant to run here and do not."""
+    """Return the legs that should run here and do not."""
     return tuple(leg for leg in desired.legs if leg not in running) if desired and desired.state == "running" else ()
 
 

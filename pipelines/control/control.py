@@ -74,7 +74,7 @@ class Halt:
 
 
 def read_desired(directory: Path) -> Desired | None:
-    """Read the desired state; None if nobody has set it, as for a pipeline that is only ever run by hand."""
+    """Read the desired state; None if it was never set, as for a pipeline that is only ever run by hand."""
     found = _read(directory / DESIRED_FILE, "state", "legs")
     return Desired(found["state"], tuple(found["legs"])) if found else None
 
@@ -124,7 +124,7 @@ def note_halt(directory: Path, leg: str, message: str, file: str) -> None:
 
 
 def read_halts(directory: Path) -> dict[str, Halt]:
-    """Return the halts by leg, in the order of the legs, without those from before the last start or boot."""
+    """Return the halts by leg, in the order of the legs, without halts from before the last start or boot."""
     names = [field.name for field in fields(Halt)]
     found = {leg: _read(directory / HALTED_FILE.format(leg=leg), *names) for leg in LEGS}
     halts = {leg: Halt(*(one[name] for name in names)) for leg, one in found.items() if one}
@@ -158,7 +158,7 @@ def _read(path: Path, *names: str) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Write a file whole or not at all, whoever else writes, even if the host loses its power."""
+    """Write a file whole or not at all, even beside other writers and even if the host loses its power."""
     private_directory(path.parent)
     write_whole(path, json.dumps(content), is_durable=True)
 
@@ -247,7 +247,7 @@ def processes(directory: Path, legs: Sequence[str] = LEGS) -> list[ProcessIdenti
 
 
 def stop_runners(directory: Path, legs: Sequence[str], patience: timedelta) -> tuple[int, list[ProcessIdentity]]:
-    """Send SIGTERM to the runners of these legs and wait for their ends; return (their number, those that have not ended in time).
+    """Send SIGTERM to the runners of these legs and wait for their ends; return (their number, the ones that have not ended in time).
 
     A runner of several legs is stopped as a whole. It finishes batches in work first.
     """

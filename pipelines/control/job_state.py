@@ -20,10 +20,10 @@ class JobState:
     `halted` at least one leg has halted for a permanent reason, and its runner lives or has ended; `stuck` no batch ends although there is
     work; `unreachable` a runner lives and does not answer. `message` is the reason, in the runner's own words if it has given any.
 
-    `legs` holds the state of each leg that runs here. Of the legs that should run here and do not, `halted` are those whose runner has
+    `legs` holds the state of each leg that runs here. Of the legs that should run here and do not, `halted` are the legs whose runner has
     ended at their halt, `missing` the others. `halt` names a halt: a halt of another start has another name. `lag`: offsets that ingest has
     not confirmed; None if unknown. `pid`: None if no runner lives. `config_version`: the stage configuration of new plans. `snapshot`: the
-    whole answer of `/status`. `desired`: the desired state, None if nobody has set it.
+    whole answer of `/status`. `desired`: the desired state, None if it was never set.
     """
 
     pipeline: str

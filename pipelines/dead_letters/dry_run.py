@@ -1,6 +1,6 @@
 """A dry run of redriving dead letters now: the stages themselves, over dead letters, without Spark and without any effect.
 
-The stages are those of the pipeline file and of the current table; keys are looked up in the store as the last `done` lists it. Only an
+The stages follow the pipeline file and the current table; keys are looked up in the store as the last `done` lists it. Only an
 insert can show whether ClickHouse takes a row.
 """
 

@@ -100,7 +100,7 @@ class Reprocessing:
         return outcome
 
     def enter_edited(self, edited: Edited) -> Outcome:
-        """Redrive the dead letters of a file with their content there, except for those that were taken since it was written."""
+        """Redrive the dead letters of a file with their content there, except for dead letters taken since it was written."""
         left: Counter[str] = Counter()
         frames = list(self._frames(WAITING, Selection(positions=edited.positions), left, needs_whole=False))
         unknown = len(edited.positions) - sum(letters.num_rows for _, letters in frames) - left.total()

@@ -1,4 +1,4 @@
-"""Dead letters for operators: those of one cause as one group, with the remedy, and single dead letters by their position.
+"""Dead letters for operators: the dead letters of one cause as one group, with the remedy, and single ones by their position.
 
 In: dead letters as the dlq stream holds them (`dead_letter_rows.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. Nothing
 here changes anything.
@@ -50,7 +50,7 @@ REMEDIES = {
 class Selection:
     """A selection of dead letters by all given conditions. `since` is inclusive, `until` exclusive, both of arrivals.
 
-    `states` are those of `redrive.STATES`, `positions` raw positions with emit 0, `not_rejected_by` a version of the stage configuration.
+    `states` are of `redrive.STATES`, `positions` raw positions with emit 0, `not_rejected_by` a version of the stage configuration.
     """
 
     stage: str | None = None

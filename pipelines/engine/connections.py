@@ -45,7 +45,7 @@ class Connections(Kept):
     def __init__(self, run: RunSpec, keep_partitions: bool, log: JetStream | None = None, config: PipelineConfig | None = None) -> None:
         """Create without connecting.
 
-        `config`: the configuration of `run`, if the caller has resolved it already, with other variables than those of this process.
+        `config`: the configuration of `run`, if the caller has resolved it already, with other variables than this process has.
         """
         super().__init__()
         self.run = run

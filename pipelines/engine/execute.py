@@ -164,7 +164,7 @@ def _exchanged(
 
 
 class Tasks:
-    """Batch work beside the stream, as Spark tasks on a given session. Errors are those of `run_in_tasks`.
+    """Batch work beside the stream, as Spark tasks on a given session. Raise as `run_in_tasks`.
 
     The tasks may run on other machines: everything that a worker must know of the run is sent with them, without a file. `variables`:
     variables of the pipeline file whose value here differs from a worker's environment.

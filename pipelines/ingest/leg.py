@@ -71,7 +71,7 @@ class IngestReport(Form):
 
 
 def ingest(connections: Connections, item: IngestItem) -> IngestReport:
-    """Read the item's ranges and append their frames; report the frames now on raw, including those of other attempts.
+    """Read the item's ranges and append their frames; report the frames now on raw, including other attempts' frames.
 
     Encoding and publishing run on a thread of their own, one flush behind reading.
     """
@@ -208,7 +208,7 @@ def _report(
 
 
 def _stored_frames(connections: Connections, subject: str, start: int, end: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
-    """Return the frames of [start, end) on the subject, ours and those of other attempts, and the number of offsets that they skip.
+    """Return the frames of [start, end) on the subject, ours and other attempts', and the number of offsets that they skip.
 
     Raise RetryableError while the replica that answers lags behind the leader.
     """

@@ -99,7 +99,7 @@ class KeyState:
     """The dedup store of one pipeline on this host."""
 
     def __init__(self, config: PipelineConfig, config_text: str, home: Path, needs_dedup: bool = True) -> None:
-        """Connect at first use only. Raise HaltError if the pipeline has no dedup and `needs_dedup` is set."""
+        """Create without connecting. Raise HaltError if the pipeline has no dedup and `needs_dedup` is set."""
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         place = self.names.state_place(self.directory, config.state_uri)

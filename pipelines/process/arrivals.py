@@ -41,7 +41,7 @@ class Arrived:
 def arrivals(messages: Iterable[Message], clock_us: int, resets: Sequence[ClockReset] = ()) -> Iterator[Arrived]:
     """Yield the frames with their arrivals.
 
-    `messages` must be all frames of the stream from the one after `clock_us`, in sequence order: the server's time may step back.
+    `messages` must be all frames of the stream from the place of `clock_us` on, in sequence order: the server's time may step back.
     """
     for message in messages:
         clock_us = max(clock_us, arrival_by(resets, message.sequence, microseconds(message.time)))

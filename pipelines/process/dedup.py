@@ -67,8 +67,8 @@ def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str, 
     """Append the time in `field` as TIME_COLUMN; reject the records without a valid time.
 
     With a `unit`, the time is a number or decimal text of that unit since 1970. Without one it is unix seconds, or a text in a form that a
-    DateTime column takes. Valid times are those of DateTime64, 1900 to 2299, and at most `max_ahead_us` ahead of the record's arrival: one
-    time in the far future would make all other records late. While it runs, a table `_tf_values` is registered in `engine`.
+    DateTime column takes. Valid times are the times of DateTime64, 1900 to 2299, and at most `max_ahead_us` ahead of the record's arrival:
+    one time in the far future would make all other records late. While it runs, a table `_tf_values` is registered in `engine`.
     """
     values = one_chunk(parsed.column(field))
     rejections = Rejections("dedup", len(values))

@@ -43,7 +43,7 @@ class ProcessItem(Form):
 class ProcessReport(Form):
     """The results of some buckets: counts of the stages, ends of subjects, segments for the next `done`, and watermarks.
 
-    The watermarks are those after the plan, if windows are measured on a field.
+    The watermarks follow the plan, and are given if windows are measured on a field.
     """
 
     counts: Totals = field(default_factory=dict)

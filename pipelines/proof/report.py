@@ -12,7 +12,7 @@ Severity = Literal["error", "warning"]
 
 
 def no_progress(_: str) -> None:
-    """Discard the progress of a proof that nobody watches."""
+    """Discard the progress of a proof."""
 
 
 class Verdict(StrEnum):

@@ -47,8 +47,8 @@ class RawTail(NamedTuple):
 class IngestPlan(Plan):
     """Offsets to read. `is_anchor`: the first plan, which fixes the beginning of each partition.
 
-    `standing`: partitions that are not read any further, because they have lost their leader; `rest` holds where the plan had ended for
-    them before.
+    `standing`: partitions that are not read any further, because they have lost their leader; `rest` holds the plan's earlier end for
+    them.
     """
 
     start: Offsets

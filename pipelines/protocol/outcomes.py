@@ -69,7 +69,7 @@ def of(leg: str) -> tuple[Outcome, ...]:
 
 
 def counted(leg: str, totals: Mapping[str, int]) -> dict[str, int]:
-    """Return the outcomes of the records that the leg read, by label, including those of unknown steps."""
+    """Return the outcomes of the records that the leg read, by label, including outcomes of unknown steps."""
     known = [(outcome, outcome.count(totals)) for outcome in of(leg)]
     found = {outcome.label: count for outcome, count in known if count or not outcome.is_rare}
     totals_known = {outcome.total for outcome in of(leg)}

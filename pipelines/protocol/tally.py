@@ -3,7 +3,7 @@
 ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
 process   records read    = rows written + duplicates dropped + dropped by other steps + rejected (dead letters)
 sink      rows read       = rows confirmed by ClickHouse + refused by it + abandoned (dead letters, both)
-redrive   dead letters    = redriven + discarded + still open
+redrive   dead letters    = redriven + discarded + still dead letters
 
 Between two legs: the next leg has read, or still has before it, everything that one has written; process reads the output of ingest and
 redrive. A residue that is not zero is an alarm, not a statistic.

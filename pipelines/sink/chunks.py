@@ -174,7 +174,7 @@ class Pieces:
 
 
 def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
-    """Return the chunk's rows, `columns` only. Raise HaltError for frames whose columns are not those of their configuration."""
+    """Return the chunk's rows, `columns` only. Raise HaltError for frames whose columns differ from their configuration."""
     tables = [decode_frame(message.payload, place_of_frame(message)) for message in chunk.messages]
     try:
         together = pa.concat_tables([t.select(list(columns)) for t in tables if t.num_rows] or [tables[0].select(list(columns))])

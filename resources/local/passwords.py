@@ -1,4 +1,4 @@
-"""The passwords of the local servers: random, made at the first `up`, then kept where only their owner can read them."""
+"""The passwords of the local servers: random, made at the first `up`, then kept readable for their owner only."""
 
 import json
 import secrets
@@ -9,11 +9,11 @@ from pipelines.private import write_whole
 from resources.local.errors import LocalServerError
 
 USER = "tallyflow"
-"""Who logs in to Kafka and NATS; to ClickHouse it is `default`, as clients have it."""
+"""User that logs in to Kafka and NATS; for ClickHouse it is `default`, the clients' own default."""
 
 
 def read_passwords(path: Path) -> dict[str, str]:
-    """The passwords kept in `path`, by server; empty if the file is not there. Raises LocalServerError if it is damaged."""
+    """Read the passwords kept in `path`, by server; empty if the file is missing. Raise LocalServerError if it is damaged."""
     remedy = "stop the servers, delete it and run `tallyflow up` for new passwords"
     try:
         kept = json.loads(path.read_text())
@@ -27,11 +27,11 @@ def read_passwords(path: Path) -> dict[str, str]:
 
 
 def keep_passwords(path: Path, names: Iterable[str]) -> dict[str, str]:
-    """The kept passwords, with a random one for each name that has none yet; writes `path` if any is new."""
+    """Return the kept passwords, with a random one for each name that has none yet; write `path` if any is new."""
     kept = read_passwords(path)
     missing = [name for name in names if name not in kept]
     for name in missing:
-        # No sign that means something in a URL, a shell, a .properties file or a JAAS configuration.
+        # No character with a meaning in a URL, a shell, a .properties file or a JAAS configuration.
         kept[name] = secrets.token_hex(24)
     if missing:
         write_whole(path, json.dumps(kept, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Loopback ports: chosen free once, kept in `ports.json`, so that an address handed out stays good over stop and start."""
+"""Loopback ports: chosen free once, kept in `ports.json`, so that a published address stays valid over stop and start."""
 
 import json
 import secrets
@@ -19,7 +19,7 @@ PORT_RANGE = range(20_000, 32_000)
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
+    """Return whether a server could listen on this loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do it: connections of the last run that linger in TIME_WAIT do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,7 +32,7 @@ def is_free(port: int) -> bool:
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether anything listens on this loopback port now."""
+    """Return whether anything listens on this loopback port now."""
     try:
         with socket.create_connection((HOST, port), timeout=1):
             return True
@@ -45,7 +45,7 @@ def _offers() -> Iterator[int]:
 
 
 def choose_port(taken: Iterable[int], offers: Iterable[int] | None = None, free: Callable[[int], bool] = is_free) -> int:
-    """Return the first of `offers` (without them: 1000 at random) that is free and not in `taken`; raises LocalServerError without one."""
+    """Return the first of `offers` (without them: 1000 at random) that is free and not in `taken`; raise LocalServerError without one."""
     avoid = set(taken)
     for port in offers or _offers():
         if port not in avoid and free(port):
@@ -56,7 +56,7 @@ def choose_port(taken: Iterable[int], offers: Iterable[int] | None = None, free:
 
 
 def read_ports(path: Path) -> dict[str, int]:
-    """The ports kept in `path`, by name; empty if the file is not there. Raises LocalServerError if it is damaged."""
+    """Read the ports kept in `path`, by name; empty if the file is missing. Raise LocalServerError if it is damaged."""
     try:
         kept = json.loads(path.read_text())
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def keep_ports(
 
 
 def port_holder(port: int) -> str | None:
-    """Who listens on the loopback port, for a message: "process 4711 (nginx)"; None if the system does not tell."""
+    """Return the process that listens on the loopback port, for a message: "process 4711 (nginx)"; None if the system does not show it."""
     for process in psutil.process_iter(["name"]):
         try:
             listening = [one for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]

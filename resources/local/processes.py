@@ -1,4 +1,4 @@
-"""Finding local servers by the marks in their environment: a server is found again although its pid file is gone."""
+"""Finds local servers by the marks in their environment: a server is found again although its pid file is missing."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ NAME_MARK = "TALLYFLOW_SERVER_NAME"
 
 
 def find_marked(home: Path, name: str) -> list[ProcessIdentity]:
-    """The living processes of this user that carry the marks of server `name` of `home` in their environment."""
+    """Return the live processes of this user that carry the marks of server `name` of `home` in their environment."""
     found = []
     for process in psutil.process_iter():
         try:

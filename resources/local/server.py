@@ -1,8 +1,8 @@
 """One local server: its life as a detached process, the same for all three kinds.
 
-Kept per server in `<home>/servers/<name>/`: `pid.json` (who runs, with which settings, whether it was ever ready), the
-server's own configuration, `data/` and its logs. `pid.json` is only a hint: every question about a process goes to the kernel,
-and a server whose `pid.json` is gone is found by the marks in its environment.
+Kept per server in `<home>/servers/<name>/`: `pid.json` (the process, its settings, whether it was ever ready), the server's own
+configuration, `data/` and its logs. `pid.json` is only a hint: every question about a process is answered by the kernel, and a server whose
+`pid.json` is missing is found by the marks in its environment.
 """
 
 import hashlib
@@ -27,11 +27,17 @@ from resources.local.processes import HOME_MARK, NAME_MARK, find_marked
 _LOGGER = logging.getLogger(__name__)
 
 Progress = Callable[[str, str], None]
-"""Called with (server, what it does now), from any of the threads that start servers; returns at once."""
+"""Called with (server, its present activity), from any of the threads that start servers; returns at once."""
 
 State = Literal["healthy", "starting", "unhealthy", "dead", "stopped"]
-"""healthy: runs and answers. starting: runs, has not answered yet. unhealthy: runs, answered once, does not now.
-dead: ended although nobody stopped it. stopped: was stopped, or never started."""
+"""States of a server.
+
+- healthy: runs and answers.
+- starting: runs, has not answered yet.
+- unhealthy: runs, answered once, does not answer now.
+- dead: ended although it was not stopped.
+- stopped: was stopped, or never started.
+"""
 
 # Kafka re-reads its last segments after kill -9, NATS its streams: seconds per gigabyte on a slow disk.
 START_TIMEOUT = timedelta(minutes=3)
@@ -41,12 +47,12 @@ LOG_TAIL_LINES = 20
 
 
 class NotReadyError(Exception):
-    """A server does not answer as it should (yet); the message says what was asked and what came back."""
+    """A server does not answer as it should (yet); the message holds the question and the answer."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a server may take: to answer after its start; to answer when it once was ready, before `up` starts it anew; to end."""
+    """Time limits of a server: to answer after its start; to answer when it once was ready, before `up` restarts it; to end."""
 
     start: timedelta = START_TIMEOUT
     hung: timedelta = timedelta(seconds=15)
@@ -55,7 +61,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one server lives: its directory (absolute), its loopback port, the environment it starts with and its password."""
+    """The place of one server: its directory (absolute), its loopback port, the environment of its start and its password."""
 
     directory: Path
     port: int
@@ -68,22 +74,22 @@ class Place:
 
 
 class ServerKind(Protocol):
-    """What differs between Kafka, NATS and ClickHouse."""
+    """The differences between Kafka, NATS and ClickHouse."""
 
     @property
     def name(self) -> str: ...
 
     def settings(self, place: Place) -> str:
-        """All that, when changed, needs a restart of a running server; holds no secret in clear."""
+        """Return the settings whose change needs a restart of a running server; they hold no secret in clear."""
 
     def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
-        """Makes ready what the server needs on disk and returns its command line. May repeat after a crash at any point."""
+        """Prepare the server's files and return its command line. May repeat after a crash at any point."""
 
     def probe(self, place: Place, timeout: timedelta) -> str:
-        """The version that the server itself reports over its own protocol; raises NotReadyError."""
+        """Return the version that the server itself reports over its own protocol; raise NotReadyError."""
 
     def logs(self, directory: Path) -> Sequence[Path]:
-        """The files to look into when it fails, most telling last."""
+        """Return the files to read if it fails, the most helpful last."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,10 @@ class _Record:
 
 
 def _environment(home: Path, name: str) -> dict[str, str]:
-    """Ours, the marks, and the way to this very package: a server runs in another directory, and the package may not be installed."""
+    """Return our environment, the marks, and the path of this package.
+
+    A server runs in another directory, and the package may not be installed.
+    """
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, HOME_MARK: str(home), NAME_MARK: name, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -140,17 +149,17 @@ class LocalServer:
         self._record_path = directory / "pid.json"
 
     def start(self, timeout: timedelta = START_TIMEOUT) -> None:
-        """Like `up` for this server alone. Raises LocalServerError."""
+        """Start this server alone, like `up`. Raise LocalServerError."""
         with self._lock():
             self.ensure(timeout, lambda _server, _text: None, Event())
 
     def stop(self) -> None:
-        """End it with SIGTERM, and SIGKILL when its patience ends; wait until it is gone, with all that it started."""
+        """End it with SIGTERM, and SIGKILL when its patience ends; wait until it has ended, with all processes that it started."""
         with self._lock():
             self.end(lambda _server, _text: None)
 
     def kill(self) -> None:
-        """Ends it with SIGKILL, as the kernel's memory killer would; waits until it is gone. For fault tests."""
+        """End it with SIGKILL, as the kernel's memory killer would; wait until it has ended. For fault tests."""
         record = self._read_record()
         if record is not None:
             record.identity.kill()
@@ -162,7 +171,7 @@ class LocalServer:
         return record.pid if record is not None and record.identity.is_running() else None
 
     def status(self) -> ServerStatus:
-        """Asks the kernel for the process and the server for its version; takes up to 5 s if it does not answer."""
+        """Ask the kernel for the process and the server for its version; this takes up to 5 s if it does not answer."""
         bare = ServerStatus(self.name, "stopped", self.place.address)
         record = self._read_record()
         if record is None:
@@ -176,9 +185,9 @@ class LocalServer:
             return replace(running, state="unhealthy" if record.was_ready else "starting", detail=str(error))
 
     def ensure(self, timeout: timedelta, progress: Progress, cancelled: Event) -> None:
-        """Leaves a healthy server alone, starts any other; returns when it answers. The caller holds the lock.
+        """Leave a healthy server alone, start any other; return when it answers. The caller holds the lock.
 
-        Raises LocalServerError with the tail of the log if it ends or does not answer within `timeout`; it is not left running then.
+        Raise LocalServerError with the tail of the log if it ends or does not answer within `timeout`; it is not left running then.
         """
         record = self._read_record()
         if record is not None and record.identity.is_running():
@@ -192,7 +201,7 @@ class LocalServer:
         self._launch(timeout, progress, cancelled)
 
     def end(self, progress: Progress) -> None:
-        """Stops the server and whatever else carries its marks; nothing of it runs afterwards. The caller holds the lock."""
+        """End the server and all other processes with its marks; none of them runs afterwards. The caller holds the lock."""
         record = self._read_record()
         if record is not None and record.identity.is_running():
             progress(self.name, "stopping")
@@ -204,7 +213,7 @@ class LocalServer:
         progress(self.name, "stopped")
 
     def _keep(self, record: _Record, timeout: timedelta, progress: Progress, cancelled: Event) -> bool:
-        """Whether the running server can stay: same settings, and it answers (a young one has the whole time-out to do so)."""
+        """Return whether the running server can stay: same settings, and it answers (a young one has the whole time-out for this)."""
         if record.settings_sha256 != self._settings_sha256():
             progress(self.name, "restarting with changed settings")
             return False
@@ -217,7 +226,10 @@ class LocalServer:
         return True
 
     def _await_port(self, cancelled: Event) -> None:
-        """Returns when the port is free: a killed process of many threads looks gone, yet holds its port until the last of them is."""
+        """Return when the port is free.
+
+        A killed process of many threads seems to have ended, yet holds its port until its last thread ends.
+        """
         deadline = time.monotonic() + PORT_PATIENCE.total_seconds()
         while not is_free(self.place.port):
             holder = port_holder(self.place.port)
@@ -245,7 +257,7 @@ class LocalServer:
         self._write_record(replace(record, was_ready=True))
 
     def _await_answer(self, identity: ProcessIdentity, patience: timedelta, progress: Progress, cancelled: Event) -> str | None:
-        """None as soon as the server answers; else why not: it ended, or did not answer within `patience`."""
+        """Return None as soon as the server answers; else the reason: it ended, or did not answer within `patience`."""
         began = time.monotonic()
         while True:
             try:
@@ -267,7 +279,7 @@ class LocalServer:
             progress(self.name, f"waiting for an answer, {waited:.0f} s")
 
     def log_tail(self) -> str:
-        """The last lines of each of its logs, under the path of the file."""
+        """Return the last lines of each of its logs, under the path of the file."""
         parts = []
         for path in self.kind.logs(self.place.directory):
             lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:] if path.is_file() else []
@@ -286,7 +298,7 @@ class LocalServer:
         except (ValueError, TypeError):
             _LOGGER.warning("%s is damaged: looking for the process by its marks", self._record_path)
             detached = find_marked(self._home, self.name)
-        # With unknown settings `up` starts it anew; until then it is shown and can be stopped.
+        # With unknown settings `up` restarts it; until then it is shown and can be stopped.
         return _Record(detached[0].pid, detached[0].start, settings_sha256="", was_ready=False) if detached else None
 
     def _write_record(self, record: _Record) -> None:

@@ -1,7 +1,7 @@
-"""The local servers as one thing: `LocalStack(home).up()` gives the addresses of a running Kafka, NATS and ClickHouse.
+"""The local servers as one thing: `LocalStack(home).up()` returns the addresses of a running Kafka, NATS and ClickHouse.
 
-State lives under one home directory; ports are chosen once per home and kept. All that changes anything takes the
-home's file lock, so any number of `up` and `down` may run at once; whatever died in between, the next `up` repairs.
+State is kept under one home directory; ports are chosen once per home and kept. Every method with an effect takes the home's file lock, so
+any number of `up` and `down` may run at once; the next `up` repairs a server that ended in between.
 """
 
 import shlex
@@ -35,7 +35,7 @@ SERVERS = ("kafka", "nats", "clickhouse")
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the servers listen, and how to log in. No password is part of the repr; `nats_url` and `kafka_client` hold theirs."""
+    """The addresses of the servers, and their logins. No password is part of the repr; `nats_url` and `kafka_client` hold theirs."""
 
     kafka_bootstrap: str
     kafka_password: str = field(repr=False)
@@ -52,11 +52,11 @@ class Addresses:
 
     @property
     def kafka_client(self) -> dict[str, str]:
-        """librdkafka settings that connect and log in."""
+        """Settings of librdkafka that connect and log in."""
         return kafka_client_settings(self.kafka_bootstrap, self.kafka_password)
 
     def environment(self) -> dict[str, str]:
-        """Addresses and logins as environment variables, by the names that pipeline files use."""
+        """Return addresses and logins as environment variables, by the names that pipeline files use."""
         return {
             "KAFKA_BOOTSTRAP": self.kafka_bootstrap,
             "KAFKA_SECURITY_PROTOCOL": KAFKA_PROTOCOL,
@@ -71,12 +71,12 @@ class Addresses:
         }
 
     def shell_exports(self) -> str:
-        """One `export NAME=value` per line, with passwords, quoted for a POSIX shell."""
+        """Return one `export NAME=value` per line, with passwords, quoted for a POSIX shell."""
         return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in self.environment().items())
 
 
 def ignore_progress(_server: str, _text: str) -> None:
-    """The progress of callers who want none."""
+    """Ignore the progress."""
 
 
 class LocalStack:
@@ -92,12 +92,12 @@ class LocalStack:
         self._passwords_path = self._directory / "passwords.json"
 
     def up(self, progress: Progress = ignore_progress, users: Sequence[str] = (), new_ports: bool = False) -> Addresses:
-        """Starts what does not run, repairs what does not answer, leaves the rest alone; returns when all answer.
+        """Start stopped servers, repair servers that do not answer, leave the rest alone; return when all answer.
 
-        `users`: ClickHouse users as `name:password[:rights]`, kept for later starts; the first is the one in the addresses.
-        `new_ports`: give a stopped server whose port another process took a new one, instead of failing.
-        `progress` is called from several threads. Raises LocalServerError that tells of each server that did not start;
-        the others run. Interrupted (Ctrl-C), it leaves what it has started to the next `up` or `down`.
+        `users`: ClickHouse users as `name:password[:rights]`, kept for later starts; the first is the one in the addresses. `new_ports`: if
+        another process took the port of a stopped server, give the server a new one instead of failing. `progress` is called from several
+        threads. Raise LocalServerError that names each server that did not start; the others run. If it is interrupted (Ctrl-C), it leaves
+        the started servers to the next `up` or `down`.
         """
         with self._locked(progress):
             passwords = keep_passwords(self._passwords_path, SERVERS)
@@ -112,9 +112,9 @@ class LocalStack:
         return self.addresses()
 
     def down(self, progress: Progress = ignore_progress, purge: bool = False) -> None:
-        """Stops all servers, one after the other, and waits until no process of theirs is left.
+        """Stop all servers, one after the other, and wait until none of their processes is left.
 
-        `purge` deletes what they hold, and the ClickHouse users, but not the ports and the passwords made for them.
+        `purge` deletes their data, and the ClickHouse users, but not the ports and the passwords made for them.
         """
         if not self._directory.exists():
             return
@@ -126,7 +126,7 @@ class LocalStack:
                     shutil.rmtree(self._directory / name)
 
     def status(self) -> list[ServerStatus]:
-        """One entry per server, in the order of the data; changes nothing."""
+        """Return one entry per server, in the order of the data; change nothing."""
         ports, passwords = read_ports(self._ports_path), read_passwords(self._passwords_path)
         servers = [self._make(name, ports[name], passwords.get(name, "")) if name in ports else None for name in self._kinds]
         with ThreadPoolExecutor(max_workers=len(servers)) as pool:
@@ -134,9 +134,9 @@ class LocalStack:
         return [status or ServerStatus(name, "stopped", "") for name, status in zip(self._kinds, found, strict=True)]
 
     def addresses(self) -> Addresses:
-        """The addresses, whether the servers run or not. Raises LocalServerError if `up` never ran for this home.
+        """Return the addresses, whether the servers run or not.
 
-        So it does for servers of a release that gave them no passwords.
+        Raise LocalServerError if `up` never ran for this home, or if its servers are of a release that gave them no passwords.
         """
         ports, passwords = read_ports(self._ports_path), read_passwords(self._passwords_path)
         if not (ports.keys() >= set(SERVERS) and passwords.keys() >= set(SERVERS)):
@@ -154,7 +154,10 @@ class LocalStack:
         )
 
     def server(self, name: str) -> LocalServer:
-        """One server, for fault tests: `.kill()`, `.stop()`, `.start(timeout)`, `.pid`. Raises LocalServerError before the first `up`."""
+        """Return one server, for fault tests: `.kill()`, `.stop()`, `.start(timeout)`, `.pid`.
+
+        Raise LocalServerError before the first `up`.
+        """
         if name not in self._kinds:
             raise LocalServerError(f"looking for the server {name!r}: there are {', '.join(self._kinds)}")
         self.addresses()
@@ -180,7 +183,7 @@ class LocalStack:
 
     @contextmanager
     def _locked(self, progress: Progress) -> Iterator[None]:
-        """Holds the home's lock, which the kernel frees if this process dies."""
+        """Hold the home's lock, which the kernel frees if this process dies."""
         private_directory(self._directory)
         ignored = self.home / ".gitignore"
         if not ignored.exists():

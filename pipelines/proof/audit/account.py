@@ -39,7 +39,7 @@ class RawFrames:
 
     @property
     def first_sequence(self) -> int:
-        """Return the sequence of the first frame; 1 where there is none."""
+        """Return the sequence of the first frame; 1 if there is none."""
         return int(self.sequences[0]) if len(self.sequences) else 1
 
     def numbers(self, codes: RawPositions) -> Numbers:

@@ -176,7 +176,7 @@ class Audit:
         return Account(raw.frames, out, confirmed, dead_letters, duplicates, refused, entered, table)
 
     def _read_table(self, table: Place, raw: RawRead) -> None:
-        """Read the rows of raw frames that exist; those of purged frames stay in ClickHouse and are only counted."""
+        """Read the rows of raw frames that exist; rows of purged frames stay in ClickHouse and are only counted."""
         first = raw.frames.first_sequence
         for positions in position_batches(self._config.sink, f"_tf_sequence = 0 OR _tf_sequence >= {first}"):
             table.add(positions)
@@ -239,7 +239,7 @@ class Audit:
         self._report.not_compared += verifier.report.not_compared
 
     def _named(self, account: Account, codes: RawPositions) -> list[dict[str, Any]]:
-        """Return positions as examples, with their Kafka coordinates in raw, or else those that the table holds."""
+        """Return positions as examples, with their Kafka coordinates in raw, or else in the table."""
         positions = [decoded(code) for code in codes]
         places = coordinates(self._log, self._names, positions)
         places |= self._coordinates_in_table([position for position in positions if position not in places])

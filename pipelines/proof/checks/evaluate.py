@@ -1,4 +1,4 @@
-"""The checks: facts in, one `CheckResult` each out. Pure; thresholds are those of the pipeline file."""
+"""The checks: facts in, one `CheckResult` each out. Pure; thresholds come from the pipeline file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -78,7 +78,7 @@ def _fault(
 
 
 def conservation(tally: Tally) -> CheckResult:
-    """Check that every leg has accounted for all it has read, and has read what the leg before it wrote."""
+    """Check that every leg has accounted for all it has read, and has read all that the leg before it wrote."""
     legs = (*tally.legs, tally.letters)
     facts: Facts = {"residue": tally.residue}
     facts |= {f"residue of {leg.leg}": leg.residue for leg in legs}

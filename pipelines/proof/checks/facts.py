@@ -80,7 +80,7 @@ class TableFacts:
         return PositionCounts(int(rows), int(positions), int(doubled), examples, int(foreign), int(settled))
 
     def held_of(self, positions: RawPositions) -> int:
-        """Count those of the ascending positions that have a row; the table has position columns.
+        """Count the ascending positions that have a row; the table has position columns.
 
         Reads the rows of all raw frames in between.
         """
@@ -107,7 +107,7 @@ class TableFacts:
     def repeated_keys(self, columns: Sequence[str], window: timedelta, since: datetime, log: JetStream) -> RepeatedKeys:
         """Return pairs of rows with one key and less than the window between them; the later one arrived at `since` or later.
 
-        Dead letters of the sink enter behind dedup, so a pair with such a row is none.
+        Dead letters of the sink enter after dedup, so a pair with such a row is none.
         """
         parameters = {**self._of_topic(), "spill_bytes": _SPILL_BYTES, "limit": 50 * EXAMPLES}
         parameters |= {"since": f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}", "window_us": window // timedelta(microseconds=1)}
@@ -202,7 +202,7 @@ def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
 
 
 class _Redriven:
-    """The raw frames of dead letters that entered again; each is looked up once."""
+    """The raw frames of redriven dead letters; each is looked up once."""
 
     def __init__(self, log: JetStream, names: Names) -> None:
         self._log, self._stream = log, names.stream("raw")

@@ -31,13 +31,13 @@ Coordinates = tuple[str, int, int]
 
 
 def last_sequence(log: JetStream, stream: str) -> int:
-    """Return the sequence of the stream's last message; 0 where there is no stream."""
+    """Return the sequence of the stream's last message; 0 if there is no stream."""
     state = log.state(stream)
     return state.last_sequence if state else 0
 
 
 def first_sequence(log: JetStream, stream: str) -> int:
-    """Return the sequence of the stream's first message; 0 where there is no stream."""
+    """Return the sequence of the stream's first message; 0 if there is no stream."""
     state = log.state(stream)
     return state.first_sequence if state else 0
 

@@ -38,7 +38,7 @@ def position_batches(sink: ClickHouseSink, where: str = "true") -> Iterator[np.n
 
 
 def stream_rows(sink: ClickHouseSink, sql: str, as_text: bool = False) -> Iterator[pa.Table]:
-    """Yield the rows of a SELECT of checked identifiers and numbers, as the server streams them; nothing where there is no row.
+    """Yield the rows of a SELECT of checked identifiers and numbers, as the server streams them; nothing if there is no row.
 
     Strings are bytes unless `as_text`.
     """

@@ -37,7 +37,7 @@ class Copies:
 
 
 def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], directory: Path, progress: Progress) -> Copies:
-    """Compute the copies among the records of the history: those with a record of their key on out less than a window before them.
+    """Compute the copies among the records of the history: records with one of their key on out less than a window before them.
 
     `accepted`: the positions on out of the records between two raw frames, both inclusive. `directory`: as in `reference_engine`.
     """

@@ -88,7 +88,7 @@ class Verification(Report):
 
 
 def add_up(parts: Sequence[Verification], examples: int) -> Verification:
-    """Return one verification for those of neighboring ranges, in their order: counts and checksums add up, the first examples stay."""
+    """Return one verification for several of neighboring ranges, in their order: counts and checksums add up, the first examples stay."""
     ranges = [part for part in parts if part.arrivals and part.sequences]
     first, last = (ranges[0], ranges[-1]) if ranges else (parts[0], parts[0])
     counts: Counter[str] = Counter()

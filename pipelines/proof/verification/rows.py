@@ -1,4 +1,4 @@
-"""A table without position columns against the reference: as multisets of rows, over all that the pipeline ever wrote."""
+"""A table without position columns against the reference: as multisets of rows, over everything that the pipeline ever wrote."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

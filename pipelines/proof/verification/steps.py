@@ -90,7 +90,7 @@ def fields_of(program: Program) -> dict[str, Field]:
 
 
 def parents(fields: Iterable[Field]) -> list[tuple[str, ...]]:
-    """Return the objects in which no key may occur twice: the record itself, and those on a field's path."""
+    """Return the objects in which no key may occur twice: the record itself, and the objects on a field's path."""
     return sorted({path[:depth] for field in fields for path in field.paths for depth in range(len(path))})
 
 

@@ -1,8 +1,8 @@
 """The ClickHouse engine (chdb) on one data directory, one private connection per request.
 
-In: a statement, its settings, its data. Out: encoded results with figures, or an `EngineError` with the engine's own code and text.
-A connection costs 0.07 ms (measured), and SET on it dies with it: that is what isolates the settings of one request from all others.
-Kept: the data directory, locked by this process. An insert is acknowledged after fsync of file and part directory (2 ms, measured).
+In: a statement, its settings, its data. Out: encoded results with figures, or an `EngineError` with the engine's own code and text. A
+connection costs 0.07 ms (measured), and its SET statements end with it: this isolates the settings of one request from all others. Kept:
+the data directory, locked by this process. An insert is acknowledged after fsync of file and part directory (2 ms, measured).
 """
 
 import errno
@@ -44,8 +44,9 @@ _CONFIG = """<clickhouse>
   <users_config>{users}</users_config>
 </clickhouse>
 """
-# chdb is clickhouse-local, which keeps nothing back: without this `file()` reads and writes whatever the account may. Our own inserts come
-# from files, too, and need no such right. What the grants do not cover, statements may not name (`clickhouse_statement`).
+# chdb is clickhouse-local, which restricts nothing: without this, `file()` reads and writes everything that the account may. Our own
+# inserts come from files, too, and need no such right. Names that the grants do not cover are rejected in statements
+# (`clickhouse_statement`).
 _USERS = """<clickhouse>
   <profiles><default></default></profiles>
   <quotas><default></default></quotas>
@@ -79,7 +80,7 @@ class DirectoryInUseError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What a request sets for its own statement. `setup` are SET and USE statements of its session, run first."""
+    """The settings of a request for its own statement. `setup` are SET and USE statements of its session, run first."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -102,10 +103,10 @@ class Answer:
 
 
 class Engine:
-    """Thread-safe: any number of threads may run statements at once, and the engine runs them in parallel."""
+    """The engine. Thread-safe: any number of threads may run statements at once, and the engine runs them in parallel."""
 
     def __init__(self, directory: Path, memory_bytes: int) -> None:
-        """Opens or makes `directory`. Raises DirectoryInUseError, or EngineError if the engine cannot start on it."""
+        """Open or create `directory`. Raise DirectoryInUseError, or EngineError if the engine cannot start on it."""
         if "?" in str(directory):
             raise EngineError(UNKNOWN_EXCEPTION, f"opening data directory {directory}: its path must not contain a question mark")
         self.spool = directory / "spool"
@@ -121,7 +122,7 @@ class Engine:
         config, users = directory / "config.xml", directory / "users.xml"
         config.write_text(_CONFIG.format(memory_bytes=memory_bytes, users=escape(str(users))))
         users.write_text(_USERS)
-        # A file name of our own statements is looked up from here, not from whatever directory the server was started in.
+        # A file name of our own statements is looked up from here, not from the directory in which the server was started.
         os.chdir(directory / "files")
         self._path = str(directory / "store")
         self._connect = _load_engine()
@@ -136,14 +137,17 @@ class Engine:
         return bytes(self._anchor.query(sql, "TabSeparated").bytes()).decode().rstrip("\n")
 
     def _close_default(self) -> None:
-        """Makes `default` the database that a server has: with clickhouse-local the files of the whole host lie over its tables."""
+        """Make `default` the database of a server: in clickhouse-local the files of the whole host overlay its tables."""
         engine, identifier = self._text("SELECT engine, uuid FROM system.databases WHERE name = 'default'").split("\t")
         if engine == "Overlay":
             self._anchor.query("DETACH DATABASE default", "Null")
             self._anchor.query(f"ATTACH DATABASE default UUID '{identifier}' ENGINE = Atomic", "Null")
 
     def check(self, sql: str) -> tuple[str, int]:
-        """How the engine's parser classes the text: READ_ONLY, MUTATING, ... or UNKNOWN if it cannot parse it; and how many statements."""
+        """Return the engine's class of the text, and the number of statements.
+
+        The class is READ_ONLY, MUTATING, ... or UNKNOWN if it cannot parse the text.
+        """
         connection = self._connect(self._path)
         try:
             found = connection.classify_query(sql)
@@ -152,7 +156,7 @@ class Engine:
         return found["query_class"].name, found["statement_count"]
 
     def run(self, sql: str, output: str, options: Options) -> Answer:
-        """Runs the statement to its end. Raises EngineError."""
+        """Run the statement to its end. Raise EngineError."""
         connection = self._open(options)
         try:
             result = connection.query(sql, output)
@@ -163,10 +167,10 @@ class Engine:
             connection.close()
 
     def insert(self, target: str, clauses: str, data_format: str, pieces: Iterable[bytes], options: Options) -> Answer:
-        """Inserts one whole body: `target` as in `INSERT INTO t (a, b)`, `clauses` its SETTINGS. Raises EngineError, or as `pieces`.
+        """Insert one whole body: `target` as in `INSERT INTO t (a, b)`, `clauses` its SETTINGS. Raise EngineError, or as `pieces`.
 
-        The data goes through a file. `send_insert` of chdb 4.4.0 reports success when a constraint, a view or a partition limit fails
-        while the last block is written (measured: 0 of 200 rows stored, no error), and data behind the statement ends at a semicolon.
+        The data is passed in a file. `send_insert` of chdb 4.4.0 reports success when a constraint, a view or a partition limit fails while
+        the last block is written (measured: 0 of 200 rows stored, no error), and data after the statement ends at a semicolon.
         """
         try:
             with tempfile.NamedTemporaryFile(dir=self.spool) as file:
@@ -184,7 +188,7 @@ class Engine:
         return replace(answer, read_rows=answer.written_rows, read_bytes=answer.written_bytes)
 
     def stream(self, sql: str, output: str, options: Options) -> "Stream":
-        """Starts a SELECT whose result is fetched block by block. Raises EngineError; code 36 if the statement cannot be streamed."""
+        """Start a SELECT whose result is fetched block by block. Raise EngineError; code 36 if the statement cannot be streamed."""
         connection = self._open(options)
         try:
             return Stream(self, connection, connection.send_query(sql, output), options.tag)
@@ -193,7 +197,7 @@ class Engine:
             raise _engine_error(error, self.version) from error
 
     def kill(self, tag: str) -> None:
-        """Asks the engine to give up the statements with this tag; returns at once."""
+        """Ask the engine to give up the statements with this tag; return at once."""
         self._control(f"KILL QUERY WHERE Settings['log_comment'] = {quote(tag)} ASYNC")
 
     def kill_all(self) -> None:
@@ -207,7 +211,7 @@ class Engine:
             connection.close()
 
     def close(self) -> None:
-        """Closes the engine; every other connection must be closed before."""
+        """Close the engine; every other connection must be closed before."""
         self._anchor.close()
         self._lock.release()
 
@@ -233,7 +237,7 @@ class Engine:
 
 
 def _load_engine() -> Callable[[str], Any]:
-    """The engine's `connect`, in a process whose time zone is UTC: chdb takes the zone of the environment it is loaded in, once."""
+    """Return the engine's `connect`, in a process whose time zone is UTC: chdb reads the zone of the environment once, at its load."""
     os.environ["TZ"] = "UTC"
     from chdb import _chdb
 
@@ -257,7 +261,7 @@ class Stream:
         self.result_rows = 0
 
     def fetch(self) -> tuple[bytes, bool]:
-        """The next block, encoded as if it were alone, and whether it is the last one (then with totals only, or empty)."""
+        """Return the next block, encoded as if it were alone, and whether it is the last one (then with totals only, or empty)."""
         with self._lock:
             if not self._is_open:
                 return b"", True
@@ -272,7 +276,7 @@ class Stream:
             return bytes(block.bytes()), rows == 0
 
     def cancel(self) -> None:
-        """Stops the statement, also in the middle of a `fetch` of another thread."""
+        """Stop the statement, even in the middle of a `fetch` of another thread."""
         if self._is_open and self._tag:
             self._engine.kill(self._tag)
         self.close()
@@ -286,17 +290,17 @@ class Stream:
 
 
 def quote(text: str, mark: str = "'") -> str:
-    """`text` as a ClickHouse string literal, or with another mark as an identifier."""
+    """Return `text` as a ClickHouse string literal, or with another mark as an identifier."""
     return mark + text.replace("\\", "\\\\").replace(mark, "\\" + mark) + mark
 
 
 def server_error(code: int, text: str, name: str, version: str) -> EngineError:
-    """An error of our own in the words of a server."""
+    """Return an error of our own in the words of a server."""
     return EngineError(code, f"Code: {code}. DB::Exception: {text.rstrip('.')}. ({name}) (version {version})")
 
 
 def _engine_error(error: RuntimeError, version: str) -> EngineError:
-    """The engine's error as a server words it: one code, one name, the version, and no trace of the file that carried the data."""
+    """Return the engine's error as a server words it: one code, one name, the version, and no trace of the file that carried the data."""
     found = _ERROR.search(str(error))
     if not found:
         return server_error(UNKNOWN_EXCEPTION, str(error), "UNKNOWN_EXCEPTION", version)
@@ -307,7 +311,7 @@ def _engine_error(error: RuntimeError, version: str) -> EngineError:
 
 
 def _answer(result: Any) -> Answer:
-    # A copy: the buffer behind `get_memview` goes with its connection (measured under load: answers held other requests' bytes).
+    # A copy: the buffer behind `get_memview` ends with its connection (measured under load: answers held other requests' bytes).
     body = memoryview(bytes(result.bytes())) if result.size() else memoryview(b"")
     written = result.rows_written()
     return Answer(

@@ -1,7 +1,7 @@
-"""How ClickHouse's streamed blocks become one stream, and the encodings of HTTP bodies.
+"""Joins ClickHouse's streamed blocks into one stream, and handles the encodings of HTTP bodies.
 
-The engine encodes each streamed block as if it were a whole result; a `Joiner` takes away what must not repeat. In: encoded blocks.
-Out: bytes of one well-formed result. Formats that cannot be joined (JSON, Parquet, Pretty, ...) are not streamed: `joiner` gives None.
+The engine encodes each streamed block as if it were a whole result; a `Joiner` removes the parts that must not repeat. In: encoded blocks.
+Out: bytes of one well-formed result. Formats that cannot be joined (JSON, Parquet, Pretty, ...) are not streamed: `joiner` returns None.
 """
 
 import zlib
@@ -26,7 +26,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def content_type(name: str) -> str:
-    """The media type of an output format."""
+    """Return the media type of an output format."""
     name = _ALIASES.get(name, name).replace("TSV", "TabSeparated")
     if name in CONTENT_TYPES:
         return CONTENT_TYPES[name]
@@ -37,7 +37,7 @@ def content_type(name: str) -> str:
 
 
 class Joiner:
-    """Takes away the header that each block repeats, and with `end` the mark that closes each block."""
+    """Removes the header that each block repeats, and with `end` the mark that closes each block."""
 
     def __init__(self, header_size: Callable[[bytes], int], end: bytes = b"") -> None:
         self._header_size = header_size
@@ -56,7 +56,7 @@ class Joiner:
 
 
 def joiner(name: str) -> Joiner | None:
-    """A fresh joiner for an output format; None if its blocks cannot be joined."""
+    """Return a fresh joiner for an output format; None if its blocks cannot be joined."""
     name = _ALIASES.get(name, name)
     if name in _PLAIN:
         return Joiner(lambda block: 0)
@@ -73,7 +73,7 @@ def joiner(name: str) -> Joiner | None:
 
 
 def _lines_size(block: bytes, lines: int, mark: bytes) -> int:
-    """Length of the first lines; a line break between two quotation marks does not end a line."""
+    """Return the length of the first lines; a line break between two quotation marks does not end a line."""
     end = 0
     for _ in range(lines):
         start = end
@@ -88,7 +88,7 @@ class UnknownEncodingError(ValueError):
 
 
 def decoded(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """The pieces of a body, decompressed bit by bit. Raises UnknownEncodingError at once; ValueError for a damaged or cut-off body."""
+    """Yield the decompressed pieces of a body. Raise UnknownEncodingError at once; ValueError for a damaged or cut-off body."""
     factories: dict[str, Callable[[], object]] = {
         "gzip": lambda: zlib.decompressobj(31),
         "deflate": lambda: zlib.decompressobj(15),
@@ -151,11 +151,11 @@ class Encoder:
 
 
 def response_encoding(accepted: str) -> str:
-    """The encoding of a response for an Accept-Encoding header, cheapest first; "" for none."""
+    """Return the encoding of a response for an Accept-Encoding header, cheapest first; "" for none."""
     names = {part.split(";")[0].strip().lower() for part in accepted.split(",")}
     return next((name for name in ("lz4", "zstd", "gzip") if name in names), "")
 
 
 def cut(body: memoryview) -> Iterator[memoryview]:
-    """The body in pieces of at most 1 MiB."""
+    """Yield the body in pieces of at most 1 MiB."""
     return (body[start : start + _PIECE_BYTES] for start in range(0, len(body), _PIECE_BYTES))

@@ -1,10 +1,10 @@
 """ClickHouse's HTTP interface over the embedded engine, as an ASGI application.
 
-In: requests as a ClickHouse server takes them (manual, "HTTP interface"). Out: its status codes, headers, bodies and error texts.
-A body is taken in whole before its statement starts: a client that goes away in the middle has inserted nothing.
-Not as on a server: users and rights are ours (`clickhouse_users`); of a session only SET and USE last, and temporary tables are
-refused (48); `compress=1`, `decompress=1` and external data are refused (48); the engine has query ids of its own, so a statement
-is killed by `Settings['log_comment']`, which holds ours.
+In: requests as a ClickHouse server takes them (manual, "HTTP interface"). Out: its status codes, headers, bodies and error texts. A body is
+read completely before its statement starts: a client that disconnects in the middle has inserted nothing. Differences from a server: users
+and rights are ours (`clickhouse_users`); of a session only SET and USE last, and temporary tables are refused (48); `compress=1`,
+`decompress=1` and external data are refused (48); the engine has query ids of its own, so a statement is killed by
+`Settings['log_comment']`, which holds ours.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class _GoneError(Exception):
 
 @dataclass
 class Exchange:
-    """One request and how to answer it. `gone` is done as soon as the client has closed the connection (after the body was read)."""
+    """One request and its answer. `gone` is done as soon as the client has closed the connection (after the body was read)."""
 
     scope: Scope
     receive: Receive
@@ -202,7 +202,10 @@ class ClickHouseApp:
         return answer
 
     async def _run(self, exchange: Exchange, work: Work, function: Callable[[], _T]) -> _T:
-        """Runs it in a thread. A read whose client has gone is killed; a write goes on to its end, as on a server."""
+        """Run the function in a thread.
+
+        If a read's client disconnects, the read is killed; a write continues to its end, as on a server.
+        """
         running: Future[_T] = (self._readers if work.is_read else self._writers).submit(function)
         waiting = asyncio.wrap_future(running)
         if work.is_read and exchange.gone:
@@ -230,7 +233,7 @@ class ClickHouseApp:
         await exchange.write(encoder.finish())
 
     async def _send_stream(self, exchange: Exchange, call: Call, work: Work, stream: Stream, joiner: formats.Joiner) -> None:
-        """Sends block by block. An error after the first byte is told in the body, and the connection is cut, as by a server."""
+        """Send block by block. An error after the first byte is reported in the body, and the connection is cut, as by a server."""
         encoder = formats.Encoder(encoding := self._encoding(call))
         tag = secrets.token_hex(8)
         is_last = False
@@ -285,7 +288,7 @@ class ClickHouseApp:
         return formats.response_encoding(call.headers.get("accept-encoding", ""))
 
     def stop(self) -> None:
-        """Starts nothing more; does not wait for what runs."""
+        """Start no further statement; do not wait for running ones."""
         for pool in (self._planners, self._readers, self._writers):
             pool.shutdown(wait=False, cancel_futures=True)
 

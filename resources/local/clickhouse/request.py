@@ -1,6 +1,6 @@
-"""From an HTTP request to the work it asks for: statement, data, settings, output format; refused here if the user may not.
+"""From an HTTP request to its work: statement, data, settings, output format; refused here if the user has no right to it.
 
-In: a `Call` (parameters, headers, the body as it came). Out: a `Work`, or an `EngineError` in the words of a server. Nothing is kept.
+In: a `Call` (parameters, headers, the body as received). Out: a `Work`, or an `EngineError` in the words of a server. Nothing is kept.
 """
 
 import re
@@ -19,7 +19,7 @@ from resources.local.clickhouse.sessions import SessionTable
 from resources.local.clickhouse.statement import FORBIDDEN, Right, Statement, read_statement
 from resources.local.clickhouse.users import ACCESS_DENIED, User
 
-# The engine's max_query_size: the head of an INSERT must lie within it, the data may follow.
+# The engine's max_query_size: the head of an INSERT must be within it, the data may follow.
 _MAX_HEAD_BYTES = 256 << 10
 _MAX_QUERY_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
@@ -35,7 +35,7 @@ _CALLS = re.compile(rb"\bfile\b|[`\"]")
 
 @dataclass
 class Call:
-    """One request: who, with which parameters, and its whole body as it came (encoded, at position 0)."""
+    """One request: its user, its parameters, and its whole body as received (encoded, at position 0)."""
 
     method: str
     headers: Headers
@@ -52,7 +52,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Work:
-    """What to run. `data`: the decoded bytes of an INSERT, else None; `sql` is then the INSERT with its columns, `clauses` its SETTINGS."""
+    """The work of a request. `data`: the decoded bytes of an INSERT, else None.
+
+    For an INSERT `sql` is the statement with its columns, `clauses` its SETTINGS.
+    """
 
     statement: Statement
     sql: str
@@ -67,7 +70,7 @@ class Work:
 
 
 def plan(call: Call, engine: Engine, sessions: SessionTable) -> Work:
-    """The work of a request. Raises EngineError, and ValueError for a body that cannot be decoded."""
+    """Return the work of a request. Raise EngineError, and ValueError for a body that cannot be decoded."""
     pieces = _body(call, engine)
     statement, sql, data = _split(call.parameters.get("query", "").encode("utf-8", "surrogateescape"), pieces, engine)
     data, literally = _without_functions(statement, data)
@@ -95,7 +98,7 @@ def _body(call: Call, engine: Engine) -> Iterator[bytes]:
 
 
 def _form(content_type: str, body: bytes, engine: Engine) -> dict[str, str]:
-    """The fields of a form; clickhouse-connect sends long query parameters so."""
+    """Return the fields of a form; clickhouse-connect sends long query parameters in a form."""
     message = message_from_bytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body, policy=policy.HTTP)
     fields = {}
     for part in message.iter_parts():
@@ -107,7 +110,7 @@ def _form(content_type: str, body: bytes, engine: Engine) -> dict[str, str]:
 
 
 def _split(query: bytes, pieces: Iterator[bytes], engine: Engine) -> tuple[Statement, bytes, Iterator[bytes] | None]:
-    """Statement, its text, and its data if it takes any; a body continues the `query` parameter, as on a server."""
+    """Return the statement, its text, and its data if it takes any; a body continues the `query` parameter, as on a server."""
     statement = read_statement(query)
     if statement.data_start is not None and statement.format:
         return _with_data(statement, query, pieces)
@@ -153,9 +156,9 @@ def _output(call: Call, statement: Statement) -> str:
 
 
 def _without_functions(statement: Statement, data: Iterator[bytes] | None) -> tuple[Iterator[bytes] | None, dict[str, str]]:
-    """The data, and settings with which VALUES are read as literals: those whose expressions could call what statements may not name.
+    """Return the data, and settings with which VALUES are read as literals if their expressions could call forbidden names.
 
-    Expressions are read from one piece at most, and from one that shows no such name.
+    Expressions are read from one piece at most, and only from a piece without such a name.
     """
     if data is None or statement.format != "Values":
         return data, {}
@@ -194,7 +197,7 @@ def _check(call: Call, work: Work, engine: Engine) -> None:
         text = f"Cannot execute query in readonly mode. For queries over HTTP, method {call.method} implies readonly; use POST"
         raise server_error(164, text, "READONLY", version)
     names = [value for value in work.options.parameters.values() if "Identifier" in work.sql and FORBIDDEN.fullmatch(value.lower())]
-    # Settings in the statement itself would outdo those of the request.
+    # Settings in the statement itself would override those of the request.
     names += [name for name, value in _LITERALLY.items() if work.options.settings.get(name) == value and name in work.clauses]
     if found := statement.forbidden or "".join(names[:1]):
         text = f"{found} is not supported here: it could reach files and programs of the account that runs this server"
@@ -202,7 +205,7 @@ def _check(call: Call, work: Work, engine: Engine) -> None:
     if call.user.is_unlimited:
         return
     refusal = call.user.refusal(statement)
-    # A parameter can name what the text does not: FROM {t:Identifier} with a path.
+    # A parameter can name things that the text does not: FROM {t:Identifier} with a path.
     if refusal is None and "Identifier" in work.sql and any("/" in value for value in work.options.parameters.values()):
         refusal = f"{call.user.name}: Not enough privileges to read files"
     if refusal is None and work.data is None and statement.verb not in ("SET", "USE"):

@@ -1,12 +1,12 @@
 """The local ClickHouse server: the real engine (chdb) behind ClickHouse's HTTP interface, on loopback only.
 
-    python -m resources.local.clickhouse.server --data DIR --host 127.0.0.1 --port N [--user name:password[:insert,select]]...
-                                                [--users-file PATH] [--memory-bytes N] [--max-body-bytes N]
+python -m resources.local.clickhouse.server --data DIR --host 127.0.0.1 --port N [--user name:password[:insert,select]]...
+[--users-file PATH] [--memory-bytes N] [--max-body-bytes N]
 
-Answers `/ping` as soon as it can run statements. SIGTERM and SIGINT end it within about 6 s: running statements get 3 s, then they
-are killed. `kill -9` at any moment loses no acknowledged insert, and the next start takes over. One process per data directory.
-Exit codes: 0 stopped, 1 cannot start (one line on stderr says why), 2 wrong arguments. Passwords given with --user can be seen in the
-list of processes; --users-file keeps them out of it and is read again when it changes.
+It answers `/ping` as soon as it can run statements. SIGTERM and SIGINT end it within about 6 s: running statements get 3 s, then they are
+killed. `kill -9` at any moment loses no acknowledged insert, and the next start takes over. One process per data directory. Exit codes: 0
+stopped, 1 cannot start (one line on stderr says why), 2 wrong arguments. Passwords given with --user are visible in the list of processes;
+--users-file keeps them out of it and is read again when it changes.
 """
 
 import argparse
@@ -35,7 +35,7 @@ _GRACE = timedelta(seconds=3)
 _KILL_TIME = timedelta(seconds=2)
 _MAX_BODY_BYTES = 1 << 30
 _MAX_MEMORY_BYTES = 4 << 30
-# So many connections are accepted before the first of them is looked at.
+# Connections that are accepted before the first of them is handled.
 _BACKLOG = 64
 # Request line and headers; http_max_uri_size of a server is 1 MiB.
 _MAX_HEADER_BYTES = (1 << 20) + (64 << 10)
@@ -47,7 +47,7 @@ class _Connection(BoundedConnection):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the server until it is told to stop; gives the exit code."""
+    """Run the server until it is asked to stop; return the exit code."""
     options = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.umask(OWNER_ONLY)
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _close(engine: Engine) -> None:
-    """Kills what still runs and closes the engine; gives up after a while, since the data directory is safe at any moment."""
+    """Kill running statements and close the engine; give up after a while, since the data directory is safe at any moment."""
 
     def close() -> None:
         engine.kill_all()
@@ -103,7 +103,8 @@ def _close(engine: Engine) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named as TCP, asyncio turns Nagle's algorithm off: with it each answer waits 40 ms for the client's acknowledgement of its headers.
+    # If the socket is named as TCP, asyncio turns Nagle's algorithm off: with it each answer waits 40 ms for the client's acknowledgement
+    # of its headers.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -19,16 +19,16 @@ from resources.local.server import NotReadyError, Place
 
 DEFAULT_NAME = "default"
 _RELEASE = 2
-"""Of the server's own code: one that runs since before a change of it is started anew."""
+"""Release of the server's own code: a server that has run since before a change of it is restarted."""
 
 
 class ClickHouse:
-    """How to run ClickHouse on a loopback port, with the users that `keep_users` kept, else `default` with the place's password."""
+    """Runs ClickHouse on a loopback port, with the users of `keep_users`, else `default` with the place's password."""
 
     name = "clickhouse"
 
     def settings(self, place: Place) -> str:
-        """The users are not part of it: the server reads their file again by itself."""
+        """Return the settings, without the users: the server reads their file again by itself."""
         return f"{place.address} {_RELEASE}"
 
     def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
@@ -56,14 +56,14 @@ class ClickHouse:
 
 
 def users_file(directory: Path) -> Path:
-    """Where the users are kept."""
+    """Return the file of the users."""
     return directory / "users.json"
 
 
 def keep_users(directory: Path, users: Sequence[str]) -> None:
-    """Keeps users given as `name:password[:rights]`, in place of those kept before; a running server follows at once.
+    """Keep users given as `name:password[:rights]`, instead of the earlier ones; a running server follows at once.
 
-    Raises LocalServerError if one is malformed or has no password; nothing is kept then.
+    Raise LocalServerError if one is malformed or has no password; nothing is kept then.
     """
     try:
         parsed = [parse_user(user) for user in users]
@@ -73,7 +73,7 @@ def keep_users(directory: Path, users: Sequence[str]) -> None:
 
 
 def read_first_user(directory: Path, default_password: str) -> User:
-    """The user that the addresses carry: the first of those kept, else `default` with its password. Raises LocalServerError."""
+    """Return the user in the addresses: the first kept one, else `default` with its password. Raise LocalServerError."""
     path = users_file(directory)
     if not path.is_file():
         return User(DEFAULT_NAME, default_password)
@@ -87,7 +87,7 @@ def read_first_user(directory: Path, default_password: str) -> User:
 
 
 def close_default_user(directory: Path, password: str) -> None:
-    """Gives `default` this password where an earlier release has made it, as the only user, without one; else changes nothing."""
+    """Give `default` this password if an earlier release has made it, as the only user, without one; else change nothing."""
     try:
         kept = json.loads(users_file(directory).read_text())
     except (FileNotFoundError, ValueError):

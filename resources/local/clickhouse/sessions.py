@@ -1,4 +1,4 @@
-"""What lasts between the requests of one ClickHouse session: its SET and USE statements, run again before each later statement."""
+"""The state between the requests of one ClickHouse session: its SET and USE statements, run again before each later statement."""
 
 import threading
 import time
@@ -10,14 +10,14 @@ _MAX_STATEMENTS = 100
 
 
 class SessionTable:
-    """Thread-safe. A session ends when it is not used for its time-out, or when 1000 newer ones exist."""
+    """The sessions. Thread-safe. A session ends when it is not used for its time-out, or when 1000 newer ones exist."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sessions: OrderedDict[tuple[str, str], tuple[float, tuple[str, ...]]] = OrderedDict()
 
     def statements(self, user: str, session: str, timeout: timedelta) -> tuple[str, ...]:
-        """The statements to run first; none for a session that is new or over. Sessions of different users are different."""
+        """Return the statements to run first; none for a new or expired session. Sessions of different users are different."""
         now = time.monotonic()
         with self._lock:
             deadline, found = self._sessions.pop((user, session), (now, ()))
@@ -27,7 +27,7 @@ class SessionTable:
             return found
 
     def add(self, user: str, session: str, timeout: timedelta, statement: str) -> None:
-        """Keeps a statement that has run without error."""
+        """Keep a statement that has run without error."""
         found = self.statements(user, session, timeout)
         with self._lock:
             self._sessions[user, session] = time.monotonic() + timeout.total_seconds(), (*found, statement)[-_MAX_STATEMENTS:]

@@ -1,8 +1,8 @@
-"""What a ClickHouse statement is, read from its tokens: its kind, the rights it needs, its output format, where an INSERT's data begins.
+"""Reads a ClickHouse statement from its tokens: its kind, the rights it needs, its output format, the start of an INSERT's data.
 
-In: the bytes of a statement (the data of an INSERT may follow). Out: a `Statement`. Nothing is kept, nothing is executed. Only keywords
-are understood; the engine's own parser has the last word (`Engine.check` asks it before a restricted user's statement runs).
-Lexical rules: ClickHouse manual, "Syntax"; the place where INSERT data begins: `ParserInsertQuery` of 26.9, measured.
+In: the bytes of a statement (the data of an INSERT may follow). Out: a `Statement`. Nothing is kept, nothing is executed. Only keywords are
+understood; the engine's own parser decides in the end (`Engine.check` asks it before a restricted user's statement runs). Lexical rules:
+ClickHouse manual, "Syntax"; the place where INSERT data begins: `ParserInsertQuery` of 26.9, measured.
 """
 
 import enum
@@ -38,15 +38,16 @@ _RIGHTS: dict[str, frozenset[Right]] = {
 }
 # CREATE USER and the like: not table DDL, so only for a user without limits.
 _SERVER_OBJECTS = {"USER", "ROLE", "ROW", "POLICY", "QUOTA", "SETTINGS", "NAMED", "FUNCTION", "MASKING", "WORKLOAD", "RESOURCE"}
-# Table functions and engines that read files, networks or programs, which they do with the rights of the server's own account. The real
-# server has separate grants for them; here only a user without limits may use them.
+# Table functions and engines that read files, networks or programs, with the rights of the server's own account. The real server has
+# separate grants for them; here only a user without limits may use them.
 _FILE_OR_NETWORK = re.compile(
     r"file|filecluster|filesystem|filelog|url\w*|s3\w*|gcs|oss|cosn|azure\w*|hdfs\w*|remote\w*|cluster\w*|mysql|postgresql|materializedpostgresql|"
     r"mongodb|redis|sqlite|jdbc|odbc|executable\w*|python|deltalake\w*|iceberg\w*|hudi\w*|paimon\w*|bigquery|ytsaurus|arrowstream|kafka|"
     r"distributed|backup|datalakecatalog|eval"
 )
 
-# What the engine's own grants do not cover: the function `file`, programs as a source, disks and databases at a path, text run as SQL.
+# Names that the engine's own grants do not cover: the function `file`, programs as a source, disks and databases at a path, text run as
+# SQL.
 FORBIDDEN = re.compile(r"file|executable\w*|python|disk|sqlite|embeddedrocksdb|filelog|eval|kql")
 _NO_CALL_BEHIND = {"INTO", "TABLE", "EXISTS", "VIEW", "DICTIONARY", "DATABASE"}
 
@@ -82,7 +83,7 @@ class Statement:
     is_temporary: bool = False
     reaches_outside: bool = False
     forbidden: str = ""
-    """What it names that nobody may use here: a way to files or programs that a server does not have, or has only below its folders."""
+    """The first forbidden name: access to files or programs that a server does not have, or has only below its folders."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,12 @@ class _Token:
 
     @property
     def identifier(self) -> str:
-        """The name that a word or a quoted name stands for, in lower case; one with an escape in it as it is written."""
+        """The name that a word or a quoted name stands for, in lower case; a name with an escape in it is unchanged."""
         return (self.text[1:-1] if self.kind == "name" else self.text if self.kind == "word" else "").lower()
 
 
 def read_statement(sql: bytes) -> Statement:
-    """The statement that `sql` starts with. Never raises: what it does not know needs all rights and goes to the engine as it is."""
+    """Read the statement with which `sql` starts. Never raise: an unknown statement needs all rights and reaches the engine unchanged."""
     tokens, depth = [], 0
     for match in _TOKEN.finditer(sql):
         kind = match.lastgroup if match.lastgroup != "tag" else "string"
@@ -125,7 +126,7 @@ def read_statement(sql: bytes) -> Statement:
 
 
 def _starts_data(tokens: list[_Token]) -> bool:
-    """Whether the INSERT's data begins after the last token; scanning further would read data as SQL."""
+    """Return whether the INSERT's data begins after the last token; scanning further would read data as SQL."""
     last, previous = tokens[-1], tokens[-2]
     is_values = last.text.upper() == "VALUES"
     if last.depth or last.kind != "word" or not (is_values or previous.text.upper() == "FORMAT") or _verb(tokens) != "INSERT":
@@ -143,7 +144,10 @@ def _verb(tokens: list[_Token]) -> str:
 
 
 def _target_end(tokens: list[_Token]) -> int:
-    """Index of the first token after `INSERT INTO [TABLE] [FUNCTION] name[.name]`, so that a table may be called `values` or `format`."""
+    """Return the index of the first token after `INSERT INTO [TABLE] [FUNCTION] name[.name]`.
+
+    So a table may be called `values` or `format`.
+    """
     index = next((i for i, token in enumerate(tokens) if token.depth == 0 and token.text.upper() == "INSERT"), 0) + 1
     for optional in ("INTO", "TABLE", "FUNCTION"):
         following = tokens[index + 1].text if index + 1 < len(tokens) else ""
@@ -160,7 +164,7 @@ def _target_end(tokens: list[_Token]) -> int:
 
 
 def _read_insert(sql: bytes, tokens: list[_Token]) -> Statement | None:
-    """The INSERT that takes data; None for INSERT ... SELECT and INSERT ... FROM INFILE."""
+    """Read the INSERT that takes data; return None for INSERT ... SELECT and INSERT ... FROM INFILE."""
     name, head_end, data_start, target_end = None, len(sql), len(sql), None
     for index in range(_target_end(tokens), len(tokens)):
         token = tokens[index]
@@ -213,7 +217,7 @@ def _read_other(verb: str, tokens: list[_Token]) -> Statement:
 
 
 def _output_format(tokens: list[_Token]) -> str | None:
-    """The name after the last FORMAT, if the statement ends there or goes on with SETTINGS."""
+    """Return the name after the last FORMAT, if the statement ends there or continues with SETTINGS."""
     for index in range(len(tokens) - 1, 0, -1):
         word, name = tokens[index - 1], tokens[index]
         if word.text.upper() == "FORMAT" and word.kind == name.kind == "word" and word.depth == 0:
@@ -237,7 +241,7 @@ def _reaches_outside(tokens: list[_Token]) -> bool:
 
 
 def _forbidden(tokens: list[_Token]) -> str:
-    """The first name that nobody may use, as it is written; empty if there is none."""
+    """Return the first forbidden name, as it is written; empty if there is none."""
     takes_functions = False
     for previous, token, following in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         before = previous.text.upper() if previous else ""
@@ -247,7 +251,7 @@ def _forbidden(tokens: list[_Token]) -> str:
         has_escape = token.kind == "name" and "\\" in token.text
         if is_called and not is_table and (has_escape or FORBIDDEN.fullmatch(token.identifier)):
             return token.text
-        # arrayMap(file, x), * APPLY file, APPLY(file): handed on by its name.
+        # arrayMap(file, x), * APPLY file, APPLY(file): passed on by its name.
         is_handed_on = before == "APPLY" or (before == "(" and takes_functions)
         if is_handed_on and (has_escape or token.identifier == "file"):
             return token.text

@@ -1,8 +1,8 @@
 """The user table of the local ClickHouse server.
 
-The embedded engine runs every statement as one user, so who may do what is decided here: the one simulated part of the server. It tells
-programs apart and lets a test take a right away; it is no sandbox, since the server runs with the rights of its own account.
-Kept: the users given at the start and those of the last readable users file. Passwords stay in memory and are never logged.
+The embedded engine runs every statement as one user, so users' rights are decided here: this is the one simulated part of the server. It
+separates programs and lets a test revoke a right; it is no sandbox, since the server runs with the rights of its own account. Kept: the
+users given at the start and those of the last readable users file. Passwords stay in memory and are never logged.
 """
 
 import hmac
@@ -36,7 +36,7 @@ class User:
         return self.rights == ALL_RIGHTS
 
     def refusal(self, statement: Statement) -> str | None:
-        """Why this user may not run `statement` (the text of error 497), or None if it may."""
+        """Return why this user may not run `statement` (the text of error 497), or None if it may."""
         if self.is_unlimited:
             return None
         missing = sorted(right.value.upper() for right in statement.rights - self.rights)
@@ -48,9 +48,9 @@ class User:
 
 
 def parse_user(text: str) -> User:
-    """The user in `name:password[:right,right,...]`. A password that ends in `:right` needs a users file. Raises UsersError.
+    """Parse the user in `name:password[:right,right,...]`. A password that ends in `:right` needs a users file. Raise UsersError.
 
-    A password there must be: every user of the host, and every web page that one of them opens, can reach a loopback port.
+    A password is required: every user of the host, and every web page that one of them opens, can reach a loopback port.
     """
     name, separator, rest = text.partition(":")
     if not name or not separator:
@@ -64,9 +64,9 @@ def parse_user(text: str) -> User:
 
 
 def read_users(path: Path) -> dict[str, User]:
-    """The users of a file that only its owner may read. Raises UsersError.
+    """Read the users of a file that only its owner may read. Raise UsersError.
 
-    Either a JSON object `{"name": {"password": "...", "rights": ["insert", ...]}}` (without `rights`: all), or one
+    The file is a JSON object `{"name": {"password": "...", "rights": ["insert", ...]}}` (without `rights`: all), or one
     `name:password[:right,right,...]` per line.
     """
     try:
@@ -106,10 +106,10 @@ def _rights(words: list[object] | list[str]) -> frozenset[Right] | None:
 
 
 class UserTable:
-    """The users, re-read from the users file whenever that file changes. Safe to use from several threads."""
+    """The users, read again from the users file whenever that file changes. Thread-safe."""
 
     def __init__(self, users: list[User], path: Path | None = None) -> None:
-        """Raises UsersError if the file cannot be used, or if there are neither users nor a file."""
+        """Read the users. Raise UsersError if the file cannot be used, or if there are neither users nor a file."""
         self._fixed = {user.name: user for user in users}
         self._path = path
         self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class UserTable:
             raise UsersError("there is nobody who may log in: give --user name:password or --users-file")
 
     def authenticate(self, name: str, password: str) -> User | None:
-        """The user, or None for an unknown name as for a wrong password; both take the same time."""
+        """Return the user, or None for an unknown name as for a wrong password; both take the same time."""
         self._reload()
         user = self._users.get(name)
         expected = user.password if user else "\0" * 16

@@ -24,18 +24,18 @@ _LOG4J = Path(__file__).parent / "log4j2.xml"
 PROTOCOL, MECHANISM = "SASL_PLAINTEXT", "PLAIN"
 _LOGIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
-# Measured, 2 cores (docs/local-servers.md): the serial collector starts faster and is 40 MB smaller than G1; reads go from the
-# page cache to the socket and do not touch the heap.
+# Measured, 2 cores (docs/local-servers.md): the serial collector starts faster and is 40 MB smaller than G1; reads pass from the page cache
+# to the socket and do not touch the heap.
 JVM_FLAGS = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")
 
 
 class Kafka:
-    """How to run Kafka on a loopback port. What it acknowledged survives kill -9 (it is in the page cache), not a power cut."""
+    """Runs Kafka on a loopback port. Acknowledged records survive kill -9 (they are in the page cache), not a power cut."""
 
     name = "kafka"
 
     def __init__(self, render: "Callable[[Place, Path, int], str] | None" = None) -> None:
-        """`render` gives the text of server.properties, as `render_properties` does."""
+        """Create the kind; `render` returns the text of server.properties, as `render_properties` does."""
         self._render = render or render_properties
 
     def settings(self, place: Place) -> str:
@@ -44,7 +44,7 @@ class Kafka:
     def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
         java = find_java()
         jars = ensure_jars(java, place.environment, progress)
-        # No address that anybody keeps: chosen anew at each start. The voter set in the metadata log follows it.
+        # A port that no address names: chosen anew at each start. The voter set in the metadata log follows it.
         controller_port = choose_port([place.port])
         launch = [
             str(java.executable),
@@ -86,10 +86,10 @@ class Kafka:
 
 
 def render_properties(place: Place, log_directory: Path, controller_port: int) -> str:
-    """The text of server.properties; what is not named has Kafka's default (retention 7 days, records up to 1 MiB)."""
+    """Return the text of server.properties; every other setting has Kafka's default (retention 7 days, records up to 1 MiB)."""
     # java.util.Properties reads a backslash as an escape.
     directory = str(log_directory).replace("\\", "\\\\")
-    # Broker and controller log in to each other, too: the controller's port takes what the broker's takes.
+    # Broker and controller log in to each other, too: the controller's port takes the same logins as the broker's.
     login = f'{_LOGIN_MODULE} required username="{USER}" password="{place.password}" user_{USER}="{place.password}";'
     return f"""\
 process.roles=broker,controller
@@ -128,13 +128,13 @@ broker.session.timeout.ms=3000
 
 
 def client_settings(address: str, password: str) -> dict[str, str]:
-    """librdkafka settings that connect and log in. They hold the password: never log them."""
+    """Return librdkafka settings that connect and log in. They hold the password: never log them."""
     login = {"sasl.mechanism": MECHANISM, "sasl.username": USER, "sasl.password": password}
     return {"bootstrap.servers": address, "security.protocol": PROTOCOL, **login}
 
 
 def cluster_id(log_directory: Path) -> str | None:
-    """The cluster id that the storage was formatted with, or None if it is not formatted."""
+    """Return the cluster id with which the storage was formatted, or None if it is not formatted."""
     try:
         lines = (log_directory / "meta.properties").read_text().splitlines()
     except FileNotFoundError:

@@ -1,8 +1,7 @@
 """The Kafka broker's jars: fetched once with the Ivy that pyspark ships, checked against pinned sha256 sums, kept in the user's cache.
 
-The directory of jars appears in one rename when all of it is there and right, so a crash in between leaves nothing that looks
-complete. It is checked again at every start of a broker (0.1 s): a damaged
-jar is fetched again, and what is fetched but differs from its pin is refused.
+The directory of jars appears in one rename when it is complete and correct, so a crash in between leaves nothing that looks complete. It is
+checked again at every start of a broker (0.1 s): a damaged jar is fetched again, and a fetched jar that differs from its pin is refused.
 """
 
 import hashlib
@@ -28,23 +27,23 @@ _PARTIAL = f"kafka-{KAFKA_VERSION}.partial-"
 
 
 def cache_directory() -> Path:
-    """Where the jars are kept: `tallyflow/kafka-<version>` under XDG_CACHE_HOME or ~/.cache."""
+    """Return the directory of the jars: `tallyflow/kafka-<version>` under XDG_CACHE_HOME or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tallyflow" / f"kafka-{KAFKA_VERSION}"
 
 
 def pinned_sums() -> dict[str, str]:
-    """File name -> sha256 (hex) of every jar that the broker runs with."""
+    """Return file name -> sha256 (hex) of every jar with which the broker runs."""
     return parse_sums((_HERE / "jars.sha256").read_text())
 
 
 def parse_sums(text: str) -> dict[str, str]:
-    """File name -> sha256 from lines as `sha256sum` writes them: the sum, two blanks, the name."""
+    """Parse file name -> sha256 from lines as `sha256sum` writes them: the sum, two blanks, the name."""
     return {name: digest for digest, name in (line.split("  ", 1) for line in text.splitlines() if line)}
 
 
 def find_faults(directory: Path, sums: Mapping[str, str]) -> list[str]:
-    """What is wrong with the jars in `directory`, one line each: missing, other content, or not pinned; empty if all is well."""
+    """Return the faults of the jars in `directory`, one line each: missing, other content, or not pinned; empty if there are none."""
     present = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     faults = [f"{name}: not pinned" for name in sorted(present - sums.keys())]
     for name, expected in sorted(sums.items()):
@@ -59,10 +58,10 @@ def find_faults(directory: Path, sums: Mapping[str, str]) -> list[str]:
 
 
 def ensure_jars(java: Java, environment: Mapping[str, str], progress: Callable[[str], None], sums: Mapping[str, str] | None = None) -> Path:
-    """Return the directory that holds exactly the pinned jars; fetch them if they are not there or damaged (about 40 s).
+    """Return the directory that holds exactly the pinned jars; fetch them if they are missing or damaged (about 40 s).
 
-    `environment` is what Ivy runs with, `sums` the pins: `pinned_sums()` unless given. Of two callers at once, the second waits and finds
-    the jars of the first. Raises LocalServerError if they cannot be fetched or differ from the pins; nothing is kept then.
+    `environment` is Ivy's, `sums` the pins: `pinned_sums()` unless given. Of two callers at once, the second waits and finds the jars of
+    the first. Raise LocalServerError if they cannot be fetched or differ from the pins; nothing is kept then.
     """
     sums, target = pinned_sums() if sums is None else sums, cache_directory()
     if not find_faults(target, sums):
