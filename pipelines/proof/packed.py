@@ -3,18 +3,12 @@
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.protocol import positions
 from pipelines.protocol.positions import ORDINAL_BITS
 
 RawPositions = npt.NDArray[np.uint64]
 NO_POSITIONS: RawPositions = np.zeros(0, dtype=np.uint64)
-_BITS = np.uint64(ORDINAL_BITS)
 _MASK = (1 << ORDINAL_BITS) - 1
-
-
-def encoded(sequences: npt.NDArray[np.integer], ordinals: npt.NDArray[np.integer]) -> RawPositions:
-    """Pack sequences and ordinals."""
-    codes: RawPositions = (sequences.astype(np.uint64) << _BITS) | ordinals.astype(np.uint64)
-    return codes
 
 
 def decoded(code: int) -> tuple[int, int]:
@@ -22,14 +16,14 @@ def decoded(code: int) -> tuple[int, int]:
     return int(code) >> ORDINAL_BITS, int(code) & _MASK
 
 
-def sequences_of(codes: RawPositions) -> npt.NDArray[np.int64]:
-    """Return the sequences of positions."""
-    return (codes >> _BITS).astype(np.int64)
+def sequences_of(keys: RawPositions) -> npt.NDArray[np.int64]:
+    """Return the sequences of positions as signed numbers, to subtract and to index with."""
+    return positions.sequences_of(keys).astype(np.int64)
 
 
-def ordinals_of(codes: RawPositions) -> npt.NDArray[np.int64]:
-    """Return the ordinals of positions."""
-    return (codes & np.uint64(_MASK)).astype(np.int64)
+def ordinals_of(keys: RawPositions) -> npt.NDArray[np.int64]:
+    """Return the ordinals of positions as signed numbers, to subtract and to index with."""
+    return positions.ordinals_of(keys).astype(np.int64)
 
 
 def position_text(code: int) -> str:

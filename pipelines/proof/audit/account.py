@@ -16,8 +16,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.proof.packed import NO_POSITIONS, RawPositions, encoded, ordinals_of, sequences_of
+from pipelines.proof.packed import NO_POSITIONS, RawPositions, ordinals_of, sequences_of
 from pipelines.proof.report import Kind
+from pipelines.protocol.positions import packed
 
 Counts = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -54,7 +55,7 @@ class RawFrames:
     def codes(self, numbers: Numbers) -> RawPositions:
         """Return the position of each number: the inverse of `numbers`."""
         frame = np.searchsorted(self._first, numbers, side="right") - 1
-        return encoded(self.sequences[frame], numbers - self._first[frame])
+        return packed(self.sequences[frame], numbers - self._first[frame])
 
     def up_to(self, sequence: int) -> int:
         """Count the records of the frames up to `sequence`, inclusive."""

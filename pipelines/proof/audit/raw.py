@@ -8,9 +8,10 @@ import pyarrow.compute as pc
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.proof.audit.account import Offsets, RawFrames
-from pipelines.proof.packed import NO_POSITIONS, RawPositions, encoded
+from pipelines.proof.packed import NO_POSITIONS, RawPositions
 from pipelines.proof.readers.streams import Subjects, read_frames
 from pipelines.protocol.naming import Names, is_redriven
+from pipelines.protocol.positions import packed
 from pipelines.protocol.records import HEADER_FIRST, Message, decode_columns
 
 
@@ -59,7 +60,7 @@ def _origins(message: Message) -> RawPositions:
     """Return the former positions of the redriven dead letters in a frame."""
     origins = decode_columns(message.payload, ("origin",)).column("origin").combine_chunks()
     parts = pc.split_pattern(origins, ".").flatten().to_numpy(zero_copy_only=False).astype(np.uint64)
-    return encoded(parts[::2], parts[1::2])
+    return packed(parts[::2], parts[1::2])
 
 
 def _add_offsets(offsets: dict[int, Offsets], message: Message, ends: Mapping[int, int]) -> None:

@@ -1,14 +1,12 @@
 """The report of a verification, and one report for several that cover neighboring ranges."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pipelines.process.arrivals import microseconds
 from pipelines.proof.report import Finding, Gap, Report
-from pipelines.protocol.records import instant
 
 UNCONFIRMED = "raw frames of the range whose rows the sink has not confirmed yet: verify again"
 WAITING_RECORDS = "records on raw that process has not read, as the ledger tells it: verify again"
@@ -65,26 +63,6 @@ class Verification(Report):
         same = [checksum.column for checksum in self.checksums if checksum.expected == checksum.found]
         if same:
             yield f"same checksum on both sides: {', '.join(same)}"
-
-    def encode(self) -> dict[str, Any]:
-        """Return the verification as JSON values, for `decode`."""
-        return {**asdict(self), "arrivals": [microseconds(arrival) for arrival in self.arrivals or ()]}
-
-    @classmethod
-    def decode(cls, plain: Mapping[str, Any]) -> "Verification":
-        """Return the verification that `encode` was given."""
-        arrivals, sequences = tuple(map(instant, plain["arrivals"])), plain["sequences"]
-        return cls(
-            plain["pipeline"],
-            plain["counts"],
-            [Finding(**finding) for finding in plain["findings"]],
-            [Gap(**gap) for gap in plain["not_proven"]],
-            [Gap(**gap) for gap in plain["not_compared"]],
-            plain["table"],
-            (arrivals[0], arrivals[1]) if arrivals else None,
-            (sequences[0], sequences[1]) if sequences else None,
-            [Checksum(**checksum) for checksum in plain["checksums"]],
-        )
 
 
 def add_up(parts: Sequence[Verification], examples: int) -> Verification:

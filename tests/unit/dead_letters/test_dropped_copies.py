@@ -14,8 +14,8 @@ from pipelines.dead_letters.dropped_copies import CopiesByLetter, DroppedCopies,
 from pipelines.dead_letters.triage import Selection, groups
 from pipelines.maintenance.replay import Judged
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
-from pipelines.proof.packed import encoded
 from pipelines.protocol.bodies import NEVER
+from pipelines.protocol.positions import packed
 from pipelines.testing import FIRST_INSTANT
 
 WINDOW_US = 10
@@ -28,7 +28,7 @@ def counted(records: list[Record], accepted: list[int], watermarks: list[int], p
     letters = [number for number in accepted if records[number - 1][2]]
     keys = [records[number - 1][0] for number in letters]
     accepted_rows = {
-        "letter": pa.array(encoded(np.array(letters, dtype=np.int64), np.zeros(len(letters), dtype=np.int64)), pa.uint64()),
+        "letter": pa.array(packed(np.array(letters, dtype=np.int64), np.zeros(len(letters), dtype=np.int64)), pa.uint64()),
         "hi": pa.array([0] * len(letters), pa.uint64()),
         "lo": pa.array(keys, pa.uint64()),
         "at_us": pa.array([records[number - 1][1] for number in letters], pa.int64()),

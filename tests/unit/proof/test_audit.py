@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, compare
 from pipelines.proof.audit.run import AuditReport
-from pipelines.proof.packed import decoded, encoded
-from pipelines.protocol.positions import position_keys
+from pipelines.proof.packed import decoded
+from pipelines.protocol.positions import packed, position_keys
 
 Spot = tuple[int, int]
 FRAMES = {2: 3, 3: 0, 5: 2, 6: 1}
@@ -24,7 +24,7 @@ PLACES = ("out", "letters", "duplicates", "refused", "entered", "rows")
 
 def codes(spots: list[Spot]) -> Any:
     sequences, ordinals = zip(*spots, strict=True) if spots else ((), ())
-    return encoded(np.array(sequences, dtype=np.int64), np.array(ordinals, dtype=np.int64))
+    return packed(np.array(sequences, dtype=np.int64), np.array(ordinals, dtype=np.int64))
 
 
 def account(confirmed_to: int = 9, **places: list[Spot]) -> Account:
