@@ -7,10 +7,11 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipelines.demo.orders import Recipe, orders
 from pipelines.demo.produce import ensure_topic, produce
-from pipelines.errors import ConfigurationError, HaltError, TallyflowError
+from pipelines.errors import ConfigurationError, HaltError, RetryableError, TallyflowError
 from pipelines.proof.readers.kafka import read_topic
 from resources.local.stack import LocalStack
 
@@ -131,4 +132,6 @@ def test_the_oracle_reads_an_empty_topic_and_no_absent_one(kafka: dict[str, str]
     with pytest.raises(HaltError, match="create the topic"):
         read_topic({**kafka}, topic)
     ensure_topic(kafka, topic, 2)
-    assert read_topic({**kafka}, topic).num_rows == 0
+    # Its partitions have a leader a moment later.
+    patiently = Retrying(retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(30), wait=wait_fixed(0.1), reraise=True)
+    assert patiently(read_topic, {**kafka}, topic).num_rows == 0
