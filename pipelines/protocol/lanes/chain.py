@@ -45,7 +45,10 @@ def live_segments(log: Log, names: Names, kind: ChainType[Plan, ProcessState], s
             break
         message = log.get(names.stream("ledger"), entry.previous_done)
         if message is None:
-            raise DataLossError(f"reading the segments of {names.chain(kind.leg)}: entry {entry.previous_done} is gone")
+            raise DataLossError(
+                f"reading the segments of {names.chain(kind.leg)}: the ledger has lost entry {entry.previous_done}; "
+                "restore all streams from one moment"
+            )
         entry = kind.decode_done(message)
     live: list[str] = []
     for change in reversed(changes):

@@ -45,7 +45,9 @@ class LaneWriter(Generic[P]):
             return self._tail
         epoch = epoch_of(message)
         if epoch > self._epoch:
-            raise FencedError(f"writing to {self._subject}: epoch {epoch} writes here, ours is {self._epoch}; the other lane goes on")
+            raise FencedError(
+                f"appending to {self._subject}: a lane of epoch {epoch} has taken this pipeline over, ours is {self._epoch}; stop this one"
+            )
         self._tail = LaneTail(message.sequence, self._parse(message.headers[HEADER_LAST]), message.headers, epoch)
         return self._tail
 

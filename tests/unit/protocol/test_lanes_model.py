@@ -124,7 +124,7 @@ def play(seed: int) -> LaneWorld:
     return world
 
 
-def test_every_record_is_accounted_for_in_random_histories_of_lanes() -> None:
+def test_every_record_of_random_histories_is_accounted_for() -> None:
     if seed := os.environ.get("TALLYFLOW_MODEL_SEED"):
         play(int(seed))
         return
