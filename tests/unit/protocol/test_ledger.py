@@ -386,6 +386,6 @@ def test_a_done_of_another_range_than_its_plan_is_never_written(step: str) -> No
     if step == "restate":
         closed(own, {})
     before = kinds(log)
-    with pytest.raises(InvariantError, match="the range is 0 to 5, and not 0 to 6"):
+    with pytest.raises(InvariantError, match="the range is 0 to 5, not 0 to 6"):
         getattr(own, step)(Closed(start=0, to=6))
     assert kinds(log) == before
