@@ -86,7 +86,9 @@ def test_the_message_names_cause_share_example_and_both_ways_on() -> None:
     told = str(caught.value)
     name = fingerprint("parse", "wrong_type", "id", WRONG[1])
     assert "300 of 1,000 records were rejected for one cause, more than 20 %" in told
-    assert f"{name}, parse: wrong_type of id: expected int, found a string, such as orders partition 3 offset 7 (raw position 9.7)" in told
+    assert (
+        f"{name}, parse: wrong_type of id: expected int, found a string, for example orders partition 3 offset 7 (raw position 9.7)" in told
+    )
     assert "Correct the mapping" in told
     assert "`tallyflow run FILE --accept`" in told
 

@@ -88,7 +88,7 @@ def test_a_gap_is_numbered_and_never_hidden_by_an_open_chunk(held: Held, said: s
 def test_no_verdict_where_open_chunks_rows_are_not_known(held: Held) -> None:
     found = evaluate.gaps(Confirmed(100, 105), held)
     assert (found.passed, found.is_mild) == (False, True)
-    assert "a chunk was being inserted" in found.not_judged
+    assert "a chunk that was being inserted" in found.not_judged
 
 
 def test_a_row_of_no_record_is_extra_even_beside_a_missing_one() -> None:

@@ -226,7 +226,7 @@ def test_a_linked_entry_that_is_missing_is_data_loss() -> None:
     closed(own, {})
     own.plan(planned(1, 2))
     log.purge(STREAM, SUBJECT, own.state.plan.sequence)
-    with pytest.raises(DataLossError, match="entry 3 is gone"):
+    with pytest.raises(DataLossError, match="entry 3 is missing"):
         read_chain(log, NAMES, KIND)
 
 
