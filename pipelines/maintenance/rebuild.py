@@ -49,7 +49,7 @@ class Rebuilt:
 def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | None = None) -> Rebuilt:
     """Write the store anew, up to the last `done`; an open plan is left for the next start. Safe to kill, and to repeat.
 
-    `tell` receives the frames read and their total. Without `tasks` it runs in this process. Raise FencedError while the process leg runs,
+    `tell` receives the frames read and their total. Without `tasks` it runs in this process. Raise FencedError while the process leg is up,
     DataLossError if the streams do not reach back to the oldest live key, InvariantError if the counts differ from the ledger's; then
     nothing was listed.
     """
