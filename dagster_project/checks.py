@@ -31,7 +31,7 @@ from resources.streaming_jobs import StreamingJobs
 _SEVERITIES = {"warn": AssetCheckSeverity.WARN, "error": AssetCheckSeverity.ERROR}
 _VERIFICATIONS_AT_ONCE = 100
 PAUSES = (2.0, 5.0)
-"""Seconds until a check is made again whose system is away."""
+"""Seconds until a check is repeated whose system is away."""
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
@@ -40,7 +40,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
             f"publish_{pipeline.label}",
             selection=dg.AssetSelection.checks_for_assets(asset_key(pipeline, TABLE))
             | dg.AssetSelection.assets(asset_key(pipeline, PUBLISHED)),
-            description="Checks the table; publishes it unless a blocking check has failed.",
+            description="Checks the table, and publishes it unless a blocking check has failed.",
             tags={PIPELINE_TAG: pipeline.config.pipeline_id},
         )
         for pipeline in files.pipelines
@@ -53,7 +53,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
 
 
 def enabled(checks: Checks) -> list[str]:
-    """Names of the checks that the file leaves on, in their order."""
+    """Return the names of the checks that the file leaves enabled, in their order."""
     return [name for name in NAMES if _check(checks, name).enabled]
 
 
@@ -93,9 +93,9 @@ def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
 
 
 def results(names: Sequence[str], evaluate: Callable[[str], CheckResult], log: Callable[[str], None]) -> Iterator[CheckResult]:
-    """Yield a result per check, whatever becomes of the others.
+    """Yield a result per check, even if others fail.
 
-    A check that cannot be made fails with the reason. Where the cause may pass by itself, it is made again first, behind the others, once
+    A check that cannot be made fails with the reason. If the cause may pass by itself, the check is first repeated after the others, once
     for each of `PAUSES`.
     """
     left = list(names)
@@ -113,7 +113,7 @@ def results(names: Sequence[str], evaluate: Callable[[str], CheckResult], log: C
                 result = CheckResult.unknown(name, str(error))
             except Exception as error:
                 log(f"check {name}: {traceback.format_exc()}")
-                result = CheckResult.unknown(name, f"{type(error).__name__}, a fault of Tallyflow itself; the run's log has it")
+                result = CheckResult.unknown(name, f"{type(error).__name__}, a bug of Tallyflow; report it with the log of this run")
             yield result
         left = waiting
         if not left:
@@ -126,7 +126,7 @@ def asset_check_result(result: CheckResult, check: Check, asset: dg.AssetKey) ->
     """Return the result for Dagster's page, with the severity that the file gives the check."""
     metadata: dict[str, Any] = {**result.facts, **examples_metadata(result.examples)}
     if result.not_judged:
-        metadata["not judged"] = result.not_judged
+        metadata["not evaluated"] = result.not_judged
     severity = AssetCheckSeverity.WARN if result.is_mild else _SEVERITIES[check.severity]
     return dg.AssetCheckResult(
         passed=result.passed, asset_key=asset, check_name=result.check, severity=severity, description=result.message, metadata=metadata
@@ -142,7 +142,7 @@ def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> Hours:
     for event in _materializations(instance, wanted):
         if event.partition is not None:
             facts = {name: value.value for name, value in event.metadata.items()}
-            summary = (bool(facts.get("is_match")), str(facts.get("said", "")), bool(facts.get("is_proven", True)))
+            summary = (bool(facts.get("is_match")), str(facts.get("summary", "")), bool(facts.get("is_proven", True)))
             newest.setdefault(event.partition, VerifiedHour(event.partition, *summary))
     due = key_of(now - VERIFIED_AFTER)
     missed = [hour for hour in hours_without_verdict(instance, pipeline, begin_of_hour(since) + HOUR) if hour <= due]
@@ -150,7 +150,7 @@ def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> Hours:
 
 
 def _materializations(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilter) -> Iterator[dg.AssetMaterialization]:
-    """All of them, the newest first."""
+    """Yield all materializations of the wanted records, the newest first."""
     cursor, has_more = None, True
     while has_more:
         found = instance.fetch_materializations(wanted, limit=_VERIFICATIONS_AT_ONCE, cursor=cursor)
@@ -159,7 +159,7 @@ def _materializations(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilte
 
 
 def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
-    text = "The table as far as it was checked. Let what needs checked rows depend on this."
+    text = "The checked part of the table. Let assets that need checked rows depend on this one."
 
     spec = spec_behind(pipeline, PUBLISHED, TABLE, text, automation=due(PUBLISHED_AT))
 

@@ -23,7 +23,7 @@ def summary(report: Verification) -> str:
 
 
 def report_metadata(report: Verification) -> dict[str, Any]:
-    """Return the numbers that are plotted, what was not proved, and what the table's check reads: `is_match`, `is_proven` and `said`.
+    """Return the numbers that are plotted, what was not proved, and what the table's check reads: `is_match`, `is_proven` and `summary`.
 
     `is_match`: nothing that was compared differs; `is_proven`: every row of the range is explained.
     """
@@ -32,7 +32,7 @@ def report_metadata(report: Verification) -> dict[str, Any]:
         "differences": sum(finding.count for finding in report.findings),
         "is_match": not report.findings,
         "is_proven": not report.not_proven,
-        "said": summary(report),
+        "summary": summary(report),
         "not proved": "; ".join(gap.what for gap in report.not_proven) or "nothing",
         # A list, whose lines are wrapped: the page cuts off what is wider than it.
         "report": dg.MetadataValue.md("\n".join(f"- {line}" for line in report.lines())),

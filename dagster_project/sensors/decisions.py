@@ -60,8 +60,8 @@ class Decision:
 class Trouble:
     """The memory of a pipeline that is unhealthy, or was a short time ago.
 
-    `silent_since`: since when the runner is unreachable or stuck, else None. `told`: the halt of the last alert. `given_up`: an alert was
-    sent because the runner does not stay up.
+    `silent_since`: since when the runner is unreachable or stuck, else None. `told`: the halt of the last alert. `given_up`: an alert
+    was sent because the runner does not stay up.
     """
 
     since: float

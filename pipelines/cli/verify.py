@@ -13,11 +13,11 @@ from pipelines.protocol.naming import Names
 
 
 def hour_instant(text: str) -> datetime:
-    """Parse the beginning of an hour, UTC."""
+    """Return the beginning of an hour, UTC, of its text."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H").replace(tzinfo=UTC)
     except ValueError:
-        raise typer.BadParameter("must be an hour such as 2026-01-31T12 (UTC)") from None
+        raise typer.BadParameter("must be an hour (UTC) such as 2026-01-31T12") from None
 
 
 def verify(
@@ -25,7 +25,7 @@ def verify(
     since: Annotated[
         datetime | None,
         typer.Option(
-            "--from", parser=since_instant, help="Records that arrived at this instant (UTC) or later, or so long ago.", metavar="TIME"
+            "--from", parser=since_instant, help="Records that arrived at or after this instant (UTC), or within this time.", metavar="TIME"
         ),
     ] = None,
     until: Annotated[
@@ -38,9 +38,10 @@ def verify(
     examples: Examples = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the table's rows again from the raw records, in DuckDB, and compare.
+    """Recompute the table's rows from the raw records, in DuckDB, and compare them with the table.
 
-    The exit code is 0 if all is clean, 4 if anything differs, 3 if nothing does but something is not proven, such as rows that wait.
+    The exit code is 0 if everything is clean, 4 if anything differs, 3 if nothing differs but something (such as waiting rows) is not
+    proven.
     """
     from pipelines.connectors.nats.client import JetStream
     from pipelines.proof.verification.run import Request
@@ -48,7 +49,7 @@ def verify(
 
     if hour is not None:
         if since or until:
-            raise typer.BadParameter("--hour is a range of its own: leave out --from and --to")
+            raise typer.BadParameter("--hour is a range of its own: remove --from and --to")
         since, until = hour, hour + timedelta(hours=1)
     with errors_as_exit(), progress_bar() as progress:
         config = load(file)

@@ -35,18 +35,18 @@ from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import INSTANT
 from pipelines.types.vectors import Mask
 
-_ACCEPTED = pa.schema([("letter", pa.uint64()), ("hi", pa.uint64()), ("lo", pa.uint64()), ("at_us", pa.int64())])
+_ACCEPTED = pa.schema([("dead_letter", pa.uint64()), ("hi", pa.uint64()), ("lo", pa.uint64()), ("at_us", pa.int64())])
 _ADD = """
     INSERT INTO seen
-    SELECT letter, code, abs(rows.at_us - accepted.at_us) < $window AND accepted.at_us + $window > watermark_us
+    SELECT dead_letter, code, abs(rows.at_us - accepted.at_us) < $window AND accepted.at_us + $window > watermark_us
     FROM _tf_rows AS rows
-    ASOF JOIN accepted ON rows.hi = accepted.hi AND rows.lo = accepted.lo AND rows.code > accepted.letter
+    ASOF JOIN accepted ON rows.hi = accepted.hi AND rows.lo = accepted.lo AND rows.code > accepted.dead_letter
 """
 _COUNT = """
-    SELECT letter, count(*)::BIGINT AS copies
-    FROM seen LEFT JOIN (SELECT letter, min(code) AS let_through FROM seen WHERE NOT is_copy GROUP BY letter) USING (letter)
+    SELECT dead_letter, count(*)::BIGINT AS copies
+    FROM seen LEFT JOIN (SELECT dead_letter, min(code) AS let_through FROM seen WHERE NOT is_copy GROUP BY dead_letter) USING (dead_letter)
     WHERE let_through IS NULL OR code < let_through
-    GROUP BY letter
+    GROUP BY dead_letter
 """
 
 
@@ -79,7 +79,7 @@ class CopiesByLetter:
         self._engine, self._window_us = engine, window_us
         engine.register("_tf_accepted", accepted)
         engine.execute("CREATE TABLE accepted AS FROM _tf_accepted")
-        engine.execute("CREATE TABLE seen (letter UBIGINT, code UBIGINT, is_copy BOOLEAN)")
+        engine.execute("CREATE TABLE seen (dead_letter UBIGINT, code UBIGINT, is_copy BOOLEAN)")
 
     def add(self, found: Judged) -> None:
         hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
@@ -109,14 +109,14 @@ def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wan
         if not accepted.num_rows:
             return _counted({}, {}, purged)
         copies = CopiesByLetter(counting, accepted, config.dedup.window_us)
-        first, arrival_us = (accepted.column(name)[0].as_py() for name in ("letter", "at_us"))
+        first, arrival_us = (accepted.column(name)[0].as_py() for name in ("dead_letter", "at_us"))
         start = start_at(log, names, config, first >> ORDINAL_BITS, arrival_us, purged.below)
         over_us = pc.max(accepted.column("at_us")).as_py() + config.dedup.window_us
         for portion in judged(log, names, engine, config, start, done.body.to, progress):
             copies.add(portion)
             if not config.dedup.time_field and portion.times.max(initial=0) >= over_us:
                 break
-        counts = dict.fromkeys(accepted.column("letter").to_pylist(), 0) | copies.counts()
+        counts = dict.fromkeys(accepted.column("dead_letter").to_pylist(), 0) | copies.counts()
     return _counted(roots, counts, purged)
 
 
@@ -147,8 +147,8 @@ def _accepted(
         keyed.append(_keyed(engine, config, past))
     roots = {letter: root for letter, root in roots.items() if letter in selected}
     together = pa.concat_tables(keyed)
-    is_root = pc.is_in(together.column("letter"), value_set=pa.array(sorted(roots.values()), pa.uint64()))
-    return roots, together.filter(is_root).sort_by("letter")
+    is_root = pc.is_in(together.column("dead_letter"), value_set=pa.array(sorted(roots.values()), pa.uint64()))
+    return roots, together.filter(is_root).sort_by("dead_letter")
 
 
 def _keyed(engine: duckdb.DuckDBPyConnection, config: Program, letters: pa.Table) -> pa.Table:

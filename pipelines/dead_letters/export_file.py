@@ -1,8 +1,8 @@
 """Dead letters in a file: JSON lines that operators and tools may read, edit, and import again.
 
-A line holds one dead letter: its place, the reason of its rejection, and the record with `key`, `value` and `headers`. Bytes that are UTF-8
-are a string, others are {"base64": ...}, so every byte is restored. Of an edited file only `position`, `key`, `value` and `headers` are
-read; fields that a line leaves out stay unchanged.
+A line holds one dead letter: its position, the reason of its rejection, and the record with `key`, `value` and `headers`. Bytes that are
+UTF-8 are a string, others are {"base64": ...}, so every byte is restored. Of an edited file only `position`, `key`, `value` and `headers`
+are read; fields that a line leaves out stay unchanged.
 """
 
 import base64
@@ -77,7 +77,8 @@ def read_edited(path: Path) -> Edited:
     with path.open("rb") as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), start=1):
             if len(line) > MAX_LINE_BYTES:
-                faults.append(Fault(f"line {number}", f"is longer than {MAX_LINE_BYTES:,} bytes, as no letter is; the rest was not read"))
+                too_long = f"is longer than {MAX_LINE_BYTES:,} bytes, the limit of a dead letter; the rest of the file was not read"
+                faults.append(Fault(f"line {number}", too_long))
                 break
             if not line.strip():
                 continue
@@ -87,10 +88,11 @@ def read_edited(path: Path) -> Edited:
                 faults.append(Fault(f"line {number}", str(error)))
                 continue
             if position in changes:
-                faults.append(Fault(f"line {number}", f"the letter at {position.sequence}.{position.ordinal} is there twice"))
+                repeated = f"the dead letter at {position.sequence}.{position.ordinal} occurs twice"
+                faults.append(Fault(f"line {number}", repeated))
             changes[position] = change
     if not faults and not changes:
-        faults.append(Fault("", "it holds no letters; `tallyflow dlq export` writes such a file"))
+        faults.append(Fault("", "it holds no dead letters; `tallyflow dlq export` writes such a file"))
     if len(faults) > MAX_FAULTS:
         faults = [*faults[:MAX_FAULTS], Fault("", f"and {len(faults) - MAX_FAULTS:,} more")]
     if faults:
@@ -134,7 +136,7 @@ def _read_content(value: Any, name: str) -> bytes | None:
         try:
             return value.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"{name} holds half of a surrogate pair, which is no text; give the bytes as base64") from None
+            raise ValueError(f"{name} holds half of a surrogate pair, which has no encoding; write the bytes as base64") from None
     if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
         try:
             return base64.b64decode(value["base64"], validate=True)
@@ -156,7 +158,8 @@ def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]]) -> Iter
             letter["oversize"] = None
             letter["headers"] = [pair for pair in letter["headers"] or [] if pair[0] != UNREADABLE_HEADER]
         elif letter["oversize"]:
-            faults.append(Fault(f"position {letter['_tf_sequence']}.{letter['_tf_ordinal']}", "the letter holds only the record's head"))
+            only_head = "the dead letter holds only the head of the record; add the whole record as `value`"
+            faults.append(Fault(f"position {letter['_tf_sequence']}.{letter['_tf_ordinal']}", only_head))
     if faults:
         raise ConfigurationError(f"reading {edited.name}", faults)
     for start in range(0, len(letters), MAX_PLAN_RANGES):

@@ -126,7 +126,8 @@ class Redrive:
             message = self._log.get(stream, sequence)
             if message is None:
                 raise DataLossError(
-                    f"reading dead letters: frame {sequence} of {stream} is gone, an open plan needs it; restore the stream from a backup"
+                    f"reading dead letters: an open plan needs frame {sequence} of {stream}, which is missing; restore the stream from a "
+                    "backup"
                 )
             letters = decode_frame(message.payload, place_of_frame(message)).take(pa.array(rows_of(ranges)))
             yield Portion(records_of_letters(letters), letters.column("_tf_topic"), np.arange(first, first + letters.num_rows))
@@ -140,7 +141,10 @@ def _append_share(appender: Appender[Position], number: int, share: Portion, par
     while True:
         tail = appender.tail.position
         if tail is not None and tail.sequence > number:
-            raise FencedError(f"appending dead letters of plan {number}: plan {tail.sequence} is already being written, by somebody else")
+            raise FencedError(
+                f"appending dead letters of plan {number}: another command already appends those of plan {tail.sequence}; it has finished "
+                f"plan {number}, too"
+            )
         if tail is not None and tail.sequence == number:
             here = int(np.searchsorted(places, tail.ordinal, side="right"))
             records, places = records.slice(here), places[here:]

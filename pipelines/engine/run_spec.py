@@ -28,8 +28,8 @@ class RunSpec:
     """One start of a runner. `epochs` belong to its legs, `stage_config` is the version that new plans name.
 
     Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are processed in the driver, larger ones in tasks.
-    `state_place` is the directory or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty for
-    none. `resolved`: the `resolved_digest` of the driver's configuration, empty for any. `file_version`: the version of the file's
+    `state_place` is the directory or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty
+    for none. `resolved`: the `resolved_digest` of the driver's configuration, empty for any. `file_version`: the version of the file's
     configuration (`config.version_of`), to detect a later change of the file.
     """
 

@@ -80,9 +80,9 @@ class Seen:
 class KeyHistory:
     """The history of a key. `accepted` is its last accepted record, None if the store has none.
 
-    `is_over`: its window has ended by the pipeline's clock, so the next record of the key will be accepted. `duplicates`: records dropped
-    since it was accepted, or since `counted_from`, if the raw stream was purged up to there; the first SHOWN_DUPLICATES of them are in
-    `dropped`. `records_scanned` were read for this.
+    `is_over`: its window has ended by the pipeline's clock, so the next record of the key will be accepted. `duplicates`: records
+    dropped since it was accepted, or since `counted_from`, if the raw stream was purged up to there; the first SHOWN_DUPLICATES of them
+    are in `dropped`. `records_scanned` were read for this.
     """
 
     key: dict[str, Any]

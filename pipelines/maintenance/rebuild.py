@@ -1,4 +1,4 @@
-"""Rebuilds a lost or damaged key store from the raw stream: the same records through the same stages give the same keys.
+"""Rebuild of a lost or damaged key store from the raw stream: the same records through the same stages give the same keys.
 
 Nothing is published. The work is done here, or as Spark tasks (`rebuild_ways`). Each range is read under its original configuration, as the
 ledger's plans name it, without the records that the plans have made dead letters. The numbers of rows and duplicates must equal the
@@ -48,7 +48,7 @@ class Rebuilt:
 def rebuild(state: KeyState, progress: Progress = no_progress, tasks: Tasks | None = None) -> Rebuilt:
     """Write the store anew, up to the last `done`; an open plan is left for the next start. Safe to kill, and to repeat.
 
-    `progress` counts the frames read. Without `tasks` it runs in this process. Raise FencedError while the process leg runs,
+    `progress` counts the frames read. Without `tasks` it runs in this process. Raise FencedError while the process leg is up,
     DataLossError if the streams do not reach back to the oldest live key, InvariantError if the counts differ from the ledger's; then
     nothing was listed.
     """
@@ -100,8 +100,8 @@ class _Rebuilding:
         purged = read_purged(log, self._state.names, "raw")
         held = log.state(stream)
         if held is None or (not purged.below and held.first_sequence > 1):
-            begins = "is gone" if held is None else f"begins at sequence {held.first_sequence}"
-            raise DataLossError(f"rebuilding the key store: {stream} {begins}, what came before cannot be judged again; restore a backup")
+            begins = "does not exist" if held is None else f"begins at sequence {held.first_sequence}"
+            raise DataLossError(f"rebuilding the key store: {stream} {begins}, earlier records cannot be replayed; restore a backup")
         if purged.below:
             self._begin_at(self._oldest_needed(purged))
         begin = self._from
@@ -128,8 +128,8 @@ class _Rebuilding:
         if not over or over[-1].to < purged.below:
             raise DataLossError(
                 f"rebuilding the key store: {self._state.names.stream('raw')} was purged up to sequence {purged.below} and no longer holds "
-                "all records whose keys are remembered; restore the key store or the streams from a backup, or delete the pipeline and "
-                "start it anew. A longer resources.nats.stream.max_age than the window, and enough max_bytes, prevent this"
+                "all records whose keys have not expired. Restore the key store or the streams from a backup, or delete the pipeline and "
+                "start it anew. To prevent this, set resources.nats.stream.max_age longer than the window, and max_bytes large enough"
             )
         return over[-1]
 
@@ -143,13 +143,13 @@ class _Rebuilding:
         found = len(self._accepted_places)
         if found != rows_out or missing:
             raise DataLossError(
-                f"rebuilding the key store: of {rows_out + missing:,} records that were accepted while their keys are "
-                f"remembered, {self._state.names.stream('out')} holds {found:,}; restore the key store or the streams from a backup, or "
-                "delete the pipeline and start it anew"
+                f"rebuilding the key store: of {rows_out + missing:,} accepted records whose keys have not expired, "
+                f"{self._state.names.stream('out')} holds {found:,}. Restore the key store or the streams from a backup, or delete the "
+                "pipeline and start it anew"
             )
 
     def _places_in_out(self) -> Words:
-        """Return the places of the out rows whose records are replayed, sorted."""
+        """Return the positions of the out rows whose records are replayed, sorted."""
         log, names = self._state.connections.log, self._state.names
         out = log.state(names.stream("out"))
         frames = fetch_whole(log, names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
@@ -181,7 +181,7 @@ class _Rebuilding:
         return ranges
 
     def _judge(self, frames: list[Arrived], version: str) -> None:
-        """Take one portion through the stages and into the stores."""
+        """Replay one portion through the stages and write its keys to the stores."""
         config, to = config_of(self._state.connections, version), frames[-1].message.sequence
         before, behind = (EndOfRange(clock_us, self._watermarks) for clock_us in (self._clock_us, frames[-1].arrival_us))
         item = RebuildItem(
@@ -220,8 +220,8 @@ class _Rebuilding:
         found = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)
         if found != counted:
             raise InvariantError(
-                f"rebuilding the key store: of {found[0]:,} records {found[1]:,} were first ones and {found[2]:,} duplicates, the ledger "
-                f"counted {counted[0]:,}, {counted[1]:,} and {counted[2]:,}; nothing was listed"
+                f"rebuilding the key store: the replay counted {found[0]:,} records, {found[1]:,} accepted and {found[2]:,} duplicates; "
+                f"the ledger counted {counted[0]:,}, {counted[1]:,} and {counted[2]:,}. No segment was listed; report this with the log"
             )
         runs = [run for listing in self.runs.values() for run in listing]
         return Rebuilt(*found, sum(run[1] for run in runs), len(runs))

@@ -19,21 +19,22 @@ from pipelines.process.fingerprints import with_fingerprints
 
 MIN_RECORDS = 1000
 ACCEPT = "`tallyflow run FILE --accept`"
-MEND = f"Mend the table or the producer and start again; or let such records become dead letters for one start: {ACCEPT}"
+MEND = f"Correct the table or the producer and start again, or accept such records as dead letters for one start: {ACCEPT}"
 """Ways to continue after a rejected row that is not decided yet."""
 PLANNED = (
-    f"These records are planned already: {ACCEPT} lets them become dead letters, which may enter again. Mend the mapping, the table or the "
-    "producer first: with an edited file only these pass, and what comes behind them is judged anew; with this one all do, for one start"
+    f"These records are already planned: {ACCEPT} makes them dead letters, which can be reprocessed. Correct the mapping, the table or the "
+    "producer first. After an edit of the file the option accepts only these records, and later ones are processed by the new file. "
+    "Without an edit it accepts all rejected records of one start"
 )
 PLANNED_BEFORE = (
-    f"These records were planned before the file was edited, and are judged as they were planned: {ACCEPT} lets them, and only them, "
-    "become dead letters, which may enter again under the new file"
+    f"These records were planned before the file was edited, and are processed as planned: {ACCEPT} makes them, and only them, "
+    "dead letters, which can be reprocessed under the new file"
 )
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Rejected records of one cause: their number, the reason in words (`parse: wrong_type of id: expected int`), and the place of one."""
+    """Rejected records of one cause: their number, the reason (`parse: wrong_type of id: expected int`), and the position of one."""
 
     fingerprint: str
     reason: str
@@ -71,8 +72,8 @@ class Sample:
         if worst is None or not self.is_enough or worst.records * 100 <= percent * self.records:
             return
         raise HaltError(
-            f"stopping before the dead letters are flooded: {worst.records:,} of {self.records:,} records were rejected for one cause, "
-            f"more than {percent} % (`on_error.max_rejected_percent`): {worst.fingerprint}, {worst.reason}, such as {worst.example}. "
+            f"stopping at the rejection limit: {worst.records:,} of {self.records:,} records were rejected for one cause, "
+            f"more than {percent} % (`on_error.max_rejected_percent`): {worst.fingerprint}, {worst.reason}, for example {worst.example}. "
             f"{ways}"
         )
 
@@ -129,13 +130,13 @@ def halt_at(rejected: pa.Table) -> None:
 def halt_for(reason: str, place: str) -> HaltError:
     """Return the halt for a record at which `on_error.rejected: halt` stops."""
     return HaltError(
-        f"stopping at a rejected record, as `on_error.rejected` asks: {place}: {reason}. No record of its batch became a dead letter. "
-        "Mend the mapping, the table or the producer, or say `rejected: dead_letter`, and start again: nothing is lost"
+        f"stopping at a rejected record, as `on_error.rejected: halt` requires: {place}: {reason}. No record of its batch became a dead "
+        "letter, and none is lost. Correct the mapping, the table or the producer, or set `rejected: dead_letter`, and start again"
     )
 
 
 def place_of(letters: pa.Table) -> str:
-    """Return the place of the first of `letters`."""
+    """Return the position of the first of `letters`, in Kafka and on raw."""
     (row,) = letters.slice(0, 1).select(["_tf_topic", "_tf_partition", "_tf_offset", "_tf_sequence", "_tf_ordinal"]).to_pylist()
     coordinates = f"{row['_tf_topic']} partition {row['_tf_partition']} offset {row['_tf_offset']}"
     return f"{coordinates} (raw position {row['_tf_sequence']}.{row['_tf_ordinal']})"

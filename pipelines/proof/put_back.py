@@ -79,7 +79,10 @@ def put_back(
     before, missing = verifier.report, verifier.missing
     if subject is None or not len(missing):
         if subject is not None and not subject.has_positions and before.findings:
-            raise HaltError(f"putting rows back into {before.table}: it has no position columns, so nobody can tell which rows are missing")
+            raise HaltError(
+                f"putting rows back into {before.table}: it has no position columns, so the missing rows are unknown; give the table the "
+                "position columns (docs/clickhouse.md)"
+            )
         return PutBack(before, 0, 0, before)
     clickhouse = ClickHouse(config.sink)
     try:
@@ -100,13 +103,16 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
     table = clickhouse.inspect(database, name)
     removes = removes_rows(table) if table else ""
     if removes:
-        raise HaltError(f"putting rows back into {before.table}: {removes} removes rows, these would go as well; nothing was inserted")
+        raise HaltError(
+            f"putting rows back into {before.table}: {removes} removes rows, and would remove these again; nothing was inserted. Remove it "
+            "from the table first"
+        )
     views = [view.full_name for view in clickhouse.views_on(database, name)]
     if views and not feed_views:
         raise HaltError(
-            f"putting rows back into {before.table}: the materialized views {', '.join(views)} would get the rows once more; nothing was "
-            "inserted. If the rows are not in what they fill either, say feed_views; else detach the views, put the rows back, and attach "
-            "the views again"
+            f"putting rows back into {before.table}: the materialized views {', '.join(views)} would get the rows again; nothing was "
+            "inserted. If the views lack the rows, too, set feed_views. Otherwise detach the views, put the rows back, and attach the "
+            "views again"
         )
 
 
@@ -123,7 +129,7 @@ def _target(clickhouse: ClickHouse, config: Program, missing: RawPositions) -> _
     """Return the positions with their table. Raise HaltError if the table does not take the rows as they were made."""
     table = clickhouse.inspect(config.database, config.table)
     if table is None:
-        raise HaltError(f"putting rows back into {config.full_table}: the table is gone; put it back first")
+        raise HaltError(f"putting rows back into {config.full_table}: the table does not exist; restore it first")
     _check_columns(config, table)
     return _Target(config, table, missing)
 
@@ -132,8 +138,8 @@ def _check_columns(config: Program, table: Table, nulls: Sequence[str] = ()) -> 
     faults = misfits(config, config.position_columns, table.columns, nulls)
     if faults:
         raise HaltError(
-            f"putting rows back into {config.full_table}: its columns are not those that the rows were made for: {'; '.join(faults)}; "
-            "put the table back first"
+            f"putting rows back into {config.full_table}: its columns differ from those that the rows were made for: {'; '.join(faults)}; "
+            "restore the columns first"
         )
 
 
@@ -155,7 +161,7 @@ def _wait_until_quiet(names: Names, clickhouse: ClickHouse, longest_seconds: flo
     """
     time.sleep(QUIET_SECONDS)
     while at_work := clickhouse.inserts_at_work(_work(names)):
-        progress(f"waiting for {at_work} inserts of an earlier command that ClickHouse still works on")
+        progress(f"waiting for {at_work} inserts of an earlier command that ClickHouse still runs")
         time.sleep(_LOOK_EVERY_SECONDS)
     if at_work is None:
         time.sleep(max(0.0, longest_seconds - QUIET_SECONDS))
@@ -183,7 +189,7 @@ class _Inserts:
         for sequence in np.unique(sequences_of(missing)).tolist():
             message = self._log.get(stream, sequence)
             if message is None:
-                raise RetryableError(f"reading {stream}: sequence {sequence} was there a moment ago and is not; look again")
+                raise RetryableError(f"reading {stream}: sequence {sequence} was purged after the verification; launch the command again")
             yield Arrived(message, subject.history.arrival_us(sequence))
 
     def _insert_step(self, engine: duckdb.DuckDBPyConnection, target: _Target, step: list[Arrived]) -> int:
@@ -196,7 +202,7 @@ class _Inserts:
         _check_columns(config, target.table, [name for name in rows.column_names if rows.column(name).null_count])
         positions = position_keys(rows)
         if len(np.unique(positions)) < len(positions):
-            raise HaltError(f"putting rows back into {config.full_table}: a record has several rows; nothing of them was inserted")
+            raise HaltError(f"putting rows back into {config.full_table}: a record has several rows; none of its block was inserted")
         self._progress(f"inserting {rows.num_rows:,} rows of raw {step[0].message.sequence}..{step[-1].message.sequence}")
         if self._lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
@@ -207,7 +213,7 @@ class _Inserts:
             self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS, work)
         except RefusedError as error:
             raise HaltError(
-                f"putting rows back into {config.full_table}: it refuses them now: {error}; mend the table and do it again"
+                f"putting rows back into {config.full_table}: the table refuses them now: {error}; correct the table and try again"
             ) from error
         reach("repair.after-insert")
         return len(positions)

@@ -18,7 +18,7 @@ def show_report(console: Console, report: Report) -> None:
 
 
 def examples_table(finding: Finding) -> Table:
-    """Return the examples of a finding: the place of each, its expected and its actual content."""
+    """Return the examples of a finding: the position of each, its expected and its actual content."""
     shown = f"{len(finding.examples):,} of {finding.count:,}" if finding.count > len(finding.examples) else f"{finding.count:,}"
     table = Table("Kafka", "raw position", "expected", "found", title=f"{finding.title}: {shown}")
     for example in finding.examples:
@@ -30,9 +30,9 @@ def examples_table(finding: Finding) -> Table:
 def tally_table(pipeline: str, tally: Tally) -> Table:
     """Return a row per leg and outcome: the input, its outcomes, the waiting rows, and the residue, which is 0 unless there is a defect."""
     balance = "every event is accounted for" if tally.residue == 0 else f"{tally.residue:,} events are NOT accounted for"
-    summary = f"as the ledger tells it, {balance}; `tallyflow audit` proves it"
+    summary = f"by the ledger, {balance}; `tallyflow audit` proves it"
     title = f"tally of {pipeline}" + (f" since {tally.since:%Y-%m-%d %H:%M:%S} UTC" if tally.since else "")
-    table = Table("leg", "in", "went to", "rows", "waiting before it", "residue", title=title, caption=summary)
+    table = Table("leg", "in", "outcome", "rows", "waiting before it", "residue", title=title, caption=summary)
     for leg in (*tally.legs, tally.letters):
         outcomes = list(leg.outcomes.items())
         for index, (outcome, rows) in enumerate(outcomes):

@@ -25,7 +25,7 @@ class NeverStartedError(HaltError):
 
 def never_started(pipeline: str) -> NeverStartedError:
     """Return the error of every command for a pipeline without streams."""
-    return NeverStartedError(f"pipeline {pipeline} was never started: nothing is known of it; start it with `tallyflow run`")
+    return NeverStartedError(f"pipeline {pipeline} was never started: it has no streams; start it with `tallyflow run`")
 
 
 def check_started(log: Streams, names: Names) -> None:
@@ -42,6 +42,6 @@ def check_started(log: Streams, names: Names) -> None:
         # The first start has created it since.
         return
     raise DataLossError(
-        f"pipeline {names.pipeline}: its stream {names.stream('ledger')} is gone, and {', '.join(left)} still there; "
+        f"pipeline {names.pipeline}: its stream {names.stream('ledger')} does not exist, but {', '.join(left)} still hold messages; "
         "restore all streams from one moment, or delete the pipeline and start it anew"
     )

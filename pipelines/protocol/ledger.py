@@ -87,7 +87,7 @@ class Entry(Generic[B_co]):
         body = to_record(self.body)
         try:
             if from_record(type(self.body), body) != self.body:
-                raise FormError("it reads otherwise than it is")
+                raise FormError("decoding it gives another body")
         except FormError as error:
             raise InvariantError(f"writing a {type(self.body).__name__}: {error}; nothing was written. Report this with the log") from error
         envelope = {"format": FORMAT, "kind": self.kind, "epoch": self.epoch}
@@ -113,16 +113,17 @@ class ChainType(Generic[P_co, D_co]):
             _check_format(message, record.pop("format", 1))
             kind, epoch, *references = (record.pop(name) for name in ("kind", "epoch", "previous_done", "open_plan"))
             if not all(type(number) is int and 0 <= number < message.sequence for number in references):
-                raise FormError("its references are none")
+                raise FormError("its references are no earlier sequences")
             if type(epoch) is not int or epoch < 0:
-                raise FormError("its epoch is none")
+                raise FormError("its epoch is not a number of 0 or more")
             forms: dict[str, type[Open | P_co | D_co]] = {"open": Open, "plan": self.plan, "done": self.done}
             body = from_record(forms[kind], record)
         except FormError as error:
             if error.unknown:
                 raise HaltError(
-                    f"reading {_place(message)}: it says what this release does not know ({', '.join(error.unknown)[:200]}), so a newer "
-                    "one has written it: start that one, or take back there what needs it and let it finish first"
+                    f"reading {_place(message)}: it has fields that this release does not know ({', '.join(error.unknown)[:200]}), so a "
+                    "newer release has written it. Start that release; to return to this one, undo there the change that needs the "
+                    "fields, and let the pipeline catch up"
                 ) from error
             raise _foreign(message, str(error)) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -140,22 +141,22 @@ class ChainType(Generic[P_co, D_co]):
     def _decode_as(self, message: Message, form: type[B_co]) -> Entry[B_co]:
         found = self.decode(message)
         if not isinstance(found.body, form):
-            raise _foreign(message, f"it is {found.kind}, and another entry refers to it as {form.KIND}")
+            raise _foreign(message, f"its kind is {found.kind}, but another entry refers to it as {form.KIND}")
         return Entry(found.epoch, found.body, found.previous_done, found.open_plan, found.sequence)
 
 
 def _check_format(message: Message, found: object) -> None:
     if type(found) is not int or found < 1:
-        raise FormError("its format is none")
+        raise FormError("its format is not a number of 1 or more")
     if found > FORMAT:
         raise HaltError(
-            f"reading {_place(message)}: a newer release has written it (format {found}, this one reads {FORMAT}): start that one; what it "
-            "has begun cannot be finished by this one"
+            f"reading {_place(message)}: a newer release has written it (format {found}, this release reads {FORMAT}); start the newer "
+            "release, only it can finish the open plan"
         )
     if found < FORMAT:
         raise HaltError(
-            f"reading {_place(message)}: an earlier release has written it (format {found}, this one reads {FORMAT}): go on with that one, "
-            "or delete the pipeline (`tallyflow delete`) and start it anew"
+            f"reading {_place(message)}: an earlier release has written it (format {found}, this release reads {FORMAT}); continue with "
+            "the earlier release, or delete the pipeline (`tallyflow delete`) and start it anew"
         )
 
 
@@ -165,8 +166,8 @@ def _place(message: Message) -> str:
 
 def _foreign(message: Message, reason: str) -> HaltError:
     return HaltError(
-        f"reading {_place(message)}: no entry of a ledger ({reason}); only Tallyflow may write to its streams: see who else may publish "
-        "there, and restore them from a backup of one moment"
+        f"reading {_place(message)}: no entry of a ledger ({reason}); only Tallyflow may write to its streams: find the other writer, "
+        "revoke its rights, and restore the streams from a backup of one moment"
     )
 
 
@@ -223,7 +224,7 @@ def _state_at(log: Log, stream: str, kind: ChainType[P, D], last: Message) -> Ch
         message = last if sequence == last.sequence else log.get(stream, sequence)
         if message is None:
             raise DataLossError(
-                f"reading the chain {last.subject}: entry {sequence} is gone from {stream}; restore the stream from a backup of the same "
+                f"reading the chain {last.subject}: entry {sequence} is missing from {stream}; restore all streams from a backup of one "
                 "moment"
             )
         if message.subject != last.subject:
@@ -313,7 +314,7 @@ class Chain(Generic[P, D]):
 
     def _check_range(self, doing: str, done: D, of: Plan | Done) -> None:
         if (done.start, done.to) != (of.start, of.to):
-            raise InvariantError(f"{doing} on {self._subject}: the range is {of.start} to {of.to}, and not {done.start} to {done.to}")
+            raise InvariantError(f"{doing} on {self._subject}: the range is {of.start} to {of.to}, not {done.start} to {done.to}")
 
     def _decide(self, entry: Entry[B_co]) -> Entry[B_co]:
         """Append our decision; losing the compare-and-set to another runner's entry means that we are fenced."""
@@ -345,5 +346,5 @@ class Chain(Generic[P, D]):
     def _fenced(self, epoch: int) -> FencedError:
         return FencedError(
             f"writing to {self._subject}: another runner (epoch {epoch}) has taken this pipeline over, ours is {self._epoch}; "
-            "stop this one, the other goes on where it stood"
+            "stop this runner, the other one continues its work"
         )

@@ -132,14 +132,14 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         where = f"sending out sequences {chunk.first}-{chunk.last}"
         if len(versions) > 1 or "" in versions:
             raise HaltError(
-                f"{where}: its frames do not name one configuration ({', '.join(sorted(versions))}): an older release wrote them, start "
-                "that one once with --until-caught-up; or somebody else did, and only Tallyflow may write to its streams"
+                f"{where}: its frames do not name one configuration ({', '.join(sorted(versions))}). If an older release wrote them, start "
+                "that release once with --until-caught-up. Otherwise find the foreign writer: only Tallyflow may write to its streams"
             )
         (version,) = versions
         config = config_of(self.connections, version)
         if config.full_table != self._table:
             raise HaltError(
-                f"{where}: these rows were made for table {config.full_table}, the file of this run says {self._table}; nothing was sent. "
+                f"{where}: these rows were made for table {config.full_table}, the file of this run names {self._table}; nothing was sent. "
                 f"{way_on(self.connections.names.pipeline)}"
             )
         return config
@@ -153,7 +153,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         """Return the first chunk of the waiting frames."""
         chunk = next(chunks(self._frames(after, to)), None)
         if chunk is None:
-            raise RetryableError(f"reading {self._stream}: sequence {after + 1} is not served yet")
+            raise RetryableError(f"reading {self._stream}: NATS does not deliver sequence {after + 1} yet; retrying")
         check_contiguous(self._stream, [message.sequence for message in chunk.messages], after, chunk.last)
         return chunk
 
@@ -175,8 +175,8 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
             chunk = self._planned_chunk(start, to)
         if chunk.digest != plan.body.digest:
             raise InvariantError(
-                f"sending chunk {start + 1}-{to} of {self._stream} again: its rows are not those that were planned (digest {chunk.digest}, "
-                f"planned {plan.body.digest}); nothing was sent. Compare the table with the stream before anything else is done"
+                f"sending chunk {start + 1}-{to} of {self._stream} again: its rows differ from the planned rows (digest {chunk.digest}, "
+                f"planned {plan.body.digest}); nothing was sent. Compare the table with the stream before you do anything else"
             )
         abandoned = abandoned_rows(plan.body.abandoned, chunk.rows)
         if abandoned is not None:
@@ -204,20 +204,20 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         if count > own:
             raise HaltError(
                 f"inserting the first chunk into {self._table}: it was empty when pipeline {self.connections.names.pipeline} started, and "
-                f"holds {count - own:,} rows now that are not of it: another pipeline writes to it, too, and records of both would be "
-                f"there twice. {'Nothing was sent. ' if not own else ''}Stop both, empty the table, delete both (`tallyflow delete FILE "
-                "--keep-table`) and start each with a table of its own. If the rows shall stay, say `existing_rows: keep` in the sink; "
-                "audit, verify and the checks will call them extra"
+                f"now holds {count - own:,} rows of another writer. If that is another pipeline, records of both may be in the table "
+                f"twice. {'Nothing was sent. ' if not own else ''}Stop both, empty the table, delete both (`tallyflow delete FILE "
+                "--keep-table`) and start each with a table of its own. To keep the rows, set `existing_rows: keep` in the sink; "
+                "audit, verify and the checks will report them as extra"
             )
 
     def _check_plan(self, plan: SinkPlan, chunk: Chunk) -> None:
         """Raise HaltError for a plan whose configuration or table differs from its rows'."""
-        config, said = self._config_of(chunk), (plan.config, plan.table)
-        if chunk.rows and said != (config.version, config.full_table):
+        config = self._config_of(chunk)
+        if chunk.rows and (plan.config, plan.table) != (config.version, config.full_table):
             raise HaltError(
-                f"sending out sequences {chunk.first}-{chunk.last}: their plan says configuration {said[0]} and table {said[1]}, the rows "
-                f"are of configuration {config.version} for {config.full_table}; nothing was sent. Only Tallyflow may write to its "
-                "streams; `tallyflow plan abandon` closes the plan"
+                f"sending out sequences {chunk.first}-{chunk.last}: their plan names configuration {plan.config} and table {plan.table}, "
+                f"the rows are of configuration {config.version} for {config.full_table}; nothing was sent. Only Tallyflow may write to "
+                "its streams; `tallyflow plan abandon` closes the plan"
             )
 
     def _settle(self, plan: Entry[SinkPlan], chunk: Chunk) -> Refused:
@@ -262,9 +262,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         if not refusal.is_known and self._untold_chunk != chunk.last:
             self._tries.untold += 1
             if self._tries.untold < UNTOLD_ATTEMPTS:
-                raise RetryableError(
-                    f"inserting a chunk: {refusal}; the same chunk is sent again with its token before it is cut"
-                ) from refusal
+                raise RetryableError(f"inserting a chunk: {refusal}; retrying the same chunk with its token before it is cut") from refusal
             self._untold_chunk = chunk.last
         if self.connections.config.sink.delivery == "exactly_once":
             stored = self._stored(plan, chunk, rows, pieces, str(refusal), refusal.is_whole)
@@ -297,7 +295,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         if self.clickhouse.views_on(database, name):
             self._tries.too_large_count = 0
             raise RetryableError(
-                f"{error}. It is not cut: rows of it are in the table, and a materialized view may lack them. "
+                f"{error}. The chunk is not cut: the table holds rows of it that a materialized view may lack. "
                 "Raise `max_insert_time` in the sink, or detach the view"
             ) from error
         return pieces.found(stored)
@@ -320,8 +318,9 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         if views:
             raise HaltError(
                 f"inserting a chunk into {plan.body.table}: {refusal}. Rows of the chunk are in the table, and its materialized views "
-                f"({', '.join(view.full_name for view in views)}) may lack them. Change what the table refuses and start again: the same "
-                "chunk is sent with its token, and the views get what they lack. Or detach the views, start, and fill them from the table"
+                f"({', '.join(view.full_name for view in views)}) may lack them. Correct the table so that it takes the rows and start "
+                "again: the same chunk is sent with its token, and the views get the missing rows. Or detach the views, start, and fill "
+                "them from the table"
             ) from refusal
 
     def _check_told(self, plan: Entry[SinkPlan], chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
@@ -330,13 +329,13 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         if not refusal.is_known and max(self._untold_rows, of_chunk) >= MAX_UNTOLD_ROWS:
             raise HaltError(
                 f"inserting chunk {chunk.first}-{chunk.last} into {plan.body.table}: the table refuses row after row and takes none, "
-                f"with: {refusal}. Compare the table with the mapping, mend the cause and start again; the chunk waits"
+                f"with: {refusal}. Compare the table with the mapping, correct one of them and start again; the chunk waits"
             ) from refusal
         self._untold_rows += not refusal.is_known
         if len(pieces.refused) >= MAX_REFUSED_IN_PLAN:
             raise HaltError(
                 f"inserting chunk {chunk.first}-{chunk.last} into {plan.body.table}: {MAX_REFUSED_IN_PLAN} of its rows are refused, "
-                f"more than its plan can name, the last with: {refusal}. Mend the table or the mapping and start again; the chunk waits"
+                f"more than its plan can name, the last with: {refusal}. Correct the table or the mapping and start again; the chunk waits"
             ) from refusal
 
     def _check_refused(self, plan: Entry[SinkPlan], chunk: Chunk, row: int, refusal: RefusedError) -> None:
@@ -351,8 +350,8 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         if sum(each.records for each in self._refused_here.causes.values()) > MAX_REFUSED_ROWS:
             raise HaltError(
                 f"inserting chunk {chunk.first}-{chunk.last} into {plan.body.table}: more than {MAX_REFUSED_ROWS} of its rows are "
-                f"refused, the last with: {refusal}. These are no single bad records; mend the table or the mapping and start again: "
-                "rows refused so far stay dead letters, the rest of the chunk is inserted"
+                f"refused, the last with: {refusal}. So many rows point at the table or the mapping: correct it and start again. "
+                "Rows refused so far stay dead letters; the rest of the chunk is inserted"
             ) from refusal
 
     def _with_chunk(self, chunk: Chunk) -> Sample:
@@ -402,7 +401,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         faults = misfits(config, position_columns, columns, nulls) if columns else []
         if faults:
             raise HaltError(
-                f"inserting a chunk into {config.full_table}: the table was altered and does not take the rows any more that were made "
+                f"inserting a chunk into {config.full_table}: the table was altered and no longer takes the rows that were made "
                 f"under configuration {config.version}: {'; '.join(faults)}. Nothing of the chunk was sent. "
                 f"{way_on(self.connections.names.pipeline)}"
             )

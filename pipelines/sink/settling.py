@@ -37,7 +37,7 @@ class Sent:
 
 
 def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, is_certain: bool) -> Rows:
-    """Return the sent rows that are in the table, by their places in `sent.rows`; none if it stored nothing.
+    """Return the sent rows that are in the table, by their indices in `sent.rows`; none if it stored nothing.
 
     `is_certain`: the refusal came before anything was written. Raise RetryableError while an earlier insert may be running, and HaltError
     if the table cannot tell.
@@ -45,7 +45,7 @@ def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, 
     database, _, name = sent.table.partition(".")
     table = clickhouse.inspect(database, name)
     if table is None:
-        raise HaltError(f"inserting a chunk into {sent.table}: the table is gone; create it and start again")
+        raise HaltError(f"inserting a chunk into {sent.table}: the table does not exist; create it and start again")
     _wait_until_quiet(clickhouse, sent, table, max_insert_time)
     why = _why_unknown(sent, table)
     if not why:
@@ -54,10 +54,9 @@ def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, 
         # One block that is one part, or that was refused before any part was written.
         return np.zeros(0, np.int64)
     raise HaltError(
-        f"inserting a chunk into {sent.table}: {sent.outcome}. An insert of it may have stored some of its rows; {why}, so nothing tells "
-        "which. Change what the table refuses (a constraint, an expression) and start again: "
-        "the same chunk is sent with its token, and nothing is doubled. A MergeTree table with the position columns (docs/clickhouse.md) "
-        "is asked instead"
+        f"inserting a chunk into {sent.table}: {sent.outcome}. An insert may have stored some of its rows. Which ones is unknown: {why}. "
+        "Correct what refuses the rows (a constraint, an expression) and start again: the same chunk is sent with its token, and no row "
+        "is doubled. A MergeTree table with the position columns (docs/clickhouse.md) needs no such step"
     )
 
 
@@ -66,22 +65,22 @@ def _wait_until_quiet(clickhouse: ClickHouse, sent: Sent, table: Table, max_inse
     at_work = clickhouse.inserts_at_work(sent.work)
     if at_work:
         raise RetryableError(
-            f"inserting a chunk into {sent.table}: waiting for an earlier insert of it that ClickHouse still works on "
+            f"inserting a chunk into {sent.table}: waiting for an earlier insert of it that ClickHouse still runs "
             f"(system.processes, log_comment '{sent.work}')"
         )
     # If running inserts are visible, wait only for an insert that has not arrived yet.
     is_seen = at_work is not None and not table.is_replicated
     seconds = INSERT_MAX_EXECUTION_SECONDS if is_seen else max_insert_time.total_seconds()
     if sent.since is not None and time.monotonic() - sent.since < seconds:
-        raise RetryableError(f"inserting a chunk into {sent.table}: waiting until no earlier insert of it can be at work")
+        raise RetryableError(f"inserting a chunk into {sent.table}: waiting until no earlier insert of it can be running")
 
 
 def _why_unknown(sent: Sent, table: Table) -> str:
     """Return why the table cannot tell which rows it has stored; empty if it can."""
     if any(name not in sent.rows.column_names for name in NEEDED_COLUMNS):
-        return f"the table does not have the columns {', '.join(NEEDED_COLUMNS)}"
+        return f"the table lacks one of the columns {', '.join(NEEDED_COLUMNS)}"
     if not table.keeps_rows:
-        return f"its engine {table.engine}, or its TTL, makes one row of several"
+        return f"the table's engine {table.engine}, or its TTL, merges several rows into one"
     return ""
 
 

@@ -235,8 +235,8 @@ class LocalServer:
             holder = port_holder(self.place.port)
             if holder is not None or time.monotonic() > deadline or cancelled.wait(POLL_SECONDS):
                 raise LocalServerError(
-                    f"starting {self.name} on {self.place.address}: the port is taken by {holder or 'another process'}; stop that process, "
-                    "or run `tallyflow up --new-ports` to move to a free port (addresses already exported must then be exported again)"
+                    f"starting {self.name} on {self.place.address}: the port is taken by {holder or 'another process'}; stop that "
+                    "process, or run `tallyflow up --new-ports` to move to a free port (then export the addresses again)"
                 )
 
     def _launch(self, timeout: timedelta, progress: Progress, cancelled: Event) -> None:

@@ -1,5 +1,5 @@
 -- A record is rejected by dedup if it is older than an earlier one of its partition, or than the combined watermark, by more than the lateness;
--- one that entered again if it is than the combined watermark. What dedup had accepted before it was a dead letter is not judged again.
+-- one that entered again if it is than the combined watermark. What dedup had accepted before it was a dead letter is not compared again.
 UPDATE parsed SET stage = 'dedup'
 WHERE position IN (
     SELECT position

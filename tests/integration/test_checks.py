@@ -150,7 +150,7 @@ def test_rows_without_a_position_of_the_topic_are_extra(done: PipelineCase) -> N
     client.command(f"INSERT INTO {done.table} (id, name) VALUES (900, 'x')")
     assert red(done) == {"gaps"}
     found = look(done, "gaps")["gaps"]
-    assert found.message == "1 rows are of no record of the topic: another writer has made them"
+    assert found.message == "1 rows belong to no record of the topic: another writer inserted them"
     assert (found.examples[0]["kind"], found.examples[0]["position"]) == ("extra", "0.0")
     client.command(f"ALTER TABLE {done.table} DELETE WHERE id = 900 SETTINGS mutations_sync = 2")
     client.command(f"INSERT INTO {done.table} SELECT * REPLACE ('other' AS _tf_topic) FROM {done.table} WHERE id = 3")
@@ -298,7 +298,7 @@ def test_a_view_that_outlives_its_tables_rows_is_no_fault(case: PipelineCase) ->
     client.command(f"OPTIMIZE TABLE {case.table} FINAL")
     found = look(case, "views")["views"]
     told = f"default.{copy}: the table has fewer rows than it was given, its TTL removes some"
-    assert (found.passed, found.message, found.not_judged) == (True, "0 of 1 views compared, all even", told)
+    assert (found.passed, found.message, found.not_judged) == (True, "0 of 1 views compared, all complete", told)
 
 
 def test_a_later_view_is_a_fault_until_older_rows_are_inserted(case: PipelineCase) -> None:
@@ -315,7 +315,7 @@ def test_a_later_view_is_a_fault_until_older_rows_are_inserted(case: PipelineCas
     client, select = case.client(), f"SELECT id % 5 AS k, count() AS n FROM {case.table} GROUP BY k"
     client.command(f"CREATE TABLE {counts} (k Int64, n Nullable(UInt64)) ENGINE = SummingMergeTree ORDER BY k {WINDOW}")
     client.command(f"CREATE MATERIALIZED VIEW {counts}_view TO {counts} AS {select}")
-    told = "; rows from before a view was made are not in it until they are inserted by hand"
+    told = "; a view lacks the rows that are older than itself until you insert them"
     assert look(case, "views")["views"].message == f"default.{counts} adds up to 0, the table has 30 rows{told}"
     client.command(f"INSERT INTO {counts} {select}")
     assert look(case, "views")["views"].passed
@@ -340,7 +340,7 @@ def test_a_view_slower_than_its_table_is_no_fault_mid_insert(case: PipelineCase)
     assert running.is_alive(), "the view's target has the chunk, too"
     running.join()
     assert found.passed, found.message
-    assert "than are being inserted" in found.not_judged
+    assert "rows that are being inserted" in found.not_judged
     found = look(case, "views")["views"]
     assert (found.passed, found.not_judged) == (True, "")
 

@@ -74,7 +74,7 @@ def test_a_mended_file_still_needs_accept_for_earlier_plans(case: PipelineCase) 
             case.run_in_turn()
         assert (case.letters(), case.count(), is_open(case)) == ([], 0, True)
     # The edited file fits the first records behind the plan, and not the others.
-    with pytest.raises(HaltError, match=r"1,500 of 2,000 records.*planned already"):
+    with pytest.raises(HaltError, match=r"1,500 of 2,000 records.*already planned"):
         case.run_in_turn(accept=True)
     assert (len(case.letters()), case.count()) == (2000, 0)
     case.run_in_turn(accept=True)

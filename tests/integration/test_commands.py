@@ -184,7 +184,7 @@ def test_tally_accounts_for_every_record(case: PipelineCase) -> None:
     }
     shown = tallyflow(case, "tally", str(case.file))
     assert shown.exit_code == 0
-    assert "as the ledger tells it, every event is accounted for; `tallyflow audit` proves it" in " ".join(shown.output.split())
+    assert "by the ledger, every event is accounted for; `tallyflow audit` proves it" in " ".join(shown.output.split())
     assert "dead letters" in shown.output
 
 

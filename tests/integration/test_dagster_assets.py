@@ -93,7 +93,7 @@ def test_what_was_checked_is_published(pipeline: DagsterCase) -> None:
     assert metadata(result)["published"]["dagster/row_count"] == 60
     verdicts = {one.check_name: one for one in result.get_asset_check_evaluations()}
     assert all(one.passed for one in verdicts.values())
-    assert verdicts["verification"].metadata["not judged"].value == "the first hour"
+    assert verdicts["verification"].metadata["not evaluated"].value == "the first hour"
 
 
 @IN_BOTH_STORAGES

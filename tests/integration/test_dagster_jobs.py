@@ -94,7 +94,8 @@ def test_a_verification_from_the_launchpad_fails_with_the_rows(dagster: DagsterC
     assert (found["rows"], found["in Kafka"], found["is_match"], found["differences"]) == (300, 300, True, 0)
     now = datetime.now(UTC)
     assert (
-        told(launch(dagster, "verify_pipeline", since=(now + timedelta(hours=1)).isoformat()))["said"] == "nothing to compare in this range"
+        told(launch(dagster, "verify_pipeline", since=(now + timedelta(hours=1)).isoformat()))["summary"]
+        == "nothing to compare in this range"
     )
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id IN (17, 18) SETTINGS mutations_sync = 2")
     result = launch(dagster, "verify_pipeline", examples=1)

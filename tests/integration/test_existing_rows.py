@@ -116,7 +116,7 @@ def test_rows_of_a_simultaneous_start_are_seen_before_insert(
         bare_table(case)
     said = both(case, monkeypatch)
     assert f"inserting the first chunk into default.{case.table}: it was empty when pipeline {case.pipeline} started" in said
-    assert "holds 30 rows now that are not of it: another pipeline writes to it, too" in said
+    assert "now holds 30 rows of another writer. If that is another pipeline" in said
     assert "Nothing was sent." in said and "existing_rows: keep" in said
 
 
@@ -132,7 +132,7 @@ def test_rows_that_came_with_the_first_chunk_are_seen_after_it(case: PipelineCas
 
     monkeypatch.setattr(ClickHouse, "insert", after_another)
     for _ in range(2):
-        with pytest.raises(HaltError, match="holds 30 rows now that are not of it") as caught:
+        with pytest.raises(HaltError, match="now holds 30 rows of another writer") as caught:
             case.warm_run()
         assert "Nothing was sent" not in str(caught.value)
     monkeypatch.undo()

@@ -40,7 +40,7 @@ def test_every_command_says_that_a_pipeline_was_never_started(case: PipelineCase
     command, *rest = words
     ended = case.invoke(*command.split(), str(case.file), *(paths.get(word, word) for word in rest))
     assert (ended.exit_code, ended.stdout) == (1, "")
-    assert ended.stderr == f"pipeline {case.pipeline} was never started: nothing is known of it; start it with `tallyflow run`\n"
+    assert ended.stderr == f"pipeline {case.pipeline} was never started: it has no streams; start it with `tallyflow run`\n"
     log = case.log()
     assert [role for role in ROLES if log.state(case.names.stream(role)) is not None] == []
     log.close()
@@ -63,4 +63,4 @@ def test_a_lost_ledger_is_no_pipeline_that_never_started(case: PipelineCase) -> 
     log.close()
     ended = case.invoke("tally", str(case.file))
     assert ended.exit_code == 1
-    assert f"its stream {case.names.stream('ledger')} is gone, and" in ended.stderr
+    assert f"its stream {case.names.stream('ledger')} does not exist, but" in ended.stderr

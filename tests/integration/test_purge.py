@@ -178,7 +178,7 @@ def test_a_lost_store_of_purged_records_keeps_the_account_even(case: PipelineCas
     assert history.counted_from == purged(case, "raw").since
     assert "earlier records were purged" in case.invoke("why", str(case.file), "0").stdout
     lose_state(case)
-    with pytest.raises(DataLossError, match="no longer holds all records whose keys are remembered"):
+    with pytest.raises(DataLossError, match="no longer holds all records whose keys have not expired"):
         rebuild(key_state(case))
     log = case.log()
     assert tally(log, case.names).residue == 0

@@ -126,7 +126,7 @@ def test_a_table_that_removes_or_feeds_views_is_refused(done: PipelineCase) -> N
     client.command(f"CREATE TABLE {done.table}_copy (id Int64) ENGINE = MergeTree ORDER BY id")
     client.command(f"CREATE MATERIALIZED VIEW {done.table}_view TO {done.table}_copy AS SELECT id FROM {done.table}")
     delete(done, "id = 17")
-    with pytest.raises(HaltError, match="would get the rows once more; nothing was inserted"):
+    with pytest.raises(HaltError, match="would get the rows again; nothing was inserted"):
         repaired(done)
     assert repaired(done, feed_views=True).rows == 1
     assert client.query(f"SELECT id FROM {done.table}_copy").result_rows == [(17,)]

@@ -81,7 +81,7 @@ def test_a_sound_table_matches(case: PipelineCase, has_positions: bool) -> None:
         assert [one["column"] for one in said["checksums"]] == columns
         assert said["not_compared"] == []
     shown = case.invoke("verify", str(case.file))
-    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "clean: ClickHouse holds what the records call for")
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "clean: ClickHouse holds the rows that the records require")
 
 
 @pytest.mark.parametrize("letters", [False, True], ids=["letters open", "a letter entered again"])
@@ -93,7 +93,7 @@ def test_every_row_twice_is_told_in_a_table_without_positions(case: PipelineCase
     case.client().command(f"INSERT INTO {case.table} SELECT * FROM {case.table}")
     code, said = verify(case)
     if letters:
-        over = "rows that no confirmed record explains: the pipeline is writing"
+        over = "rows that no confirmed record explains, while the pipeline writes: verify again"
         assert (code, said["verdict"], said["findings"]) == (3, "not proven", [])
         assert {gap["what"]: gap["count"] for gap in said["not_proven"]}[over] == 594
         case.warm_run()
@@ -192,7 +192,7 @@ def test_a_default_that_the_table_gives_is_told(case: PipelineCase) -> None:
     case.send([b'{"id": 1}', b'{"id": 2, "name": "x"}'], partitions=1)
     case.warm_run()
     told = {gap["what"]: gap["count"] for gap in assert_match(case)["not_compared"]}
-    assert told == {"values of column name that the table's DEFAULT gave": 1}
+    assert told == {"values of column name that the table's DEFAULT filled in": 1}
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'y' WHERE id = 2 SETTINGS mutations_sync = 1")
     assert where(findings(case)["rows", "different", "name"]) == [(case.topic, 0, 1)]
 
@@ -386,7 +386,7 @@ def test_the_cause_of_removed_rows_is_named_beside_them(case: PipelineCase) -> N
     case.client().command(f"OPTIMIZE TABLE {case.table} FINAL")
     code, said = verify(case)
     assert (code, [(one["kind"], one["count"]) for one in said["findings"]]) == (4, [("missing", 7)])
-    assert [gap["what"] for gap in said["not_compared"]] == ["rows that its TTL has removed: they are found missing"]
+    assert [gap["what"] for gap in said["not_compared"]] == ["rows that its TTL has removed: they are reported as missing"]
 
 
 def test_only_so_many_faults_are_named_and_all_are_counted(case: PipelineCase) -> None:

@@ -81,7 +81,7 @@ def test_the_schedule_verifies_ended_hours_and_missed_ones(dagster: DagsterCase)
 
 
 def test_verdicts_of_hours_stay_as_long_as_their_events(dagster: DagsterCase) -> None:
-    verdict = dg.AssetMaterialization(dagster.key("verification"), partition=OLD, metadata={"is_match": True, "said": "7 rows match"})
+    verdict = dg.AssetMaterialization(dagster.key("verification"), partition=OLD, metadata={"is_match": True, "summary": "7 rows match"})
     dagster.instance.report_runless_asset_event(verdict)
     hours = ran(dagster)
     look(dagster, HOUR)
@@ -100,8 +100,8 @@ def test_verdicts_of_hours_stay_as_long_as_their_events(dagster: DagsterCase) ->
 def test_an_hour_that_differs_is_not_forgotten_behind_matches(dagster: DagsterCase) -> None:
     """More verifications lie in the period than are read at once."""
     ran(dagster)
-    matching = {"is_match": True, "said": "7 rows match"}
-    for number, facts in enumerate([{"is_match": False, "said": "1 row differs"}, *[matching] * 101]):
+    matching = {"is_match": True, "summary": "7 rows match"}
+    for number, facts in enumerate([{"is_match": False, "summary": "1 row differs"}, *[matching] * 101]):
         key = key_of(datetime(2026, 1, 1, tzinfo=UTC) + number * HOUR)
         verdict = dg.AssetMaterialization(dagster.key("verification"), partition=key, metadata=facts)
         dagster.instance.report_runless_asset_event(verdict)

@@ -1,4 +1,4 @@
-"""Plain English in the rooms that are done: how docstrings open, and which words users do not read. Read from the sources."""
+"""Plain English: how docstrings open, and which words users do not read. Read from the sources."""
 
 import ast
 import re
@@ -9,33 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_DONE = (
-    "process/rejection_limit.py",
-    "sink/leg.py",
-    "sink/settling.py",
-    "protocol/existence.py",
-    "protocol/ledger.py",
-    "maintenance/rebuild.py",
-    "dead_letters/dropped_copies.py",
-    "dead_letters/export_file.py",
-    "dead_letters/redrive.py",
-    "proof/checks/evaluate.py",
-    "proof/checks/run.py",
-    "proof/put_back.py",
-    "proof/terminal.py",
-    "proof/verification/columns.py",
-    "proof/verification/findings.py",
-    "proof/verification/reference.py",
-    "proof/verification/result.py",
-    "proof/verification/run.py",
-    "cli/verify.py",
-)
-"""Rooms and modules of `pipelines` that still follow.
-
-A room has its entry in pyproject.toml, too (per-file-ignores). A single module of a room that is done follows with its messages only.
-"""
-DAGSTER_NOT_DONE = ("checks.py",)
-
 BANNED_OPENINGS = re.compile(r"(Of|As|That|Those|Who|Whom|Whose|Whoever|What is|What are|What was|Which of) ")
 """Openings that hide the object of a docstring, of a constant too."""
 NO_VERBS = re.compile(
@@ -51,12 +24,8 @@ BANNED_WORDS = re.compile(
 """Words that no message may use; the field has better ones."""
 
 
-def done() -> list[Path]:
-    rooms = [
-        path for path in (ROOT / "pipelines").rglob("*.py") if not path.relative_to(ROOT / "pipelines").as_posix().startswith(NOT_DONE)
-    ]
-    dagster = [path for path in (ROOT / "dagster_project").rglob("*.py") if path.name not in DAGSTER_NOT_DONE]
-    return sorted(rooms + dagster)
+def modules() -> list[Path]:
+    return sorted(path for room in ("pipelines", "dagster_project") for path in (ROOT / room).rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
@@ -87,7 +56,7 @@ def messages(tree: ast.Module) -> Iterator[str]:
             yield node.value
 
 
-@pytest.mark.parametrize("path", done(), ids=name_of)
+@pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_a_docstring_opens_with_its_object_or_an_imperative(path: Path) -> None:
     found = [
         text.splitlines()[0]
@@ -98,7 +67,7 @@ def test_a_docstring_opens_with_its_object_or_an_imperative(path: Path) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("path", done(), ids=name_of)
+@pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_no_message_uses_a_banned_word(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert [text for text in messages(tree) if BANNED_WORDS.search(text)] == []

@@ -84,10 +84,10 @@ def conservation(tally: Tally) -> CheckResult:
     facts |= {f"residue of {leg.leg}": leg.residue for leg in legs}
     facts |= {f"waiting before {leg.leg}": leg.waiting for leg in tally.legs[1:]}
     if tally.residue == 0:
-        return CheckResult("conservation", facts, success="as the ledger tells it, every event is accounted for")
+        return CheckResult("conservation", facts, success="by the ledger, every event is accounted for")
     bad = [f"{leg.leg} {leg.residue:+,}" for leg in legs if leg.residue]
     bad += [f"{leg.leg} has read {-leg.waiting:,} rows more than were written" for leg in tally.legs if leg.waiting < 0]
-    message = f"as the ledger tells it, {tally.residue:,} events are not accounted for: {'; '.join(bad)}"
+    message = f"by the ledger, {tally.residue:,} events are not accounted for: {'; '.join(bad)}"
     return CheckResult("conservation", facts, [_fault("conservation", message, count=abs(tally.residue))])
 
 
@@ -115,7 +115,7 @@ class RepeatedKeys:
 
 
 def duplicates(positions: PositionCounts | None, keys: RepeatedKeys | None, not_judged: str = "") -> CheckResult:
-    """Check that no row is there twice. `positions` and `keys` are None if the table cannot show them; `not_judged` gives the reason."""
+    """Check that no row is duplicated. `positions` and `keys` are None if the table cannot show them; `not_judged` gives the reason."""
     facts: Facts = {}
     findings = []
     if positions is not None:
@@ -128,7 +128,7 @@ def duplicates(positions: PositionCounts | None, keys: RepeatedKeys | None, not_
         if keys.pairs:
             message = f"{'at least ' if keys.is_more else ''}{len(keys.pairs):,} rows repeat a key within the window"
             findings.append(_fault("duplicates", message, "doubled", len(keys.pairs), keys.pairs))
-    return CheckResult("duplicates", facts, findings, "no row is there twice", not_judged)
+    return CheckResult("duplicates", facts, findings, "no row is duplicated", not_judged)
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ def gaps(confirmed: Confirmed, held: Held, named: Sequence[Finding] = ()) -> Che
     at_most = held.count if of_confirmed is None else min(of_confirmed, held.count)
     findings = _gaps_found(confirmed, held, at_most, of_confirmed is not None, what)
     if not findings and of_confirmed is None:
-        why = f"{held.count:,} {what}, {confirmed.before:,} confirmed: a chunk was being inserted, whose rows cannot be told from these"
-        unclear = _fault("gaps", f"not judged: {why}", severity="warning")
+        why = f"{held.count:,} {what}, {confirmed.before:,} confirmed: some may be rows of a chunk that was being inserted; check again"
+        unclear = _fault("gaps", f"not evaluated: {why}", severity="warning")
         return CheckResult("gaps", facts, [unclear], not_judged="; ".join(filter(None, (not_judged, why))))
     if findings:
         findings[0] = replace(findings[0], examples=[row for one in named for row in one.rows()])
@@ -192,7 +192,7 @@ def _gaps_found(confirmed: Confirmed, held: Held, at_most: int, is_clear: bool, 
     elif is_clear and (early := max(0, at_most - confirmed.before)):
         findings.append(_fault("gaps", f"{early:,} {what} more than the {confirmed.before:,} that were confirmed before", "extra", early))
     if held.foreign:
-        message = f"{held.foreign:,} rows are of no record of the topic: another writer has made them"
+        message = f"{held.foreign:,} rows belong to no record of the topic: another writer inserted them"
         findings.append(_fault("gaps", message, "extra", held.foreign))
     return findings
 
@@ -209,18 +209,18 @@ class Behind:
 
 
 def freshness(behind: Behind, warn_after: timedelta, fail_after: timedelta) -> CheckResult:
-    """Check that nothing waits for long. A topic without new records is fresh."""
+    """Check that no record waits for longer than the limits. A topic without new records is fresh."""
     facts: Facts = {
         "rows waiting in streams": behind.rows,
-        "first of them waits for seconds": round(behind.oldest.total_seconds(), 3),
+        "seconds that the oldest row waits": round(behind.oldest.total_seconds(), 3),
         "offsets waiting in Kafka": behind.offsets,
     }
     findings = []
     if behind.oldest >= fail_after or behind.offsets_past_fail:
-        findings.append(_fault("freshness", f"records wait for {_seconds(fail_after)} or longer"))
+        findings.append(_fault("freshness", f"records have waited for {_seconds(fail_after)} or longer"))
     elif behind.oldest >= warn_after or behind.offsets_past_warn:
-        findings.append(_fault("freshness", f"records wait for {_seconds(warn_after)} or longer", severity="warning"))
-    return CheckResult("freshness", facts, findings, "nothing waits for long")
+        findings.append(_fault("freshness", f"records have waited for {_seconds(warn_after)} or longer", severity="warning"))
+    return CheckResult("freshness", facts, findings, f"no record has waited for {_seconds(warn_after)}")
 
 
 def _seconds(duration: timedelta) -> str:
@@ -237,8 +237,8 @@ def dead_letters(tally: Tally, max_percent: float) -> CheckResult:
     rejected = tally.letters.rows_in
     left = min(rejected, tally.letters.waiting)
     percent = 100 * left / read if read else 0.0
-    facts: Facts = {"records": read, "dead letters": rejected, "percent": round(percent, 4), "still there": left}
-    message = f"{left:,} of {read:,} records are dead letters ({percent:.2f} %); {rejected:,} had become some"
+    facts: Facts = {"records": read, "dead letters": rejected, "percent": round(percent, 4), "open dead letters": left}
+    message = f"{left:,} of {read:,} records are open dead letters ({percent:.2f} %); {rejected:,} were rejected"
     findings = [] if percent <= max_percent else [_fault("dead_letters", message, "extra", left)]
     return CheckResult("dead_letters", facts, findings, message)
 
@@ -246,13 +246,13 @@ def dead_letters(tally: Tally, max_percent: float) -> CheckResult:
 def schema_drift(faults: Sequence[str], additional: Sequence[str], missing_positions: Sequence[str]) -> CheckResult:
     """Check that the table's columns fit the mapping.
 
-    `additional`: columns that the mapping does not fill; `missing_positions`: position columns that are not there. None is a fault.
+    `additional`: columns that the mapping does not fill; `missing_positions`: position columns that the table lacks. Neither is a fault.
     """
     facts: Facts = {"faults": len(faults), "columns that the mapping does not fill": ", ".join(additional) or "none"}
-    facts["position columns that are not there"] = ", ".join(missing_positions) or "none"
+    facts["missing position columns"] = ", ".join(missing_positions) or "none"
     message = f"the table does not fit the mapping: {'; '.join(faults)}"
     findings = [_fault("schema_drift", message, count=len(faults), examples=[{"fault": fault} for fault in faults])] if faults else []
-    return CheckResult("schema_drift", facts, findings, "the columns are those of the mapping")
+    return CheckResult("schema_drift", facts, findings, "the columns fit the mapping")
 
 
 @dataclass(frozen=True)
@@ -286,18 +286,18 @@ def views(sums: Sequence[ViewSum]) -> CheckResult:
     uneven = [one for one in sums if not one.is_even]
     message = "; ".join(f"{one.table} adds up to {one.total:,}, the table has {one.rows_before:,} rows" for one in uneven)
     if any(one.total is not None and one.total < one.rows_before for one in uneven):
-        message += "; rows from before a view was made are not in it until they are inserted by hand"
+        message += "; a view lacks the rows that are older than itself until you insert them"
     compared = sum(one.total is not None for one in sums)
-    unclear = [f"{one.table}: it differs by no more rows than are being inserted" for one in sums if one.is_even and not one.is_clear]
+    unclear = [f"{one.table}: the difference may be rows that are being inserted" for one in sums if one.is_even and not one.is_clear]
     not_judged = "; ".join([*(f"{one.table}: {one.reason}" for one in sums if one.total is None), *unclear])
     findings = [_fault("views", message, count=len(uneven))] if uneven else []
-    return CheckResult("views", facts, findings, f"{compared} of {len(sums)} views compared, all even", not_judged)
+    return CheckResult("views", facts, findings, f"{compared} of {len(sums)} views compared, all complete", not_judged)
 
 
 def insert_window(tokens: Sequence[tuple[str, int]], min_tokens: int) -> CheckResult:
     """Check that tables remember enough insert tokens. `tokens`: the number of them by table."""
     short = [f"{table} remembers {count:,}" for table, count in tokens if count < min_tokens]
-    findings = [_fault("insert_window", f"{'; '.join(short)}; {min_tokens:,} are wanted", count=len(short))] if short else []
+    findings = [_fault("insert_window", f"{'; '.join(short)}; {min_tokens:,} are required", count=len(short))] if short else []
     facts: Facts = {f"tokens of {table}": count for table, count in tokens}
     return CheckResult("insert_window", facts, findings, f"every table remembers at least {min_tokens:,} insert tokens")
 
@@ -337,10 +337,10 @@ def verification(hours: Hours, first_arrival: datetime | None, now: datetime) ->
         message = f"{len(unproven)} of {len(newest)} verified hours are not proven: {_keys(unproven)}; verify them again"
         findings.append(_hours_fault(message, unproven, "warning"))
     elif missed:
-        message = f"{len(missed)} hours with records were not verified: {', '.join(missed)}; a backfill of the missing hours verifies them"
+        message = f"{len(missed)} hours with records were not verified: {', '.join(missed)}; launch a backfill of the missing hours"
         findings.append(_fault("verification", message, "missing", len(missed), severity="warning"))
     elif not newest and (first_due is None or now < first_due):
-        not_judged, success = "the first hour", "no hour with records was due to be verified yet"
+        not_judged, success = "the first hour", "no hour with records is due for verification yet"
     elif not newest:
         message = "no hour was verified; switch the schedule on, or disable this check"
         findings.append(_fault("verification", message, "missing", severity="warning"))

@@ -102,7 +102,7 @@ class Look:
 
     def _duplicates(self) -> CheckResult:
         if self._positions is None:
-            return evaluate.duplicates(None, None, "the table has no position columns, its rows cannot be told apart")
+            return evaluate.duplicates(None, None, "the table has no position columns, so its rows cannot be distinguished")
         dedup = self._dedup
         if dedup is None:
             return evaluate.duplicates(self._positions[1], None)

@@ -19,7 +19,7 @@ from pipelines.proof.verification.steps import Column
 from pipelines.protocol.positions import ORDINAL_BITS
 from pipelines.types.columns import parse_type
 
-_OTHERWISE = "the values of column {}: it was not mapped in the same way all the time"
+_OTHERWISE = "the values of column {}: its mapping changed within the range"
 
 
 @dataclass
@@ -52,8 +52,8 @@ def judged(history: History, configs: Mapping[str, Program], file: PipelineConfi
             if target is None and name in now:
                 found.faults[name] = _fault(name, kind, None)
             elif target is None:
-                said = f"the values of column {name}: the table and the file have it no more, and nothing tells what it is called now"
-                found.gone.setdefault(said, []).append(version)
+                reason = f"the values of column {name}: neither the table nor the file has it now, and its new name is unknown"
+                found.gone.setdefault(reason, []).append(version)
             elif _same_values(kind, types[target]):
                 names.setdefault(target, {})[version] = name
             elif version == last and target in now and _base(now[target][1]) == _base(kind):
@@ -70,7 +70,7 @@ def _compare(found: Judged, history: History, configs: Mapping[str, Program], ta
     """Add the column `target` to the compared columns, or to the values left out. `by_version`: the column's name in each version."""
     columns = [_column(configs[version], name) for version, name in by_version.items()]
     if None in columns:
-        found.left_out[target] = f"the values of column {target}: ClickHouse may write JSON in another way than it was given"
+        found.left_out[target] = f"the values of column {target}: ClickHouse may rewrite JSON"
         return
     kinds = {(column.type, column.has_default) for column in columns if column is not None}
     if len(kinds) > 1 or len(by_version) < len({plan.version for plan in history.plans}):

@@ -18,21 +18,21 @@ def find_dead_letters(
     engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, topic: str, examples: int, is_purged: bool
 ) -> None:
     """Compare the dead letters with the records that the reference rejects. `is_purged`: dead letters were discarded."""
-    faults = filled("reference/letter_faults", first=span.bounds.first, last=span.bounds.last)
+    faults = filled("reference/dead_letter_faults", first=span.bounds.first, last=span.bounds.last)
     for kind, count in engine.execute(f"SELECT kind, count(*) FROM ({faults}) GROUP BY kind ORDER BY kind").fetchall():  # noqa: S608
         if kind == "missing" and is_purged:
-            report.cannot_prove("records that must be dead letters: the oldest dead letters are discarded and gone", count)
+            report.cannot_prove("records that must be dead letters: the oldest dead letters were discarded and purged", count)
             continue
         named = (
             "SELECT position, coalesce('a dead letter of ' || wanted, 'no dead letter') AS wanted, "  # noqa: S608
             f"coalesce('one of ' || found, 'none') AS found FROM ({faults}) WHERE kind = '{kind}'"
         )
         report.find("dead letters", kind, count, examples_of(engine, named, examples, topic))
-    wide = _number(engine, "SELECT count(*) FROM letters WHERE code = 'row_too_large' AND position >= $first", first=span.bounds.first)
-    report.leave_out("dead letters of rows that are too large for a frame: their size is not computed again", wide)
-    ended = "SELECT count(*) FROM letters WHERE code = 'internal_error' AND position BETWEEN $first AND $last"
+    wide = _number(engine, "SELECT count(*) FROM dead_letters WHERE code = 'row_too_large' AND position >= $first", first=span.bounds.first)
+    report.leave_out("dead letters of rows that are too large for a frame: their size is not recomputed", wide)
+    ended = "SELECT count(*) FROM dead_letters WHERE code = 'internal_error' AND position BETWEEN $first AND $last"
     believed = _number(engine, ended, first=span.bounds.first, last=span.bounds.last)
-    report.leave_out("dead letters of records that a stage ended on: they are believed", believed)
+    report.leave_out("dead letters of records that made a stage fail: only the stage shows which", believed)
 
 
 def find_other_bytes(
@@ -75,8 +75,8 @@ def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
         "rows": "SELECT count(*) FROM expected",
         "copies": f"SELECT count(*) FROM dropped WHERE why = 'copy' AND {inside}",  # noqa: S608
         "rejected": f"SELECT count(*) FROM parsed WHERE stage IS NOT NULL AND {inside}",  # noqa: S608
-        "refused": f"SELECT count(*) FROM letters WHERE stage = 'sink' AND code != 'abandoned' AND {inside}",  # noqa: S608
-        "abandoned": f"SELECT count(*) FROM letters WHERE stage = 'sink' AND code = 'abandoned' AND {inside}",  # noqa: S608
+        "refused": f"SELECT count(*) FROM dead_letters WHERE stage = 'sink' AND code != 'abandoned' AND {inside}",  # noqa: S608
+        "abandoned": f"SELECT count(*) FROM dead_letters WHERE stage = 'sink' AND code = 'abandoned' AND {inside}",  # noqa: S608
     }
     counts = {name: _number(engine, sql) for name, sql in statements.items()}
     if not counts["abandoned"]:

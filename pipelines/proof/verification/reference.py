@@ -78,7 +78,7 @@ class Reference:
             engine.execute(statement(f"reference/{macro}"))
         declared = "".join(f", {column.label} {duckdb_type(column.type)}" for column in columns)
         engine.execute(filled("reference/create_parsed", columns=declared))
-        engine.execute("CREATE TABLE letters (position UBIGINT, stage VARCHAR, code VARCHAR)")
+        engine.execute("CREATE TABLE dead_letters (position UBIGINT, stage VARCHAR, code VARCHAR)")
         engine.execute("CREATE TABLE dropped (position UBIGINT, why VARCHAR)")
         engine.execute("CREATE TABLE accepted (position UBIGINT)")
         engine.execute("CREATE TABLE accepted_before (position UBIGINT)")
@@ -113,7 +113,7 @@ class Reference:
 
     def add_letters(self, letters: pa.Table) -> None:
         """Add dead letters: `position`, `stage`, `code`."""
-        self._insert("letters", letters.select(["position", "stage", "code"]))
+        self._insert("dead_letters", letters.select(["position", "stage", "code"]))
 
     def add_accepted_before(self, positions: pa.Table) -> None:
         """Add `position` of the earlier records that are known to be accepted; no `is_past` among them counts."""

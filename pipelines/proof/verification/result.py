@@ -9,10 +9,10 @@ from typing import ClassVar
 from pipelines.proof.report import Finding, Gap, Report
 
 UNCONFIRMED = "raw frames of the range whose rows the sink has not confirmed yet: verify again"
-WAITING_RECORDS = "records on raw that process has not read, as the ledger tells it: verify again"
-WAITING_ROWS = "rows on out that the sink has not confirmed, as the ledger tells it: verify again"
+WAITING_RECORDS = "records on raw that process has not read, by the ledger: verify again"
+WAITING_ROWS = "rows on out that the sink has not confirmed, by the ledger: verify again"
 WAITING = (UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS)
-OPEN = "records that may still arrive in the range, as the clock of NATS is behind this host's: verify again"
+OPEN = "records that may still arrive in the range, because the clock of NATS is behind the clock of this host: verify again"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Verification(Report):
     `abandoned` if rows were abandoned), and rows found in the table (`found`).
     """
 
-    clean_means: ClassVar[str] = "ClickHouse holds what the records call for"
+    clean_means: ClassVar[str] = "ClickHouse holds the rows that the records require"
 
     table: str = ""
     arrivals: tuple[datetime, datetime] | None = None
@@ -54,7 +54,7 @@ class Verification(Report):
     def heading(self) -> Iterator[str]:
         """Yield the range, the counts, and the columns whose checksums are equal."""
         if self.arrivals is None or self.sequences is None:
-            yield f"pipeline {self.pipeline}, table {self.table}: no rows that the sink has confirmed lie in this range"
+            yield f"pipeline {self.pipeline}, table {self.table}: the sink has confirmed no rows of this range"
         else:
             since, until = (f"{arrival:%Y-%m-%d %H:%M:%S.%f} UTC" for arrival in self.arrivals)
             first, last = self.sequences

@@ -36,8 +36,8 @@ from pipelines.protocol.records import instant
 from pipelines.protocol.tally import tally
 
 _POSITION_COLUMNS = {"_tf_sequence", "_tf_ordinal"}
-_UNSURE = "values of column {}, once {}, that differ in rows of that time: nothing tells whether it was renamed or made anew"
-_RENAMED = "the values of column {}, once {}: no position columns tell which rows are of that time"
+_UNSURE = "values of column {}, formerly {}, that differ in rows from before the change: it was renamed, or dropped and recreated"
+_RENAMED = "the values of column {}, formerly {}: without position columns the rows from before the change are unknown"
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,12 @@ class Verifier:
             clickhouse.close()
         if table is None:
             raise HaltError(
-                f"verifying table {self.report.table}: it does not exist; start the pipeline to create it, or correct the sink of the file"
+                f"verifying table {self.report.table}: the table does not exist; start the pipeline to create it, or correct the sink in "
+                "the pipeline file"
             )
         removes = removes_rows(table)
         if removes:
-            self.report.leave_out(f"rows that {removes} has removed: they are found missing")
+            self.report.leave_out(f"rows that {removes} has removed: they are reported as missing")
         compared = judged(history, configs, self._config, table.columns)
         self.report.findings += compared.faults.values()
         for reason in compared.left_out.values():
@@ -168,7 +169,7 @@ class Verifier:
         return seen
 
     def _frames_named(self, sequences: Sequence[int]) -> list[dict[str, object]]:
-        expected = "the raw frame of which the ledger tells"
+        expected = "the raw frame that the ledger lists"
         return [{"position": f"{sequence}", "expected": expected} for sequence in sequences[: self._request.examples]]
 
     def _find_beside_rows(self, engine: duckdb.DuckDBPyConnection, subject: Subject, span: Span, seen: FramesSeen) -> None:
@@ -195,14 +196,14 @@ class Verifier:
             self._progress("reading which earlier records were accepted")
             for positions in table.positions(span.read_from, span.first_judged - 1):
                 reference.add_accepted_before(positions)
-            engine.execute("INSERT INTO accepted_before SELECT position FROM letters WHERE stage = 'sink'")
+            engine.execute("INSERT INTO accepted_before SELECT position FROM dead_letters WHERE stage = 'sink'")
         self._progress("looking for copies")
         reference.judge(config, span.bounds)
         self._progress("reading the table")
         report.checksums = table.sum_up(span.first, span.last)
         report.counts = counts_of(engine, span) | {"found": table.counts()["found"]}
         for name, count in table.defaults().items():
-            report.leave_out(f"values of column {name} that the table's DEFAULT gave", count)
+            report.leave_out(f"values of column {name} that the table's DEFAULT filled in", count)
         self._progress("comparing rows")
         report.findings += table.faults(request.examples, self._topic)
         self.last_fault, self.missing = table.last_fault, table.missing
@@ -222,25 +223,28 @@ class Verifier:
         # Read again: frames that arrived meanwhile may have rows.
         last = last_sequence(self._log, self._raw)
         count = count_rows(self._sink, "_tf_sequence = 0") + sum(int((sequences > last).sum()) for sequences in later)
-        self.report.find("rows", "extra", count, [{"expected": "no row", "found": "rows whose _tf_sequence the raw stream never had"}])
+        self.report.find("rows", "extra", count, [{"expected": "no row", "found": "rows whose _tf_sequence is not in the raw stream"}])
 
     # A table without positions.
 
     def _compare_rows(self, engine: duckdb.DuckDBPyConnection, subject: Subject) -> Span | None:
-        """Compare multisets of rows: everything that was ever written, or nothing is proved."""
+        """Compare the multisets of all rows that were ever written; no smaller range can be proved."""
         history, report = subject.history, self.report
         if self._request.since or self._request.until or not history.is_whole:
             raise HaltError(
-                f"verifying table {report.table}: it has no position columns, so only all of its rows can be compared, and only while no "
+                f"verifying table {report.table}: it has no position columns, so only the whole table can be compared, and only while no "
                 "raw frame is purged; give the table the position columns (docs/clickhouse.md)"
             )
         for column in subject.columns:
             if column.has_default:
-                report.leave_out(f"the values of column {column.name}: which rows its DEFAULT was applied to cannot be told")
+                report.leave_out(f"the values of column {column.name}: the rows that its DEFAULT filled in are unknown")
         renamed = [column for column in subject.columns if column.former]
         columns = [column for column in subject.columns if not column.has_default and not column.former]
         if not columns:
-            raise HaltError(f"verifying table {report.table}: it has neither position columns nor a column whose values can be compared")
+            raise HaltError(
+                f"verifying table {report.table}: it has neither position columns nor a column whose values can be compared; give the "
+                "table the position columns (docs/clickhouse.md)"
+            )
         rows = RowSide(engine, self._sink, columns)
         is_quiet = self._is_quiet(history)
         row_count = rows.read()
@@ -250,7 +254,7 @@ class Verifier:
         seen = self._load(reference, subject, span)
         reference.judge(subject.config, span.bounds)
         report.counts = counts_of(engine, span) | {"found": row_count}
-        report.leave_out("which of several equal rows is meant: the table has no position columns")
+        report.leave_out("the records of equal rows: without position columns equal rows cannot be distinguished")
         for column in renamed:
             made = engine.execute("SELECT count(*) FROM expected WHERE position < ?", [column.since]).fetchall()[0][0]
             report.cannot_prove(_RENAMED.format(column.name, ", ".join(column.former)), made)
@@ -262,7 +266,7 @@ class Verifier:
     def _add_row_finding(self, finding: Finding, is_quiet: bool) -> None:
         """Take excess rows for unproved while the pipeline writes: they may belong to records that are not confirmed yet."""
         if finding.kind != "missing" and not is_quiet:
-            self.report.cannot_prove("rows that no confirmed record explains: the pipeline is writing", finding.count)
+            self.report.cannot_prove("rows that no confirmed record explains, while the pipeline writes: verify again", finding.count)
         else:
             self.report.findings.append(finding)
 

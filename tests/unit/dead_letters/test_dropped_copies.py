@@ -28,7 +28,7 @@ def counted(records: list[Record], accepted: list[int], watermarks: list[int], p
     letters = [number for number in accepted if records[number - 1][2]]
     keys = [records[number - 1][0] for number in letters]
     accepted_rows = {
-        "letter": pa.array(packed(np.array(letters, dtype=np.int64), np.zeros(len(letters), dtype=np.int64)), pa.uint64()),
+        "dead_letter": pa.array(packed(np.array(letters, dtype=np.int64), np.zeros(len(letters), dtype=np.int64)), pa.uint64()),
         "hi": pa.array([0] * len(letters), pa.uint64()),
         "lo": pa.array(keys, pa.uint64()),
         "at_us": pa.array([records[number - 1][1] for number in letters], pa.int64()),
@@ -118,7 +118,7 @@ def test_a_record_entered_again_stands_for_its_accepted_letter() -> None:
     with open_engine() as engine:
         roots, accepted = _accepted(engine, CONFIG, frames, Selection(since=FIRST_INSTANT + timedelta(seconds=5)))
     assert roots == {code(8): code(3), code(9): code(9), code(12): code(3)}
-    assert accepted.column("letter").to_pylist() == [code(3), code(9)]
+    assert accepted.column("dead_letter").to_pylist() == [code(3), code(9)]
     assert accepted.column("at_us").to_pylist() == [int((FIRST_INSTANT + timedelta(seconds=at)).timestamp() * 1e6) for at in (3, 9)]
 
 

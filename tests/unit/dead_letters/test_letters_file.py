@@ -95,7 +95,7 @@ def test_every_fault_of_a_file_is_told_with_its_line(tmp_path: Path) -> None:
     assert "must be a string, null, or an object with base64" in told["line 4"]
     assert "list of [name, value]" in told["line 6"]
     assert f"more than the limit of {MAX_RECORD_BYTES}" in told["line 7"]
-    assert "there twice" in told["line 10"]
+    assert "occurs twice" in told["line 10"]
 
 
 def faults_of(path: Path) -> list[str]:
@@ -135,13 +135,13 @@ def test_a_foreign_file_is_refused_in_a_few_lines(tmp_path: Path) -> None:
     assert faults_of(file_of(tmp_path, "id,name", "1,a"))[0].startswith("line 1: is not JSON")
     assert faults_of(file_of(tmp_path, '{"id": 1}')) == ["line 1: must be an object with `position`, as `tallyflow dlq export` writes it"]
     assert faults_of(file_of(tmp_path, "[" * 100_000)) == ["line 1: is nested too deeply"]
-    assert faults_of(file_of(tmp_path, "", "  ")) == ["it holds no letters; `tallyflow dlq export` writes such a file"]
+    assert faults_of(file_of(tmp_path, "", "  ")) == ["it holds no dead letters; `tallyflow dlq export` writes such a file"]
 
 
 def test_a_letter_with_only_a_head_needs_the_whole_value() -> None:
     rows = [{**letter(1, n, oversize={"bytes": 9, "sha256": b"x"}), "row": n} for n in (0, 1)]
     found = [(9, pa.Table.from_pylist(rows))]
-    with pytest.raises(ConfigurationError, match=r"position 1\.1: the letter holds only the record's head"):
+    with pytest.raises(ConfigurationError, match=r"position 1\.1: the dead letter holds only the head of the record"):
         next(edited_frames(Edited("f", {Position(1, 0): {"value": b"whole"}, Position(1, 1): {"key": b"k"}}), found))
     ((_, frame),) = edited_frames(Edited("f", {Position(1, 0): {"value": b"a"}, Position(1, 1): {"value": b"b"}}), found)
     assert [row["oversize"] for row in decode_frame(frame).to_pylist()] == [None, None]

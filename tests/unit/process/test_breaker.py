@@ -86,8 +86,10 @@ def test_the_message_names_cause_share_example_and_both_ways_on() -> None:
     told = str(caught.value)
     name = fingerprint("parse", "wrong_type", "id", WRONG[1])
     assert "300 of 1,000 records were rejected for one cause, more than 20 %" in told
-    assert f"{name}, parse: wrong_type of id: expected int, found a string, such as orders partition 3 offset 7 (raw position 9.7)" in told
-    assert "Mend the mapping" in told
+    assert (
+        f"{name}, parse: wrong_type of id: expected int, found a string, for example orders partition 3 offset 7 (raw position 9.7)" in told
+    )
+    assert "Correct the mapping" in told
     assert "`tallyflow run FILE --accept`" in told
 
 
@@ -106,7 +108,7 @@ def is_admitted(of: Connections, version: str, records: int = 1000, to: int = 1)
 
 
 def test_a_plan_of_another_configuration_is_stopped_too() -> None:
-    with pytest.raises(HaltError, match=r"planned before the file was edited.*--accept` lets them, and only them,"):
+    with pytest.raises(HaltError, match=r"planned before the file was edited.*--accept` makes them, and only them,"):
         admit(connections(), "old", STAGES, (1000, "", 1), letters(1000))
 
 

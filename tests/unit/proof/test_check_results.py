@@ -88,12 +88,12 @@ def test_a_gap_is_numbered_and_never_hidden_by_an_open_chunk(held: Held, said: s
 def test_no_verdict_where_open_chunks_rows_are_not_known(held: Held) -> None:
     found = evaluate.gaps(Confirmed(100, 105), held)
     assert (found.passed, found.is_mild) == (False, True)
-    assert "a chunk was being inserted" in found.not_judged
+    assert "a chunk that was being inserted" in found.not_judged
 
 
 def test_a_row_of_no_record_is_extra_even_beside_a_missing_one() -> None:
     found = evaluate.gaps(Confirmed(100, 100), Held(100, True, foreign=1))
-    assert (found.passed, found.message) == (False, "1 rows are of no record of the topic: another writer has made them")
+    assert (found.passed, found.message) == (False, "1 rows belong to no record of the topic: another writer inserted them")
     assert "1 of 100 confirmed rows are missing; 1 rows" in evaluate.gaps(Confirmed(100, 100), Held(99, True, foreign=1)).message
 
 
@@ -133,7 +133,7 @@ def test_dead_letters_that_entered_again_count_no_more() -> None:
     legs = account(6, 4, sunk=6).legs
     letters = LegTally("redrive", 4, {"entered again": 3, "discarded": 0, "still dead letters": 1}, 1, False)
     found = evaluate.dead_letters(Tally(legs, letters), max_percent=10.0)
-    assert (found.passed, found.facts["dead letters"], found.facts["still there"]) == (True, 4, 1)
+    assert (found.passed, found.facts["dead letters"], found.facts["open dead letters"]) == (True, 4, 1)
 
 
 def test_letters_of_an_earlier_time_are_no_share_of_this_one() -> None:
@@ -159,7 +159,7 @@ def test_a_lagging_view_is_named_an_incomparable_one_reported() -> None:
     found = evaluate.views(sums)
     assert not found.passed
     assert found.message == (
-        "d.odd adds up to 9, the table has 10 rows; rows from before a view was made are not in it until they are inserted by hand"
+        "d.odd adds up to 9, the table has 10 rows; a view lacks the rows that are older than itself until you insert them"
     )
     assert found.not_judged == "d.unknown: no count"
 

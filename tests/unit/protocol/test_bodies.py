@@ -124,7 +124,7 @@ def test_every_field_is_of_its_type(leg: str, body: Any) -> None:
 
 @pytest.mark.parametrize(("leg", "body"), BODIES)
 def test_a_field_of_a_newer_release_is_refused_with_the_remedy(leg: str, body: Any) -> None:
-    with pytest.raises(HaltError, match=r"does not know \(colour\), so a newer one has written it: start that one"):
+    with pytest.raises(HaltError, match=r"does not know \(colour\), so a newer release has written it\. Start that release"):
         CHAINS[leg].decode(entry_of(body, colour="red"))
 
 
@@ -138,8 +138,8 @@ def test_a_field_within_a_field_is_refused_as_well() -> None:
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (FORMAT + 1, "a newer release has written it .*start that one"),
-        (FORMAT - 1, "an earlier release .*go on with that one"),
+        (FORMAT + 1, "a newer release has written it .*start the newer release"),
+        (FORMAT - 1, "an earlier release .*continue with the earlier release"),
         (None, "earlier"),
     ],
 )

@@ -28,7 +28,7 @@ def test_a_pipeline_that_starts_while_it_is_looked_for_is_there() -> None:
 
 
 def test_a_lost_ledger_is_told_from_one_never_started() -> None:
-    with pytest.raises(DataLossError, match="tf-p-ledger is gone, and tf-p-raw still there"):
+    with pytest.raises(DataLossError, match="tf-p-ledger does not exist, but tf-p-raw still hold messages"):
         check_started(Streams({"raw": 3}, {"raw": 3}), NAMES)
     with pytest.raises(NeverStartedError):
         check_started(Streams({"raw": 0}, {"raw": 0}), NAMES)

@@ -226,7 +226,7 @@ def test_a_linked_entry_that_is_missing_is_data_loss() -> None:
     closed(own, {})
     own.plan(planned(1, 2))
     log.purge(STREAM, SUBJECT, own.state.plan.sequence)
-    with pytest.raises(DataLossError, match="entry 3 is gone"):
+    with pytest.raises(DataLossError, match="entry 3 is missing"):
         read_chain(log, NAMES, KIND)
 
 
@@ -386,6 +386,6 @@ def test_a_done_of_another_range_than_its_plan_is_never_written(step: str) -> No
     if step == "restate":
         closed(own, {})
     before = kinds(log)
-    with pytest.raises(InvariantError, match="the range is 0 to 5, and not 0 to 6"):
+    with pytest.raises(InvariantError, match="the range is 0 to 5, not 0 to 6"):
         getattr(own, step)(Closed(start=0, to=6))
     assert kinds(log) == before

@@ -59,7 +59,7 @@ def test_the_table_says_which_rows_it_has(stored: list[int], expected: list[int]
 
 
 def test_an_insert_at_work_is_waited_for() -> None:
-    with pytest.raises(RetryableError, match="still works on"):
+    with pytest.raises(RetryableError, match="still runs"):
         ask(Asked(TABLE, [], at_work=1), positions([5]))
 
 
