@@ -47,7 +47,8 @@ def hash_keys(engine: Engine, columns: Sequence[pa.Array | pa.ChunkedArray]) -> 
         parts += _written(array)
     texts = pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
     if len(texts) <= _FEW_ROWS:
-        lo, hi = np.frombuffer(b"".join(md5(text, usedforsecurity=False).digest() for text in texts.to_pylist()), dtype="<u8").reshape(-1, 2).T
+        digests = b"".join(md5(text, usedforsecurity=False).digest() for text in texts.to_pylist())
+        lo, hi = np.frombuffer(digests, dtype="<u8").reshape(-1, 2).T
         return Hashes(hi, lo, is_null)
     hi, lo = (half.to_numpy() for half in engine.ask(_SPLIT, texts))
     return Hashes(hi, lo, is_null)

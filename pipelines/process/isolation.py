@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pipelines.host import is_of_host
 from pipelines.protocol.positions import position_keys
-from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput
+from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, empty_rejected
 from pipelines.types.engine import Engine
 
 INTERNAL_ERROR = "internal_error"
@@ -39,7 +39,7 @@ def isolated(name: str, stage: Stage, engine: Engine, table: pa.Table, renew: Ca
 def take_out(table: pa.Table, decided: Decided) -> StageOutput:
     """Return `table` without the decided records, and its decided records as rejected."""
     if not decided:
-        return StageOutput(table, REJECTED_SCHEMA.empty_table())
+        return StageOutput(table, empty_rejected())
     columns = [list(column) for column in zip(*decided, strict=True)]
     wanted = pa.table({"_tf_sequence": pa.array(columns[0], pa.uint64()), "_tf_ordinal": pa.array(columns[1], pa.uint32())})
     present = position_keys(table)

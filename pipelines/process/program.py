@@ -162,8 +162,9 @@ def run(program: Program, engine: Engine, frames: Sequence[Arrived], decided: De
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
     if not program.dedup.key:
         counts[WRITTEN.total] = passed.rows.num_rows
-    reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
-    counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
+    if rejected.num_rows:
+        reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
+        counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
     return Made(passed.rows, letters(records, rejected, program.version, program.source), counts)
 
 

@@ -92,7 +92,8 @@ def reject_wide(mapped: pa.Table, widest_value_bytes: int) -> StageOutput:
 def map_columns(engine: Engine, parsed: pa.Table, mapping: Sequence[TargetColumn], keep: Sequence[str] = ()) -> StageOutput:
     """Return the sink's rows, and the records that do not fit the table; both in the order of `parsed`.
 
-    `keep` names columns of `parsed` that are passed through after the position columns. Raise TypeError for a mapping that `check_mapping` rejects.
+    `keep` names columns of `parsed` that are passed through after the position columns. Raise TypeError for a mapping that
+    `check_mapping` rejects.
     """
     rejections = Rejections("transform", parsed.num_rows)
     columns = [_column(engine, parsed, target, rejections) for target in mapping]

@@ -35,7 +35,8 @@ __all__ = ["ParsedField", "check_fields", "parse"]
 def parse(engine: Engine, records: pa.Table, fields: Sequence[ParsedField], keep: Sequence[str] = ()) -> StageOutput:
     """Return the records as columns, and the records that cannot be read; both in the order of `records`.
 
-    `keep` names raw columns (`key`, `headers`, `timestamp`, `past_dedup`) that are passed through as `_tf_<name>`. Raise ValueError for fields in which `check_fields` finds a fault.
+    `keep` names raw columns (`key`, `headers`, `timestamp`, `past_dedup`) that are passed through as `_tf_<name>`. Raise ValueError for
+    fields in which `check_fields` finds a fault.
     """
     reader = json_reader(tuple(fields))
     rejections = Rejections("parse", records.num_rows)

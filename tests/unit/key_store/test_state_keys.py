@@ -87,3 +87,12 @@ def test_equal_keys_and_only_those_have_equal_hashes(keys: list[tuple[str, int]]
     assert len(set(found)) == len(set(keys))
     assert dict(zip(keys, found, strict=True)) == dict(reversed(list(zip(keys, found, strict=True))))
     engine.close()
+
+
+@settings(max_examples=50, deadline=None)
+@given(keys=st.lists(st.tuples(st.none() | st.text(max_size=30), st.none() | st.integers(-(2**63), 2**63 - 1)), max_size=40))
+def test_few_keys_have_the_hashes_that_many_have(keys: list[tuple[str | None, int | None]]) -> None:
+    columns = [pa.array([text for text, _ in keys], pa.string()), pa.array([integer for _, integer in keys], pa.int64())]
+    many = [pa.concat_arrays([column, pa.nulls(600, column.type)]) for column in columns]
+    with open_engine() as engine:
+        assert number(engine, *columns) == number(engine, *many)[: len(keys)]
