@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import batch, latency, rival, stage, throughput, verification
+from bench import batch, latency, rival, stage, step, throughput, verification
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.produce import produce
@@ -46,7 +46,7 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, verification, batch, stage, rival or sensors.")] = "",
+    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, verification, batch, stage, step, rival or sensors.")] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification and batch.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
@@ -54,6 +54,9 @@ def main(
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
     if only == "stage":
         _print_stage(home, live_keys or STAGE_KEYS)
+        return
+    if only == "step":
+        _print_step(home)
         return
     if only == "sensors":
         _print_sensors(home)
@@ -153,6 +156,22 @@ def _print_stage(home: Path, live_keys: Sequence[int]) -> None:
         table.add_row(f"{one.live_keys:,}", f"{one.batch_events:,}", *(f"{figures[name]:.2f}" for name in STAGE_FIGURES.values()))
     console.print(table)
     (home / "stage.json").write_text(json.dumps({"machine": machine(), "stage": [asdict(one) for one in found]}, indent=2))
+
+
+def _print_step(home: Path) -> None:
+    """One step of the process leg by its number of events; needs no server."""
+    cases = [(size, events, 1) for size in step.SIZES for events in step.EVENTS] + [(size, 40, 8) for size in step.SIZES]
+    table = Table("bytes", "events", "buckets", *step.PARTS, title="CPU milliseconds per step")
+    home.mkdir(parents=True, exist_ok=True)
+    found = []
+    for size, events, buckets in cases:
+        with TemporaryDirectory(dir=home) as directory:
+            found.append(step.measure(Path(directory), size, events, buckets))
+        console.print(found[-1])
+    for one in found:
+        table.add_row(str(one.size), f"{one.events:,}", str(one.buckets), *(f"{one.ms[part]:.2f}" for part in step.PARTS))
+    console.print(table)
+    (home / "step.json").write_text(json.dumps({"machine": machine(), "step": [asdict(one) for one in found]}, indent=2))
 
 
 def _print_rival(home: Path, live_keys: Sequence[int]) -> None:

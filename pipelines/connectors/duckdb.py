@@ -5,10 +5,12 @@ from pathlib import Path
 
 import duckdb
 
+from pipelines.types.engine import Engine
+
 _MEMORY_LIMIT = "2GiB"
 
 
-def open_engine(threads: int = 1) -> duckdb.DuckDBPyConnection:
+def open_engine(threads: int = 1) -> Engine:
     """Open an in-memory engine for the pure stages.
 
     No files, no network, no extensions, bounded memory, UTC, and no way to change these.
@@ -19,7 +21,7 @@ def open_engine(threads: int = 1) -> duckdb.DuckDBPyConnection:
     engine.execute("SET preserve_insertion_order = true")
     engine.execute("SET enable_external_access = false")
     engine.execute("SET lock_configuration = true")
-    return engine
+    return Engine(engine)
 
 
 def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT, threads: int = 2) -> duckdb.DuckDBPyConnection:

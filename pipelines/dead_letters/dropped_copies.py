@@ -33,6 +33,7 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import ORDINAL_BITS, packed_record, position_keys
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import INSTANT
+from pipelines.types.engine import Engine
 from pipelines.types.vectors import Mask
 
 _ACCEPTED = pa.schema([("dead_letter", pa.uint64()), ("hi", pa.uint64()), ("lo", pa.uint64()), ("at_us", pa.int64())])
@@ -108,7 +109,7 @@ def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wan
         roots, accepted = _accepted(engine, config, frames, wanted)
         if not accepted.num_rows:
             return _counted({}, {}, purged)
-        copies = CopiesByLetter(counting, accepted, config.dedup.window_us)
+        copies = CopiesByLetter(counting.connection, accepted, config.dedup.window_us)
         first, arrival_us = (accepted.column(name)[0].as_py() for name in ("dead_letter", "at_us"))
         start = start_at(log, names, config, first >> ORDINAL_BITS, arrival_us, purged.below)
         over_us = pc.max(accepted.column("at_us")).as_py() + config.dedup.window_us
@@ -126,9 +127,7 @@ def _counted(roots: dict[int, int], counts: dict[int, int], purged: Purged) -> D
     return DroppedCopies(np.array(codes, dtype=np.uint64), np.array(copies, dtype=np.int64), np.array(is_cut, dtype=bool), purged.since)
 
 
-def _accepted(
-    engine: duckdb.DuckDBPyConnection, config: Program, frames: Iterable[pa.Table], wanted: Selection
-) -> tuple[dict[int, int], pa.Table]:
+def _accepted(engine: Engine, config: Program, frames: Iterable[pa.Table], wanted: Selection) -> tuple[dict[int, int], pa.Table]:
     """Return (for each wanted dead letter the position at which dedup accepted the record, _ACCEPTED in position order).
 
     _ACCEPTED holds the records whose key is known.
@@ -151,7 +150,7 @@ def _accepted(
     return roots, together.filter(is_root).sort_by("dead_letter")
 
 
-def _keyed(engine: duckdb.DuckDBPyConnection, config: Program, letters: pa.Table) -> pa.Table:
+def _keyed(engine: Engine, config: Program, letters: pa.Table) -> pa.Table:
     """Return _ACCEPTED of the dead letters' own records, except for records that the stages before dedup would reject today."""
     rows = run(config, engine, list(frames_of_letters([letters], []))).rows
     here = letters.take(rows.column("_tf_ordinal"))

@@ -19,6 +19,7 @@ from pipelines.host import collect_rarely
 from pipelines.key_store.storage import Place
 from pipelines.key_store.store import KeyedStore
 from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_place
+from pipelines.types.engine import Engine
 
 Made = TypeVar("Made")
 
@@ -56,7 +57,7 @@ class Connections(Kept):
         self._owns_log = log is None
         self._reader: RangeReader | None = None
         self._topic: KafkaTopic | None = None
-        self._engine: duckdb.DuckDBPyConnection | None = None
+        self._engine: Engine | None = None
         self._dedup_stores: dict[int, KeyedStore] = {}
 
     def prove(self) -> None:
@@ -90,7 +91,7 @@ class Connections(Kept):
         return self._topic
 
     @property
-    def engine(self) -> duckdb.DuckDBPyConnection:
+    def engine(self) -> Engine:
         if self._engine is None:
             self._engine = open_engine()
         return self._engine

@@ -10,16 +10,21 @@ collision can also send a duplicate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import md5
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.key_store.index import Words
-from pipelines.types.vectors import Mask, ask, one_chunk, to_mask
+from pipelines.types.engine import Engine
+from pipelines.types.vectors import Mask, one_chunk, to_mask
 
 _SPLIT = "SELECT (h >> 64)::UBIGINT, (h & 18446744073709551615)::UBIGINT FROM (SELECT md5_number(v) AS h FROM _tf_values)"
+
+
+_FEW_ROWS = 512
+"""So many keys are hashed one by one in less time than the engine takes to answer at all (0.25 ms)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Hashes:
     is_null: Mask
 
 
-def hash_keys(engine: duckdb.DuckDBPyConnection, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Hashes:
+def hash_keys(engine: Engine, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Hashes:
     """Hash the rows of `columns`, all of one length. Raise TypeError for a type that cannot be a key."""
     arrays = [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
     is_null = np.zeros(len(arrays[0]), dtype=bool)
@@ -41,8 +46,12 @@ def hash_keys(engine: duckdb.DuckDBPyConnection, columns: Sequence[pa.Array | pa
             is_null |= to_mask(pc.is_null(array))
         parts += _written(array)
     texts = pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
-    hi, lo = ask(engine, _SPLIT, texts)
-    return Hashes(hi.to_numpy(), lo.to_numpy(), is_null)
+    if len(texts) <= _FEW_ROWS:
+        digests = b"".join(md5(text, usedforsecurity=False).digest() for text in texts.to_pylist())
+        lo, hi = np.frombuffer(digests, dtype="<u8").reshape(-1, 2).T
+        return Hashes(hi, lo, is_null)
+    hi, lo = (half.to_numpy() for half in engine.ask(_SPLIT, texts))
+    return Hashes(hi, lo, is_null)
 
 
 def _written(array: pa.Array) -> list[pa.Array | pa.Scalar]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +16,7 @@ from pipelines.progress import Progress
 from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ProcessDone, Watermarks
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
+from pipelines.types.engine import Engine
 
 """Receives the number of frames read, and their total."""
 
@@ -65,9 +65,7 @@ def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
     return found
 
 
-def judged(
-    log: JetStream, names: Names, engine: duckdb.DuckDBPyConnection, config: Program, start: Start, to: int, progress: Progress
-) -> Iterator[Judged]:
+def judged(log: JetStream, names: Names, engine: Engine, config: Program, start: Start, to: int, progress: Progress) -> Iterator[Judged]:
     """Yield the rows after `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
     before = start.watermarks
     done = read_chain(log, names, PROCESS_CHAIN).done

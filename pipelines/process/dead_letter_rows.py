@@ -40,6 +40,8 @@ one. `past_dedup`: dedup, if there is one, has accepted the record. `origin`: th
 was redriven; null for a record that comes from Kafka. `source`: the id of its source in the pipeline file.
 """
 
+_NONE = LETTER_SCHEMA.empty_table()
+
 
 def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str, past_dedup: bool = False) -> pa.Table:
     """Return the dead letters for `rejected`; each of its rows names a record of `records` (in any order; every position at most once).
@@ -48,7 +50,7 @@ def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: 
     it.
     """
     if rejected.num_rows == 0:
-        return LETTER_SCHEMA.empty_table()
+        return _NONE
     wanted = position_keys(rejected)
     order = np.argsort(wanted, kind="stable")
     rejected = rejected.take(pa.array(order))

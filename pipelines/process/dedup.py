@@ -18,7 +18,6 @@ records with the same store give the same answer.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +30,7 @@ from pipelines.process.rejections import Rejections
 from pipelines.process.watermarks import TIME_COLUMN, Times
 from pipelines.protocol.records import StageOutput
 from pipelines.types.columns import parse_type
+from pipelines.types.engine import Engine
 from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_instants
 from pipelines.types.vectors import Mask, one_chunk, to_mask
 
@@ -50,10 +50,10 @@ class Deduplicated:
     entries: Entries
 
 
-def with_keys(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, fields: Sequence[str]) -> StageOutput:
+def with_keys(engine: Engine, parsed: pa.Table, fields: Sequence[str]) -> StageOutput:
     """Append the hash of the key in `fields` (columns of `parsed`) as KEY_COLUMNS; reject records with a null in the key.
 
-    While it runs, a table `_tf_values` is registered in `engine`. Raise TypeError for a column that cannot be a key.
+    Raise TypeError for a column that cannot be a key.
     """
     hashes = hash_keys(engine, [parsed.column(name) for name in fields])
     rejections = Rejections("dedup", parsed.num_rows)
@@ -63,12 +63,12 @@ def with_keys(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, fields: Seque
     return rejections.split(parsed, parsed)
 
 
-def with_times(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, field: str, max_ahead_us: int, unit: str = "") -> StageOutput:
+def with_times(engine: Engine, parsed: pa.Table, field: str, max_ahead_us: int, unit: str = "") -> StageOutput:
     """Append the time in `field` as TIME_COLUMN; reject the records without a valid time.
 
     With a `unit`, the time is a number or decimal text of that unit since 1970. Without one it is unix seconds, or a text in a form that a
     DateTime column takes. Valid times are the times of DateTime64, 1900 to 2299, and at most `max_ahead_us` ahead of the record's arrival:
-    one time in the far future would make all other records late. While it runs, a table `_tf_values` is registered in `engine`.
+    one time in the far future would make all other records late.
     """
     values = one_chunk(parsed.column(field))
     rejections = Rejections("dedup", len(values))

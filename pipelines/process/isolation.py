@@ -15,19 +15,18 @@ import pyarrow as pa
 
 from pipelines.host import is_of_host
 from pipelines.protocol.positions import position_keys
-from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput
+from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, empty_rejected
+from pipelines.types.engine import Engine
 
 INTERNAL_ERROR = "internal_error"
 ATTEMPTS = 3
 Decided = Sequence[Sequence[int | str]]
 """Records that are rejected without being tried: (sequence, ordinal, stage, message) each."""
-Stage = Callable[[duckdb.DuckDBPyConnection, pa.Table], StageOutput]
+Stage = Callable[[Engine, pa.Table], StageOutput]
 _ENDS_THE_ENGINE = (duckdb.FatalException, duckdb.InternalException)
 
 
-def isolated(
-    name: str, stage: Stage, engine: duckdb.DuckDBPyConnection, table: pa.Table, renew: Callable[[], duckdb.DuckDBPyConnection]
-) -> StageOutput:
+def isolated(name: str, stage: Stage, engine: Engine, table: pa.Table, renew: Callable[[], Engine]) -> StageOutput:
     """Return `stage(engine, table)`; if the stage raises, leave out and reject the records at fault. `renew` opens another engine."""
     try:
         return stage(engine, table)
@@ -40,7 +39,7 @@ def isolated(
 def take_out(table: pa.Table, decided: Decided) -> StageOutput:
     """Return `table` without the decided records, and its decided records as rejected."""
     if not decided:
-        return StageOutput(table, REJECTED_SCHEMA.empty_table())
+        return StageOutput(table, empty_rejected())
     columns = [list(column) for column in zip(*decided, strict=True)]
     wanted = pa.table({"_tf_sequence": pa.array(columns[0], pa.uint64()), "_tf_ordinal": pa.array(columns[1], pa.uint32())})
     present = position_keys(table)
@@ -52,7 +51,7 @@ def take_out(table: pa.Table, decided: Decided) -> StageOutput:
 class _Search:
     """One search for the records over which a stage raises, on engines of its own: an error may leave an engine unusable."""
 
-    def __init__(self, name: str, stage: Stage, renew: Callable[[], duckdb.DuckDBPyConnection]) -> None:
+    def __init__(self, name: str, stage: Stage, renew: Callable[[], Engine]) -> None:
         self._name, self._stage, self._renew = name, stage, renew
         self._engine = renew()
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +29,7 @@ from pipelines.process.steps.parse import Parse
 from pipelines.protocol.outcomes import REJECTED, WRITTEN
 from pipelines.protocol.records import POSITION_COLUMNS
 from pipelines.types.columns import parse_type
+from pipelines.types.engine import Engine
 
 RELEASE = 3
 """Format and meaning of programs.
@@ -151,7 +151,7 @@ class Made:
     counts: dict[str, int]
 
 
-def run(program: Program, engine: duckdb.DuckDBPyConnection, frames: Sequence[Arrived], decided: Decided = ()) -> Made:
+def run(program: Program, engine: Engine, frames: Sequence[Arrived], decided: Decided = ()) -> Made:
     """Take whole raw frames through the steps before the exchange.
 
     A record on which a step ends becomes a dead letter of INTERNAL_ERROR; so do the records of `decided`, which are not tried.
@@ -162,12 +162,13 @@ def run(program: Program, engine: duckdb.DuckDBPyConnection, frames: Sequence[Ar
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
     if not program.dedup.key:
         counts[WRITTEN.total] = passed.rows.num_rows
-    reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
-    counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
+    if rejected.num_rows:
+        reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
+        counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
     return Made(passed.rows, letters(records, rejected, program.version, program.source), counts)
 
 
-def run_records(program: Program, engine: duckdb.DuckDBPyConnection, records: pa.Table, decided: Decided = ()) -> Passed:
+def run_records(program: Program, engine: Engine, records: pa.Table, decided: Decided = ()) -> Passed:
     """Take records with their positions (`records.with_positions`), in position order, through the steps; see `run`."""
     tried = take_out(records, decided)
     widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -36,6 +35,7 @@ from pipelines.protocol.positions import position_keys
 from pipelines.protocol.purge import purge_lease
 from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
+from pipelines.types.engine import Engine
 
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
 """Longest time that an insert of a killed command may be on its way to ClickHouse."""
@@ -192,7 +192,7 @@ class _Inserts:
                 raise RetryableError(f"reading {stream}: sequence {sequence} was purged after the verification; launch the command again")
             yield Arrived(message, subject.history.arrival_us(sequence))
 
-    def _insert_step(self, engine: duckdb.DuckDBPyConnection, target: _Target, step: list[Arrived]) -> int:
+    def _insert_step(self, engine: Engine, target: _Target, step: list[Arrived]) -> int:
         config = target.config
         rows = run(config, engine, step).rows
         rows = rows.filter(pa.array(np.isin(position_keys(rows), target.missing)))

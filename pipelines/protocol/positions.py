@@ -85,13 +85,16 @@ def position_keys(table: pa.Table) -> Keys:
 
 
 def in_position_order(table: pa.Table) -> pa.Table:
-    """Return the rows sorted by (sequence, ordinal)."""
-    return table.take(pa.array(np.argsort(position_keys(table), kind="stable")))
+    """Return the rows sorted by (sequence, ordinal); the table itself if it is."""
+    keys = position_keys(table)
+    if (keys[1:] >= keys[:-1]).all():
+        return table
+    return table.take(pa.array(np.argsort(keys, kind="stable")))
 
 
 def beyond(table: pa.Table, last: Position | None) -> pa.Table:
     """Return the rows of a position-sorted table after `last` (exclusive); all of them if `last` is None."""
-    if last is None or table.num_rows == 0:
+    if last is None or table.num_rows == 0 or last < first_and_last(table)[0]:
         return table
     sequence, ordinal = table.column("_tf_sequence"), table.column("_tf_ordinal")
     emit = table.column("_tf_emit") if "_tf_emit" in table.column_names else pa.repeat(pa.scalar(0, pa.uint32()), table.num_rows)

@@ -96,6 +96,7 @@ REJECTED_SCHEMA = pa.schema(
     ]
 )
 """One row per rejected record: its position, the stage that rejected it, an error code, the field or column, and the reason."""
+_NONE_REJECTED = REJECTED_SCHEMA.empty_table()
 
 HEADER_FIRST = "Tf-First"
 HEADER_LAST = "Tf-Last"
@@ -153,7 +154,7 @@ def instant(microseconds: int) -> datetime:
 
 
 def empty_rejected() -> pa.Table:
-    return REJECTED_SCHEMA.empty_table()
+    return _NONE_REJECTED
 
 
 def encode_frame(table: pa.Table) -> bytes:

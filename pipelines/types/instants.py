@@ -8,14 +8,14 @@ microseconds ends where 64 bits of nanoseconds end. Outside these ranges ClickHo
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.types.columns import ColumnType, arrow_type
-from pipelines.types.vectors import Mask, ask, mismatch, to_mask, without
+from pipelines.types.engine import Engine
+from pipelines.types.vectors import Mask, mismatch, to_mask, without
 
 _MICROS = pa.timestamp("us", tz="UTC")
 _DAY = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
@@ -34,7 +34,7 @@ _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 """Decimal places of an Arrow timestamp's unit."""
 
 
-def parse_dates(engine: duckdb.DuckDBPyConnection, texts: pa.Array, kind: str) -> tuple[pa.Array, Mask, Mask]:
+def parse_dates(engine: Engine, texts: pa.Array, kind: str) -> tuple[pa.Array, Mask, Mask]:
     """Parse dates; return (date32 column, rows that are not `YYYY-MM-DD`, rows out of the range of `kind`: Date or Date32)."""
     malformed = mismatch(texts, rf"^{_DAY}$")
     days, impossible = _cast(engine, without(texts, malformed), pa.date32())
@@ -43,7 +43,7 @@ def parse_dates(engine: duckdb.DuckDBPyConnection, texts: pa.Array, kind: str) -
     return days, malformed | impossible, beyond
 
 
-def parse_instants(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask, Mask]:
+def parse_instants(engine: Engine, texts: pa.Array, target: ColumnType) -> tuple[pa.Array, Mask, Mask]:
     """Parse instants; return (timestamps of the target's unit, malformed rows, rows out of range).
 
     Texts are `YYYY-MM-DD`, then `T` or a space, `hh:mm:ss`, up to nine digits after a point, and a zone (`Z`, `+hh`, `+hhmm`, `+hh:mm`) or
@@ -159,13 +159,13 @@ def _shortened(texts: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
 
 
-def _cast(engine: duckdb.DuckDBPyConnection, texts: pa.Array, wire: pa.DataType) -> tuple[pa.Array, Mask]:
+def _cast(engine: Engine, texts: pa.Array, wire: pa.DataType) -> tuple[pa.Array, Mask]:
     """Cast the texts; return (values, rows with a day that its month does not have)."""
     nowhere = np.zeros(len(texts), dtype=bool)
     try:
         return texts.cast(wire), nowhere
     except pa.ArrowInvalid:
         days = pc.utf8_slice_codeunits(texts, 0, 10)
-        (known,) = ask(engine, "SELECT v IS NULL OR try_cast(v AS DATE) IS NOT NULL FROM _tf_values", days)
+        (known,) = engine.ask("SELECT v IS NULL OR try_cast(v AS DATE) IS NOT NULL FROM _tf_values", days)
         impossible = ~to_mask(known)
         return without(texts, impossible).cast(wire), impossible

@@ -1,6 +1,5 @@
-"""Small steps over whole columns that the stages share: masks, and queries to the engine about one column."""
+"""Small steps over whole columns that the stages share: masks."""
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -30,13 +29,3 @@ def mismatch(texts: pa.Array, pattern: str) -> Mask:
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """Return the column as one array; not copied if it is one already."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def ask(engine: duckdb.DuckDBPyConnection, sql: str, values: pa.Array) -> list[pa.Array]:
-    """Run `sql`, which selects from `_tf_values` (its only column `v` is `values`), and return its columns, rows in order."""
-    engine.register("_tf_values", pa.table({"v": values}))
-    try:
-        answer = engine.sql(sql).to_arrow_table()
-    finally:
-        engine.unregister("_tf_values")
-    return [one_chunk(column) for column in answer.columns]

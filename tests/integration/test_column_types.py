@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from support.programs import program
 
-from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.duckdb import open_database, open_engine
 from pipelines.process.mapping.convert import integer_bounds
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
 from pipelines.process.parse.step import parse
@@ -233,7 +233,7 @@ def test_a_verification_calls_for_the_value_that_is_stored(
     settings = "output_format_arrow_low_cardinality_as_dictionary = 0, output_format_arrow_string_as_string = 0"
     answer = clickhouse.query(f"SELECT {plain_sql(kind, 'c')} AS c FROM t SETTINGS {settings}", "ArrowStream").bytes()
     config = program([("c", source)], [("c", "c", column, False)], position_columns=())
-    with open_engine() as own:
+    with open_database(":memory:", {}) as own:
         reference = Reference(own, compared_columns(config))
         frame = {
             "position": [1],

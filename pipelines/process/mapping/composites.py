@@ -7,7 +7,6 @@ ClickHouse would store '' or 0 in silence (measured, 26.9).
 
 from collections.abc import Iterator
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -17,16 +16,19 @@ from pipelines.process.mapping.convert import Converted, Fault, convert_scalar
 from pipelines.process.parse.json_reader import json_reader
 from pipelines.process.rejections import Rejections
 from pipelines.types.columns import INTEGER_BITS, ColumnType, tuple_fields
+from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField
-from pipelines.types.vectors import Mask, ask, to_mask, without
+from pipelines.types.vectors import Mask, to_mask, without
 
+_PLAIN_STRINGS = r'^\[(?:"[^"\\\x00-\x1f]*"(?:,"[^"\\\x00-\x1f]*")*)?\]$'
+"""A minified JSON array of strings without an escape."""
 _NULL_INSIDE = "is null and not Nullable"
 _SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"} | dict.fromkeys(
     ("Float32", "Float64"), "float64"
 )
 
 
-def convert(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def convert(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     """Convert `column` to `target`.
 
     Composites come from JSON text, or, for a Map of strings, from an Arrow map of bytes (Kafka headers).
@@ -49,8 +51,10 @@ def element_source(target: ColumnType) -> str:
     return _SOURCES.get(target.name, "string")
 
 
-def _array(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> Converted:
-    (lists,) = ask(engine, """SELECT json_transform(v, '["JSON"]') FROM _tf_values""", texts)
+def _array(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+    if target.inner[0].name == "String" and pc.all(pc.match_substring_regex(texts, _PLAIN_STRINGS)).as_py() is not False:
+        return _plain_strings(texts), []
+    (lists,) = engine.ask("""SELECT json_transform(v, '["JSON"]') FROM _tf_values""", texts)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     values, faults = _elements(engine, pc.list_flatten(lists), target.inner[0])
     malformed = to_mask(pc.and_(pc.is_null(lists), pc.is_valid(texts)))
@@ -58,8 +62,19 @@ def _array(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnTyp
     return pa.ListArray.from_arrays(_offsets(lengths), values), [*outer, *_lift(faults, lengths, "an element")]
 
 
-def _map(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> Converted:
-    (maps,) = ask(engine, """SELECT json_transform(v, '"MAP(VARCHAR, JSON)"') FROM _tf_values""", texts)
+def _plain_strings(texts: pa.Array) -> pa.Array:
+    """Return the strings of texts that match _PLAIN_STRINGS; they stand there as they are."""
+    lists = pc.split_pattern(pc.binary_slice(texts.cast(pa.binary()), 2, -2), b'","')
+    lengths, values = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False), pc.list_flatten(lists)
+    is_empty = to_mask(pc.equal(texts, "[]"))
+    if is_empty.any():
+        values = values.filter(pa.array(~np.repeat(is_empty, lengths)))
+        lengths = np.where(is_empty, 0, lengths)
+    return pa.ListArray.from_arrays(_offsets(lengths), values.cast(pa.string()))
+
+
+def _map(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+    (maps,) = engine.ask("""SELECT json_transform(v, '"MAP(VARCHAR, JSON)"') FROM _tf_values""", texts)
     malformed = to_mask(pc.and_(pc.is_null(maps), pc.is_valid(texts)))
     entries = maps.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])))
     lengths = pc.fill_null(pc.list_value_length(entries), 0).to_numpy(zero_copy_only=False)
@@ -77,15 +92,15 @@ def _map(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType)
     return pa.MapArray.from_arrays(_offsets(lengths), keys, values), faults
 
 
-def _map_values(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> Converted:
+def _map_values(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
     """Convert a map of strings; values that are no JSON strings become their JSON text, as GlassFlow does (features.md 1.2)."""
     if target.name != "String":
         return _elements(engine, texts, target)
-    (strings,) = ask(engine, "SELECT json_extract_string(v, '$') FROM _tf_values", texts)
+    (strings,) = engine.ask("SELECT json_extract_string(v, '$') FROM _tf_values", texts)
     return strings, _null_faults(strings, target)
 
 
-def _tuple(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> Converted:
+def _tuple(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
     names = tuple_fields(target)
     present = to_mask(pc.is_valid(texts))
     reader = json_reader(tuple(ParsedField(name, element_source(kind)) for name, kind in zip(names, target.inner, strict=True)))
@@ -102,7 +117,7 @@ def _tuple(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnTyp
     return struct, [fault for fault in faults if fault.rows.any()]
 
 
-def _elements(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: ColumnType) -> Converted:
+def _elements(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
     """Convert JSON texts (null = JSON null) to `target`."""
     wrapped = pc.binary_join_element_wise('{"v":', pc.fill_null(texts, "null"), "}", "")
     rejections = Rejections("transform", len(texts))
@@ -112,18 +127,18 @@ def _elements(engine: duckdb.DuckDBPyConnection, texts: pa.Array, target: Column
     return converted, [*read_faults, *faults, *_null_faults(texts, target)]
 
 
-def _read(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _read(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     """Convert a column that was read as `element_source(target)` to `target`."""
     if target.name != "Decimal":
         return convert(engine, column, target)
     is_text = to_mask(pc.starts_with(column, '"'))
-    (numbers,) = ask(engine, "SELECT try_cast(v AS DOUBLE) FROM _tf_values", without(column, is_text))
+    (numbers,) = engine.ask("SELECT try_cast(v AS DOUBLE) FROM _tf_values", without(column, is_text))
     result, faults = convert_scalar(engine, numbers, target)
     infinite = to_mask(pc.is_null(numbers)) & to_mask(pc.is_valid(column)) & ~is_text
     if infinite.any():
         faults = [*faults, Fault(infinite, "out_of_range", f"the number does not fit {target}")]
     if is_text.any():
-        (texts,) = ask(engine, "SELECT json_extract_string(v, '$') FROM _tf_values", without(column, ~is_text))
+        (texts,) = engine.ask("SELECT json_extract_string(v, '$') FROM _tf_values", without(column, ~is_text))
         decimals, more = convert_scalar(engine, texts, target)
         result, faults = pc.if_else(pa.array(is_text), decimals, result), [*faults, *more]
     return result, faults

@@ -13,15 +13,15 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type
+from pipelines.types.engine import Engine
 from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_dates, parse_instants, truncate_instants
-from pipelines.types.vectors import Mask, ask, mismatch, to_mask, without
+from pipelines.types.vectors import Mask, mismatch, to_mask, without
 
 
 class Fault(NamedTuple):
@@ -40,7 +40,7 @@ _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"^(?P<a>{_OCTET})\.(?P<b>{_OCTET})\.(?P<c>{_OCTET})\.(?P<d>{_OCTET})$"
 
 
-def convert_scalar(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def convert_scalar(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     """Convert `column` to `target`, which is no Array, Map or Tuple. Raise TypeError for a pair that `check_mapping` rejects."""
     source = column.type
     if pa.types.is_dictionary(source):
@@ -62,11 +62,11 @@ def convert_scalar(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: 
     return convert(engine, column, target)
 
 
-def _unchanged(_engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnType) -> Converted:
+def _unchanged(_engine: Engine, column: pa.Array, _target: ColumnType) -> Converted:
     return column, []
 
 
-def _integer(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _integer(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     wire = arrow_type(target)
     if wire == column.type:
         return column, []
@@ -95,22 +95,22 @@ def _wide_integer(column: pa.Array, wire: pa.DataType) -> pa.Array:
     return _fixed(np.ascontiguousarray(wide.astype("<i8")).tobytes(), width, column)
 
 
-def _integer_to_float(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _integer_to_float(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     return column.cast(arrow_type(target), safe=False), []
 
 
-def _float(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _float(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     result = column.cast(arrow_type(target), safe=False)
     if target.name == "Float64" or result.type == column.type:
         return result, []
     return result, _fault(to_mask(pc.is_inf(result)) & to_mask(pc.is_finite(column)), "out_of_range", f"the number does not fit {target}")
 
 
-def _integer_to_decimal(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _integer_to_decimal(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     return _string_to_decimal(engine, column.cast(pa.string()), target)
 
 
-def _float_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _float_to_decimal(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     numbers = column.cast(pa.float64())
     precision, scale = target.number(0), target.number(1)
     beyond = to_mask(pc.invert(pc.less_equal(pc.abs(numbers), _greatest_float(precision, scale))))
@@ -131,7 +131,7 @@ def _greatest_float(precision: int, scale: int) -> float:
     return nearest if Fraction(nearest) < edge else math.nextafter(nearest, 0.0)
 
 
-def _string_to_decimal(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _string_to_decimal(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     precision, scale = target.number(0), target.number(1)
     malformed = mismatch(column, r"^-?[0-9]+(?:\.[0-9]+)?$")
     fits = rf"^-?0*{_at_most(precision - scale)}(?:\.{_at_most(scale)}0*)?$"
@@ -146,14 +146,14 @@ def _at_most(digits: int) -> str:
     return rf"[0-9]{{0,{digits}}}"
 
 
-def _fixed_string(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _fixed_string(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     length = target.number(0)
     binary = column.cast(pa.binary())
     too_long = to_mask(pc.greater(pc.binary_length(binary), length))
     return binary, _fault(too_long, "out_of_range", f"the string has more than {length} bytes")
 
 
-def _enum(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _enum(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     names = pa.array([member.name for member in target.members], pa.string())
     values = pa.array([member.value for member in target.members], arrow_type(target))
     index = pc.index_in(column, names)
@@ -161,7 +161,7 @@ def _enum(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnTy
     return values.take(index), _fault(unknown, "invalid_value", "the string is no member of the Enum")
 
 
-def _uuid(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _uuid(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     malformed = mismatch(column, _UUID)
     filled = pc.fill_null(without(column, malformed), "0" * 36)
     digits = np.frombuffer(b"".join(_buffers(filled)), dtype=np.uint8).reshape(-1, 36)
@@ -170,7 +170,7 @@ def _uuid(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnTy
     return _fixed(packed.tobytes(), 16, without(column, malformed)), _fault(malformed, "invalid_value", f"the string is no {target.name}")
 
 
-def _ipv4(_engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnType) -> Converted:
+def _ipv4(_engine: Engine, column: pa.Array, _target: ColumnType) -> Converted:
     parts = pc.extract_regex(column, pattern=_IPV4)
     malformed = to_mask(pc.and_(pc.is_null(parts), pc.is_valid(column)))
     missing = to_mask(pc.is_null(parts))
@@ -181,7 +181,7 @@ def _ipv4(_engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnT
     return pa.array(total, mask=missing), _fault(malformed, "invalid_value", "the string is no IPv4 address")
 
 
-def _ipv6(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _ipv6(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     """Convert addresses, including an IPv4 address as `::ffff:a.b.c.d`.
 
     Each distinct address is read once: there is no vectorized reader.
@@ -203,26 +203,26 @@ def _packed_address(text: str) -> bytes | None:
     return None if address.scope_id else address.packed
 
 
-def _json(engine: duckdb.DuckDBPyConnection, column: pa.Array, _target: ColumnType) -> Converted:
-    (valid,) = ask(engine, "SELECT json_valid(v) FROM _tf_values", column)
+def _json(engine: Engine, column: pa.Array, _target: ColumnType) -> Converted:
+    (valid,) = engine.ask("SELECT json_valid(v) FROM _tf_values", column)
     braced = pc.match_substring_regex(column, r"^[ \t\r\n]*\{")
     malformed = to_mask(pc.invert(pc.and_(valid, braced)))
     return column, _fault(malformed, "invalid_value", "the string is no JSON object")
 
 
-def _date(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _date(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     days, malformed, beyond = parse_dates(engine, column, target.name)
     faults = _fault(malformed, "invalid_value", "the string is no date such as 2026-01-31")
     return days, [*faults, *_fault(beyond, "out_of_range", f"the date does not fit {target.name}")]
 
 
-def _instant_from_string(engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _instant_from_string(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     instants, malformed, beyond = parse_instants(engine, column, target)
     faults = _fault(malformed, "invalid_value", "the string is no instant such as 2026-01-31T23:59:59Z")
     return instants, [*faults, *_fault(beyond, "out_of_range", f"the instant does not fit {target}")]
 
 
-def _instant_from_seconds(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _instant_from_seconds(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     return convert_epoch(column, target, "s")
 
 
@@ -237,12 +237,12 @@ def convert_epoch(column: pa.Array, target: ColumnType, unit: str) -> Converted:
     return instants, [*faults, *_fault(beyond, "out_of_range", f"the {what} do not fit {target}")]
 
 
-def _instant(_engine: duckdb.DuckDBPyConnection, column: pa.Array, target: ColumnType) -> Converted:
+def _instant(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     instants, beyond = truncate_instants(column.cast(pa.timestamp("us", tz="UTC")), target)
     return instants, _fault(beyond, "out_of_range", f"the instant does not fit {target}")
 
 
-_Conversion = Callable[[duckdb.DuckDBPyConnection, pa.Array, ColumnType], Converted]
+_Conversion = Callable[[Engine, pa.Array, ColumnType], Converted]
 _FROM_STRING: dict[str, _Conversion] = {
     "String": _unchanged,
     "FixedString": _fixed_string,

@@ -17,7 +17,6 @@ Guarantee: the outcome of a record depends on that record and the mapping alone.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +26,7 @@ from pipelines.process.mapping.convert import FLOAT_TARGETS, INSTANT_TARGETS, IN
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.records import EMIT_FIELD, MAX_ROW_BYTES, POSITION_COLUMNS, StageOutput
 from pipelines.types.columns import ColumnType
+from pipelines.types.engine import Engine
 from pipelines.types.fields import SOURCE_TYPES, ParsedField
 from pipelines.types.vectors import one_chunk, to_mask
 
@@ -89,13 +89,11 @@ def reject_wide(mapped: pa.Table, widest_value_bytes: int) -> StageOutput:
     return refused.split(mapped, mapped)
 
 
-def map_columns(
-    engine: duckdb.DuckDBPyConnection, parsed: pa.Table, mapping: Sequence[TargetColumn], keep: Sequence[str] = ()
-) -> StageOutput:
+def map_columns(engine: Engine, parsed: pa.Table, mapping: Sequence[TargetColumn], keep: Sequence[str] = ()) -> StageOutput:
     """Return the sink's rows, and the records that do not fit the table; both in the order of `parsed`.
 
-    `keep` names columns of `parsed` that are passed through after the position columns. While it runs, a table `_tf_values` is registered
-    in `engine`. Raise TypeError for a mapping that `check_mapping` rejects.
+    `keep` names columns of `parsed` that are passed through after the position columns. Raise TypeError for a mapping that
+    `check_mapping` rejects.
     """
     rejections = Rejections("transform", parsed.num_rows)
     columns = [_column(engine, parsed, target, rejections) for target in mapping]
@@ -146,7 +144,7 @@ def _targets(source: str) -> frozenset[str]:
     return FLOAT_TARGETS if SOURCE_TYPES[source].is_float else INTEGER_TARGETS
 
 
-def _column(engine: duckdb.DuckDBPyConnection, parsed: pa.Table, target: TargetColumn, rejections: Rejections) -> pa.Array:
+def _column(engine: Engine, parsed: pa.Table, target: TargetColumn, rejections: Rejections) -> pa.Array:
     column = one_chunk(parsed[target.source])
     if column.null_count and not target.takes_null and target.source != "_tf_headers":
         message = f"column {target.name} ({target.type}) is not Nullable and has no DEFAULT{_hint(target)}"

@@ -14,7 +14,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -23,8 +22,9 @@ import pyarrow.compute as pc
 from pipelines.host import is_of_host
 from pipelines.process.parse.json_template import MIN_ROWS, TemplateMemo
 from pipelines.process.rejections import Rejections
+from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField, SourceType, Tree, check_fields
-from pipelines.types.vectors import Mask, ask, to_mask
+from pipelines.types.vectors import Mask, to_mask
 
 _KIND_NAMES = {"VARCHAR": "string", "UBIGINT": "integer", "BIGINT": "integer", "DOUBLE": "number", "BOOLEAN": "boolean"}
 _NULLS = frozenset({"NULL", "'NULL'"})
@@ -72,7 +72,7 @@ class JsonReader:
         checked = ", ".join([f"json_type(v, [{paths}])::VARCHAR", *keys, *structs])
         self._checked_sql = f"SELECT v IS NOT NULL, {checked} FROM (SELECT CASE WHEN json_valid(v) THEN v END AS v FROM _tf_values)"  # noqa: S608
 
-    def read(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, rejections: Rejections) -> list[pa.Array]:
+    def read(self, engine: Engine, texts: pa.Array, rejections: Rejections) -> list[pa.Array]:
         """Return one column per field, of the length of `texts` (strings; null = rejected before). Rejected rows hold any value."""
         if not self._fields:
             self._checked(engine, texts, rejections)
@@ -80,7 +80,7 @@ class JsonReader:
         columns = self._shortcut(engine, texts, rejections) if len(texts) >= MIN_ROWS else None
         return self._checked(engine, texts, rejections) if columns is None else columns
 
-    def _shortcut(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, rejections: Rejections) -> list[pa.Array] | None:
+    def _shortcut(self, engine: Engine, texts: pa.Array, rejections: Rejections) -> list[pa.Array] | None:
         """Read like `read`, if the template proves enough of `texts` harmless; else, or if anything fails on the way, return None."""
         try:
             return self._by_template(engine, texts, rejections)
@@ -91,7 +91,7 @@ class JsonReader:
             self._template.forget()
             return None
 
-    def _by_template(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, rejections: Rejections) -> list[pa.Array] | None:
+    def _by_template(self, engine: Engine, texts: pa.Array, rejections: Rejections) -> list[pa.Array] | None:
         proven = self._template.prove(texts)
         if proven is None or np.count_nonzero(proven) < _MIN_PROVEN * len(texts):
             return None
@@ -114,16 +114,16 @@ class JsonReader:
                 return _Leaf(group, indices)
         raise AssertionError("an empty tree takes every path")
 
-    def _typed(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array) -> list[pa.Array]:
-        answer = ask(engine, self._typed_sql, texts)
+    def _typed(self, engine: Engine, texts: pa.Array) -> list[pa.Array]:
+        answer = engine.ask(self._typed_sql, texts)
         columns = []
         for field, leaves in zip(self._fields, self._leaves, strict=True):
             found = [_child(answer[leaf.group], leaf.indices) for leaf in leaves]
             columns.append(_finish(field, pc.coalesce(*found) if len(found) > 1 else found[0]))
         return columns
 
-    def _checked(self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, rejections: Rejections) -> list[pa.Array]:
-        valid, kinds, *others = ask(engine, self._checked_sql, texts)
+    def _checked(self, engine: Engine, texts: pa.Array, rejections: Rejections) -> list[pa.Array]:
+        valid, kinds, *others = engine.ask(self._checked_sql, texts)
         rejections.note(~to_mask(valid), "invalid_json", None, "the value is not JSON")
         for parent, memo, keys in zip(self._parents, self._twice, others[: len(self._parents)], strict=True):
             self._check_keys(engine, texts, keys, parent, memo, rejections)
@@ -143,7 +143,7 @@ class JsonReader:
 
     def _check_keys(
         self,
-        engine: duckdb.DuckDBPyConnection,
+        engine: Engine,
         texts: pa.Array,
         keys: pa.Array,
         parent: tuple[str, ...],
@@ -163,7 +163,7 @@ class JsonReader:
             present = codes >= 0
             last_row[codes[present]] = np.flatnonzero(present)
             sql = f"SELECT len(list_distinct({_keys(parent)})) < len({_keys(parent)}) FROM _tf_values"  # noqa: S608
-            answers = ask(engine, sql, texts.take(pa.array(last_row[unseen])))[0].to_pylist()
+            answers = engine.ask(sql, texts.take(pa.array(last_row[unseen])))[0].to_pylist()
             known.update(zip((signatures[code] for code in unseen), answers, strict=True))
             memo.update((signature, known[signature]) for signature in known if len(signature) <= _MAX_MEMO_TEXT)
         twice = np.array([*(bool(known[signature]) for signature in signatures), False])
@@ -178,7 +178,7 @@ class JsonReader:
                 rejections.note(empty, "invalid_json", None, "the value is JSON but not an object")
 
     def _check_kind(
-        self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, field: ParsedField, kinds: tuple[Codes, list[str]], rejections: Rejections
+        self, engine: Engine, texts: pa.Array, field: ParsedField, kinds: tuple[Codes, list[str]], rejections: Rejections
     ) -> None:
         codes, kind_of = kinds
         for kind in sorted({kind for kind in kind_of if kind not in field.source.kinds and kind}):
@@ -188,15 +188,13 @@ class JsonReader:
             found = _KIND_NAMES.get(kind, kind.lower())
             rejections.note(mask, "wrong_type", field.name, f"expected {field.type}, found {_article(found)}")
 
-    def _check_long_integers(
-        self, engine: duckdb.DuckDBPyConnection, texts: pa.Array, field: ParsedField, mask: Mask, rejections: Rejections
-    ) -> None:
+    def _check_long_integers(self, engine: Engine, texts: pa.Array, field: ParsedField, mask: Mask, rejections: Rejections) -> None:
         """Reject integers beyond 64 bits by their text: json_type calls them DOUBLE."""
         rows = np.flatnonzero(mask)
         if not len(rows):
             return
         paths = ", ".join(f"json_extract_string(v, {_literal(_json_path(path))})" for path in field.paths)
-        found = ask(engine, f"SELECT coalesce({paths}) FROM _tf_values", texts.take(pa.array(rows)))[0]  # noqa: S608
+        found = engine.ask(f"SELECT coalesce({paths}) FROM _tf_values", texts.take(pa.array(rows)))[0]  # noqa: S608
         integer = to_mask(pc.match_substring_regex(found, r"^-?[0-9]+$|(?i)nan|inf"))
         beyond = np.zeros(len(mask), dtype=bool)
         beyond[rows[integer]] = True

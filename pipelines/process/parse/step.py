@@ -18,7 +18,6 @@ fields are ignored. The reader (DuckDB, yyjson) accepts a comma before a closing
 
 from collections.abc import Sequence
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,17 +25,18 @@ import pyarrow.compute as pc
 from pipelines.process.parse.json_reader import json_reader
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.records import MAX_RECORD_BYTES, POSITION_FIELDS, UNREADABLE_HEADER, StageOutput
+from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField, check_fields
-from pipelines.types.vectors import ask, one_chunk, to_mask
+from pipelines.types.vectors import one_chunk, to_mask
 
 __all__ = ["ParsedField", "check_fields", "parse"]
 
 
-def parse(engine: duckdb.DuckDBPyConnection, records: pa.Table, fields: Sequence[ParsedField], keep: Sequence[str] = ()) -> StageOutput:
+def parse(engine: Engine, records: pa.Table, fields: Sequence[ParsedField], keep: Sequence[str] = ()) -> StageOutput:
     """Return the records as columns, and the records that cannot be read; both in the order of `records`.
 
-    `keep` names raw columns (`key`, `headers`, `timestamp`, `past_dedup`) that are passed through as `_tf_<name>`. While it runs, a table
-    `_tf_values` is registered in `engine`. Raise ValueError for fields in which `check_fields` finds a fault.
+    `keep` names raw columns (`key`, `headers`, `timestamp`, `past_dedup`) that are passed through as `_tf_<name>`. Raise ValueError for
+    fields in which `check_fields` finds a fault.
     """
     reader = json_reader(tuple(fields))
     rejections = Rejections("parse", records.num_rows)
@@ -47,7 +47,7 @@ def parse(engine: duckdb.DuckDBPyConnection, records: pa.Table, fields: Sequence
     return rejections.split(records, pa.table([*columns, *(column for _, column in carried)], names=names))
 
 
-def _texts(engine: duckdb.DuckDBPyConnection, records: pa.Table, rejections: Rejections) -> pa.Array:
+def _texts(engine: Engine, records: pa.Table, rejections: Rejections) -> pa.Array:
     """Return the values as strings; null, with its reason noted, if a value is missing or not UTF-8."""
     _refuse_oversize(records, rejections)
     values = one_chunk(records["value"])
@@ -58,7 +58,7 @@ def _texts(engine: duckdb.DuckDBPyConnection, records: pa.Table, rejections: Rej
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        (texts,) = ask(engine, "SELECT try(decode(v)) FROM _tf_values", values)
+        (texts,) = engine.ask("SELECT try(decode(v)) FROM _tf_values", values)
         rejections.note(to_mask(pc.is_null(texts)), "invalid_json", None, "the value is not UTF-8")
         return texts
 

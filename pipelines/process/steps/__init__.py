@@ -17,13 +17,13 @@ from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Protocol, Self
 
-import duckdb
 import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter
 
 from pipelines.process.isolation import isolated
 from pipelines.protocol.outcomes import Outcome, check_registered
 from pipelines.protocol.records import StageOutput
+from pipelines.types.engine import Engine
 
 Columns = Mapping[str, str]
 """Types of columns by name: source types (`types.fields.SOURCE_TYPES`) before the mapping, column types of ClickHouse after it."""
@@ -46,12 +46,12 @@ class Place(IntEnum):
 
 @dataclass(frozen=True)
 class Context:
-    """The input of a step besides the rows. While it runs it may register a table `_tf_values` in `engine`.
+    """The input of a step besides the rows.
 
     `carried`: columns that must reach the exchange, if the rows have them. `widest_value_bytes`: of the raw records of the batch.
     """
 
-    engine: duckdb.DuckDBPyConnection
+    engine: Engine
     carried: tuple[str, ...] = ()
     widest_value_bytes: int = 0
 
@@ -136,7 +136,7 @@ def pass_through(
     steps: Sequence[tuple[Step, frozenset[str]]],
     context: Context,
     rows: pa.Table,
-    renew: Callable[[], duckdb.DuckDBPyConnection],
+    renew: Callable[[], Engine],
 ) -> Passed:
     """Take `rows` through steps, each with the columns that no later step needs. A record on which a step ends is rejected.
 
@@ -154,7 +154,7 @@ def pass_through(
     return Passed(rows, pa.concat_tables(rejected), dropped)
 
 
-def _applied(step: Step, context: Context) -> Callable[[duckdb.DuckDBPyConnection, pa.Table], StageOutput]:
+def _applied(step: Step, context: Context) -> Callable[[Engine, pa.Table], StageOutput]:
     return lambda engine, rows: step.apply(replace(context, engine=engine), rows)
 
 

@@ -9,7 +9,7 @@ import pytest
 from pipelines.config import parse, unsupported
 from pipelines.config.docs import EXAMPLE, render
 from pipelines.connectors.clickhouse.client import Table, TableColumn
-from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.duckdb import open_database, open_engine
 from pipelines.dead_letters.triage import STAGES
 from pipelines.errors import ConfigurationError
 from pipelines.process.arrivals import Arrived
@@ -81,7 +81,7 @@ def test_a_verification_applies_its_statement_between_those_of_the_others() -> N
         "is_past": [False] * 3,
     }
     batch = pa.RecordBatch.from_pydict({name: list(values) for name, values in frame.items()}, schema=FRAME_SCHEMA)
-    with open_engine() as engine:
+    with open_database(":memory:", {}) as engine:
         reference = Reference(engine, compared_columns(with_it))
         reference.load(iter([batch]), with_it)
         reference.judge(with_it, Bounds(0, 2**63))

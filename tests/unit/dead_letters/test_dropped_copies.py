@@ -34,7 +34,7 @@ def counted(records: list[Record], accepted: list[int], watermarks: list[int], p
         "at_us": pa.array([records[number - 1][1] for number in letters], pa.int64()),
     }
     with open_engine() as engine:
-        copies = CopiesByLetter(engine, pa.table(accepted_rows), WINDOW_US)
+        copies = CopiesByLetter(engine.connection, pa.table(accepted_rows), WINDOW_US)
         for start in range(0, len(records), portion):
             part = records[start : start + portion]
             rows = {

@@ -20,6 +20,7 @@ from pipelines.key_store.store import KeyedStore
 from pipelines.process.dedup import dedup, with_keys, with_times
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.protocol.records import POSITION_FIELDS
+from pipelines.types.engine import Engine
 
 FOREVER = 2**60
 POSITION_SCHEMA = pa.schema(POSITION_FIELDS)
@@ -34,7 +35,7 @@ class Record:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[duckdb.DuckDBPyConnection]:
+def engine() -> Iterator[Engine]:
     opened = open_engine()
     yield opened
     opened.close()
@@ -58,7 +59,7 @@ def table(records: list[Record], first: int) -> pa.Table:
 
 
 def run(
-    engine: duckdb.DuckDBPyConnection,
+    engine: Engine,
     store: KeyedStore,
     records: list[Record],
     window: int,
@@ -109,43 +110,43 @@ def of(*pairs: tuple[str | None, int]) -> list[Record]:
 # -- meaning ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_record_of_a_key_goes_on_and_its_copies_do_not(engine: duckdb.DuckDBPyConnection, store: KeyedStore) -> None:
+def test_the_first_record_of_a_key_goes_on_and_its_copies_do_not(engine: Engine, store: KeyedStore) -> None:
     assert run(engine, store, of(("a", 0), ("b", 0), ("a", 1), ("c", 2), ("b", 3)), FOREVER) == [0, 1, 3]
 
 
-def test_copies_in_one_batch_and_in_later_ones_are_dropped_alike(engine: duckdb.DuckDBPyConnection, store: KeyedStore) -> None:
+def test_copies_in_one_batch_and_in_later_ones_are_dropped_alike(engine: Engine, store: KeyedStore) -> None:
     assert run(engine, store, of(("a", 0), ("a", 1), ("a", 2), ("a", 3)), FOREVER, cuts=(2,)) == [0]
 
 
 @pytest.mark.parametrize("cuts", [(), (1,)], ids=["in one batch", "over two batches"])
 @pytest.mark.parametrize(("later", "accepted"), [(9, [0]), (10, [0, 1]), (11, [0, 1])])
 def test_a_copy_at_exactly_the_window_starts_a_new_one(
-    engine: duckdb.DuckDBPyConnection, store: KeyedStore, cuts: tuple[int, ...], later: int, accepted: list[int]
+    engine: Engine, store: KeyedStore, cuts: tuple[int, ...], later: int, accepted: list[int]
 ) -> None:
     assert run(engine, store, of(("a", 0), ("a", later)), 10, cuts) == accepted
 
 
-def test_a_dropped_copy_does_not_prolong_the_window(engine: duckdb.DuckDBPyConnection, store: KeyedStore) -> None:
+def test_a_dropped_copy_does_not_prolong_the_window(engine: Engine, store: KeyedStore) -> None:
     assert run(engine, store, of(("a", 0), ("a", 6), ("a", 12), ("a", 18), ("a", 24)), 10) == [0, 2, 4]
 
 
-def test_one_batch_may_span_many_windows(engine: duckdb.DuckDBPyConnection, store: KeyedStore) -> None:
+def test_one_batch_may_span_many_windows(engine: Engine, store: KeyedStore) -> None:
     records = of(*(("a", time) for time in range(0, 1000, 3)), *(("b", 1000) for _ in range(3)))
     assert run(engine, store, records, 10) == model(records, 10)
 
 
-def test_a_key_with_more_windows_than_passes_in_one_batch(engine: duckdb.DuckDBPyConnection, store: KeyedStore) -> None:
+def test_a_key_with_more_windows_than_passes_in_one_batch(engine: Engine, store: KeyedStore) -> None:
     records = of(*(pair for time in range(0, 2000, 4) for pair in (("a", time), (f"k{time % 8}", time), ("a", time + 1))))
     assert run(engine, store, records, 4) == model(records, 4)
 
 
-def test_a_null_key_is_rejected(engine: duckdb.DuckDBPyConnection) -> None:
+def test_a_null_key_is_rejected(engine: Engine) -> None:
     found = with_keys(engine, table(of(("a", 0), (None, 0), ("", 0)), 5), ["id"])
     assert found.accepted.column("_tf_sequence").to_pylist() == [5, 7]
     assert [(r["_tf_sequence"], r["stage"], r["code"], r["field"]) for r in found.rejected.to_pylist()] == [(6, "dedup", "null_key", "id")]
 
 
-def test_records_keep_their_columns_and_lose_the_hashes(engine: duckdb.DuckDBPyConnection, store: KeyedStore) -> None:
+def test_records_keep_their_columns_and_lose_the_hashes(engine: Engine, store: KeyedStore) -> None:
     records = table(of(("a", 0), ("b", 0), ("a", 0)), 1)
     found = dedup(with_keys(engine, records, ["id"]).accepted, np.zeros(3, dtype=np.int64), 10, store.find)
     assert found.accepted.equals(records.take([0, 1]))
@@ -153,19 +154,19 @@ def test_records_keep_their_columns_and_lose_the_hashes(engine: duckdb.DuckDBPyC
     assert len(found.entries) == 2
 
 
-def test_an_empty_batch_is_an_empty_answer(engine: duckdb.DuckDBPyConnection, store: KeyedStore) -> None:
+def test_an_empty_batch_is_an_empty_answer(engine: Engine, store: KeyedStore) -> None:
     found = dedup(with_keys(engine, table([], 1), ["id"]).accepted, np.zeros(0, dtype=np.int64), 10, store.find)
     assert (found.accepted.num_rows, found.duplicates.num_rows, len(found.entries)) == (0, 0, 0)
 
 
-def test_a_field_as_the_time_may_step_back(engine: duckdb.DuckDBPyConnection, store: KeyedStore) -> None:
+def test_a_field_as_the_time_may_step_back(engine: Engine, store: KeyedStore) -> None:
     records = of(("a", 100), ("a", 91), ("a", 90), ("a", 99), ("a", 101))
     assert run(engine, store, records, 10, watermarks=[0] * 5) == [0, 2, 4] == model(records, 10, [0] * 5)
 
 
 @pytest.mark.parametrize(("watermark", "accepted"), [(109, [0, 1]), (110, [0, 1, 2])])
 def test_an_accepted_record_past_the_watermark_drops_nothing(
-    engine: duckdb.DuckDBPyConnection, store: KeyedStore, watermark: int, accepted: list[int]
+    engine: Engine, store: KeyedStore, watermark: int, accepted: list[int]
 ) -> None:
     assert run(engine, store, of(("a", 100), ("b", 200), ("a", 105)), 10, watermarks=[0, 0, watermark]) == accepted
 
@@ -255,7 +256,7 @@ def at_positions(column: pa.Array) -> pa.Table:
         (pa.array([1.5, -1.0]), [1_500_000, -1_000_000]),
     ],
 )
-def test_times_are_texts_or_unix_seconds(engine: duckdb.DuckDBPyConnection, column: pa.Array, times: list[int]) -> None:
+def test_times_are_texts_or_unix_seconds(engine: Engine, column: pa.Array, times: list[int]) -> None:
     found = with_times(engine, at_positions(column), "at", HOUR)
     assert found.accepted.column(TIME_COLUMN).to_pylist() == times
     assert found.rejected.num_rows == 0
@@ -268,13 +269,13 @@ def test_times_are_texts_or_unix_seconds(engine: duckdb.DuckDBPyConnection, colu
         (pa.array([None, 10**15]), ["null_time", "invalid_time"]),
     ],
 )
-def test_what_is_no_time_is_rejected(engine: duckdb.DuckDBPyConnection, column: pa.Array, codes: list[str]) -> None:
+def test_what_is_no_time_is_rejected(engine: Engine, column: pa.Array, codes: list[str]) -> None:
     found = with_times(engine, at_positions(column), "at", HOUR)
     assert [(row["stage"], row["code"], row["field"]) for row in found.rejected.to_pylist()] == [("dedup", code, "at") for code in codes]
     assert found.accepted.num_rows == 0
 
 
-def test_a_time_too_far_ahead_of_its_arrival_is_rejected(engine: duckdb.DuckDBPyConnection) -> None:
+def test_a_time_too_far_ahead_of_its_arrival_is_rejected(engine: Engine) -> None:
     column = pa.array(["2026-03-01T13:00:00Z", "2026-03-01T13:00:00.000001Z", "2099-01-01T00:00:00Z", None])
     found = with_times(engine, at_positions(column), "at", HOUR)
     assert [(row["_tf_ordinal"], row["code"]) for row in found.rejected.to_pylist()] == [(1, "ahead"), (2, "ahead"), (3, "null_time")]

@@ -46,7 +46,7 @@ def seconds(*date: int) -> int:
 @pytest.fixture(scope="module", autouse=True)
 def _macros() -> Iterator[None]:
     for macro in MACROS:
-        _ENGINE.execute(statement(f"reference/{macro}"))
+        _ENGINE.connection.execute(statement(f"reference/{macro}"))
     return
 
 
@@ -71,7 +71,7 @@ def reference(source: str, column: str, texts: list[str], unit: str) -> list[Any
         f"SELECT {is_sound(source, 'k', 't')} AND {one.fits}, ({one.value})::{duckdb_type(kind)} FROM "
         "(SELECT json_type(j) AS k, json_extract_string(j, '$') AS t FROM (SELECT ?::JSON AS j))"
     )
-    found = [_ENGINE.execute(sql, [text]).fetchall()[0] for text in texts]
+    found = [_ENGINE.connection.execute(sql, [text]).fetchall()[0] for text in texts]
     return [value if fits else REFUSED for fits, value in found]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipelines.connectors.duckdb import open_engine
 from pipelines.process.isolation import ATTEMPTS, INTERNAL_ERROR, isolated, take_out
 from pipelines.protocol.records import StageOutput, empty_rejected
+from pipelines.types.engine import Engine
 
 
 class Engines:
@@ -111,12 +112,12 @@ def test_an_error_without_any_record_is_no_records_fault() -> None:
 
 
 @pytest.fixture
-def engine() -> Iterator[duckdb.DuckDBPyConnection]:
+def engine() -> Iterator[Engine]:
     with open_engine() as opened:
         yield opened
 
 
-def test_an_engine_that_has_ended_is_replaced(engine: duckdb.DuckDBPyConnection) -> None:
+def test_an_engine_that_has_ended_is_replaced(engine: Engine) -> None:
     engines = Engines()
 
     def stage(on: object, table: pa.Table) -> StageOutput:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +26,7 @@ from pipelines.protocol.records import (
     UNREADABLE_HEADER,
     StageOutput,
 )
+from pipelines.types.engine import Engine
 from pipelines.types.fields import SOURCE_TYPES, ParsedField, check_fields
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -34,7 +34,7 @@ _ENGINE = open_engine()
 
 
 @pytest.fixture
-def engine() -> Iterator[duckdb.DuckDBPyConnection]:
+def engine() -> Iterator[Engine]:
     with open_engine() as opened:
         yield opened
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.connectors.duckdb import open_engine
+from pipelines.process.mapping import composites
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.protocol.records import INSTANT, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput
 from pipelines.types.columns import arrow_type, parse_type
@@ -384,3 +385,18 @@ def test_a_row_too_large_for_a_frame_is_rejected_alone() -> None:
     assert found.rejected.select(["_tf_ordinal", "stage", "code"]).to_pylist() == [
         {"_tf_ordinal": 0, "stage": "transform", "code": "row_too_large"}
     ]
+
+
+_TEXTS = st.text(st.sampled_from(['"', ",", "[", "]", "\\", "a", "é", " ", "\n", "\x7f"]), max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(st.none() | st.lists(_TEXTS, max_size=4), max_size=20), column=st.sampled_from(["String", "Nullable(String)"]))
+def test_arrays_of_plain_strings_are_read_as_others_are(rows: list[list[str] | None], column: str) -> None:
+    texts = [None if row is None else json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
+    found = run(texts, "array", f"Array({column})")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composites, "_PLAIN_STRINGS", "^never$")
+        other = run([*texts, "[1]"], "array", f"Array({column})")
+    assert found.accepted.column("c").to_pylist() == other.accepted.column("c").to_pylist() == [row for row in rows if row is not None]
+    assert found.rejected.to_pylist() == other.rejected.to_pylist()[:-1]

@@ -7,7 +7,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.duckdb import open_database
 from pipelines.connectors.sql import statement
 from pipelines.proof.verification.values import MACROS, duckdb_type, is_sound, plain_sql, reading, text_sql
 from pipelines.types.columns import parse_type
@@ -18,7 +18,7 @@ UUID = "c0ffee00-1234-5678-9abc-def012345678"
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[duckdb.DuckDBPyConnection]:
-    with open_engine() as opened:
+    with open_database(":memory:", {}) as opened:
         for macro in MACROS:
             opened.execute(statement(f"reference/{macro}"))
         yield opened

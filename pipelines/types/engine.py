@@ -1,0 +1,80 @@
+"""The engine of expressions: DuckDB asked about one column, with every question prepared once.
+
+For some rows a plan costs ten times what its execution does. So a statement is prepared at its first use, over a registered source whose
+table is replaced from call to call: a table that is registered anew would have all statements planned anew. Kept: a source per type of
+column, and the names of the prepared statements.
+"""
+
+import warnings
+from types import TracebackType
+from typing import Any, Self
+
+import duckdb
+import pyarrow as pa
+
+from pipelines.types.vectors import one_chunk
+
+_PREPARED_BYTES = 4 * 1024 * 1024
+"""Larger columns are asked without a prepared statement: its answer is held twice for a moment, and its plan costs next to nothing."""
+# DuckDB 2.0 has no other public way from a prepared statement to Arrow.
+warnings.filterwarnings("ignore", "Arrow output on a DB-API result", UserWarning)
+
+
+class _Source:
+    """A registered source: whatever `table` is when a statement reads it."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+class Engine:
+    """Answers questions about columns; serves one thread at a time. The caller closes it."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self.connection = connection
+        self._sources: dict[pa.DataType, tuple[str, _Source]] = {}
+        self._statements: dict[tuple[str, pa.DataType], str] = {}
+
+    def ask(self, sql: str, values: pa.Array) -> list[pa.Array]:
+        """Run `sql`, a SELECT from `_tf_values` (its only column `v` is `values`), and return its columns, rows in order."""
+        name, source = self._source(values.type)
+        source.table = pa.table({"v": values})
+        try:
+            if values.nbytes > _PREPARED_BYTES:
+                answer = self.connection.sql(_over(name, sql)).to_arrow_table()
+            else:
+                answer = self.connection.execute(f"EXECUTE {self._statement(name, sql, values.type)}").to_arrow_table()
+        finally:
+            source.table = source.table.slice(0, 0)
+        return [one_chunk(column) for column in answer.columns]
+
+    def _source(self, kind: pa.DataType) -> tuple[str, _Source]:
+        if kind not in self._sources:
+            name, source = f"_tf_values_{len(self._sources)}", _Source(pa.table({"v": pa.nulls(0, kind)}))
+            self.connection.register(name, source)
+            self._sources[kind] = name, source
+        return self._sources[kind]
+
+    def _statement(self, name: str, sql: str, kind: pa.DataType) -> str:
+        """Return the name of the prepared statement."""
+        if (sql, kind) not in self._statements:
+            statement = f"_tf_statement_{len(self._statements)}"
+            self.connection.execute(f"PREPARE {statement} AS {_over(name, sql)}")
+            self._statements[sql, kind] = statement
+        return self._statements[sql, kind]
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _over(name: str, sql: str) -> str:
+    return f"WITH _tf_values AS (FROM {name}) {sql}"

@@ -1,0 +1,55 @@
+"""The engine of expressions: one prepared statement for many columns answers as a statement of its own does."""
+
+from collections.abc import Iterator
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.connectors.duckdb import open_engine
+from pipelines.types import engine as engine_module
+from pipelines.types.engine import Engine
+
+LENGTH = "SELECT v, octet_length(v::BLOB) FROM _tf_values"
+_ENGINE = open_engine()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with open_engine() as opened:
+        yield opened
+
+
+def test_each_answer_is_about_the_column_that_was_given(engine: Engine) -> None:
+    columns = [pa.array(["a", None]), pa.array([], pa.string()), pa.array(["b"]), pa.array([b"\xff", b"c"]), pa.array(["d"])]
+    assert [engine.ask(LENGTH, column)[0].to_pylist() for column in columns] == [["a", None], [], ["b"], [b"\xff", b"c"], ["d"]]
+
+
+def test_a_question_about_another_type_is_another_statement(engine: Engine) -> None:
+    kinds = [engine.ask("SELECT typeof(v) FROM _tf_values", column)[0].to_pylist() for column in (pa.array(["a"]), pa.array([1]))]
+    assert kinds == [["VARCHAR"], ["BIGINT"]]
+
+
+def test_an_error_leaves_the_engine_as_it_was(engine: Engine) -> None:
+    sql = "SELECT v::INTEGER FROM _tf_values"
+    assert engine.ask(sql, pa.array(["1"]))[0].to_pylist() == [1]
+    with pytest.raises(duckdb.ConversionException):
+        engine.ask(sql, pa.array(["x"]))
+    assert engine.ask(sql, pa.array(["2", "3"]))[0].to_pylist() == [2, 3]
+
+
+def test_a_field_may_be_named_as_the_source_is(engine: Engine) -> None:
+    (found,) = engine.ask("SELECT json_extract_string(v, '$.\"a_tf_values\"') FROM _tf_values", pa.array(['{"a_tf_values":"x"}']))
+    assert found.to_pylist() == ["x"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts=st.lists(st.none() | st.text(max_size=20), max_size=50))
+def test_large_columns_are_answered_as_small_ones_are(texts: list[str | None]) -> None:
+    column, sql = pa.array(texts, pa.string()), "SELECT v, md5(v), length(v), v IS NULL FROM _tf_values"
+    prepared = _ENGINE.ask(sql, column)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "_PREPARED_BYTES", -1)
+        assert _ENGINE.ask(sql, column) == prepared
