@@ -149,14 +149,12 @@ class Runner:
             raise_file_limit(files_needed(self.config))
             self.stop_on_signals()
             self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
-            classes = self.config.on_error.classes("kafka")
-            self.topics = {leg: KafkaTopic(source, classes) for leg, source in self._sources.items()}
+            self.topics = {leg: KafkaTopic(source, self.config.on_error.classes("kafka")) for leg, source in self._sources.items()}
             prepared = self._wait_for_systems()
         if prepared is None:
             return
-        for facts in prepared.topics.values():
-            if facts.note:
-                self._tell(facts.note)
+        for note in filter(None, (facts.note for facts in prepared.topics.values())):
+            self._tell(note)
         private_directory(self.directory)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
         forget_halts(self.directory, self.options.legs)
@@ -304,8 +302,7 @@ class Runner:
         """Start the ledger copier if the file asks for it; of several runners, the one with the first sink does."""
         first = self.topology.sinks[0]
         if self.config.sink.ledger_table and first in self.leases:
-            stream_id = prepared.stream_ids["ledger"]
-            self.copier = LedgerCopier(self.config.sink, self.names, self.log, stream_id, self.leases[first])
+            self.copier = LedgerCopier(self.config.sink, self.names, self.log, prepared.stream_ids["ledger"], self.leases[first])
             self.copier.start()
 
     def _keep_retention(self) -> None:
