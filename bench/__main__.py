@@ -16,11 +16,11 @@ from bench import batch, latency, rival, stage, step, throughput, verification
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.produce import produce
-from pipelines.protocol.naming import LEGS
+from pipelines.protocol.topology import INGEST, KINDS
 from resources.local.stack import LocalStack
 
-_PLAIN = (("ingest", ("ingest",)), ("end-to-end", LEGS))
-_DEDUP = (("dedup", LEGS),)
+_PLAIN = (("ingest", (INGEST,)), ("end-to-end", KINDS))
+_DEDUP = (("dedup", KINDS),)
 """End to end again, over a topic with copies and with the dedup of the example."""
 
 STAGE_KEYS = (1_000_000, 10_000_000, 100_000_000)

@@ -15,6 +15,7 @@ from pipelines.protocol.naming import STREAM_ID_KEY, Names
 from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE, RAW_ROWS, WRITTEN
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import Tally, tally
+from pipelines.protocol.topology import KINDS
 
 ROW_COUNT = "dagster/row_count"
 """Dagster shows this number on an asset's page."""
@@ -54,7 +55,7 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
     names = Names(config.pipeline_id)
     log = JetStream(config.nats).connect()
     try:
-        account = tally(log, names)
+        account = tally(log, names, config.topology)
         states = {seam: log.state(names.stream(role)) for seam, role in _STREAMS.items()}
         _, listed = live_lists(log, names)
         confirmed_to = read_chain(log, names, SINK_CHAIN).to or 0
@@ -69,15 +70,16 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
 
 def numbers(account: Account, seam: str) -> dict[str, int | float]:
     """Return the numbers of one asset: keys of `PLOTTED`, without those that are unknown now."""
-    ingest, process, sink = account.tally.legs
+    ingests, (process,), sinks = map(account.tally.of_kind, KINDS)
     letters = account.tally.letters
+    waiting_rows = sum(sink.waiting for sink in sinks)
     found: dict[str, dict[str, int | float]] = {
-        RAW: {"rows": ingest.outcomes[RAW_ROWS.label], "waiting_rows": process.waiting},
+        RAW: {"rows": sum(ingest.outcomes[RAW_ROWS.label] for ingest in ingests), "waiting_rows": process.waiting},
         DEDUP: {"keys": account.keys, "runs": account.runs, **_duplicates(process.outcomes[DUPLICATE.label], process.rows_in)},
-        OUT: {"rows": process.outcomes[WRITTEN.label], "waiting_rows": sink.waiting},
+        OUT: {"rows": process.outcomes[WRITTEN.label], "waiting_rows": waiting_rows},
         TABLE: {
-            ROW_COUNT: sink.outcomes[CONFIRMED.label],
-            "waiting_rows": process.waiting + sink.waiting,
+            ROW_COUNT: sum(sink.outcomes[CONFIRMED.label] for sink in sinks),
+            "waiting_rows": process.waiting + waiting_rows,
             "residue": account.tally.residue,
         },
         DEAD_LETTERS: {

@@ -17,8 +17,12 @@ from pipelines.connectors.nats.errors import too_large
 from pipelines.errors import ConflictError, RetryableError
 from pipelines.protocol.codec import Count, Form, Text
 from pipelines.protocol.records import RAW_SCHEMA, Message
+from pipelines.protocol.topology import Topology
 
 FIRST_INSTANT = datetime(2026, 1, 1, tzinfo=UTC)
+SINGLE = Topology.of(["orders"], [""])
+"""The topology of a pipeline with one source and one sink, and its legs."""
+LEGS = SINGLE.legs
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """NATS's default `max_payload`, for headers and content together."""
 

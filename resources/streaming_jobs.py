@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -45,7 +45,8 @@ from pipelines.control.processes import ProcessIdentity, spawn
 from pipelines.errors import ConfigurationError, HaltError, RetryableError
 from pipelines.home import default_home
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
-from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.naming import Names
+from pipelines.protocol.topology import LegId, Topology, in_data_order
 from pipelines.runner.preflight import check_shape, check_supported, check_types
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
@@ -143,7 +144,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             message = "a system that is away delays the account of the runner"
             return JobState(pipeline_id, "waiting", message, missing=missing, pid=pid, config_version=version, desired=wanted)
         snapshot = together(told)
-        state, message = judge(snapshot, datetime.now(UTC), config.alerts.stuck_after, config.sink.max_delay_time)
+        state, message = judge(snapshot, config.topology, datetime.now(UTC), config.alerts.stuck_after, config.sink.max_delay_time)
         judged = JobState(
             pipeline_id,
             state,
@@ -160,7 +161,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         )
         return _halted(judged, halts) if halts else judged
 
-    def _halts(self, directory: Path, legs: tuple[str, ...], path: Path) -> dict[str, Halt]:
+    def _halts(self, directory: Path, legs: tuple[LegId, ...], path: Path) -> dict[LegId, Halt]:
         """Return the halts at which runners of these legs have ended, if the file is unchanged. A faulty file repairs nothing."""
         halts = {leg: halt for leg, halt in read_halts(directory).items() if leg in legs}
         if not halts:
@@ -173,24 +174,24 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return {leg: halt for leg, halt in halts.items() if halt.file == now}
 
     def start(
-        self, path: Path, *, accept: bool = False, legs: tuple[str, ...] = LEGS, until_caught_up: bool = False, tell: Tell = _LOG.debug
+        self, path: Path, *, accept: bool = False, legs: Collection[str] = (), until_caught_up: bool = False, tell: Tell = _LOG.debug
     ) -> Started:
-        """Start the stopped ones of `legs` and wait until they all run; with `until_caught_up`, until the runner has ended.
+        """Start the stopped ones of `legs`, or of all legs, and wait until they run; with `until_caught_up`, until the runner has ended.
 
-        From then on the pipeline should run, even if this process is killed meanwhile. Raise ConfigurationError for the file. Raise
-        HaltError with the runner's own last words if it ends or a leg halts; then the earlier desired state holds. Raise RetryableError if
-        it is still starting after the time for a start: it continues, look again. `tell` receives the progress of the start when it
-        changes.
+        `legs`: what `Topology.select` takes; raise ValueError for an unknown one. From then on the pipeline should run, even if this
+        process is killed meanwhile. Raise ConfigurationError for the file. Raise HaltError with the runner's own last words if it ends or
+        a leg halts; then the earlier desired state holds. Raise RetryableError if it is still starting after the time for a start: it
+        continues, look again. `tell` receives the progress of the start when it changes.
         """
         begun = time.monotonic()
         config = self.config(path)
-        pipeline_id = config.pipeline_id
+        pipeline_id, chosen = config.pipeline_id, config.topology.select(legs)
         directory = self.directory(pipeline_id)
         with controlled(directory):
-            left = self._not_running(directory, legs)
-            launched = self._launch(path, directory, left, accept, until_caught_up) if left else None
+            left = self._not_running(directory, chosen)
+            launched = self._launch(path, directory, config.topology, left, accept, until_caught_up) if left else None
             before = read_desired(directory)
-            wanted = _with_legs(before, legs)
+            wanted = _with_legs(before, chosen)
             if not until_caught_up:
                 write_desired(directory, wanted)
         tell(f"launched process {launched.pid}, its log is {launched.log}" if launched else "a runner is there already, or on its way")
@@ -198,7 +199,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             self._wait_for_the_end(pipeline_id, launched)
         else:
             try:
-                launched = self._wait_until_ready(path, config, legs, launched, tell)
+                launched = self._wait_until_ready(path, config, chosen, launched, tell)
             except HaltError:
                 _take_back(directory, wanted, before)
                 raise
@@ -216,8 +217,8 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         it, raise HaltError after the time for a stop.
         """
         directory = self.directory(pipeline_id)
-        note_stop(directory, LEGS)
-        return self._end(directory, LEGS, kill_after)
+        note_stop(directory)
+        return self._end(directory, kill_after)
 
     def drain(self, path: Path, *, tell: Tell = _LOG.debug) -> Started:
         """Stop the pipeline and run it until all records that Kafka holds at that moment are in ClickHouse.
@@ -233,15 +234,17 @@ class StreamingJobs(dg.ConfigurableResource[None]):
 
         Raise HaltError if the pipeline was stopped meanwhile. With a file that cannot be started, the runners continue.
         """
-        directory = self.directory(self.config(path).pipeline_id)
+        config = self.config(path)
+        directory = self.directory(config.pipeline_id)
         desired = read_desired(directory)
         self._check_startable(path)
-        self._end(directory, LEGS, kill_after)
+        self._end(directory, kill_after)
         if desired is None or desired.state == "stopped":
             return self.start(path, accept=accept, tell=tell)
         if read_desired(directory) == Desired("stopped"):
             raise HaltError(f"restarting {directory.name}: it was stopped meanwhile and stays so; start it if it is to run")
-        return self.start(path, accept=accept, legs=desired.legs, tell=tell)
+        legs = [config.topology.option(leg) for leg in desired.legs if leg in config.topology.legs]
+        return self.start(path, accept=accept, legs=legs, tell=tell)
 
     def _check_startable(self, path: Path) -> None:
         """Check the file before the runners are stopped: raise ConfigurationError or HaltError for a file that no start would take."""
@@ -268,7 +271,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         """Return TALLYFLOW_HOME of the pipelines."""
         return Path(self.home).resolve() if self.home else default_home()
 
-    def _not_running(self, directory: Path, legs: tuple[str, ...]) -> tuple[str, ...]:
+    def _not_running(self, directory: Path, legs: tuple[LegId, ...]) -> tuple[LegId, ...]:
         """Return the `legs` that neither run here nor are starting."""
         covered = {leg for runner in find_runners(directory) for leg in runner["legs"]}
         launched = read_launched(directory)
@@ -276,8 +279,10 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             covered.update(launched.legs)
         return tuple(leg for leg in legs if leg not in covered)
 
-    def _launch(self, path: Path, directory: Path, legs: tuple[str, ...], accept: bool, until_caught_up: bool) -> Launched:
-        words = ["run", str(path.resolve()), *(word for leg in legs for word in ("--leg", leg))]
+    def _launch(
+        self, path: Path, directory: Path, topology: Topology, legs: tuple[LegId, ...], accept: bool, until_caught_up: bool
+    ) -> Launched:
+        words = ["run", str(path.resolve()), *(word for leg in legs for word in ("--leg", topology.option(leg)))]
         words += ["--connect-timeout", str(self.connect_timeout_seconds), *self.run_options]
         words += ["--accept"] if accept else []
         words += ["--until-caught-up"] if until_caught_up else []
@@ -294,7 +299,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return {name: value for name, value in self.environment().items() if not name.startswith("DAGSTER_") and name not in left_out}
 
     def _wait_until_ready(
-        self, path: Path, config: PipelineConfig, legs: tuple[str, ...], launched: Launched | None, tell: Tell
+        self, path: Path, config: PipelineConfig, legs: tuple[LegId, ...], launched: Launched | None, tell: Tell
     ) -> Launched | None:
         """Wait until all of `legs` run here; return None if another start's runner has them."""
         told = ""
@@ -322,7 +327,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             raise HaltError(f"starting {pipeline_id}: {state.message}")
         return launched
 
-    def _check_adopted(self, pipeline_id: str, legs: tuple[str, ...], ended: Launched) -> None:
+    def _check_adopted(self, pipeline_id: str, legs: tuple[LegId, ...], ended: Launched) -> None:
         """Check a runner of ours that has ended before it was ready.
 
         Raise HaltError with its last words, unless another runner that was first has the legs.
@@ -340,16 +345,16 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         if launched is None:
             raise HaltError(f"draining {pipeline_id}: a runner was started meanwhile; stop it first")
         if not launched.process.wait_gone(timedelta(seconds=self.drain_timeout_seconds)):
-            self._end(self.directory(pipeline_id), LEGS, None)
+            self._end(self.directory(pipeline_id), None)
             raise RetryableError(
                 f"draining {pipeline_id}: not caught up after {self.drain_timeout_seconds:.0f} s; what is done is done, drain again"
             )
         if launched.process.exit_code() != 0:
             raise HaltError(f"draining {pipeline_id}: the runner has ended: {last_words(Path(launched.log)) or 'it said nothing'}")
 
-    def _end(self, directory: Path, legs: tuple[str, ...], kill_after: timedelta | None) -> bool:
+    def _end(self, directory: Path, kill_after: timedelta | None) -> bool:
         patience = kill_after if kill_after is not None else timedelta(seconds=self.stop_timeout_seconds)
-        count, left = stop_runners(directory, legs, patience)
+        count, left = stop_runners(directory, None, patience)
         if left and kill_after is None:
             raise HaltError(
                 f"stopping {directory.name}: {_pids(left)} has not ended within {patience}; stop it with a time to kill it after"
@@ -368,10 +373,9 @@ def _tell_news(state: JobState, told: str, tell: Tell) -> str:
     return now
 
 
-def _with_legs(before: Desired | None, legs: tuple[str, ...]) -> Desired:
+def _with_legs(before: Desired | None, legs: tuple[LegId, ...]) -> Desired:
     """Return the desired state in which these legs run, besides the ones that already should."""
-    kept = before.legs if before and before.state == "running" else ()
-    return Desired("running", tuple(leg for leg in LEGS if leg in {*legs, *kept}))
+    return Desired("running", tuple(in_data_order({*legs, *(before.legs if before else ())})))
 
 
 def _take_back(directory: Path, wanted: Desired, before: Desired | None) -> None:
@@ -381,7 +385,7 @@ def _take_back(directory: Path, wanted: Desired, before: Desired | None) -> None
             write_desired(directory, before)
 
 
-def _halted(state: JobState, halts: dict[str, Halt]) -> JobState:
+def _halted(state: JobState, halts: dict[LegId, Halt]) -> JobState:
     """Return the state with legs whose runners have ended at their halts."""
     said = [state.message] if state.state == "halted" and state.message else []
     said += [f"{legs}: {halt.message}" for halt, legs in by_halt(halts).items()]
@@ -389,7 +393,7 @@ def _halted(state: JobState, halts: dict[str, Halt]) -> JobState:
     return replace(state, state="halted", message="; ".join(said), halted=(*halts,), halt=halt)
 
 
-def _absent(desired: Desired | None, running: list[str]) -> tuple[str, ...]:
+def _absent(desired: Desired | None, running: list[LegId]) -> tuple[LegId, ...]:
     """Return the legs that should run here and do not."""
     return tuple(leg for leg in desired.legs if leg not in running) if desired and desired.state == "running" else ()
 

@@ -22,9 +22,9 @@ from pipelines.dead_letters.dry_run import rehearse
 from pipelines.dead_letters.reprocess import Outcome
 from pipelines.dead_letters.stream import DeadLetters
 from pipelines.dead_letters.triage import Selection
-from pipelines.protocol.naming import LEGS
 from pipelines.protocol.positions import Position
 from pipelines.protocol.redrive import OPEN, WAITING
+from pipelines.protocol.topology import KINDS
 from resources.streaming_jobs import Started, StreamingJobs, Tell
 
 _NOTHING_CHANGED = "nothing was changed"
@@ -48,7 +48,7 @@ class Start(OfPipeline):
     accept: bool = Field(
         default=False, description="Disable the rejection limit for this start: rejected records become dead letters, however many."
     )
-    legs: list[str] = Field(default=[*LEGS], description="The legs to start: ingest, process, sink.")
+    legs: list[str] = Field(default=[*KINDS], description="The legs to start: ingest, process, sink.")
 
 
 class Stop(OfPipeline):
@@ -176,11 +176,10 @@ def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline) -> bool:
 
 
 def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start, tell: Tell) -> dict[str, Any]:
-    unknown = [leg for leg in config.legs if leg not in LEGS]
-    if unknown or not config.legs:
-        raise dg.Failure(f"legs: give one or more of {', '.join(LEGS)}", allow_retries=False)
-    legs = tuple(leg for leg in LEGS if leg in config.legs)
-    return _told(jobs.start(pipeline.path, accept=config.accept, legs=legs, tell=tell))
+    known = pipeline.config.topology.names
+    if not config.legs or not known >= {*config.legs}:
+        raise dg.Failure(f"legs: give one or more of {', '.join(pipeline.config.topology.options)}", allow_retries=False)
+    return _told(jobs.start(pipeline.path, accept=config.accept, legs=config.legs, tell=tell))
 
 
 def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop, _: Tell) -> dict[str, Any]:

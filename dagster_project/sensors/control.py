@@ -219,7 +219,7 @@ def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Lett
     try:
         if log.connect().state(names.stream("ledger")) is None:
             return Letters(0, 0, timedelta(), None)
-        waiting = tally(log, names).letters.waiting
+        waiting = tally(log, names, config.topology).letters.waiting
         stream = log.state(names.stream("dlq"))
         first = log.get(names.stream("dlq"), stream.first_sequence) if stream and stream.messages else None
     finally:
@@ -243,7 +243,8 @@ def _busy(context: dg.SensorEvaluationContext, files: PipelineFiles) -> set[str]
 def _restart(pipeline: Pipeline, state: JobState, decision: Decision, trouble: Trouble) -> dg.RunRequest:
     key = f"{decision.action}:{pipeline.key}:{trouble.since:.0f}:{decision.number}"
     if decision.action == "start":
-        return _request("start_pipeline", pipeline, {"legs": [*state.missing]}, key, _IF_WANTED)
+        legs = [pipeline.config.topology.option(leg) for leg in state.missing]
+        return _request("start_pipeline", pipeline, {"legs": legs}, key, _IF_WANTED)
     return _request("restart_pipeline", pipeline, {"kill_after_seconds": KILL_AFTER_SECONDS}, key, _IF_WANTED)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -22,12 +22,13 @@ from pipelines.cli import plan as plan_commands
 from pipelines.cli import redrive as redrive_commands
 from pipelines.cli import state as state_commands
 from pipelines.cli import verify as verify_commands
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, selected
 from pipelines.config import PipelineConfig, json_schema, load, notes
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
 from pipelines.home import default_home
-from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.naming import Names
+from pipelines.protocol.topology import KINDS
 from resources.local import cli as local_cli
 
 app = typer.Typer(
@@ -84,7 +85,7 @@ def schema() -> None:
 def run(
     context: typer.Context,
     file: File,
-    leg: Annotated[list[str] | None, typer.Option(help=f"Run only this leg ({', '.join(LEGS)}); repeatable.")] = None,
+    leg: Annotated[list[str] | None, typer.Option(help=f"Run only this leg ({', '.join(KINDS)}); repeatable.")] = None,
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="Exit once every record now in Kafka is in ClickHouse.")
     ] = False,
@@ -106,7 +107,7 @@ def run(
     engine: SparkEngine = context.obj or SparkEngine()
     with errors_as_exit():
         config = load(file)
-        legs = _legs(leg)
+        legs = selected(config, leg or ())
         for note in notes(config):
             err.print(f"note: {note}", style="yellow", markup=False)
         options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames, accept)
@@ -130,8 +131,9 @@ def stop(
     from pipelines.control.control import note_stop, stop_runners
 
     with errors_as_exit():
-        directory = _directory(load(file))
-        legs = _legs(leg)
+        config = load(file)
+        directory = _directory(config)
+        legs = selected(config, leg) if leg else None
     note_stop(directory, legs)
     count, left = stop_runners(directory, legs, timedelta(seconds=_STOP_SECONDS))
     if left:
@@ -139,14 +141,6 @@ def stop(
         err.print(f"process {named} did not stop within {_STOP_SECONDS:.0f} s; its state is safe, so kill -9 loses nothing")
         raise typer.Exit(1)
     out.print("stopped" if count else "no runner of this pipeline is running on this host")
-
-
-def _legs(names: list[str] | None) -> tuple[str, ...]:
-    """Return the named legs in their order, or all legs if none is named. Raise BadParameter for an unknown leg."""
-    unknown = [name for name in names or () if name not in LEGS]
-    if unknown:
-        raise typer.BadParameter(f"unknown leg: {', '.join(unknown)}; the legs are {', '.join(LEGS)}")
-    return tuple(name for name in LEGS if not names or name in names)
 
 
 @app.command()
@@ -166,24 +160,24 @@ def status(
         now = _ask(directory)
         if now is None:
             out.print("not running on this host; `tallyflow tally` shows what it has processed")
-            _print_halts(directory, LEGS)
+            _print_halts(directory, ())
             raise typer.Exit(1)
         if as_json:
             typer.echo(json.dumps(now, indent=2))
         elif not watch:
             out.print(_status_view(now, None))
-            _print_halts(directory, [leg for leg in LEGS if leg not in now["legs"]])
+            _print_halts(directory, now["legs"])
         else:
             _watch(directory, now)
     if not now["healthy"]:
         raise typer.Exit(1)
 
 
-def _print_halts(directory: Path, legs: Sequence[str]) -> None:
-    """Print why the last runners of these legs halted, for each leg that did."""
+def _print_halts(directory: Path, running: Collection[str]) -> None:
+    """Print why the last runners of the legs that are not `running` halted, for each leg that did."""
     from pipelines.control.control import by_halt, read_halts
 
-    halts = {leg: halt for leg, halt in read_halts(directory).items() if leg in legs}
+    halts = {leg: halt for leg, halt in read_halts(directory).items() if leg not in running}
     for halt, names in by_halt(halts).items():
         out.print(f"{names} halted at {halt.at}: {halt.message}", markup=False, highlight=False)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import progress as bars
@@ -16,6 +16,10 @@ from rich.segment import Segment
 
 from pipelines.errors import ConfigurationError, TallyflowError
 from pipelines.progress import Progress
+
+if TYPE_CHECKING:
+    from pipelines.config import PipelineConfig
+    from pipelines.protocol.topology import LegId
 
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -77,6 +81,14 @@ def since_instant(text: str) -> datetime:
         return datetime.now(UTC) - parse_duration(text)
     except (ValueError, OverflowError):
         raise typer.BadParameter("must be an instant such as 2026-01-31T12:00:00, or a duration such as 30m, 1h or 2d") from None
+
+
+def selected(config: "PipelineConfig", legs: Iterable[str]) -> "tuple[LegId, ...]":
+    """Return the legs that `--leg` options name, or all legs if there is none. Raise BadParameter for an unknown leg."""
+    try:
+        return config.topology.select(legs)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
         config = load(file)
         log = JetStream(config.nats).connect()
         try:
-            found = account(log, Names(config.pipeline_id), since)
+            found = account(log, Names(config.pipeline_id), config.topology, since)
         finally:
             log.close()
     if as_json:

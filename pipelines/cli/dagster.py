@@ -26,7 +26,6 @@ from pipelines.cli.arguments import err, errors_as_exit, out
 from pipelines.config import load
 from pipelines.errors import HaltError, RetryableError
 from pipelines.home import default_home
-from pipelines.protocol.naming import LEGS
 from resources.local import cli as local_cli
 from resources.local.errors import LocalServerError
 from resources.local.ports import HOST, is_free, keep_ports, port_holder
@@ -291,6 +290,6 @@ def _stop_pipelines(home: Path) -> None:
 
     directories = sorted((home / "pipelines").glob("*/"))
     with ThreadPoolExecutor(max(1, len(directories)), "stop") as pool:
-        stopped = pool.map(lambda directory: stop_runners(directory, LEGS, _PATIENCE), directories)
+        stopped = pool.map(lambda directory: stop_runners(directory, None, _PATIENCE), directories)
     for one in (one for _, left in stopped for one in left):
         err.print(f"process {one.pid} did not stop within {_PATIENCE.total_seconds():.0f} s; its state is safe, so kill -9 loses nothing")

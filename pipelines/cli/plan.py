@@ -7,24 +7,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, utc
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, selected, utc
 from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
 from pipelines.home import default_home
 from pipelines.protocol.naming import Names
+from pipelines.protocol.topology import INGEST, PROCESS, SINK, for_every_kind
 
 if TYPE_CHECKING:
     from pipelines.maintenance.plans import GivenUp, OpenPlan
 
 app = typer.Typer(help="Inspect and abandon open plans: work that a leg has begun and not finished.", no_args_is_help=True)
 
-_NOT_OFFERED = {
-    "ingest": "its offsets are not stored yet, and skipping them would lose records. Fix what the leg is waiting for, or see "
-    "`on_data_loss` in the pipeline file",
-    "process": "only its own replay knows which of its rows, dead letters and keys are written: abandoning it would lose or double some. "
-    "Start the pipeline: it finishes the plan under the plan's own configuration. If the rejection limit holds it, start with --accept",
-}
+_NOT_OFFERED = for_every_kind(
+    {
+        INGEST: "its offsets are not stored yet, and skipping them would lose records. Fix what the leg is waiting for, or see "
+        "`on_data_loss` in the pipeline file",
+        PROCESS: "only its own replay knows which of its rows, dead letters and keys are written: abandoning it would lose or double some. "
+        "Start the pipeline: it finishes the plan under the plan's own configuration. If the rejection limit holds it, start with --accept",
+        SINK: "",
+    }
+)
+"""Why a plan of a kind of leg cannot be abandoned; empty for the sink, where it can."""
 
 
 @app.command()
@@ -39,7 +44,7 @@ def show(file: File, as_json: AsJson = False) -> None:
         names = Names(config.pipeline_id)
         log = JetStream(config.nats).connect()
         try:
-            found = open_plans(log, names)
+            found = open_plans(log, names, config.topology)
         finally:
             log.close()
         halts = {leg: halt.message for leg, halt in read_halts(names.directory(default_home())).items()}
@@ -60,7 +65,7 @@ def show(file: File, as_json: AsJson = False) -> None:
 
 
 def _so_far(plan: "OpenPlan") -> str:
-    if plan.leg != "sink":
+    if plan.leg.kind != SINK:
         return ""
     if plan.abandoned:
         return f"{count_of(plan.abandoned, 'row')} abandoned; writing the dead letters"
@@ -83,18 +88,21 @@ def abandon(
 ) -> None:
     """Abandon rows of a stopped sink that cannot be delivered: they become dead letters, are counted, and can be redriven."""
     with errors_as_exit():
-        if leg != "sink":
-            why = _NOT_OFFERED.get(leg, "unknown leg; the legs are ingest, process and sink")
+        if why := _NOT_OFFERED.get(leg.partition(":")[0], "unknown leg; the legs are ingest, process and sink"):
             raise HaltError(f"giving up a plan of {leg}: not supported: {why}")
-        _abandon(file, reason, waiting, not_stored, is_rehearsal, yes, as_json)
+        _abandon(file, leg, reason, waiting, not_stored, is_rehearsal, yes, as_json)
 
 
-def _abandon(file: Path, reason: str, waiting: bool, not_stored: bool, is_rehearsal: bool, yes: bool, as_json: bool) -> None:
+def _abandon(file: Path, leg: str, reason: str, waiting: bool, not_stored: bool, is_rehearsal: bool, yes: bool, as_json: bool) -> None:
     from pipelines.maintenance.plans import Abandonment
 
     config = load(file)
+    sinks = selected(config, [leg])
+    if len(sinks) > 1:
+        options = ", ".join(map(config.topology.option, sinks))
+        raise HaltError(f"giving up a plan of {leg}: there are several sinks: give one of {options}")
     tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
-    work = Abandonment(config, file.read_text(), Names(config.pipeline_id).directory(default_home()), tell)
+    work = Abandonment(config, file.read_text(), sinks[0], Names(config.pipeline_id).directory(default_home()), tell)
     try:
         found = work.find(waiting, not_stored)
         if not as_json:

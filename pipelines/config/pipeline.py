@@ -15,6 +15,7 @@ from pipelines.config.sink import ClickHouseSink
 from pipelines.config.sources import KafkaSource
 from pipelines.config.transforms import Join, Transform
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
+from pipelines.protocol.topology import Topology
 
 PIPELINE_ID = r"^[a-z0-9][a-z0-9-]{3,38}[a-z0-9]$"
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
@@ -247,6 +248,11 @@ class PipelineConfig(Model):
 
     unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
     """Fields whose value no message may show: like a URL, a URI may hold credentials by mistake."""
+
+    @property
+    def topology(self) -> Topology:
+        """The legs of the pipeline."""
+        return Topology.of([source.source_id for source in self.sources], [""])
 
     def consumer_group(self, source: KafkaSource) -> str:
         """Return the Kafka consumer group of a source."""

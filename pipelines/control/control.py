@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -24,7 +24,7 @@ from filelock import FileLock
 from pipelines.control.processes import POLL_SECONDS, ProcessIdentity, host_mark, start_mark
 from pipelines.errors import HaltError
 from pipelines.private import private_directory, write_whole
-from pipelines.protocol.naming import LEGS
+from pipelines.protocol.topology import LegId, data_place, in_data_order, is_token
 
 if TYPE_CHECKING:
     # Only observers of a runner need it, the runner itself does not: 30 ms of CPU for each.
@@ -34,15 +34,15 @@ STATUS_FILE = "status.json"
 DESIRED_FILE = "desired.json"
 LAUNCHED_FILE = "launched.json"
 _LOCK_FILE = "control.lock"
-HALTED_FILE = "halted-{leg}.json"
+_HALTED_FILE = "halted-{}.json"
 
 
 @dataclass(frozen=True)
 class Desired:
-    """The desired state of a pipeline on this host: these legs run here, or none does."""
+    """The desired state of a pipeline on this host: `legs` run here; none does if it is `stopped`."""
 
     state: Literal["running", "stopped"]
-    legs: tuple[str, ...] = LEGS
+    legs: tuple[LegId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Launched:
 
     pid: int
     mark: str
-    legs: tuple[str, ...]
+    legs: tuple[LegId, ...]
     log: str
 
     @property
@@ -76,7 +76,7 @@ class Halt:
 def read_desired(directory: Path) -> Desired | None:
     """Read the desired state; None if it was never set, as for a pipeline that is only ever run by hand."""
     found = _read(directory / DESIRED_FILE, "state", "legs")
-    return Desired(found["state"], tuple(found["legs"])) if found else None
+    return Desired(found["state"], _legs(found) if found["state"] == "running" else ()) if found else None
 
 
 def write_desired(directory: Path, desired: Desired | None) -> None:
@@ -98,40 +98,47 @@ def controlled(directory: Path) -> Iterator[None]:
         yield
 
 
-def note_stop(directory: Path, legs: Sequence[str]) -> None:
-    """Note that these legs should not run; the desired state of the others stays."""
+def note_stop(directory: Path, legs: Collection[str] | None = None) -> None:
+    """Note that these legs, or all, should not run; the desired state of the others stays."""
     if not directory.is_dir():
         return
     with controlled(directory):
         before = read_desired(directory)
-        left = tuple(leg for leg in before.legs if leg not in legs) if before and before.state == "running" else ()
+        left = tuple(leg for leg in before.legs if leg not in legs) if before and legs is not None else ()
         write_desired(directory, Desired("running", left) if left else Desired("stopped"))
 
 
 def read_launched(directory: Path) -> Launched | None:
     found = _read(directory / LAUNCHED_FILE, "pid", "mark", "legs", "log")
-    return Launched(found["pid"], found["mark"], tuple(found["legs"]), found["log"]) if found else None
+    return Launched(found["pid"], found["mark"], _legs(found), found["log"]) if found else None
 
 
 def write_launched(directory: Path, launched: Launched) -> None:
     _write(directory / LAUNCHED_FILE, asdict(launched))
 
 
+def _halted_file(directory: Path, leg: str) -> Path:
+    return directory / _HALTED_FILE.format(LegId.parse(leg).token)
+
+
 def note_halt(directory: Path, leg: str, message: str, file: str) -> None:
     """Note why this process ends, and that the leg must not be restarted automatically."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    _write(directory / HALTED_FILE.format(leg=leg), asdict(Halt(message, start_mark(os.getpid()) or "", at, file, host_mark())))
+    _write(_halted_file(directory, leg), asdict(Halt(message, start_mark(os.getpid()) or "", at, file, host_mark())))
 
 
-def read_halts(directory: Path) -> dict[str, Halt]:
-    """Return the halts by leg, in the order of the legs, without halts from before the last start or boot."""
+def read_halts(directory: Path) -> dict[LegId, Halt]:
+    """Return the halts by leg, in the order of the data, without halts from before the last start or boot."""
     names = [field.name for field in fields(Halt)]
-    found = {leg: _read(directory / HALTED_FILE.format(leg=leg), *names) for leg in LEGS}
+    before, after = _HALTED_FILE.format("*").split("*")
+    tokens = [path.name.removeprefix(before).removesuffix(after) for path in directory.glob(_HALTED_FILE.format("*"))]
+    legs = in_data_order(LegId.of_token(token) for token in tokens if is_token(token))
+    found = {leg: _read(_halted_file(directory, leg), *names) for leg in legs}
     halts = {leg: Halt(*(one[name] for name in names)) for leg, one in found.items() if one}
     return {leg: halt for leg, halt in halts.items() if halt.host == host_mark()}
 
 
-def by_halt(halts: Mapping[str, Halt]) -> dict[Halt, str]:
+def by_halt(halts: Mapping[LegId, Halt]) -> dict[Halt, str]:
     """Return the legs of each halt, in words: the legs of one runner that could not start have ended at the same halt."""
     return {halt: ", ".join(leg for leg, one in halts.items() if one == halt) for halt in halts.values()}
 
@@ -139,7 +146,7 @@ def by_halt(halts: Mapping[str, Halt]) -> dict[Halt, str]:
 def forget_halts(directory: Path, legs: Sequence[str]) -> None:
     """Remove the halts of these legs before a start: whatever its outcome, they no longer apply."""
     for leg in legs:
-        (directory / HALTED_FILE.format(leg=leg)).unlink(missing_ok=True)
+        _halted_file(directory, leg).unlink(missing_ok=True)
 
 
 def _read(path: Path, *names: str) -> dict[str, Any] | None:
@@ -164,13 +171,17 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def find_runners(directory: Path) -> list[dict[str, Any]]:
-    """Return `{pid, mark, port, legs, directory}` of each live runner in a pipeline's directory, in the order of the legs."""
+    """Return `{pid, mark, port, legs, directory}` of each live runner in a pipeline's directory, in the order of the data."""
     found = []
     for path in directory.glob(f"*/{STATUS_FILE}"):
         one = _read(path, "pid", "mark", "port", "legs")
         if one and one["legs"] and ProcessIdentity(one["pid"], one["mark"]).is_running():
-            found.append({**one, "directory": path.parent})
-    return sorted(found, key=lambda one: LEGS.index(one["legs"][0]))
+            found.append({**one, "legs": [*_legs(one)], "directory": path.parent})
+    return sorted(found, key=lambda one: data_place(one["legs"][0]))
+
+
+def _legs(found: dict[str, Any]) -> tuple[LegId, ...]:
+    return tuple(map(LegId.parse, found["legs"]))
 
 
 def stage_config_version(runner: dict[str, Any]) -> str | None:
@@ -228,7 +239,7 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "healthy": all(one["healthy"] for one in snapshots),
         "at": snapshots[0]["at"],
         "uptime_seconds": min(one["uptime_seconds"] for one in snapshots),
-        "legs": {name: legs[name] for name in LEGS if name in legs},
+        "legs": {leg: legs[leg] for leg in in_data_order(map(LegId.parse, legs))},
         "lag": {partition: count for one in snapshots for partition, count in one["lag"].items()},
         **next(({"ledger_table": one["ledger_table"]} for one in snapshots if "ledger_table" in one), {}),
         "streams": {role: facts for one in snapshots for role, facts in one["streams"].items()},
@@ -236,18 +247,21 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def processes(directory: Path, legs: Sequence[str] = LEGS) -> list[ProcessIdentity]:
-    """Return the live processes that run one of the legs here, or are about to, each once."""
-    wanted = {*legs}
-    found = [ProcessIdentity(one["pid"], one["mark"]) for one in find_runners(directory) if not wanted.isdisjoint(one["legs"])]
+def processes(directory: Path, legs: Collection[str] | None = None) -> list[ProcessIdentity]:
+    """Return the live processes that run one of the legs here, or any leg, or are about to, each once."""
+
+    def runs_one(running: Iterable[LegId]) -> bool:
+        return legs is None or any(leg in legs for leg in running)
+
+    found = [ProcessIdentity(one["pid"], one["mark"]) for one in find_runners(directory) if runs_one(one["legs"])]
     launched = read_launched(directory)
-    if launched and not wanted.isdisjoint(launched.legs) and launched.process not in found and launched.process.is_running():
+    if launched and runs_one(launched.legs) and launched.process not in found and launched.process.is_running():
         found.append(launched.process)
     return found
 
 
-def stop_runners(directory: Path, legs: Sequence[str], patience: timedelta) -> tuple[int, list[ProcessIdentity]]:
-    """Send SIGTERM to the runners of these legs and wait for their ends; return (their number, the ones that have not ended in time).
+def stop_runners(directory: Path, legs: Collection[str] | None, patience: timedelta) -> tuple[int, list[ProcessIdentity]]:
+    """Send SIGTERM to the runners of these legs, or to all, and wait for their ends; return (their number, the ones still alive).
 
     A runner of several legs is stopped as a whole. It finishes batches in work first.
     """

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Any, Literal
 
-from pipelines.protocol.naming import LEGS
+from pipelines.protocol.topology import SINK, LegId, Topology
 
 State = Literal["stopped", "starting", "running", "waiting", "halted", "stuck", "unreachable"]
 STATES: tuple[State, ...] = ("stopped", "starting", "running", "waiting", "halted", "stuck", "unreachable")
@@ -30,8 +29,8 @@ class JobState:
     state: State
     message: str = ""
     legs: Mapping[str, str] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    halted: tuple[str, ...] = ()
+    missing: tuple[LegId, ...] = ()
+    halted: tuple[LegId, ...] = ()
     halt: str = ""
     lag: int | None = None
     pid: int | None = None
@@ -45,11 +44,13 @@ class JobState:
         return self.pid is not None
 
 
-def judge(snapshot: Mapping[str, Any], now: datetime, stuck_after: timedelta, sink_delay: timedelta = timedelta()) -> tuple[State, str]:
+def judge(
+    snapshot: Mapping[str, Any], topology: Topology, now: datetime, stuck_after: timedelta, sink_delay: timedelta = timedelta()
+) -> tuple[State, str]:
     """Return (state, message) of runners that answer.
 
-    `stuck_after` is the time for which a leg may have work and end no batch. The sink, which lets its batches fill for `sink_delay`, may
-    take that much longer.
+    `stuck_after` is the time for which a leg may have work and end no batch. A sink, which lets its batches fill for `sink_delay`, may take
+    that much longer.
     """
     legs = snapshot["legs"]
     for state in ("halted", "waiting"):
@@ -60,23 +61,23 @@ def judge(snapshot: Mapping[str, Any], now: datetime, stuck_after: timedelta, si
         return "starting", "the legs are being started"
     if not snapshot["healthy"]:
         return "halted", "not healthy: a lease was lost to another runner"
-    patience = {name: stuck_after + (sink_delay if name == "sink" else timedelta()) for name in legs}
-    stuck = [name for name in legs if _waiting_rows(snapshot, name) > 0 and _idle(snapshot, name, now) > patience[name]]
+    patience = {leg: stuck_after + (sink_delay if leg.kind == SINK else timedelta()) for leg in map(LegId.parse, legs)}
+    stuck = [leg for leg in patience if _waiting_rows(snapshot, topology, leg) > 0 and _idle(snapshot, leg, now) > patience[leg]]
     if stuck:
         minutes = max(_idle(snapshot, name, now) for name in stuck) / timedelta(minutes=1)
         return "stuck", f"{', '.join(stuck)}: there is work, and no batch has ended for {minutes:,.0f} minutes"
     return "running", ""
 
 
-def _waiting_rows(snapshot: Mapping[str, Any], leg: str) -> int:
-    """Return the rows that wait for a leg, by the totals of the leg before it; 0 if that leg runs elsewhere."""
-    if leg == LEGS[0]:
-        return sum(snapshot["lag"].values())
-    before = {later: earlier for earlier, later in pairwise(LEGS)}[leg]
-    legs = snapshot["legs"]
-    if before not in legs:
+def _waiting_rows(snapshot: Mapping[str, Any], topology: Topology, leg: LegId) -> int:
+    """Return the rows that wait for a leg, by the totals of the legs upstream; 0 if one of them runs elsewhere."""
+    if leg.reads is None:
+        return sum(count for partition, count in snapshot["lag"].items() if partition.rpartition("/")[0] == leg.name)
+    legs, upstream = snapshot["legs"], topology.upstream(leg)
+    if not legs.keys() >= {*upstream}:
         return 0
-    return int(legs[before]["totals"].get("rows_out", 0)) - int(legs[leg]["totals"].get("rows_in", 0))
+    written = sum(int(legs[before]["totals"].get("rows_out", 0)) for before in upstream)
+    return written - int(legs[leg]["totals"].get(leg.counted_in, 0))
 
 
 def _idle(snapshot: Mapping[str, Any], leg: str, now: datetime) -> timedelta:

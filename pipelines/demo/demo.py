@@ -317,7 +317,7 @@ class _Stage:
         _headline(self._console, 4, "The tally: what each leg counted")
         log = JetStream(self._config.nats).connect()
         try:
-            found = tally(log, self._names)
+            found = tally(log, self._names, self._config.topology)
         finally:
             log.close()
         self._console.print(tally_table(self._config.pipeline_id, found))

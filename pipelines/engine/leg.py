@@ -1,4 +1,4 @@
-"""The common part of the three legs: a Spark batch sets the target, the chain holds the decisions, absent systems are waited for.
+"""The common part of the legs: a Spark batch sets the target, the chain holds the decisions, absent systems are waited for.
 
 Spark calls `on_batch` on a thread of the driver. It works on (done.to, end] in as many plans as needed, and returns only when done.to has
 reached `end`; otherwise Spark would commit work that was never done.
@@ -25,6 +25,7 @@ from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import Lease
 from pipelines.protocol.ledger import Chain, D, Entry, P
 from pipelines.protocol.records import Message, digest
+from pipelines.protocol.topology import LegId
 
 T = TypeVar("T")
 
@@ -57,10 +58,9 @@ class LegStatus:
 class Leg(ABC, Generic[P, D]):
     """One leg of the running pipeline; subclasses define its plans and their execution."""
 
-    name: str
-
     def __init__(self, connections: Connections, chain: Chain[P, D], lease: Lease, run_path: Path, stop: threading.Event) -> None:
         self.connections, self.chain, self.lease = connections, chain, lease
+        self.name = LegId.parse(chain.leg)
         self.run_path, self.stop = str(run_path), stop
         self.status = LegStatus(totals=dict(chain.state.totals))
         self.begun = time.monotonic()

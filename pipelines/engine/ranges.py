@@ -27,6 +27,7 @@ from pipelines.protocol.naming import Names
 if TYPE_CHECKING:
     from pipelines.connectors.kafka.client import Asked, KafkaTopic
     from pipelines.connectors.nats.client import JetStream
+    from pipelines.protocol.topology import LegId
 
 IDLE_SECONDS = 0.5
 MAX_OFFSETS_PER_BATCH = 500_000
@@ -240,8 +241,8 @@ class _KafkaRangeReader(_RangeReader):
 class _StreamRangeReader(_RangeReader):
     """Reads ranges of a stream; the offset is {"sequence": last sequence}.
 
-    The upstream leg's ledger entries wake it; it also looks every half second. With `min_rows` and `max_delay_ms` it holds back until that
-    many rows wait, or the oldest has waited that long.
+    The ledger entries of the legs upstream wake it; it also looks every half second. With `min_rows` and `max_delay_ms` it holds back until
+    that many rows wait, or the oldest has waited that long.
     """
 
     _default_limit = MAX_FRAMES_PER_BATCH
@@ -252,6 +253,8 @@ class _StreamRangeReader(_RangeReader):
         # Spark pickles a reader once per plan to send it to the tasks; an event cannot be pickled, so it is made on connecting.
         self._woken: Event | None = None
         self._names: Names
+        self._leg: LegId
+        self._upstream: tuple[LegId, ...]
         self._min_rows = int(options.get("min_rows", "0"))
         self._max_delay = int(options.get("max_delay_ms", "0")) / 1000
         self._waiting_since: float | None = None
@@ -260,16 +263,19 @@ class _StreamRangeReader(_RangeReader):
         if self._log is None:
             from pipelines.connectors.nats.client import JetStream
             from pipelines.engine.run_spec import load_run
+            from pipelines.protocol.topology import LegId
 
             run = load_run(self._options["run"])
-            config = run.config
+            config, leg = run.config, LegId.parse(self._options["leg"])
+            upstream = config.topology.upstream(leg)
             log, woken = JetStream(config.nats, "tallyflow-planner", config.on_error.classes("nats")), Event()
             try:
-                log.on_message(run.names.chain(self._options["upstream"]), woken.set)
+                for earlier in upstream:
+                    log.on_message(run.names.chain(earlier), woken.set)
             except RetryableError:
                 log.close()
                 raise
-            self._log, self._woken, self._names = log, woken, run.names
+            self._log, self._woken, self._names, self._leg, self._upstream = log, woken, run.names, leg, upstream
         return self._log
 
     def _close(self) -> None:
@@ -281,7 +287,7 @@ class _StreamRangeReader(_RangeReader):
         log = self._connect()
         assert self._woken is not None
         self._woken.clear()
-        state = log.state(self._names.stream(self._options["role"]))
+        state = log.state(self._names.stream(str(self._leg.reads)))
         last = max(start["sequence"], state.last_sequence if state else 0)
         if last == start["sequence"]:
             self._waiting_since = None
@@ -294,14 +300,13 @@ class _StreamRangeReader(_RangeReader):
         return {"sequence": last}
 
     def _rows_waiting(self, log: "JetStream") -> int:
-        """Return the rows that the upstream leg has written and this one has not confirmed, by the totals of their last `done` entries."""
-        from pipelines.protocol.bodies import CHAINS
+        """Return the rows that the legs upstream have written and this one has not confirmed, by the totals of each last `done`."""
         from pipelines.protocol.ledger import read_chain
 
-        def total(leg: str, count: str) -> int:
-            return read_chain(log, self._names, CHAINS[leg]).totals.get(count, 0)
+        def total(leg: "LegId", count: str) -> int:
+            return read_chain(log, self._names, leg.chain).totals.get(count, 0)
 
-        return total(self._options["upstream"], "rows_out") - total(self._options["leg"], "rows_in")
+        return sum(total(leg, "rows_out") for leg in self._upstream) - total(self._leg, self._leg.counted_in)
 
     def _pause(self) -> float:
         if self._waiting_since is None:
@@ -337,7 +342,7 @@ class KafkaRanges(DataSource):
 
 
 class StreamRanges(DataSource):
-    """The source `format("tallyflow_stream")`: options `run`, `start`, `role` (raw or out), `leg`, `upstream`, and the batching options."""
+    """The source `format("tallyflow_stream")`: options `run`, `start`, `leg` (its id), and the batching options."""
 
     @classmethod
     def name(cls) -> str:

@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One start of a runner. `epochs` belong to its legs, `stage_config` is the version that new plans name.
+    """One start of a runner. `epochs` by the ids of its legs, `stage_config` is the version that new plans name.
 
     Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are processed in the driver, larger ones in tasks.
     `state_place` is the directory or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty

@@ -275,7 +275,6 @@ def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]
 class IngestLeg(Leg[IngestPlan, IngestDone]):
     """The ingest leg; its offsets are {partition: next offset}."""
 
-    name = "ingest"
     _group: GroupOffsets | None = None
     _raw_limit = -1
     _left: frozenset[str] = frozenset()

@@ -9,7 +9,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.key_store.storage import Place
 from pipelines.protocol.existence import never_started
 from pipelines.protocol.lease import acquire_all
-from pipelines.protocol.naming import LEGS, PUT_BACK, REDRIVE, ROLES, Names
+from pipelines.protocol.naming import PUT_BACK, REDRIVE, ROLES, Names
 
 
 class Deletion:
@@ -54,7 +54,7 @@ class Deletion:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             if log.state(self._names.stream("ledger")) is not None:
-                for lease in acquire_all(log, self._names, self._directory, (*LEGS, REDRIVE, PUT_BACK)).values():
+                for lease in acquire_all(log, self._names, self._directory, (*self._config.topology.legs, REDRIVE, PUT_BACK)).values():
                     lease.abandon()
             if self._drops_table:
                 clickhouse = ClickHouse(self._config.sink)

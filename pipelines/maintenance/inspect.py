@@ -122,7 +122,7 @@ class KeyState:
     def lease(self) -> Lease:
         """Return the lease of the leg that writes the store, to be acquired. Raise HaltError for a pipeline that was never started."""
         check_started(self.connections.log, self.names)
-        return Lease(self.connections.log, self.names, self.directory, "process")
+        return Lease(self.connections.log, self.names, self.directory, PROCESS_CHAIN.leg)
 
     def stage_config(self, state: ProcessState) -> Program:
         """Return the configuration of the last range that was done. Raise HaltError before the first."""

@@ -22,13 +22,14 @@ from pipelines.connectors.nats.client import JetStream, check_contiguous
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, InvariantError, RetryableError
-from pipelines.protocol.bodies import CHAINS, SINK_CHAIN, ProcessPlan, SinkPlan
+from pipelines.protocol.bodies import ProcessPlan, SinkPlan
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.protocol.ledger import Chain, ChainState, Done, Entry, Plan, read_chain
-from pipelines.protocol.naming import LEGS, STREAM_ID_KEY, Names, inserts_of_chunk
+from pipelines.protocol.naming import STREAM_ID_KEY, Names, inserts_of_chunk
 from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST, decode_columns
+from pipelines.protocol.topology import LegId, Topology
 from pipelines.sink.abandoned import Numbers, abandoned_rows, abandonment, close_abandoned
 from pipelines.sink.chunks import Chunk, Pieces, Rows, chunks
 from pipelines.sink.settling import NEEDED_COLUMNS, Sent, stored_rows
@@ -45,7 +46,7 @@ class OpenPlan:
     according to the ledger, `refused` and `abandoned` ones; `pieces` that are still to be sent.
     """
 
-    leg: str
+    leg: LegId
     begin: Any
     to: Any
     since: datetime
@@ -58,17 +59,17 @@ class OpenPlan:
     abandoned: int = 0
 
 
-def open_plans(log: JetStream, names: Names) -> list[OpenPlan]:
+def open_plans(log: JetStream, names: Names, topology: Topology) -> list[OpenPlan]:
     """Return the open plan of each leg that has one, in the order of the data. Raise HaltError for a pipeline that was never started."""
     check_started(log, names)
-    states = {leg: read_chain(log, names, CHAINS[leg]) for leg in LEGS}
+    states = {leg: read_chain(log, names, leg.chain) for leg in topology.legs}
     return [_told(log, names, leg, state, state.plan) for leg, state in states.items() if state.plan is not None]
 
 
-def _told(log: JetStream, names: Names, leg: str, state: ChainState[Plan, Done], plan: Entry[Plan]) -> OpenPlan:
+def _told(log: JetStream, names: Names, leg: LegId, state: ChainState[Plan, Done], plan: Entry[Plan]) -> OpenPlan:
     body, after = plan.body, state.done.sequence if state.done else 0
     entries = log.fetch(names.stream("ledger"), names.chain(leg), after, plan.sequence)
-    since = next(message.time for message in entries if CHAINS[leg].decode(message).kind == Plan.KIND)
+    since = next(message.time for message in entries if leg.chain.decode(message).kind == Plan.KIND)
     found = OpenPlan(leg, body.start, body.to, since)
     if isinstance(body, ProcessPlan):
         return replace(found, config=body.config)
@@ -98,12 +99,23 @@ class GivenUp:
 
 
 class Abandonment:
-    """The abandonment of rows of the sink. It holds the sink's lease from the beginning until `close`.
+    """The abandonment of rows of a sink. It holds the sink's lease from the beginning until `close`.
 
     Raise FencedError while a runner has the sink, HaltError for a pipeline that was never started.
     """
 
-    def __init__(self, config: PipelineConfig, config_text: str, directory: Path, tell: Tell, wait: Callable[[float], None] = time.sleep):
+    def __init__(
+        self,
+        config: PipelineConfig,
+        config_text: str,
+        leg: LegId,
+        directory: Path,
+        tell: Tell,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`leg`: the sink leg."""
+        assert leg.reads is not None
+        self._out = leg.reads
         self._config, self._names, self._tell, self._wait = config, Names(config.pipeline_id), tell, wait
         self._log = JetStream(config.nats).connect()
         self._clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
@@ -111,16 +123,16 @@ class Abandonment:
         try:
             check_started(self._log, self._names)
             directory.mkdir(parents=True, exist_ok=True)
-            self._lease = Lease(self._log, self._names, directory, "sink")
+            self._lease = Lease(self._log, self._names, directory, leg)
             epoch = self._lease.acquire()
         except BaseException:
             self._log.close()
             raise
         try:
             self._began = time.monotonic()
-            self._chain = Chain(self._log, self._names, SINK_CHAIN, epoch)
+            self._chain = Chain(self._log, self._names, leg.chain, epoch)
             self._chain.open()
-            state = self._log.state(self._names.stream("out"))
+            state = self._log.state(self._names.stream(self._out))
             self._end = state.last_sequence if state else 0
         except BaseException:
             self.close()
@@ -144,7 +156,7 @@ class Abandonment:
         if plan is not None:
             self._chunk = self._planned(plan.body)
             self._given_up, stored, refused = self._split(plan.body, self._chunk, is_not_stored)
-        out = self._names.stream("out")
+        out = self._names.stream(self._out)
         behind = self._chunk.last if self._chunk else self._chain.state.to or 0
         self._with_waiting = with_waiting
         waiting = [frame for frame in headers(self._log, out, behind, self._end) if with_waiting and frame.rows]
@@ -197,15 +209,15 @@ class Abandonment:
         return len(abandoned)
 
     def _waiting_chunks(self, after: int) -> Iterator[Chunk]:
-        stream = self._names.stream("out")
-        for chunk in chunks(self._log.fetch(stream, self._names.subjects("out"), after, self._end)):
+        stream = self._names.stream(self._out)
+        for chunk in chunks(self._log.fetch(stream, self._names.subjects(self._out), after, self._end)):
             check_contiguous(stream, [message.sequence for message in chunk.messages], after, chunk.last)
             after = chunk.last
             yield chunk
 
     def _planned(self, plan: SinkPlan) -> Chunk:
-        start, to, stream = plan.start, plan.to, self._names.stream("out")
-        messages = tuple(self._log.fetch(stream, self._names.subjects("out"), start, to))
+        start, to, stream = plan.start, plan.to, self._names.stream(self._out)
+        messages = tuple(self._log.fetch(stream, self._names.subjects(self._out), start, to))
         check_contiguous(stream, [message.sequence for message in messages], start, to)
         chunk = Chunk(messages)
         if chunk.digest != plan.digest:
@@ -247,7 +259,7 @@ class Abandonment:
                 "--not-stored; else delete those that are, and say it then"
             )
         rows = pa.concat_tables([decode_columns(frame.payload, NEEDED_COLUMNS) for frame in chunk.messages if frame.rows])
-        out = self._log.state(self._names.stream("out"))
+        out = self._log.state(self._names.stream(self._out))
         stream_id = out.metadata[STREAM_ID_KEY] if out else ""
         work = inserts_of_chunk(self._names.pipeline, stream_id, chunk.first, chunk.last)
         sent = Sent(plan.table, rows, work, self._began, "the plan is given up")

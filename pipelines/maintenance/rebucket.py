@@ -22,7 +22,7 @@ from pipelines.protocol.append import Appender, last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan, ProcessState
 from pipelines.protocol.lease import acquire_all
 from pipelines.protocol.ledger import Chain
-from pipelines.protocol.naming import LEGS, bucket_of_key
+from pipelines.protocol.naming import bucket_of_key
 from pipelines.protocol.positions import Position
 from pipelines.protocol.records import POSITION_FIELDS, encode_frame
 from pipelines.protocol.run_lists import RunLists
@@ -47,9 +47,9 @@ def rebucket(state: KeyState) -> Rebucketed:
     """
     log, names, config = state.connections.log, state.names, state.connections.config
     check_other_shape(config, log)
-    leases = acquire_all(log, names, state.directory, LEGS)
+    leases = acquire_all(log, names, state.directory, config.topology.legs)
     try:
-        chain = Chain(log, names, PROCESS_CHAIN, leases["process"].holder.epoch)
+        chain = Chain(log, names, PROCESS_CHAIN, leases[config.topology.process].holder.epoch)
         found = chain.open()
         if found.plan is not None:
             raise HaltError(
@@ -114,7 +114,7 @@ def _mark(state: KeyState, buckets: int, end: Position) -> None:
         marks = (
             ("out", names.out(bucket), positions),
             ("duplicates", names.duplicates(bucket), positions),
-            ("dlq", names.dead_letters("process", bucket), encode_frame(LETTER_SCHEMA.empty_table())),
+            ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket), encode_frame(LETTER_SCHEMA.empty_table())),
         )
         for role, subject, payload in marks:
             Appender(log, names.stream(role), subject, last_position, end).append(payload, end, end, 0)

@@ -112,7 +112,7 @@ class _Rebuilding:
 
     def _entries(self) -> Iterator[Open | ProcessPlan | ProcessDone]:
         """Yield the process chain, as far as it reaches back."""
-        log, subject = self._state.connections.log, self._state.names.chain("process")
+        log, subject = self._state.connections.log, self._state.names.chain(PROCESS_CHAIN.leg)
         messages = fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._done_at)
         return (PROCESS_CHAIN.decode(message).body for message in messages)
 
@@ -138,7 +138,7 @@ class _Rebuilding:
         self._from, self._clock_us, self._watermarks = done.to, done.clock_us, done.watermarks
         self._totals_before = dict(done.totals)
         totals = {name: self._counted(name) for name in self._done.totals}
-        rows_out, missing = totals.get(WRITTEN.total, 0), residue("process", totals.get("rows_in", 0), totals)
+        rows_out, missing = totals.get(WRITTEN.total, 0), residue(PROCESS_CHAIN.leg, totals.get("rows_in", 0), totals)
         self._accepted_places = self._places_in_out()
         found = len(self._accepted_places)
         if found != rows_out or missing:

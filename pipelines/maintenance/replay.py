@@ -53,7 +53,7 @@ def start_at(log: JetStream, names: Names, config: Program, sequence: int, arriv
 
 def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
     """Return the end of the last `done` before `sequence`, from which watermarks can be counted."""
-    stream, subject = names.stream("ledger"), names.chain("process")
+    stream, subject = names.stream("ledger"), names.chain(PROCESS_CHAIN.leg)
     found = Start(0, NOTHING, 0)
     for message in fetch_whole(log, stream, subject, 0, read_chain(log, names, PROCESS_CHAIN).sequence):
         done = PROCESS_CHAIN.decode(message).body

@@ -24,6 +24,7 @@ from pipelines.process.program import Program
 from pipelines.process.rejections import Rejections
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.append import Appender, Tail, append_rows, last_position
+from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import bucket_of_key, bucket_of_partition
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED, WRITTEN
@@ -49,7 +50,7 @@ class Buckets:
             append_rows(self._appender("out", names.out(bucket)), share, self._headers)
         reach("process.between-frames")
         for bucket, share in shares(rejected, partition_owners(rejected, self._config.buckets)):
-            append_rows(self._appender("dlq", names.dead_letters("process", bucket)), share)
+            append_rows(self._appender("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket)), share)
 
     def append_bucket(self, bucket: int, rows: pa.Table | None, rejected: pa.Table | None, frames: FrameTimes | None) -> dict[str, int]:
         """Append all rows and dead letters of the plan in `bucket`, given in any order, with dedup; return the counts of their outcomes.
@@ -70,7 +71,7 @@ class Buckets:
         reach("process.between-frames")
         if refused:
             together = in_position_order(pa.concat_tables(refused, promote_options="default").unify_dictionaries())
-            append_rows(self._appender("dlq", self._connections.names.dead_letters("process", bucket)), together)
+            append_rows(self._appender("dlq", self._connections.names.dead_letters(PROCESS_CHAIN.leg, bucket)), together)
         return dict(counts)
 
     def _append_first_of_keys(self, bucket: int, rows: pa.Table, frames: FrameTimes | None, counts: Counter[str]) -> pa.Table:

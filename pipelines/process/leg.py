@@ -26,7 +26,7 @@ from pipelines.process.frames import PROCESS, PROCESS_KEYS, process_frames
 from pipelines.process.items import ProcessItem, ProcessReport, Share, SubjectTail
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.append import last_position
-from pipelines.protocol.bodies import PageReference, Poison, ProcessDone, ProcessPlan
+from pipelines.protocol.bodies import PROCESS_CHAIN, PageReference, Poison, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Entry, stored_form
 from pipelines.protocol.naming import bucket_of_partition
 from pipelines.protocol.positions import Position, differences
@@ -47,7 +47,6 @@ CLOCK_SECONDS = 1.0
 class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     """The process leg; its offset is {"sequence": last raw sequence}."""
 
-    name = "process"
     _next_offer = 0.0
     _seen_offer = 0
     _next_clock = 0.0
@@ -218,7 +217,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 first[bucket] = min(first.get(bucket, place), place)
         names, log = self.connections.names, self.connections.log
         for bucket, place in first.items():
-            for role, subject in (("out", names.out(bucket)), ("dlq", names.dead_letters("process", bucket))):
+            for role, subject in (("out", names.out(bucket)), ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))):
                 last = log.last(names.stream(role), subject)
                 if last is not None and not last_position(last) < place:
                     raise HaltError(

@@ -43,7 +43,7 @@ def tally_table(pipeline: str, tally: Tally) -> Table:
                 f"{leg.rows_in:,}" if is_first else "",
                 outcome,
                 f"{rows:,}",
-                waiting if is_first and leg.leg in ("process", "sink") else "",
+                waiting if is_first and leg in tally.with_upstream else "",
                 f"{leg.residue:,}" if is_first else "",
                 end_section=index == len(outcomes) - 1,
             )

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
@@ -20,9 +21,11 @@ from filelock import FileLock, Timeout
 from pipelines.errors import ConflictError, FencedError, HaltError, RetryableError
 from pipelines.protocol.codec import Count, Flag, Form, Text, to_text
 from pipelines.protocol.ledger import Log, stored_form
-from pipelines.protocol.naming import Names
+from pipelines.protocol.naming import Names, leg_token
 from pipelines.protocol.records import Message
 
+Leg = TypeVar("Leg", bound=str)
+"""The id of a leg, or the name of work beside the legs that needs a lease."""
 TTL_SECONDS = 10.0
 RENEW_EVERY_SECONDS = 2.0
 INSERT_MAX_EXECUTION_SECONDS = 6
@@ -54,7 +57,7 @@ class Holder(Form):
 
 def leg_lock(directory: Path, leg: str) -> FileLock:
     """Return the lock that the runner of a leg holds on this host; the kernel drops the lock of a dead process."""
-    return FileLock(directory / f"lock-{leg}", thread_local=False)
+    return FileLock(directory / f"lock-{leg_token(leg)}", thread_local=False)
 
 
 class Lease:
@@ -213,7 +216,7 @@ class Lease:
         self._lock.release()
 
 
-def acquire_all(log: Log, names: Names, directory: Path, legs: Sequence[str]) -> dict[str, Lease]:
+def acquire_all(log: Log, names: Names, directory: Path, legs: Sequence[Leg]) -> dict[Leg, Lease]:
     """Take the leases of `legs`, all or none, in parallel: each may wait for the TTL. Raise the error of the first refused one."""
     leases = {leg: Lease(log, names, directory, leg) for leg in legs}
     with ThreadPoolExecutor(len(leases), "acquire") as waiting:

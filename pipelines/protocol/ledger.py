@@ -97,7 +97,7 @@ class Entry(Generic[B_co]):
 
 @dataclass(frozen=True)
 class ChainType(Generic[P_co, D_co]):
-    """The chain of a leg: the types of its plans and its `done` entries."""
+    """The chain of a leg: the types of its plans and its `done` entries. `leg`: the leg's id, or the kind for all chains of a kind."""
 
     leg: str
     plan: type[P_co]
@@ -242,6 +242,7 @@ class Chain(Generic[P, D]):
     def __init__(self, log: Log, names: Names, kind: ChainType[P, D], epoch: int) -> None:
         self._log, self._names, self._kind, self._epoch = log, names, kind, epoch
         self._stream, self._subject = names.stream("ledger"), names.chain(kind.leg)
+        self.leg = kind.leg
         self.state: ChainState[P, D] = ChainState()
 
     def open(self) -> ChainState[P, D]:

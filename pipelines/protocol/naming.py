@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,36 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]")
 def subject_token(text: str) -> str:
     """Return `text` as one NATS subject token: characters outside `[A-Za-z0-9_-]` become `=XX` per UTF-8 byte. Injective."""
     return "".join(c if _PLAIN.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in text)
+
+
+_PLAIN_IN_FILES = re.compile(r"[a-z0-9_]")
+_NAME_MARK = "=3A"
+"""The colon of a leg's id in its token."""
+
+
+def leg_token(leg: str) -> str:
+    """Return a leg's id, `kind` or `kind:name`, as a token of subjects, files and directories. Injective.
+
+    The name's characters outside `[a-z0-9_]` become `=XX` per UTF-8 byte, so that tokens joined by hyphens come apart again, and two tokens
+    differ on a file system that ignores case.
+    """
+    kind, mark, name = leg.partition(":")
+    return kind + (_NAME_MARK + _file_token(name) if mark else "")
+
+
+def leg_token_text(token: str) -> str:
+    """Return the id whose `leg_token` this is; another text for any other token."""
+    kind, mark, name = token.partition(_NAME_MARK)
+    return f"{kind}:{unquote(name.replace('=', '%'), errors='replace')}" if mark else kind
+
+
+def role_token(role: str, name: str) -> str:
+    """Return the role of the stream of a named sink: unlike a hyphen, `_` is in no pipeline id, so that no two streams share a name."""
+    return f"{role}_{_file_token(name)}"
+
+
+def _file_token(text: str) -> str:
+    return "".join(c if _PLAIN_IN_FILES.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in text)
 
 
 @dataclass(frozen=True)
@@ -50,17 +81,21 @@ class Names:
         return f"tf.{self.pipeline}.out.{bucket}"
 
     def dead_letters(self, leg: str, bucket: int) -> str:
-        return f"tf.{self.pipeline}.dlq.{leg}.{bucket}"
+        return f"tf.{self.pipeline}.dlq.{leg_token(leg)}.{bucket}"
 
     def duplicates(self, bucket: int) -> str:
         return f"tf.{self.pipeline}.duplicates.{bucket}"
 
     def chain(self, leg: str) -> str:
         """Return the subject of one leg's chain in the ledger."""
-        return f"tf.{self.pipeline}.ledger.{leg}"
+        return f"tf.{self.pipeline}.ledger.{leg_token(leg)}"
+
+    def chains(self) -> str:
+        """Return the wildcard of all chains, and of `compaction`."""
+        return f"tf.{self.pipeline}.ledger.*"
 
     def lease(self, leg: str) -> str:
-        return f"tf.{self.pipeline}.ledger.lease.{leg}"
+        return f"tf.{self.pipeline}.ledger.lease.{leg_token(leg)}"
 
     def compaction(self) -> str:
         """Return the subject of the segments that a compaction offers to the process leg."""
@@ -102,7 +137,6 @@ def _below(place: str, name: str) -> str:
 
 ROLES = ("raw", "out", "dlq", "duplicates", "runs", "ledger")
 """Roles of streams, in the order in which they may be deleted: the ledger last."""
-LEGS = ("ingest", "process", "sink")
 REDRIVE = "redrive"
 """Name of the chain and the lease for taking dead letters: to redrive or to discard them."""
 PUT_BACK = "put-back"

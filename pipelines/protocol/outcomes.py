@@ -1,4 +1,4 @@
-"""The outcomes of everything that a leg reads: the one registry, by leg, and their counting among the totals of a `done`.
+"""The outcomes of everything that a leg reads: the one registry, by kind of leg, and their counting among the totals of a `done`.
 
 Every account of records reads it: tally, rebuild, audit, checks, metrics. For each leg, the number of records read is the sum of its
 outcomes. The steps of the process leg register their own outcomes (`register`). The totals of these begin with DROPPED, so that a reader
@@ -37,11 +37,12 @@ CONFIRMED = Outcome("rows_out", "confirmed by ClickHouse")
 ABANDONED = Outcome("rejected.sink.abandoned", "abandoned (dead letters)", is_rare=True)
 """Rows abandoned by `tallyflow plan abandon`: dead letters, too."""
 
-_OF: dict[str, list[Outcome]] = {
+BY_KIND: dict[str, list[Outcome]] = {
     "ingest": [RAW_ROWS, Outcome("offsets_without_record", "offsets without a record"), Outcome("offsets_skipped", "expired and skipped")],
     "process": [WRITTEN, DUPLICATE, REJECTED],
     "sink": [CONFIRMED, Outcome(REJECTED.total, REJECTED.label, less=ABANDONED.total), ABANDONED],
 }
+"""The outcomes by kind of leg, in their order in reports."""
 
 
 def register(name: str, label: str) -> Outcome:
@@ -50,35 +51,35 @@ def register(name: str, label: str) -> Outcome:
     Raise TypeError for a name or a label that is taken.
     """
     made = Outcome(DROPPED + name, label, is_rare=True)
-    if any(made.total == known.total or label == known.label for known in _OF["process"]):
+    if any(made.total == known.total or label == known.label for known in BY_KIND["process"]):
         raise TypeError(f"registering outcome {name!r} ({label}): there is one of this name or label already")
-    _OF["process"].insert(-1, made)
+    BY_KIND["process"].insert(-1, made)
     return made
 
 
 def check_registered(step: str, outcomes: tuple[Outcome, ...]) -> None:
     """Raise TypeError for an unregistered outcome: its records would be missing from every account."""
     for outcome in outcomes:
-        if outcome not in _OF["process"]:
+        if outcome not in BY_KIND["process"]:
             raise TypeError(f"step {step!r}: its outcome {outcome.label!r} is not registered (protocol.outcomes.register)")
 
 
-def of(leg: str) -> tuple[Outcome, ...]:
-    """Return the outcomes of a leg, in their order in reports."""
-    return tuple(_OF[leg])
+def of(kind: str) -> tuple[Outcome, ...]:
+    """Return the outcomes of a kind of leg, in their order in reports."""
+    return tuple(BY_KIND[kind])
 
 
-def counted(leg: str, totals: Mapping[str, int]) -> dict[str, int]:
+def counted(kind: str, totals: Mapping[str, int]) -> dict[str, int]:
     """Return the outcomes of the records that the leg read, by label, including outcomes of unknown steps."""
-    known = [(outcome, outcome.count(totals)) for outcome in of(leg)]
+    known = [(outcome, outcome.count(totals)) for outcome in of(kind)]
     found = {outcome.label: count for outcome, count in known if count or not outcome.is_rare}
-    totals_known = {outcome.total for outcome in of(leg)}
+    totals_known = {outcome.total for outcome in of(kind)}
     for name in sorted(totals.keys() - totals_known):
         if name.startswith(DROPPED) and totals[name]:
             found[f"dropped by {name.removeprefix(DROPPED)}"] = totals[name]
     return found
 
 
-def residue(leg: str, read: int, totals: Mapping[str, int]) -> int:
+def residue(kind: str, read: int, totals: Mapping[str, int]) -> int:
     """Return the number of `read` records that are not accounted for; zero unless there is a defect."""
-    return read - sum(counted(leg, totals).values())
+    return read - sum(counted(kind, totals).values())

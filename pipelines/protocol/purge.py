@@ -11,7 +11,7 @@ fenced, removes only messages that were allowed to be purged when it was decided
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,17 +21,7 @@ from typing import Protocol
 from pydantic import AwareDatetime
 
 from pipelines.errors import ConflictError
-from pipelines.protocol.bodies import (
-    CHAINS,
-    INGEST_CHAIN,
-    PROCESS_CHAIN,
-    REDRIVE_CHAIN,
-    SINK_CHAIN,
-    IngestDone,
-    IngestPlan,
-    ProcessDone,
-    RedrivePlan,
-)
+from pipelines.protocol.bodies import PROCESS_CHAIN, REDRIVE_CHAIN, IngestDone, IngestPlan, ProcessDone, RedrivePlan
 from pipelines.protocol.codec import Count, Flag, Form, to_text
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import ChainState, Done, Log, Plan, read_chain, stored_form
@@ -39,9 +29,8 @@ from pipelines.protocol.naming import REDRIVE, Names, is_redriven
 from pipelines.protocol.positions import Position
 from pipelines.protocol.records import HEADER_FIRST, Message, instant
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES, ROOM_BYTES
+from pipelines.protocol.topology import LegId, Topology
 
-READS = {"process": "raw", "sink": "out"}
-"""The stream that each leg reads and purges."""
 ENTRIES_PER_CALL = 20_000
 """Limit of the chain entries that one call reads: some seconds for a chain that was never folded, so that a stop need not wait long."""
 
@@ -191,10 +180,11 @@ class Purge:
     It raises the errors of the log; a purge that was begun is finished by the next call, in this process or another.
     """
 
-    def __init__(self, log: PurgeLog, names: Names, leg: str, max_age: timedelta) -> None:
-        self._log, self._names, self._leg, self._max_age = log, names, leg, max_age
+    def __init__(self, log: PurgeLog, names: Names, topology: Topology, leg: LegId, max_age: timedelta) -> None:
+        self._log, self._names, self._topology, self._leg, self._max_age = log, names, topology, leg, max_age
         self._ledger = names.stream("ledger")
-        self._role, self._chain = READS.get(leg), CHAINS[leg]
+        self._role, self._chain = leg.reads, leg.chain
+        self._is_process = leg == topology.process
         self._first_entry = 0
         self._purged_below = 0
         self._last_seen: dict[str, int] = {}
@@ -203,9 +193,9 @@ class Purge:
         """Purge messages older than the retention, and their entries on the ledger."""
         self._advance(0)
         own = [self._names.lease(self._leg)] + ([self._names.purged(self._role)] if self._role else [])
-        for subject in [*own, self._names.compaction()] if self._leg == "process" else own:
+        for subject in [*own, self._names.compaction()] if self._is_process else own:
             self._purge_subject(self._ledger, subject, sys.maxsize)
-        if self._leg == "process":
+        if self._is_process:
             self._purge_run_lists()
 
     def for_room(self) -> None:
@@ -277,32 +267,45 @@ class Purge:
         """Return the last sequence that is kept for its age only: at the end of a range, and anywhere.
 
         `to`: the end of the last range. Out rows of a range follow the rows of earlier ranges, and rows of its buckets are in any order:
-        all unconfirmed rows come from the range of the first unconfirmed row, or a later one. Frames that ingest has not confirmed follow
-        all frames that it has confirmed, so ranges end there. Dead letters that were redriven after that may fill the stream, and then
-        ingest cannot continue. So the second limit is the end of the last processed range, and `_purge_frames` spares ingest's own frames.
+        all unconfirmed rows come from the range of the first unconfirmed row, or a later one; with several sinks the lowest one counts.
+        Frames that an ingest leg has not confirmed follow all frames that it has confirmed, so ranges end there. Dead letters that were
+        redriven after that may fill the stream, and then ingest cannot continue. So the second limit is the end of the last processed
+        range, and `_purge_frames` spares ingest's own frames.
         """
-        if self._leg != "process":
+        if not self._is_process:
             return to, to
-        ingest, sink = read_chain(self._log, self._names, INGEST_CHAIN), read_chain(self._log, self._names, SINK_CHAIN)
-        tails = ingest.done.body.tails.values() if ingest.done else []
-        covered = min(to, max((tail.sequence for tail in tails), default=0))
-        stream, confirmed = self._names.stream("out"), sink.to or 0
-        out = self._log.state(stream)
-        if out is None or out.last_sequence <= confirmed:
-            return covered, to
+        covered, anywhere = min(to, _confirmed_by_ingest(self._ingests().values())), to
+        for sink in self._topology.sinks:
+            first = self._first_unconfirmed(sink)
+            if first is not None:
+                covered, anywhere = min(covered, first), 0
+        return covered, anywhere
+
+    def _first_unconfirmed(self, sink: LegId) -> int | None:
+        """Return the raw sequence before the first row that a sink has not confirmed; 0 if it is unknown now, None without such a row."""
+        assert sink.reads is not None
+        stream, confirmed = self._names.stream(sink.reads), read_chain(self._log, self._names, sink.chain).to or 0
+        written = self._log.state(stream)
+        if written is None or written.last_sequence <= confirmed:
+            return None
         waiting = self._log.get(stream, confirmed + 1)
         # If it is missing, the sink has confirmed and purged it since.
-        return (min(covered, Position.parse(waiting.headers[HEADER_FIRST]).sequence - 1) if waiting else 0), 0
+        return Position.parse(waiting.headers[HEADER_FIRST]).sequence - 1 if waiting else 0
+
+    def _ingests(self) -> dict[LegId, ChainState[IngestPlan, IngestDone]]:
+        """Read the chains of the ingest legs."""
+        return {leg: read_chain(self._log, self._names, leg.chain) for leg in self._topology.upstream(self._leg)}
 
     def _purge_frames(self, role: str, below: int) -> None:
         if below <= self._purged_below:
             return
         stream = self._names.stream(role)
         # Read after the decision, when its frames were stored: without an open plan of ingest all of them are confirmed.
-        ingest = read_chain(self._log, self._names, INGEST_CHAIN) if role == "raw" else None
+        ingests = self._ingests() if self._is_process else {}
         for subject in self._log.subjects(stream, self._names.subjects(role)):
-            self._purge_subject(stream, subject, min(below, _needed_by_ingest(ingest, subject)) if ingest else below)
-        if ingest is None or ingest.plan is None:
+            needed = _needed_by_ingest(ingests[self._topology.ingest_of(subject)], subject) if ingests else below
+            self._purge_subject(stream, subject, min(below, needed))
+        if all(ingest.plan is None for ingest in ingests.values()):
             self._purged_below = below
 
     def _purge_duplicates(self, floor: ProcessDone) -> None:
@@ -326,6 +329,16 @@ class Purge:
                 return
             self._last_seen[subject] = last.sequence
         self._log.purge(stream, subject, min(below, self._last_seen[subject]))
+
+
+def _confirmed_by_ingest(ingests: Collection[ChainState[IngestPlan, IngestDone]]) -> int:
+    """Return the raw sequence up to which the ingest legs have confirmed their frames.
+
+    A leg without an open plan has confirmed all that it has written: only the others hold the sequence back.
+    """
+    newest = [max((tail.sequence for tail in one.done.body.tails.values()), default=0) if one.done else 0 for one in ingests]
+    held = [sequence for sequence, one in zip(newest, ingests, strict=True) if one.plan is not None]
+    return min(held, default=max(newest, default=0))
 
 
 def _needed_by_ingest(ingest: ChainState[IngestPlan, IngestDone], raw_subject: str) -> int:

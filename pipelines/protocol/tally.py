@@ -5,8 +5,8 @@ process   records read    = rows written + duplicates dropped + dropped by other
 sink      rows read       = rows confirmed by ClickHouse + refused by it + abandoned (dead letters, both)
 redrive   dead letters    = redriven + discarded + still dead letters
 
-Between two legs: the next leg has read, or still has before it, everything that one has written; process reads the output of ingest and
-redrive. A residue that is not zero is an alarm, not a statistic.
+Between two legs: the next leg has read, or still has before it, everything that the legs upstream have written together; process reads the
+output of every ingest leg and of redrive. A residue that is not zero is an alarm, not a statistic.
 
 For the ranges done since an instant: the running totals of the last `done` minus those of the last one before the instant, by the server
 time of the entries. Two entries per leg are read, however many lie between them.
@@ -15,17 +15,16 @@ time of the entries. Two entries per leg are read, however many lie between them
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from typing import Any, Protocol
 
 from pipelines.errors import HaltError, RetryableError
-from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.existence import Streams, check_started
 from pipelines.protocol.ledger import ChainState, ChainType, Done, Log, Plan, read_chain
-from pipelines.protocol.naming import LEGS, REDRIVE, Names
+from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.outcomes import REJECTED, counted
 from pipelines.protocol.records import Message
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN
+from pipelines.protocol.topology import LegId, Topology, chain_of, feeds, takes_redriven
 
 Totals = Mapping[str, int]
 
@@ -40,7 +39,7 @@ class TimedLog(Log, Streams, Protocol):
 class LegTally:
     """One leg's account, since the pipeline began or since an instant. `residue` = rows_in - accounted; zero unless there is a defect.
 
-    `waiting`: rows that the leg before had written and this one had not read, now; `waiting_before`: at the instant.
+    `waiting`: rows that the legs upstream had written and this one had not read, now; `waiting_before`: at the instant.
     """
 
     leg: str
@@ -68,39 +67,54 @@ class Tally:
 
     @property
     def residue(self) -> int:
-        """The sum of the absolute residues; a leg that has read more than the one before it wrote counts, too.
+        """The sum of the absolute residues; a leg that has read more than the legs upstream wrote counts, too.
 
-        It does not count while the leg before it, or redrive, has an open plan: rows of this plan may be written, and read, before its
-        `done` counts them.
+        It does not count while a leg upstream, or redrive, has an open plan: rows of this plan may be written, and read, before its `done`
+        counts them.
         """
-        ahead = [max(0, -leg.waiting) for before, leg in pairwise(self.legs) if not before.has_open_plan]
-        if self.letters.has_open_plan:
-            del ahead[0]
-        return sum(abs(leg.residue) for leg in (*self.legs, self.letters)) + sum(ahead)
+        ahead = sum(max(0, -leg.waiting) for leg in self.legs if not any(one.has_open_plan for one in self._upstream(leg)))
+        return sum(abs(leg.residue) for leg in (*self.legs, self.letters)) + ahead
+
+    def _upstream(self, leg: LegTally) -> list[LegTally]:
+        """Return the accounts of the writers of what `leg` reads."""
+        reader = LegId.parse(leg.leg)
+        legs = [one for one in self.legs if feeds(LegId.parse(one.leg), reader)]
+        return [*legs, self.letters] if takes_redriven(reader) else legs
+
+    def of_kind(self, kind: str) -> list[LegTally]:
+        """Return the accounts of the legs of a kind."""
+        return [leg for leg in self.legs if LegId.parse(leg.leg).kind == kind]
+
+    @property
+    def with_upstream(self) -> list[LegTally]:
+        """The accounts of the legs that read a stream, so that rows may wait for them."""
+        return [leg for leg in self.legs if LegId.parse(leg.leg).reads]
+
+    def waiting_for(self, kind: str) -> int:
+        """Return the rows that wait for the legs of a kind; a leg that is ahead of the legs upstream counts as none."""
+        return sum(max(0, leg.waiting) for leg in self.of_kind(kind))
 
 
-_COUNTED_IN = {"ingest": "offsets", "process": "rows_in", "sink": "rows_in"}
-
-
-def tally(log: TimedLog, names: Names, since: datetime | None = None) -> Tally:
+def tally(log: TimedLog, names: Names, topology: Topology, since: datetime | None = None) -> Tally:
     """Read the chains (at most five messages each); return their account.
 
     Raise HaltError for a pipeline that was never started: it has no streams, and for a `since` before the ledger's beginning. An open plan
     is not counted: its records are in the range that waits. While the pipeline runs, legs are read one after the other, downstream first,
-    so a leg never seems to have read more than the leg before it has written.
+    so a leg never seems to have read more than the legs upstream have written.
     """
     check_started(log, names)
     chains: dict[str, ChainState[Plan, Done]] = {}
     before: dict[str, Totals] = {}
     # Dead letters are taken after they were rejected, and read by process after they were taken: so that chain is read on both sides.
-    taken = read_chain(log, names, CHAINS[REDRIVE])
-    for leg in ("sink", "process", REDRIVE, "ingest"):
-        chains[leg] = read_chain(log, names, CHAINS[leg])
-        before[leg] = _totals_at(log, names, CHAINS[leg], since) if since else {}
-    return from_chains(chains, taken, before, since)
+    taken = read_chain(log, names, chain_of(REDRIVE))
+    for leg in topology.downstream_first:
+        chains[leg] = read_chain(log, names, chain_of(leg))
+        before[leg] = _totals_at(log, names, chain_of(leg), since) if since else {}
+    return from_chains(topology, chains, taken, before, since)
 
 
 def from_chains(
+    topology: Topology,
     chains: Mapping[str, ChainState[Plan, Done]],
     taken: ChainState[Plan, Done],
     before: Mapping[str, Totals] | None = None,
@@ -110,20 +124,23 @@ def from_chains(
 
     `taken` is the chain of redrive as it was before the others were read.
     """
+    now, old = {leg: state.totals for leg, state in chains.items()}, before or {}
     legs = []
-    written = written_before = 0
-    for leg in LEGS:
-        state, old = chains[leg], (before or {}).get(leg, {})
-        totals = state.totals
-        read, read_before = totals.get(_COUNTED_IN[leg], 0), old.get(_COUNTED_IN[leg], 0)
-        waiting, waiting_before = (0, 0) if leg == LEGS[0] else (written - read, written_before - read_before)
-        outcomes = counted(leg, _less(totals, old))
-        legs.append(LegTally(leg, read - read_before, outcomes, waiting, state.plan is not None, waiting_before))
-        written, written_before = totals.get("rows_out", 0), old.get("rows_out", 0)
-        if leg == "ingest":
-            written += chains[REDRIVE].totals.get(REDRIVEN, 0)
-            written_before += (before or {}).get(REDRIVE, {}).get(REDRIVEN, 0)
-    return Tally(tuple(legs), _letters({**chains, REDRIVE: taken}, before or {}), since)
+    for leg in topology.legs:
+        totals, earlier = now[leg], old.get(leg, {})
+        read, read_before = totals.get(leg.counted_in, 0), earlier.get(leg.counted_in, 0)
+        waiting, waiting_before = (_written_for(topology, leg, now) - read, _written_for(topology, leg, old) - read_before)
+        if leg.reads is None:
+            waiting = waiting_before = 0
+        outcomes = counted(leg.kind, _less(totals, earlier))
+        legs.append(LegTally(leg, read - read_before, outcomes, waiting, chains[leg].plan is not None, waiting_before))
+    return Tally(tuple(legs), _letters({**chains, REDRIVE: taken}, old), since)
+
+
+def _written_for(topology: Topology, leg: LegId, totals: Mapping[str, Totals]) -> int:
+    """Return the rows that were written for a leg, by the running totals of the chains."""
+    written = sum(totals.get(one, {}).get("rows_out", 0) for one in topology.upstream(leg))
+    return written + (totals.get(REDRIVE, {}).get(REDRIVEN, 0) if takes_redriven(leg) else 0)
 
 
 def _letters(chains: Mapping[str, ChainState[Plan, Done]], before: Mapping[str, Totals]) -> LegTally:
@@ -144,7 +161,7 @@ class _Letters:
 
     @classmethod
     def of(cls, totals: Mapping[str, Totals]) -> "_Letters":
-        rejected = sum(totals.get(leg, {}).get(REJECTED.total, 0) for leg in ("process", "sink"))
+        rejected = sum(of_leg.get(REJECTED.total, 0) for of_leg in totals.values())
         taken = totals.get(REDRIVE, {})
         return cls(rejected, taken.get(REDRIVEN, 0), taken.get(DISCARDED, 0))
 

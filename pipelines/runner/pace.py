@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import TallyflowError
-from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import ChainState, Done, Plan, read_chain
-from pipelines.protocol.naming import LEGS, REDRIVE, Names
+from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.tally import from_chains
+from pipelines.protocol.topology import LegId, Topology, chain_of
 from pipelines.runner.rounds import Rounds
 
 LOOK_EVERY_SECONDS = 2.0
@@ -24,7 +24,6 @@ RATE_SECONDS = 30.0
 """The period of the rates; shorter after a start."""
 AGES_SECONDS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
 """Lower bounds of the age of the oldest waiting record in Kafka: Kafka gives offsets by time, and no time of an offset."""
-_ROLES = {"process": "raw", "sink": "out"}
 
 
 @dataclass(frozen=True)
@@ -44,38 +43,46 @@ class LegPace:
 class Pace(Rounds):
     """The thread. `legs` may be read by any thread: all legs by name, wherever they run; empty before the first look."""
 
-    def __init__(self, log: JetStream, names: Names, topic: KafkaTopic) -> None:
-        self.legs: Mapping[str, LegPace] = {}
-        self._log, self._names, self._topic = log, names, topic
-        self._taken: deque[tuple[float, dict[str, int]]] = deque()
+    def __init__(self, log: JetStream, names: Names, topology: Topology, topics: Mapping[LegId, KafkaTopic]) -> None:
+        """`topics`: by the ingest leg that reads it."""
+        self.legs: Mapping[LegId, LegPace] = {}
+        self._log, self._names, self._topology, self._topics = log, names, topology, topics
+        self._taken: deque[tuple[float, dict[LegId, int]]] = deque()
         super().__init__("pace", LOOK_EVERY_SECONDS, lambda: self.look(time.monotonic()))
 
     def look(self, now: float) -> None:
         """Measure once, at `now` of a monotonic clock."""
         try:
-            # Downstream first, as the tally does: no leg seems to have read what the one before it has not written.
-            chains = {leg: read_chain(self._log, self._names, CHAINS[leg]) for leg in ("sink", "process", REDRIVE, "ingest")}
-            account = {leg.leg: leg for leg in from_chains(chains, chains[REDRIVE]).legs}
-            reached = _reached(chains["ingest"])
-            # Nothing is known of a partition without a leader; the status names it beside these figures.
-            ends, _ = self._topic.known_ends(sorted(reached))
-            known = {partition: reached[partition] for partition in ends}
-            offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
-            waiting = {leg: max(0, account[leg].waiting) for leg in _ROLES} | {"ingest": offsets}
-            ages = {leg: self._age(leg, chains[leg]) if waiting[leg] else 0.0 for leg in _ROLES}
-            ages["ingest"] = age_in_kafka(self._topic, known, datetime.now(UTC)) if offsets else 0.0
+            # Downstream first, as the tally does: no leg seems to have read what the legs upstream have not written.
+            chains = {leg: read_chain(self._log, self._names, chain_of(leg)) for leg in self._topology.downstream_first}
+            account = {leg.leg: leg for leg in from_chains(self._topology, chains, chains[REDRIVE]).legs}
+            lags = {leg: self._lag(leg, chains[leg], account[leg].waiting) for leg in self._topology.legs}
         except TallyflowError:
             return
-        taken = {leg: account[leg].rows_in for leg in LEGS}
+        taken = {leg: account[leg].rows_in for leg in self._topology.legs}
         self._taken.append((now, taken))
         while now - self._taken[0][0] > RATE_SECONDS:
             self._taken.popleft()
         since, first = self._taken[0]
-        rates = {leg: (taken[leg] - first[leg]) / (now - since) for leg in LEGS} if now > since else {}
-        self.legs = {leg: LegPace(waiting[leg], ages[leg], rates.get(leg)) for leg in LEGS}
+        rates = {leg: (taken[leg] - first[leg]) / (now - since) for leg in taken} if now > since else {}
+        self.legs = {leg: LegPace(*lags[leg], rates.get(leg)) for leg in taken}
 
-    def _age(self, leg: str, chain: ChainState[Plan, Done]) -> float:
-        message = self._log.get(self._names.stream(_ROLES[leg]), int(chain.to or 0) + 1)
+    def _lag(self, leg: LegId, chain: ChainState[Plan, Done], rows: int) -> tuple[int, float]:
+        """Return what waits for a leg, and its age: in the stream that it reads, or in Kafka. `rows`: what waits according to the tally."""
+        if leg.reads is None:
+            return self._lag_in_kafka(self._topics[leg], _reached(chain))
+        waiting = max(0, rows)
+        return waiting, self._age(leg.reads, chain) if waiting else 0.0
+
+    def _lag_in_kafka(self, topic: KafkaTopic, reached: dict[int, int]) -> tuple[int, float]:
+        # Nothing is known of a partition without a leader; the status names it beside these figures.
+        ends, _ = topic.known_ends(sorted(reached))
+        known = {partition: reached[partition] for partition in ends}
+        offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
+        return offsets, age_in_kafka(topic, known, datetime.now(UTC)) if offsets else 0.0
+
+    def _age(self, role: str, chain: ChainState[Plan, Done]) -> float:
+        message = self._log.get(self._names.stream(role), int(chain.to or 0) + 1)
         return max(0.0, (datetime.now(UTC) - message.time).total_seconds()) if message else 0.0
 
 

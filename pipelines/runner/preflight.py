@@ -6,7 +6,7 @@ created.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,12 +22,11 @@ from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError
 from pipelines.key_store.storage import Place
 from pipelines.process.mapping.step import TargetColumn, check_mapping
 from pipelines.process.parse.step import ParsedField, check_fields
-from pipelines.protocol.bodies import SINK_CHAIN
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
-from pipelines.protocol.purge import READS
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
+from pipelines.protocol.topology import LegId
 from pipelines.types.columns import parse_type
 
 CONTACT_SECONDS = 3.0
@@ -41,9 +40,9 @@ MIN_DEDUP_TIME = timedelta(days=7)
 
 @dataclass(frozen=True)
 class Prepared:
-    """The findings of the checks: the topic, the table as it is, and the id of each stream by role."""
+    """The findings of the checks: the topics by ingest leg, the table as it is, and the id of each stream by role."""
 
-    topic: TopicFacts
+    topics: dict[LegId, TopicFacts]
     table: Table
     stream_ids: dict[str, str]
 
@@ -74,14 +73,15 @@ def check_master(config: PipelineConfig, master: str | None) -> None:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("state_uri", message)])
 
 
-def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhouse: ClickHouse) -> Prepared:
-    """Run all checks, in the order of the data.
+def prepare(config: PipelineConfig, log: JetStream, topics: Mapping[LegId, KafkaTopic], clickhouse: ClickHouse) -> Prepared:
+    """Run all checks, in the order of the data. `topics`: by ingest leg.
 
     Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest.
     """
-    facts = topic.facts(CONTACT_SECONDS)
-    # Partitions of a topic that was just created may have no leader yet.
-    topic.known_ends(facts.partitions, CONTACT_SECONDS)
+    facts = {leg: topic.facts(CONTACT_SECONDS) for leg, topic in topics.items()}
+    for leg, topic in topics.items():
+        # Partitions of a topic that was just created may have no leader yet.
+        topic.known_ends(facts[leg].partitions, CONTACT_SECONDS)
     log.connect()
     if config.state_uri:
         Place.at(config.state_uri).names()
@@ -106,7 +106,7 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
     ids = {}
     for role in ROLES:
         metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
-        size = config.dead_letters.max_bytes if role == "dlq" else limits.max_bytes if role in READS.values() else 0
+        size = config.dead_letters.max_bytes if role == "dlq" else limits.max_bytes if role in config.topology.roles_between else 0
         state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_compressed=role == "ledger")
         _check_same_shape(config, state)
         ids[role] = state.metadata[STREAM_ID_KEY]
@@ -224,8 +224,8 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, clickhouse: Clic
 
 def _has_sent(config: PipelineConfig, log: JetStream) -> bool:
     names = Names(config.pipeline_id)
-    sink = read_chain(log, names, SINK_CHAIN)
-    return sink.done is not None or sink.plan is not None
+    sinks = [read_chain(log, names, leg.chain) for leg in config.topology.sinks]
+    return any(sink.done is not None or sink.plan is not None for sink in sinks)
 
 
 def check_columns(config: PipelineConfig, table: Table) -> None:

@@ -20,6 +20,7 @@ from pipelines.engine.ranges import offset_text
 from pipelines.engine.session import build_session, is_jvm_alive
 from pipelines.errors import HaltError
 from pipelines.host import collect_rarely, remedy_in_words
+from pipelines.protocol.topology import LegId
 from pipelines.runner.warm import WARM, Nothing
 
 RESTARTS_WITHOUT_PROGRESS = 5
@@ -46,8 +47,8 @@ class SparkEngine:
         self,
         session: SparkSession,
         run_path: Path,
-        legs: Mapping[str, AnyLeg],
-        sources: Mapping[str, dict[str, str]],
+        legs: Mapping[LegId, AnyLeg],
+        sources: Mapping[LegId, dict[str, str]],
         tell: Callable[[str], None],
     ) -> "Queries":
         """Return the queries of the legs, not yet started."""
@@ -75,18 +76,18 @@ class Queries:
         self,
         session: SparkSession,
         run_path: Path,
-        legs: Mapping[str, AnyLeg],
-        sources: Mapping[str, dict[str, str]],
+        legs: Mapping[LegId, AnyLeg],
+        sources: Mapping[LegId, dict[str, str]],
         tell: Callable[[str], None],
     ) -> None:
         self._session, self._run_path = session, run_path
         self._legs, self._sources, self._tell = legs, sources, tell
-        self._running: dict[str, StreamingQuery] = {}
-        self._restarts: dict[str, tuple[int, int]] = {}
-        self._starts: Counter[str] = Counter()
-        self._due: dict[str, float] = {}
+        self._running: dict[LegId, StreamingQuery] = {}
+        self._restarts: dict[LegId, tuple[int, int]] = {}
+        self._starts: Counter[LegId] = Counter()
+        self._due: dict[LegId, float] = {}
         """Legs that wait for this host: the time of their retry, by the monotonic clock."""
-        self._waited: dict[str, tuple[float, int]] = {}
+        self._waited: dict[LegId, tuple[float, int]] = {}
         """The last wait in seconds, and the batches that the leg had done by then."""
 
     def start(self) -> None:
@@ -110,10 +111,10 @@ class Queries:
         self._starts[leg.name] += 1
         checkpoint = self._checkpoint(leg)
         options = {**self._sources[leg.name], "run": str(self._run_path), "start": start, "leg": leg.name}
-        source = "tallyflow_kafka" if leg.name == "ingest" else "tallyflow_stream"
+        source = "tallyflow_stream" if leg.name.reads else "tallyflow_kafka"
         frame = self._session.readStream.format(source).options(**options).load()
         self._running[leg.name] = (
-            frame.writeStream.queryName(f"{leg.connections.names.pipeline}.{leg.name}")
+            frame.writeStream.queryName(f"{leg.connections.names.pipeline}.{leg.name.token}")
             .option("checkpointLocation", str(checkpoint))
             .foreachBatch(lambda batch, number: leg.on_batch(batch, number, checkpoint))
             .start()
@@ -121,7 +122,7 @@ class Queries:
         leg.status.state = "running"
 
     def _checkpoint(self, leg: AnyLeg) -> Path:
-        return self._run_path.parent / f"checkpoint-{leg.name}-{self._starts[leg.name]}"
+        return self._run_path.parent / f"checkpoint-{leg.name.token}-{self._starts[leg.name]}"
 
     def look(self) -> None:
         """Handle a query that has ended by itself: a halt stays, anything else (such as a killed planner) is restarted.

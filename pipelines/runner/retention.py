@@ -14,11 +14,11 @@ from pipelines.engine.leg import AnyLeg
 from pipelines.errors import TallyflowError
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purge, Purged, is_full, read_purged
+from pipelines.protocol.topology import LegId, Topology
 from pipelines.runner.rounds import Rounds
 
 LOOK_EVERY_SECONDS = 2.0
 PURGE_AT_MOST_EVERY = timedelta(minutes=1)
-_USES = {"ingest": ("raw",), "process": ("raw", "out"), "sink": ("out",)}
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,22 @@ class Retention(Rounds):
     """The thread. `facts`, and `failure` (why the last attempt failed, else empty), may be read by any thread."""
 
     def __init__(
-        self, log: JetStream, names: Names, legs: Mapping[str, AnyLeg], max_age: timedelta, letters: "LetterRetention | None"
+        self,
+        log: JetStream,
+        names: Names,
+        topology: Topology,
+        legs: Mapping[LegId, AnyLeg],
+        max_age: timedelta,
+        letters: "LetterRetention | None",
     ) -> None:
         self.facts: tuple[StreamFacts, ...] = ()
-        self._log, self._names, self._legs = log, names, legs
-        self._purges = {leg: Purge(log, names, leg, max_age) for leg in legs}
+        self._log, self._names, self._topology, self._legs = log, names, topology, legs
+        self._purges = {leg: Purge(log, names, topology, leg, max_age) for leg in legs}
         self.failure = ""
         # A short retention is kept to a twentieth of it.
         self._every_seconds = min(PURGE_AT_MOST_EVERY, max_age / 20).total_seconds()
         self._due = 0.0
-        self._letters = letters if "process" in legs else None
+        self._letters = letters if topology.process in legs else None
         super().__init__("retention", LOOK_EVERY_SECONDS, self.look)
 
     def look(self) -> None:
@@ -96,7 +102,8 @@ class Retention(Rounds):
             self.failure = str(error)
 
     def _facts(self) -> Iterator[StreamFacts]:
-        for role in sorted({role for leg in self._legs for role in _USES[leg]}, reverse=True):
+        used = {role for leg in self._legs for role in (leg.reads, *self._topology.writes(leg))}
+        for role in (role for role in self._topology.roles_between if role in used):
             stream = self._names.stream(role)
             state = self._log.state(stream)
             if state is not None:

@@ -1,4 +1,4 @@
-"""One running pipeline, or some of its legs: leases, session, three streaming queries, status, and an orderly stop.
+"""One running pipeline, or some of its legs: leases, session, a streaming query per leg, status, and an orderly stop.
 
 The runner is an ordinary process, started by the command line, a service manager or Dagster. SIGTERM lets the batches in progress finish
 and exits with 0. After a kill at any moment the next start recovers.
@@ -9,9 +9,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -47,11 +47,12 @@ from pipelines.private import private_directory
 from pipelines.process import stage_config
 from pipelines.process.leg import DRIVER_FRAMES, ProcessLeg
 from pipelines.process.program import compile_program
-from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN
+from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all, leg_lock
 from pipelines.protocol.ledger import Chain, read_chain
-from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.naming import Names
+from pipelines.protocol.topology import INGEST, PROCESS, SINK, LegId, for_every_kind
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
 from pipelines.runner.queries import Queries, SparkEngine
@@ -65,7 +66,7 @@ JVM_END_SECONDS = 5.0
 WATCH_SECONDS = 0.25
 ExpireLetters = Callable[[PipelineConfig, Path, JetStream], None]
 """Discard the dead letters that are older than the file allows; called by the runner's retention (`reprocess.expire_letters`)."""
-_LEG_CLASSES: dict[str, type[AnyLeg]] = {"ingest": IngestLeg, "process": ProcessLeg, "sink": SinkLeg}
+_LEG_CLASSES: Mapping[str, type[AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
 
 
 class Service(Protocol):
@@ -80,10 +81,10 @@ class Service(Protocol):
 class RunOptions:
     """Options of a run: the legs, whether to exit when Kafka's present end is confirmed, and how long to wait for systems at startup.
 
-    `accept`: without the rejection limit.
+    `legs`: empty for all legs of the pipeline. `accept`: without the rejection limit.
     """
 
-    legs: tuple[str, ...] = LEGS
+    legs: tuple[LegId, ...] = ()
     until_caught_up: bool = False
     connect_seconds: float = 60.0
     master: str | None = None
@@ -114,14 +115,15 @@ class Runner:
         tell: Callable[[str], None] = print,
         engine: SparkEngine | None = None,
     ) -> None:
-        self.config, self.options = config, options
+        self.config, self.topology = config, config.topology
+        self.options = replace(options, legs=options.legs or self.topology.legs)
         self._text, self._tell, self._expire_letters = config_text, tell, expire_letters
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         self.own_directory = self.directory
-        self.leases: dict[str, Lease] = {}
+        self.leases: dict[LegId, Lease] = {}
         self.stop_requested = threading.Event()
-        self.legs: dict[str, AnyLeg] = {}
+        self.legs: dict[LegId, AnyLeg] = {}
         self.copier: LedgerCopier | None = None
         self.retention: Retention | None = None
         self.pace: Pace | None = None
@@ -132,7 +134,10 @@ class Runner:
         self.on_start: Callable[[Runner], Service] | None = None
         self._engine = engine or SparkEngine()
         self.started_at = time.time()
-        self._targets: dict[int, int] | None = None
+        self._sources = dict(zip(self.topology.ingests, config.sources, strict=True))
+        self.topics: dict[LegId, KafkaTopic] = {}
+        """The topic of each ingest leg, wherever it runs; empty before the start."""
+        self._targets: dict[LegId, dict[int, int]] | None = None
 
     def run(self) -> None:
         """Run to the end. Raise HaltError, ConfigurationError or RetryableError (a system stayed away at startup)."""
@@ -144,12 +149,12 @@ class Runner:
             raise_file_limit(files_needed(self.config))
             self.stop_on_signals()
             self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
-            self.topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
+            self.topics = {leg: KafkaTopic(source, self.config.on_error.classes("kafka")) for leg, source in self._sources.items()}
             prepared = self._wait_for_systems()
         if prepared is None:
             return
-        if prepared.topic.note:
-            self._tell(prepared.topic.note)
+        for note in filter(None, (facts.note for facts in prepared.topics.values())):
+            self._tell(note)
         private_directory(self.directory)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
         forget_halts(self.directory, self.options.legs)
@@ -168,7 +173,7 @@ class Runner:
                 name = f"tallyflow-{self.config.pipeline_id}"
                 session = self._engine.open(name, self.own_directory, self.options.master)
                 self.stop_on_signals()
-                queries = self._engine.queries(session, run_path, self.legs, self._sources(), self._tell)
+                queries = self._engine.queries(session, run_path, self.legs, {leg: self._ranges(leg) for leg in self.legs}, self._tell)
                 queries.start()
                 self._keep_retention()
                 self.is_ready = True
@@ -206,10 +211,10 @@ class Runner:
             self._end_waiting()
 
     def _prepare(self, clickhouse: ClickHouse) -> Prepared:
-        prepared = prepare(self.config, self.log, self.topic, clickhouse)
+        prepared = prepare(self.config, self.log, self.topics, clickhouse)
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
-            self._targets = self.topic.ends(prepared.topic.partitions, CONTACT_SECONDS)
+            self._targets = {leg: topic.ends(prepared.topics[leg].partitions, CONTACT_SECONDS) for leg, topic in self.topics.items()}
         return prepared
 
     def _wait_for(self, error: BaseException | None) -> None:
@@ -221,7 +226,7 @@ class Runner:
         )
         if self._waiting_service is None and self.on_start is not None:
             # No lease is held yet: another start may be waiting too.
-            self.own_directory = self.directory / f"{'-'.join(self.options.legs)}-waiting-{os.getpid()}"
+            self.own_directory = self.directory / f"{self._tokens()}-waiting-{os.getpid()}"
             private_directory(self.own_directory)
             self._waiting_service = self.on_start(self)
             self._waiting_service.start()
@@ -236,30 +241,34 @@ class Runner:
             with suppress(OSError):
                 self.directory.rmdir()
 
+    def _tokens(self) -> str:
+        """Return the legs in the name of a directory: no token has a hyphen."""
+        return "-".join(leg.token for leg in self.options.legs)
+
     def _make_own_directory(self) -> None:
         """Create a directory for this start under a new name; delete those of earlier starts with a leg of ours.
 
         We hold these legs' locks, so the earlier runners are dead; the JVM of a killed runner may still write for a moment.
         """
         for old in self.directory.iterdir():
-            if old.is_dir() and not {*old.name.split("-")}.isdisjoint(self.options.legs):
+            if old.is_dir() and not {*old.name.split("-")}.isdisjoint(leg.token for leg in self.options.legs):
                 shutil.rmtree(old, ignore_errors=True)
         epoch = self.leases[self.options.legs[0]].holder.epoch
-        self.own_directory = self.directory / f"{'-'.join(self.options.legs)}-{epoch}"
+        self.own_directory = self.directory / f"{self._tokens()}-{epoch}"
         self.own_directory.mkdir(exist_ok=True)
 
     def _write_run(self, prepared: Prepared) -> Path:
         """Store the stage configuration and the run file of this start."""
         stages = compile_program(self.config, prepared.table)
-        if "sink" in self.options.legs:
+        if any(leg in self.options.legs for leg in self.topology.sinks):
             check_waiting(self.log, self.names, stages, prepared.table)
         version = stage_config.store(self.log, self.names, stages)
         run = RunSpec(
             self._text,
             f"pipeline {self.config.pipeline_id}",
-            {leg: lease.holder.epoch for leg, lease in self.leases.items()},
+            {str(leg): lease.holder.epoch for leg, lease in self.leases.items()},
             prepared.stream_ids,
-            prepared.topic.topic_id,
+            prepared.topics[self.topology.ingests[0]].topic_id,
             version,
             self.options.driver_offsets,
             self.options.driver_frames,
@@ -282,44 +291,46 @@ class Runner:
         for name in self.options.legs:
             connections = Connections(self.run_spec, keep_partitions=True, log=self.log)
             lease = self.leases[name]
-            chain = Chain(self.log, self.names, CHAINS[name], lease.holder.epoch)
+            chain = Chain(self.log, self.names, name.chain, lease.holder.epoch)
             chain.open()
-            self.legs[name] = _LEG_CLASSES[name](connections, chain, lease, run_path, self.stop_requested)
-        if "ingest" in self.legs:
-            self._anchor(self.legs["ingest"], prepared.topic.partitions)
+            self.legs[name] = _LEG_CLASSES[name.kind](connections, chain, lease, run_path, self.stop_requested)
+        for name, facts in prepared.topics.items():
+            if name in self.legs:
+                self._anchor(name, facts.partitions)
 
     def _copy_ledger(self, prepared: Prepared) -> None:
-        """Start the ledger copier if the file asks for it; of several runners, the one with the sink does."""
-        if self.config.sink.ledger_table and "sink" in self.leases:
-            stream_id = prepared.stream_ids["ledger"]
-            self.copier = LedgerCopier(self.config.sink, self.names, self.log, stream_id, self.leases["sink"])
+        """Start the ledger copier if the file asks for it; of several runners, the one with the first sink does."""
+        first = self.topology.sinks[0]
+        if self.config.sink.ledger_table and first in self.leases:
+            self.copier = LedgerCopier(self.config.sink, self.names, self.log, prepared.stream_ids["ledger"], self.leases[first])
             self.copier.start()
 
     def _keep_retention(self) -> None:
         letters_age = self.config.dead_letters.max_age
         expire = partial(self._expire_letters, self.config, self.directory, self.log)
         letters = LetterRetention(expire, letters_age) if letters_age is not None else None
-        self.retention = Retention(self.log, self.names, self.legs, self.config.resources.nats.stream.max_age, letters)
+        self.retention = Retention(self.log, self.names, self.topology, self.legs, self.config.resources.nats.stream.max_age, letters)
         self.retention.start()
-        self.pace = Pace(self.log, self.names, self.topic)
+        self.pace = Pace(self.log, self.names, self.topology, self.topics)
         self.pace.start()
 
-    def _anchor(self, leg: AnyLeg, partitions: Sequence[int]) -> None:
+    def _anchor(self, name: LegId, partitions: Sequence[int]) -> None:
+        leg, topic = self.legs[name], self.topics[name]
         assert isinstance(leg, IngestLeg)
-        is_latest = self.config.sources[0].consumer_group_initial_offset == "latest"
-        leg.anchor(lambda: self.topic.ends(partitions) if is_latest else self.topic.starts(partitions))
+        is_latest = self._sources[name].consumer_group_initial_offset == "latest"
+        leg.anchor(lambda: topic.ends(partitions) if is_latest else topic.starts(partitions))
 
-    def _sources(self) -> dict[str, dict[str, str]]:
-        """Return the options of each leg's Data Source."""
+    def _ranges(self, leg: LegId) -> dict[str, str]:
+        """Return the options of a leg's Data Source."""
+        if leg.reads is None:
+            until = {"until": offset_text(self._targets[leg])} if self._targets is not None else {}
+            return {"few": str(self.options.driver_offsets), **until}
+        if leg not in self.topology.sinks:
+            return {}
         sink = self.config.sink
         delay_ms = int(sink.max_delay_time.total_seconds() * 1000)
         delay_ms = min(delay_ms, CAUGHT_UP_SINK_DELAY_MS) if self.options.until_caught_up else delay_ms
-        until = {"until": offset_text(self._targets)} if self._targets is not None else {}
-        return {
-            "ingest": {"few": str(self.options.driver_offsets), **until},
-            "process": {"role": "raw", "upstream": "ingest"},
-            "sink": {"role": "out", "upstream": "process", "min_rows": str(sink.max_batch_size), "max_delay_ms": str(delay_ms)},
-        }
+        return {"min_rows": str(sink.max_batch_size), "max_delay_ms": str(delay_ms)}
 
     def _watch(self, session: SparkSession, queries: Queries) -> None:
         """Watch for legs that ended, until a stop is requested or everything is confirmed."""
@@ -341,13 +352,13 @@ class Runner:
         except (FencedError, ProcessLostError):
             raise
         except (HaltError, ConfigurationError) as error:
-            halted: dict[str, TallyflowError] = {name: leg.failure for name, leg in self.legs.items() if leg.failure is not None}
+            halted: dict[LegId, TallyflowError] = {name: leg.failure for name, leg in self.legs.items() if leg.failure is not None}
             for name, failure in (halted or dict.fromkeys(self.options.legs, error)).items():
                 if not isinstance(failure, FencedError):
                     self._note_halt(name, str(failure))
             raise
 
-    def _note_halt(self, leg: str, message: str) -> None:
+    def _note_halt(self, leg: LegId, message: str) -> None:
         """Write the note of a halt, only under the leg's lock, so that it never outlives a later runner of the leg.
 
         A pipeline that never ran here has no directory, and a refused start creates none: nobody would restart that pipeline.
@@ -373,22 +384,21 @@ class Runner:
 
     def is_caught_up(self) -> bool:
         """Return True if our legs, and the legs before them, have confirmed everything up to the frozen ends of the topic."""
-        last = max(LEGS.index(name) for name in self.legs)
         try:
-            return all(self._has_reached_the_end(name) for name in LEGS[: last + 1])
+            return all(self._has_reached_the_end(leg) for leg in self.topology.up_to(self.legs))
         except RetryableError:
             return False
 
-    def _has_reached_the_end(self, name: str) -> bool:
+    def _has_reached_the_end(self, leg: LegId) -> bool:
         """Return True if the leg has reached its end.
 
-        Ask in the order of the legs: the input of each is complete once the leg before it has reached its end.
+        Ask in the order of the data: the input of each is complete once the legs upstream have reached their ends.
         """
-        state = self.legs[name].chain.state if name in self.legs else read_chain(self.log, self.names, CHAINS[name])
-        if name == "ingest":
+        state = self.legs[leg].chain.state if leg in self.legs else read_chain(self.log, self.names, leg.chain)
+        if leg.reads is None:
             reached = state.to or {}
-            return all(reached.get(str(p), 0) >= end for p, end in (self._targets or {}).items())
-        stream = self.log.state(self.names.stream("raw" if name == "process" else "out"))
+            return all(reached.get(str(p), 0) >= end for p, end in (self._targets or {}).get(leg, {}).items())
+        stream = self.log.state(self.names.stream(leg.reads))
         return stream is not None and (state.to or 0) >= stream.last_sequence
 
     def request_stop(self) -> None:

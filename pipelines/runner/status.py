@@ -26,6 +26,7 @@ from pipelines.control.processes import start_mark
 from pipelines.errors import TallyflowError
 from pipelines.loopback import BoundedConnection, local_only
 from pipelines.private import write_whole
+from pipelines.protocol.topology import LegId
 from pipelines.runner.pace import LegPace
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
     legs = {name: _leg(runner.legs[name]) if name in runner.legs else _leg_to_come(runner, name) for name in runner.options.legs}
     for name, facts in legs.items():
         facts.update(asdict(runner.pace.legs.get(name, LegPace()) if runner.pace else LegPace()))
-    if kafka_away and legs["ingest"]["state"] in ("starting", "running"):
-        # Its planner sees no new records, so no batch shows that it waits; it gets the same state.
-        legs["ingest"] |= {"state": "waiting", "message": kafka_away}
+    for name, message in kafka_away.items():
+        if legs[name]["state"] in ("starting", "running"):
+            # Its planner sees no new records, so no batch shows that it waits; it gets the same state.
+            legs[name] |= {"state": "waiting", "message": message}
     return {
         "pipeline": runner.config.pipeline_id,
         "ready": runner.is_ready,
@@ -97,7 +99,7 @@ def _leg(leg: "AnyLeg") -> dict[str, Any]:
     }
 
 
-def _leg_to_come(runner: "Runner", name: str) -> dict[str, Any]:
+def _leg_to_come(runner: "Runner", name: LegId) -> dict[str, Any]:
     """Return the state of a leg before it is built.
 
     The first leg shows what the start waits for.
@@ -116,18 +118,29 @@ def is_healthy(runner: "Runner") -> bool:
     return runner.is_ready and all(leg.failure is None for leg in runner.legs.values()) and not runner.is_fenced
 
 
-def _lag(runner: "Runner") -> tuple[dict[str, int], str]:
-    """Return the offsets per partition that ingest has not confirmed, and why Kafka does not give them; empty if ingest runs elsewhere."""
-    leg = runner.legs.get("ingest")
-    if leg is None or not leg.chain.state.to:
-        return {}, ""
-    reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
-    try:
-        ends, silent = runner.topic.known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
-    except TallyflowError as error:
-        # Even an error that halts ingest, such as a deleted topic: the status must report it, and not fail itself.
-        return {}, str(error)
-    return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}, "; ".join(map(str, silent.values()))
+def _lag(runner: "Runner") -> tuple[dict[str, int], dict[LegId, str]]:
+    """Return the offsets per partition that the ingest legs of the runner have not confirmed, and by leg why Kafka does not give them.
+
+    A partition is named by its number; for every further source by `<source>/<number>`.
+    """
+    lag: dict[str, int] = {}
+    away: dict[LegId, str] = {}
+    for name, topic in runner.topics.items():
+        leg = runner.legs.get(name)
+        if leg is None or not leg.chain.state.to:
+            continue
+        reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
+        try:
+            ends, silent = topic.known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
+        except TallyflowError as error:
+            # Even an error that halts ingest, such as a deleted topic: the status must report it, and not fail itself.
+            away[name] = str(error)
+            continue
+        place = f"{name.name}/" if name.name else ""
+        lag |= {f"{place}{p}": max(0, end - reached.get(p, 0)) for p, end in ends.items()}
+        if silent:
+            away[name] = "; ".join(map(str, silent.values()))
+    return lag, away
 
 
 class _Metrics:

@@ -99,7 +99,7 @@ class LedgerCopier:
             copied += self._insert(self._pending)
         state = self._log.state(self._names.stream("ledger"))
         last = state.last_sequence if state else 0
-        messages = self._log.fetch(self._names.stream("ledger"), self._names.chain("*"), self._copied_to, last)
+        messages = self._log.fetch(self._names.stream("ledger"), self._names.chains(), self._copied_to, last)
         for block in blocks(messages, self._names):
             copied += self._insert(block)
         return copied

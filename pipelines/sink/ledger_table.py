@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pipelines.protocol.bodies import CHAINS, RedrivePlan
+from pipelines.protocol.bodies import RedrivePlan
 from pipelines.protocol.ledger import Done, Open
-from pipelines.protocol.naming import Names, insert_token
+from pipelines.protocol.naming import Names, insert_token, leg_token_text
 from pipelines.protocol.records import INSTANT, Message, payloads_digest
+from pipelines.protocol.topology import chain_of
 
 LEDGER_SCHEMA = pa.schema(
     [
@@ -62,15 +63,15 @@ class Block:
 
 
 def _row(message: Message, pipeline: str, stream_id: str) -> dict[str, object]:
-    leg = message.subject.rpartition(".")[2]
-    entry = CHAINS[leg].decode(message)
+    kind = chain_of(leg_token_text(message.subject.rpartition(".")[2]))
+    entry = kind.decode(message)
     body = entry.body
     shown = replace(entry, body=replace(body, records="")) if isinstance(body, RedrivePlan) else entry
     return {
         "pipeline": pipeline,
         "stream_id": stream_id,
         "sequence": message.sequence,
-        "leg": leg,
+        "leg": str(kind.leg),
         "kind": entry.kind,
         "time": message.time,
         "epoch": entry.epoch,

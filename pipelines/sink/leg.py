@@ -66,7 +66,6 @@ class _Tries:
 class SinkLeg(Leg[SinkPlan, SinkDone]):
     """The sink leg; its offset is {"sequence": last out sequence}. A plan is one chunk."""
 
-    name = "sink"
     _clickhouse: ClickHouse | None = None
     _proposed: Chunk | None = None
     _seen = Sample()

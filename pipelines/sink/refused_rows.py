@@ -15,7 +15,7 @@ from pipelines.process.dead_letter_rows import letters
 from pipelines.process.rejection_limit import place_of
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.append import Appender, append_rows, last_position
-from pipelines.protocol.bodies import SinkPlan
+from pipelines.protocol.bodies import SINK_CHAIN, SinkPlan
 from pipelines.protocol.naming import bucket_of_subject
 from pipelines.protocol.positions import Position
 from pipelines.protocol.records import Message, decode_frame, place_of_frame
@@ -46,7 +46,7 @@ def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refus
         records = read_again(connections.log, names.stream("raw"), rejected)
         source = connections.config.sources[0].source_id
         table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source, past_dedup=True)
-        stream, subject = names.stream("dlq"), names.dead_letters("sink", bucket)
+        stream, subject = names.stream("dlq"), names.dead_letters(SINK_CHAIN.leg, bucket)
         append_rows(Appender(connections.log, stream, subject, last_position, last_of[bucket]), table)
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until
 
 from pipelines.control.control import read_halts
-from pipelines.protocol.naming import LEGS
+from pipelines.testing import LEGS
 
 pytestmark = pytest.mark.crash
 

@@ -10,7 +10,8 @@ import psutil
 import pytest
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of
 
-from pipelines.protocol.naming import LEGS, ROLES
+from pipelines.protocol.naming import ROLES
+from pipelines.testing import LEGS
 
 pytestmark = pytest.mark.crash
 

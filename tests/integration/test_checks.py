@@ -23,6 +23,7 @@ from pipelines.protocol.failpoints import VARIABLE
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.sink.chunks import chunks
 from pipelines.sink.leg import SinkLeg
+from pipelines.testing import SINGLE
 
 pytestmark = pytest.mark.integration
 SQL_PASSING = [name for name in NAMES if name != "verification"]
@@ -394,7 +395,9 @@ def test_rows_that_wait_for_the_sink_are_as_old_as_their_frame(case: PipelineCas
     # By the clock of NATS, whatever that of this host says.
     for apart in (timedelta(minutes=-7), timedelta(0), timedelta(minutes=7)):
         before = log.clock(case.names.stream("out"))
-        found = behind(log, case.names, topic, 30, datetime.now(UTC) + apart, timedelta(minutes=1), timedelta(minutes=10))
+        found = behind(
+            log, case.names, SINGLE, {SINGLE.ingests[0]: topic}, 30, datetime.now(UTC) + apart, timedelta(minutes=1), timedelta(minutes=10)
+        )
         assert before - message.time <= found.oldest <= log.clock(case.names.stream("out")) - message.time
         assert (found.rows, found.offsets) == (30, 0)
     log.close()

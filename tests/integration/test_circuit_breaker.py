@@ -12,6 +12,7 @@ from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from pipelines.errors import HaltError
 from pipelines.process import rejection_limit as breaker
 from pipelines.protocol.tally import tally
+from pipelines.testing import SINGLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 
@@ -39,7 +40,7 @@ def halting(document: dict[str, Any]) -> None:
 
 def is_open(case: PipelineCase, leg: str = "process") -> bool:
     log = case.log()
-    found = {one.leg: one for one in tally(log, case.names).legs}
+    found = {one.leg: one for one in tally(log, case.names, SINGLE).legs}
     log.close()
     assert all(one.residue == 0 for one in found.values())
     return found[leg].has_open_plan

@@ -21,9 +21,10 @@ from pipelines.config import json_schema
 from pipelines.control.control import find_runners
 from pipelines.errors import FencedError
 from pipelines.protocol.bodies import SINK_CHAIN
-from pipelines.protocol.naming import LEGS, ROLES
+from pipelines.protocol.naming import ROLES
 from pipelines.runner.runner import Runner
 from pipelines.runner.status import StatusServer
+from pipelines.testing import LEGS
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

@@ -21,6 +21,7 @@ from pipelines.protocol.bodies import INGEST_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.tally import LegTally, tally
 from pipelines.runner.runner import Runner
+from pipelines.testing import SINGLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -37,7 +38,7 @@ def ids(case: PipelineCase) -> list[int]:
 
 def ingested(case: PipelineCase) -> LegTally:
     log = case.log()
-    found = tally(log, case.names)
+    found = tally(log, case.names, SINGLE)
     log.close()
     assert found.residue == 0
     return found.legs[0]

@@ -20,6 +20,7 @@ from pipelines.maintenance.rebucket import rebucket
 from pipelines.maintenance.rebuild import rebuild
 from pipelines.protocol.failpoints import VARIABLE
 from pipelines.protocol.tally import Tally, tally
+from pipelines.testing import SINGLE
 
 pytestmark = pytest.mark.integration
 
@@ -172,7 +173,7 @@ def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
             sent += 100
     assert "listed" in {one["outcome"] for one in json.loads(asked.result().stdout)}, asked.result().stderr
     log = case.log()
-    wait_until(lambda: has_done(tally(log, case.names), sent), "the end of the backlog")
+    wait_until(lambda: has_done(tally(log, case.names, SINGLE), sent), "the end of the backlog")
     log.close()
     process.terminate()
     assert process.wait() == 0
@@ -204,7 +205,7 @@ def test_a_compaction_killed_beside_a_pipeline_changes_nothing(case: PipelineCas
     assert killed.returncode == -9
     case.send(copies(400, first=2400, keys=1499))
     log = case.log()
-    wait_until(lambda: has_done(tally(log, case.names), 2800), "the end of the backlog")
+    wait_until(lambda: has_done(tally(log, case.names, SINGLE), 2800), "the end of the backlog")
     log.close()
     process.terminate()
     assert process.wait() == 0

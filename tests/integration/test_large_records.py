@@ -10,6 +10,7 @@ from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.protocol.stream_limits import MAX_CONTENT_BYTES
 from pipelines.protocol.tally import tally
+from pipelines.testing import SINGLE
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +30,7 @@ def peak_bytes(case: PipelineCase, leg: str) -> int:
         nonlocal peak
         assert runner.poll() is None, runner.communicate()
         peak = max(peak, process.memory_info().rss)
-        legs = tally(log, case.names).legs if log.state(case.names.stream("ledger")) else ()
+        legs = tally(log, case.names, SINGLE).legs if log.state(case.names.stream("ledger")) else ()
         return any(one.leg == leg and sum(one.outcomes.values()) == RECORDS for one in legs)
 
     wait_until(is_done, f"all records through {leg}")

@@ -14,10 +14,11 @@ from support.pipeline_case import PipelineCase, wait_until
 
 import pipelines.sink.ledger_copier
 from pipelines.config import parse
-from pipelines.protocol.naming import LEGS, STREAM_ID_KEY
+from pipelines.protocol.naming import STREAM_ID_KEY
 from pipelines.protocol.records import Message
 from pipelines.runner.status import snapshot
 from pipelines.sink.ledger_copier import LedgerCopier
+from pipelines.testing import LEGS
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 SECTION = MONITORING.read_text(encoding="utf-8").split("\n## The ledger as a table\n")[1].split("\n## ")[0]

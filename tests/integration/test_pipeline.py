@@ -5,8 +5,8 @@ from pyspark.sql import SparkSession
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase
 
 from pipelines.errors import FencedError
-from pipelines.protocol.naming import LEGS
 from pipelines.runner.status import StatusServer
+from pipelines.testing import LEGS
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

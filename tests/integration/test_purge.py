@@ -13,10 +13,10 @@ from pipelines.errors import DataLossError, StateDamagedError
 from pipelines.maintenance.rebuild import rebuild
 from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import Entry
-from pipelines.protocol.naming import LEGS
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import HEADER_LAST
 from pipelines.protocol.tally import tally
+from pipelines.testing import LEGS, SINGLE
 
 pytestmark = pytest.mark.integration
 
@@ -162,7 +162,7 @@ def test_a_lost_store_is_rebuilt_from_a_longer_retention(case: PipelineCase, req
     assert live_entries(case) == before
     case.warm_run()
     log = case.log()
-    account = tally(log, case.names)
+    account = tally(log, case.names, SINGLE)
     log.close()
     assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])
 
@@ -181,5 +181,5 @@ def test_a_lost_store_of_purged_records_keeps_the_account_even(case: PipelineCas
     with pytest.raises(DataLossError, match="no longer holds all records whose keys have not expired"):
         rebuild(key_state(case))
     log = case.log()
-    assert tally(log, case.names).residue == 0
+    assert tally(log, case.names, SINGLE).residue == 0
     log.close()

@@ -11,6 +11,7 @@ import pipelines.sink.leg
 from pipelines.errors import HaltError
 from pipelines.protocol.failpoints import VARIABLE
 from pipelines.protocol.tally import tally
+from pipelines.testing import SINGLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 
@@ -23,7 +24,7 @@ def strict(case: PipelineCase) -> PipelineCase:
 
 def sink_totals(case: PipelineCase) -> dict[str, int]:
     log = case.log()
-    found = tally(log, case.names).legs[-1].outcomes
+    found = tally(log, case.names, SINGLE).legs[-1].outcomes
     log.close()
     return found
 

@@ -22,6 +22,7 @@ from pipelines.protocol.tally import tally
 from pipelines.runner.pace import Pace
 from pipelines.runner.runner import Runner
 from pipelines.runner.status import StatusServer
+from pipelines.testing import SINGLE
 
 pytestmark = pytest.mark.integration
 
@@ -91,8 +92,8 @@ def test_a_leaderless_partition_in_a_plan_stops_alone(case: PipelineCase, cluste
     assert shown["lag"] == {"0": 0}
     assert f"partition 1 of {case.topic} does not answer: " in shown["legs"]["ingest"]["message"]
     with closing(case.log()) as log:
-        account = tally(log, case.names)
-        pace = Pace(log, case.names, KafkaTopic(load(case.file, case.environment()).sources[0]))
+        account = tally(log, case.names, SINGLE)
+        pace = Pace(log, case.names, SINGLE, {SINGLE.ingests[0]: KafkaTopic(load(case.file, case.environment()).sources[0])})
         pace.look(0.0)
         cluster.produce(0, events(range(150, 160)))
         case.wait_count(160)

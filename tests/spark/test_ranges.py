@@ -13,7 +13,7 @@ from support.pipeline_case import PipelineCase, wait_until
 from tenacity import Retrying, retry_if_exception_message, stop_after_attempt
 
 from pipelines.engine.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges
-from pipelines.protocol.naming import LEGS
+from pipelines.testing import LEGS
 
 pytestmark = pytest.mark.spark
 
@@ -97,7 +97,7 @@ def test_stream_ranges_cover_the_frozen_end_within_the_limit(case: PipelineCase,
     case.warm_run(legs=("ingest",))
     end = raw_end(case)
     assert end > 20
-    options = {"run": run_file(case), "start": "sequence:3", "leg": "process", "upstream": "ingest", "role": "raw", "max_per_batch": "10"}
+    options = {"run": run_file(case), "start": "sequence:3", "leg": "process", "max_per_batch": "10"}
     batches = read_available(session, "tallyflow_stream", options, tmp_path / "query")
     assert joined(batches) == {"sequence": (3, end)}
     assert [stop - start for ((_, start, stop),) in batches[:-1]] == [10] * (len(batches) - 1)
@@ -110,7 +110,7 @@ def test_nothing_new_is_no_batch_however_many_partitions(case: PipelineCase, ses
     case.warm_run(legs=("ingest",))
     start = ",".join(f"{p}:{100 if p < 11 else 99}" for p in range(12)) if "kafka" in source else f"sequence:{raw_end(case) - 1}"
     seen: list[int] = []
-    frame = session.readStream.format(source).options(run=run_file(case), start=start, leg="process", upstream="ingest", role="raw").load()
+    frame = session.readStream.format(source).options(run=run_file(case), start=start, leg="process").load()
     query = (
         frame.writeStream.foreachBatch(lambda _, number: seen.append(number)).option("checkpointLocation", str(tmp_path / "query")).start()
     )
@@ -125,7 +125,7 @@ def test_nothing_new_is_no_batch_however_many_partitions(case: PipelineCase, ses
 
 OUTAGES: list[Any] = [
     ("kafka", KafkaRanges, {"start": "0:0,1:0,2:0"}, {"0": 0, "1": 0, "2": 0}, {"0": 10, "1": 10, "2": 10}),
-    ("nats", StreamRanges, {"start": "sequence:0", "role": "raw", "upstream": "ingest", "leg": "process"}, {"sequence": 0}, None),
+    ("nats", StreamRanges, {"start": "sequence:0", "leg": "process"}, {"sequence": 0}, None),
 ]
 
 

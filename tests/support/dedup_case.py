@@ -14,6 +14,7 @@ from pipelines.engine.execute import Tasks
 from pipelines.maintenance.inspect import KeyState
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.tally import tally
+from pipelines.testing import SINGLE
 from support.pipeline_case import PipelineCase, Position
 
 
@@ -70,7 +71,7 @@ def check_event_times(case: PipelineCase, window_seconds: int, lateness_seconds:
     assert found == {position: found == "late" for position, found in fate.items() if found in ("letter", "late")}
     records = case.records()
     assert all(letter["value"] == records[letter["_tf_partition"], letter["_tf_offset"]] for letter in letters)
-    account = tally(log, case.names)
+    account = tally(log, case.names, SINGLE)
     log.close()
     assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])
     return Counter(fate.values())
@@ -111,7 +112,7 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
     assert letters == Counter(position for position, found in fate.items() if found == "letter")
     kept = Counter((row["_tf_partition"], row["_tf_offset"]) for frame in _frames(case, log, "duplicates") for row in frame)
     assert kept == Counter(position for position, found in fate.items() if found == "duplicate" and keeps_duplicates)
-    account = tally(log, case.names)
+    account = tally(log, case.names, SINGLE)
     log.close()
     counts = Counter(fate.values())
     assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])

@@ -38,11 +38,12 @@ from pipelines.control.control import find_runners
 from pipelines.dead_letters.reprocess import expire_letters
 from pipelines.dead_letters.stream import read_letters
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
-from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.naming import Names
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.tally import tally
 from pipelines.runner.queries import SparkEngine
 from pipelines.runner.runner import Runner, RunOptions
+from pipelines.testing import LEGS, SINGLE
 from resources.local.stack import LocalStack
 from support.plain_runner import InvokedEngine, PlainEngine
 
@@ -386,7 +387,8 @@ class PipelineCase:
         if self.session is None:
             options = {"driver_offsets": 1_000_000, "driver_frames": 1000, **options}
         engine = SparkEngine(self.session) if self.session and self.is_streaming else PlainEngine(self.session)
-        run_options = RunOptions(until_caught_up=until_caught_up, **options)
+        legs = SINGLE.select(options.pop("legs", ()))
+        run_options = RunOptions(legs, until_caught_up, **options)
         return Runner(config, text, self.home, run_options, expire_letters, self.told.append, engine)
 
     def in_background(self, runner: Runner) -> threading.Thread:
@@ -441,7 +443,7 @@ class PipelineCase:
             if letter["oversize"] is None:
                 assert letter["value"] == records[letter["_tf_partition"], letter["_tf_offset"]]
         log = self.log()
-        found = tally(log, self.names)
+        found = tally(log, self.names, SINGLE)
         log.close()
         assert found.residue == 0
         assert [leg.waiting for leg in found.legs] == [0, 0, 0]

@@ -13,12 +13,13 @@ from pipelines.process.leg import ProcessLeg
 from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN
 from pipelines.protocol.ledger import Chain, Entry
-from pipelines.protocol.naming import LEGS, REDRIVE
+from pipelines.protocol.naming import REDRIVE
 from pipelines.protocol.positions import first_and_last
 from pipelines.protocol.records import RAW_SCHEMA
 from pipelines.protocol.redrive import DISCARD, rows_of
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import tally
+from pipelines.testing import LEGS, SINGLE
 from support.protocol_outside import NAMES, ModelLog, Outside
 from support.protocol_stages import BUCKETS, apply, kind, produced, stored_rows, time_us
 from support.watermark_oracle import marks
@@ -74,7 +75,7 @@ def check_account(world: "World") -> None:
     assert counts["sink"]["rejected.sink.abandoned"] == len(abandoned)
     assert (counts["process"]["rows_rejected"], counts["process"]["duplicates"]) == (len(refused) - len(of_sink), duplicates)
     assert (counts[REDRIVE]["redriven"], counts[REDRIVE]["discarded"]) == (len(redriven), len(discarded))
-    account = tally(log, NAMES)
+    account = tally(log, NAMES, SINGLE)
     assert account.residue == 0
     assert [leg.waiting for leg in account.legs] == [0, 0, 0]
     assert list(account.letters.outcomes.values()) == [len(redriven), len(discarded), len(letters) - len(redriven) - len(discarded)]

@@ -21,7 +21,7 @@ from pipelines.maintenance.reset_clock import reset_clock
 from pipelines.protocol.naming import STREAM_ID_KEY
 from pipelines.protocol.redrive import ENTER
 from pipelines.sink.settling import NEEDED_COLUMNS
-from pipelines.testing import Fault
+from pipelines.testing import SINGLE, Fault
 from support.protocol_outside import NAMES, Actor, ModelLog, Outside, Table
 from support.protocol_stages import configuration
 from support.protocol_world import Command, World
@@ -61,7 +61,7 @@ class Operator(Command):
     def _abandon(self) -> None:
         with _told(_NOTHING_TO_ABANDON):
             directory = SimpleNamespace(mkdir=lambda **_: None)
-            abandonment = Abandonment(_Config, "", directory, lambda words: None, wait=lambda seconds: None)
+            abandonment = Abandonment(_Config, "", SINGLE.sinks[0], directory, lambda words: None, wait=lambda seconds: None)
             abandonment.find(self._with_waiting, is_not_stored=False)
             abandonment.run("a test")
 

@@ -43,13 +43,13 @@ from pipelines.process.leg import ProcessLeg
 from pipelines.protocol.bodies import CHAINS, REDRIVE_CHAIN
 from pipelines.protocol.codec import Form, from_text, to_text
 from pipelines.protocol.ledger import Chain
-from pipelines.protocol.naming import LEGS
 from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import Purge, fold_redrive, purge_letters, redrive_entries_that_may_go
 from pipelines.protocol.redrive import ENTER, OPEN
+from pipelines.protocol.topology import LegId
 from pipelines.sink.chunks import chunks
 from pipelines.sink.leg import SinkLeg
-from pipelines.testing import ManualClock
+from pipelines.testing import LEGS, SINGLE, ManualClock
 from support.protocol_account import check_account
 from support.protocol_outside import NAMES, Actor, MemoryPlace, ModelLog, Outside, Table, Topic
 from support.protocol_stages import POISON, VENOM, configuration, uncompressed
@@ -86,7 +86,7 @@ class Runner:
         for name, leg in legs.items():
             self.actors.append(Actor(self.world, name, partial(self._run, leg, leg.start_offset()), self))
             if self.world.max_age is not None:
-                purge = Purge(log, NAMES, name, self.world.max_age)
+                purge = Purge(log, NAMES, SINGLE, LegId.parse(name), self.world.max_age)
                 self.actors.append(Actor(self.world, f"purge of {name}", partial(self._purge, purge), self))
 
     def _purge(self, purge: Purge) -> None:

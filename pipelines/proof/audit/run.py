@@ -56,12 +56,12 @@ from pipelines.proof.verification.loading import Source
 from pipelines.proof.verification.result import WAITING
 from pipelines.proof.verification.run import Request, Verifier
 from pipelines.proof.verification.span import load_configs, read_history
-from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
-from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import DUPLICATE
 from pipelines.protocol.purge import read_purged
+from pipelines.protocol.topology import LegId
 
 _COORDINATES = ("_tf_topic", "_tf_partition", "_tf_offset")
 _POSITIONS_PER_QUERY = 1000
@@ -106,15 +106,16 @@ class Audit:
     def run(self) -> AuditReport:
         """Read everything and compare."""
         check_started(self._log, self._names)
-        self._chains = {leg: read_chain(self._log, self._names, CHAINS[leg]) for leg in reversed(LEGS)}
+        legs = self._config.topology
+        self._chains = {leg: read_chain(self._log, self._names, leg.chain) for leg in reversed(legs.legs)}
         self._progress("reading the raw stream")
         read_to, self._out_read_to = self._last("raw"), self._last("out")
         self._kafka_ends = end_offsets(self._settings, self._topic)
-        ends = {int(partition): end for partition, end in (self._chains["ingest"].to or {}).items()}
+        ends = {int(partition): end for partition, end in (self._chains[legs.ingests[0]].to or {}).items()}
         firsts = first_offsets(self._settings, self._topic)
         raw = read_raw(self._log, self._names, self._streams["raw"], RawRange(read_to, ends, firsts))
         account = self._read_places(raw)
-        limits = Limits(self._floor(), self._to("process"), read_to, self._last("raw"))
+        limits = Limits(self._floor(), self._to(legs.process), read_to, self._last("raw"))
         self._progress("comparing")
         with TemporaryDirectory(prefix="tallyflow-audit-") as directory:
             self._compare(account, limits, Path(directory))
@@ -136,7 +137,7 @@ class Audit:
         duplicates = min(self._streams["duplicates"].purged_to, below["raw"] - 1)
         return max(duplicates, *(self._streams[role].purged_to for role in ("raw", "out", "dlq")))
 
-    def _to(self, leg: str) -> int:
+    def _to(self, leg: LegId) -> int:
         return self._chains[leg].to or 0
 
     def _last(self, role: str) -> int:
@@ -147,7 +148,7 @@ class Audit:
     @cached_property
     def _stage_config(self) -> Program | None:
         """The configuration of the last range that was done; None before the first."""
-        done = self._chains["process"].done
+        done = self._chains[self._config.topology.process].done
         return stage_config.load(self._log, self._names, done.body.config) if done else None
 
     @property
@@ -166,7 +167,7 @@ class Audit:
         for message in read_frames(self._log, self._names, "out", self._streams["out"]):
             codes = positions_of(message)
             out.add(codes)
-            if message.sequence <= self._to("sink"):
+            if message.sequence <= self._to(self._config.topology.sinks[0]):
                 confirmed.add(codes)
             elif message.sequence <= self._out_read_to:
                 waiting += len(codes)
@@ -302,7 +303,7 @@ class Audit:
         first = max(limits.floor + 1, raw.frames.first_sequence)
         self._report.ranges |= {
             "raw sequences in out": [first, limits.process_to],
-            "out sequences in the table": [first_sequence(self._log, self._names.stream("out")), self._to("sink")],
+            "out sequences in the table": [first_sequence(self._log, self._names.stream("out")), self._to(self._config.topology.sinks[0])],
         }
         self._report.leave_out(
             f"raw sequences up to {limits.floor}: what became of them is purged, or may be", raw.frames.up_to(limits.floor)

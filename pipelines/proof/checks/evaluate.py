@@ -7,6 +7,7 @@ from typing import Any
 
 from pipelines.proof.report import Finding, Kind, Severity
 from pipelines.protocol.tally import Tally
+from pipelines.protocol.topology import PROCESS
 
 NAMES = (
     "conservation",
@@ -82,7 +83,7 @@ def conservation(tally: Tally) -> CheckResult:
     legs = (*tally.legs, tally.letters)
     facts: Facts = {"residue": tally.residue}
     facts |= {f"residue of {leg.leg}": leg.residue for leg in legs}
-    facts |= {f"waiting before {leg.leg}": leg.waiting for leg in tally.legs[1:]}
+    facts |= {f"waiting before {leg.leg}": leg.waiting for leg in tally.with_upstream}
     if tally.residue == 0:
         return CheckResult("conservation", facts, success="by the ledger, every event is accounted for")
     bad = [f"{leg.leg} {leg.residue:+,}" for leg in legs if leg.residue]
@@ -233,7 +234,7 @@ def dead_letters(tally: Tally, max_percent: float) -> CheckResult:
     Dead letters that were redriven or discarded no longer count: the pipeline heals. The totals do not name them, so at most as many of the
     period's dead letters are open as of all.
     """
-    read = tally.legs[1].rows_in
+    read = sum(leg.rows_in for leg in tally.of_kind(PROCESS))
     rejected = tally.letters.rows_in
     left = min(rejected, tally.letters.waiting)
     percent = 100 * left / read if read else 0.0

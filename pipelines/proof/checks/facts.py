@@ -4,7 +4,7 @@ Values go to the server as parameters, names as `Identifier` parameters or as ch
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -22,10 +22,11 @@ from pipelines.proof.checks.evaluate import Behind, PositionCounts, RepeatedKeys
 from pipelines.proof.packed import NO_POSITIONS, RawPositions, sequences_of
 from pipelines.proof.readers.streams import positions_of
 from pipelines.proof.readers.table import position_batches
-from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN, SINK_CHAIN
+from pipelines.protocol.bodies import PROCESS_CHAIN, SINK_CHAIN
 from pipelines.protocol.ledger import read_chain
-from pipelines.protocol.naming import LEGS, Names, is_redriven
+from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.outcomes import CONFIRMED
+from pipelines.protocol.topology import LegId, Topology
 from pipelines.types.columns import parse_type, quote_identifier
 
 EXAMPLES = 20
@@ -251,28 +252,44 @@ def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
 
 
 def behind(
-    log: JetStream, names: Names, topic: KafkaTopic, rows: int, now: datetime, warn_after: timedelta, fail_after: timedelta
+    log: JetStream,
+    names: Names,
+    topology: Topology,
+    topics: Mapping[LegId, KafkaTopic],
+    rows: int,
+    now: datetime,
+    warn_after: timedelta,
+    fail_after: timedelta,
 ) -> Behind:
-    """Return what waits before each leg; `rows` of it in the streams.
+    """Return what waits before each leg; `rows` of it in the streams. `topics`: by ingest leg.
 
     A record in a stream is as old as its message by the clock of NATS, a record in Kafka as its own timestamp at `now`.
     """
-    chains = {leg: read_chain(log, names, CHAINS[leg]) for leg in LEGS}
+    chains = {leg: read_chain(log, names, leg.chain) for leg in topology.legs}
     oldest = timedelta(0)
-    for leg, role in (("process", "raw"), ("sink", "out")):
-        stream, reached = names.stream(role), chains[leg].to or 0
+    for leg in (leg for leg in topology.legs if leg.reads):
+        stream, reached = names.stream(str(leg.reads)), chains[leg].to or 0
         state = log.state(stream)
         message = log.get(stream, reached + 1) if state is not None and state.last_sequence > reached else None
         if message is not None:
             oldest = max(oldest, log.clock(stream) - message.time)
-    reached_offsets = {int(partition): offset for partition, offset in (chains["ingest"].to or {}).items()}
+    in_kafka = [_behind_in_kafka(topics[leg], chains[leg].to or {}, now, warn_after, fail_after) for leg in topology.ingests]
+    offsets, warned, failed = (sum(counts) for counts in zip(*in_kafka, strict=True))
+    return Behind(rows, oldest, offsets, warned, failed)
+
+
+def _behind_in_kafka(
+    topic: KafkaTopic, to: Mapping[str, int], now: datetime, warn_after: timedelta, fail_after: timedelta
+) -> tuple[int, int, int]:
+    """Return the waiting offsets of a topic, and how many of them are older than each limit. `to`: the next offsets by partition."""
+    reached_offsets = {int(partition): offset for partition, offset in to.items()}
     # Partitions that were added since: they are read from their beginning.
     added = [partition for partition in topic.facts().partitions if partition not in reached_offsets]
     reached_offsets |= topic.starts(added) if added else {}
     partitions = sorted(reached_offsets)
     ends = topic.ends(partitions)
-    past = [_waiting(reached_offsets, topic.first_since(partitions, now - after), ends) for after in (warn_after, fail_after)]
-    return Behind(rows, oldest, _waiting(reached_offsets, ends, ends), *past)
+    warned, failed = (_waiting(reached_offsets, topic.first_since(partitions, now - after), ends) for after in (warn_after, fail_after))
+    return _waiting(reached_offsets, ends, ends), warned, failed
 
 
 def _waiting(reached: dict[int, int], to: dict[int, int], ends: dict[int, int]) -> int:

@@ -52,7 +52,7 @@ class Look:
         if name == "verification":
             return evaluate.verification(verified or Hours(), self._first_arrival(), self._now)
         checks: dict[str, Callable[[], CheckResult]] = {
-            "conservation": lambda: evaluate.conservation(tally(self._log, self._names)),
+            "conservation": lambda: evaluate.conservation(tally(self._log, self._names, self._config.topology)),
             "duplicates": self._duplicates,
             "gaps": self._gaps,
             "freshness": self._freshness,
@@ -140,18 +140,19 @@ class Look:
 
     def _freshness(self) -> CheckResult:
         limits = self._config.checks.freshness
-        waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names).legs)
-        topic = KafkaTopic(self._config.sources[0])
+        waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names, self._config.topology).legs)
+        sources = zip(self._config.topology.ingests, self._config.sources, strict=True)
+        topics = {leg: KafkaTopic(source) for leg, source in sources}
         now = datetime.now(UTC)
-        found = behind(self._log, self._names, topic, waiting, now, limits.warn_after, limits.fail_after)
+        found = behind(self._log, self._names, self._config.topology, topics, waiting, now, limits.warn_after, limits.fail_after)
         return evaluate.freshness(found, limits.warn_after, limits.fail_after)
 
     def _dead_letters(self) -> CheckResult:
         limits = self._config.checks.dead_letters
-        account = tally(self._log, self._names)
+        account = tally(self._log, self._names, self._config.topology)
         # If the ledger does not reach back so far, the whole is evaluated.
         with suppress(HaltError):
-            account = tally(self._log, self._names, self._now - limits.over)
+            account = tally(self._log, self._names, self._config.topology, self._now - limits.over)
         return evaluate.dead_letters(account, limits.max_percent)
 
     def _schema_drift(self) -> CheckResult:

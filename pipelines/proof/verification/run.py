@@ -34,6 +34,7 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 from pipelines.protocol.tally import tally
+from pipelines.protocol.topology import PROCESS, SINK
 
 _POSITION_COLUMNS = {"_tf_sequence", "_tf_ordinal"}
 _UNSURE = "values of column {}, formerly {}, that differ in rows from before the change: it was renamed, or dropped and recreated"
@@ -293,9 +294,9 @@ class Verifier:
             return
         self.report.cannot_prove(UNCONFIRMED, frames)
         if until is None:
-            waiting = {leg.leg: max(0, leg.waiting) for leg in tally(self._log, self._names).legs}
-            self.report.cannot_prove(WAITING_RECORDS, waiting["process"])
-            self.report.cannot_prove(WAITING_ROWS, waiting["sink"])
+            account = tally(self._log, self._names, self._config.topology)
+            self.report.cannot_prove(WAITING_RECORDS, account.waiting_for(PROCESS))
+            self.report.cannot_prove(WAITING_ROWS, account.waiting_for(SINK))
 
     def _first_since(self, since: datetime) -> int:
         """Return the sequence of the first raw frame that came then or later; 0 if none did."""

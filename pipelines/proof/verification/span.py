@@ -134,7 +134,7 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
     arrivals: dict[int, int] = {}
     confirmed_to = 0
     after = _entries_after(log, names, chain, since)
-    for entry in map(PROCESS_CHAIN.decode, fetch_whole(log, ledger, names.chain("process"), after, chain.sequence)):
+    for entry in map(PROCESS_CHAIN.decode, fetch_whole(log, ledger, names.chain(PROCESS_CHAIN.leg), after, chain.sequence)):
         body = entry.body
         if not isinstance(body, ProcessDone):
             continue
@@ -160,7 +160,7 @@ def _entries_after(log: JetStream, names: Names, chain: ProcessState, since: dat
     if config.dedup.time_field:
         return 0
     needed_from = instant(max(0, microseconds(since) - config.dedup.window_us - _CLOCKS_APART_US))
-    first = log.first_since(names.stream("ledger"), names.chain("process"), needed_from)
+    first = log.first_since(names.stream("ledger"), names.chain(PROCESS_CHAIN.leg), needed_from)
     # The range before reaches back to frames that nothing needs any more, so that its frames do not look like the rest of a purge.
     before = PROCESS_CHAIN.decode(first).previous_done if first else chain.done.sequence
     return max(0, before - 1)

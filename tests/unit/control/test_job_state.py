@@ -10,6 +10,8 @@ import pytest
 from pipelines.control.control import Desired, by_halt, forget_halts, note_halt, note_stop, read_desired, read_halts, write_desired
 from pipelines.control.job_state import judge
 from pipelines.control.processes import host_mark, start_mark
+from pipelines.protocol.topology import Topology
+from pipelines.testing import LEGS, SINGLE
 from resources.runner_log import KEPT_LOGS, bound_log, last_words, new_log
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -44,21 +46,32 @@ OLD = timedelta(minutes=11)
     ],
 )
 def test_a_job_is_called_by_its_worst_leg(said: dict[str, Any], state: str) -> None:
-    assert judge(said, NOW, TEN_MINUTES)[0] == state
+    assert judge(said, SINGLE, NOW, TEN_MINUTES)[0] == state
 
 
 def test_a_sink_that_lets_its_batch_fill_is_not_stuck() -> None:
     said = snapshot(process=leg(rows_out=5), sink=leg(rows_in=4, idle=OLD))
-    assert judge(said, NOW, TEN_MINUTES, timedelta(minutes=5))[0] == "running"
-    assert judge(said, NOW, TEN_MINUTES, timedelta(seconds=5))[0] == "stuck"
+    assert judge(said, SINGLE, NOW, TEN_MINUTES, timedelta(minutes=5))[0] == "running"
+    assert judge(said, SINGLE, NOW, TEN_MINUTES, timedelta(seconds=5))[0] == "stuck"
+
+
+def test_each_source_has_its_own_lag_and_process_reads_them_all() -> None:
+    two = Topology.of(["orders", "clicks"], [""])
+    said = snapshot(ingest=leg(rows_out=5, idle=OLD), process=leg(rows_in=9, idle=OLD))
+    said["legs"]["ingest:clicks"] = leg(rows_out=4)
+    said["lag"] = {"0": 0, "clicks/0": 3}
+    assert judge(said, two, NOW, TEN_MINUTES) == ("running", "")
+    said["legs"]["ingest:clicks"] = leg(rows_out=5, idle=OLD)
+    state, message = judge(said, two, NOW, TEN_MINUTES)
+    assert (state, message.partition(": there")[0]) == ("stuck", "process, ingest:clicks")
 
 
 def test_the_message_names_the_leg() -> None:
-    assert judge(snapshot(sink=leg(state="halted", message="no table")), NOW, TEN_MINUTES) == ("halted", "sink: no table")
+    assert judge(snapshot(sink=leg(state="halted", message="no table")), SINGLE, NOW, TEN_MINUTES) == ("halted", "sink: no table")
 
 
 def test_a_stopped_leg_is_not_wanted_any_more_and_the_others_are(tmp_path: Path) -> None:
-    write_desired(tmp_path, Desired("running"))
+    write_desired(tmp_path, Desired("running", LEGS))
     note_stop(tmp_path, ["sink"])
     assert read_desired(tmp_path) == Desired("running", ("ingest", "process"))
     note_stop(tmp_path, ["ingest", "process"])
@@ -83,6 +96,15 @@ def test_a_halt_from_before_a_reboot_is_not_believed(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("halted-*.json")
     path.write_text(path.read_text().replace(host_mark(), "another-boot/22"))
     assert read_halts(tmp_path) == {}
+
+
+def test_the_halts_of_two_sources_are_told_apart(tmp_path: Path) -> None:
+    for leg_id in ("ingest:clicks.v2", "sink", "ingest"):
+        note_halt(tmp_path, leg_id, "its topic is missing", "digest")
+    (tmp_path / "halted-another-release.json").write_text("{}")
+    assert [*read_halts(tmp_path)] == ["ingest", "ingest:clicks.v2", "sink"]
+    forget_halts(tmp_path, ["ingest"])
+    assert [*read_halts(tmp_path)] == ["ingest:clicks.v2", "sink"]
 
 
 def test_half_a_halt_is_none(tmp_path: Path) -> None:

@@ -39,8 +39,9 @@ from pipelines.protocol.purge import (
 )
 from pipelines.protocol.records import encode_frame
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
+from pipelines.protocol.topology import LegId
 from pipelines.runner.retention import StreamFacts
-from pipelines.testing import FIRST_INSTANT, MemoryLog
+from pipelines.testing import FIRST_INSTANT, SINGLE, MemoryLog
 
 NAMES = Names("orders")
 RAW, OUT, DLQ, LEDGER = (NAMES.stream(role) for role in ("raw", "out", "dlq", "ledger"))
@@ -94,7 +95,7 @@ class Pipeline:
             self.confirm(sequence)
 
     def purge(self, leg: str, max_age: timedelta = 3 * HOUR) -> Purge:
-        return Purge(self.log, NAMES, leg, max_age)
+        return Purge(self.log, NAMES, SINGLE, LegId.parse(leg), max_age)
 
     def held(self, stream: str) -> list[int]:
         return [message.sequence for message in self.log.messages(stream)]

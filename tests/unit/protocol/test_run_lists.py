@@ -12,7 +12,8 @@ from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purge
 from pipelines.protocol.run_lists import MOST_CHANGES, Lists, RunLists, live_lists
-from pipelines.testing import MAX_PAYLOAD_BYTES, Fault, MemoryLog
+from pipelines.protocol.topology import LegId
+from pipelines.testing import MAX_PAYLOAD_BYTES, SINGLE, Fault, MemoryLog
 
 NAMES = Names("p")
 LEDGER, STREAM = NAMES.stream("ledger"), NAMES.stream("runs")
@@ -81,7 +82,7 @@ def test_lists_are_rewritten_at_times_and_older_pages_may_go() -> None:
         chain.plan(ProcessPlan(start=number, to=number + 1, config="v"))
         runs = lists.write(chain.state.done.body.runs if chain.state.done else None, {"3": listing})
         chain.done(ProcessDone(start=number, to=number + 1, config="v", runs=runs))
-        Purge(log, NAMES, "process", max_age=timedelta(0))._purge_run_lists()
+        Purge(log, NAMES, SINGLE, LegId.parse("process"), max_age=timedelta(0))._purge_run_lists()
     assert len(pages(log)) <= MOST_CHANGES + 1
     assert sum(map(len, pages(log))) < 20_000
     assert live_lists(log, NAMES)[1] == {"3": listing}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pipelines.errors import HaltError
 from pipelines.protocol.bodies import CHAINS, IngestDone, IngestPlan
 from pipelines.protocol.ledger import Chain
-from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.naming import Names
 from pipelines.protocol.tally import tally
-from pipelines.testing import FIRST_INSTANT, ManualClock, MemoryLog
+from pipelines.testing import FIRST_INSTANT, LEGS, SINGLE, ManualClock, MemoryLog
 
 NAMES = Names("orders")
 STREAM = NAMES.stream("ledger")
@@ -59,7 +59,7 @@ def test_what_was_done_before_the_instant_is_left_out() -> None:
     through(log, chains, 10, 1)
     instant = log.clock.now
     through(log, chains, 7, 2)
-    found = tally(log, NAMES, instant)
+    found = tally(log, NAMES, SINGLE, instant)
     assert [leg.rows_in for leg in found.legs] == [7, 5, 3]
     assert found.legs[1].outcomes == {"written to out": 3, "duplicates dropped": 0, "dead letters": 2}
     assert (found.residue, found.since) == (0, instant)
@@ -68,8 +68,8 @@ def test_what_was_done_before_the_instant_is_left_out() -> None:
 def test_an_instant_before_all_entries_means_all_after_all_none() -> None:
     log = MemoryLog(ManualClock())
     through(log, opened(log), 10, 1)
-    whole, none = tally(log, NAMES, seconds(-1)), tally(log, NAMES, log.clock.now)
-    assert whole.legs == tally(log, NAMES).legs
+    whole, none = tally(log, NAMES, SINGLE, seconds(-1)), tally(log, NAMES, SINGLE, log.clock.now)
+    assert whole.legs == tally(log, NAMES, SINGLE).legs
     assert [leg.rows_in for leg in none.legs] == [0, 0, 0]
     assert none.residue == 0
 
@@ -83,11 +83,11 @@ def test_the_last_folded_done_suffices_or_the_instant_is_refused() -> None:
     through(log, chains, 7, 2)
     for leg, sequence in done.items():
         log.purge(STREAM, NAMES.chain(leg), sequence)
-    assert [leg.rows_in for leg in tally(log, NAMES, instant).legs] == [7, 5, 3]
+    assert [leg.rows_in for leg in tally(log, NAMES, SINGLE, instant).legs] == [7, 5, 3]
     for leg, sequence in done.items():
         log.purge(STREAM, NAMES.chain(leg), sequence + 1)
     with pytest.raises(HaltError, match="are folded into totals; ask for a later instant"):
-        tally(log, NAMES, instant)
+        tally(log, NAMES, SINGLE, instant)
 
 
 def test_a_restated_done_is_no_range() -> None:
@@ -96,7 +96,7 @@ def test_a_restated_done_is_no_range() -> None:
     through(log, chains, 10, 0)
     instant = log.clock.now
     chains["process"].restate(replace(chains["process"].state.done.body, clock_us=5))
-    assert [leg.rows_in for leg in tally(log, NAMES, instant).legs] == [0, 0, 0]
+    assert [leg.rows_in for leg in tally(log, NAMES, SINGLE, instant).legs] == [0, 0, 0]
 
 
 def test_rows_read_before_their_done_are_no_residue() -> None:
@@ -104,9 +104,9 @@ def test_rows_read_before_their_done_are_no_residue() -> None:
     chains = opened(log)
     plan = chains["ingest"].plan(IngestPlan(start={}, to={"0": 5})).body
     advance(log, chains["process"], "process", 5, 0)
-    assert (tally(log, NAMES).legs[1].waiting, tally(log, NAMES).residue) == (-5, 0)
+    assert (tally(log, NAMES, SINGLE).legs[1].waiting, tally(log, NAMES, SINGLE).residue) == (-5, 0)
     chains["ingest"].done(IngestDone(start=plan.start, to=plan.to, counts={"offsets": 4, "rows_in": 4, "rows_out": 4}))
-    assert tally(log, NAMES).residue == 1
+    assert tally(log, NAMES, SINGLE).residue == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from(LEGS), st.integers(0, 9), st.integers(0, 3)), max_size=12), st.floats(-1, 30))
@@ -118,7 +118,7 @@ def test_the_account_since_is_the_sum_of_the_ranges_done_since(steps: Steps, mom
         done_at = log.clock.now + timedelta(seconds=1)
         advance(log, chains[leg], leg, rows, min(bad, rows))
         expected[leg] += rows if done_at >= seconds(moment) else 0
-    found = tally(log, NAMES, seconds(moment))
+    found = tally(log, NAMES, SINGLE, seconds(moment))
     assert {leg.leg: leg.rows_in for leg in found.legs} == expected
     assert [leg.residue for leg in found.legs] == [0, 0, 0]
     for before, leg in zip(found.legs, found.legs[1:], strict=False):
