@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sources import Source
 from pipelines.errors import TallyflowError
 from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import ChainState, Done, Plan, read_chain
@@ -42,11 +42,14 @@ class LegPace:
 
 
 class Pace(Rounds):
-    """The thread. `legs` may be read by any thread: all legs by name, wherever they run; empty before the first look."""
+    """The thread. `legs` may be read by any thread: all legs by name, wherever they run; empty before the first look.
 
-    def __init__(self, log: JetStream, names: Names, topic: KafkaTopic) -> None:
+    `sources` by the ingest leg that reads them.
+    """
+
+    def __init__(self, log: JetStream, names: Names, sources: Mapping[str, Source]) -> None:
         self.legs: Mapping[str, LegPace] = {}
-        self._log, self._names, self._topic = log, names, topic
+        self._log, self._names, self._sources = log, names, sources
         self._taken: deque[tuple[float, dict[str, int]]] = deque()
         super().__init__("pace", LOOK_EVERY_SECONDS, lambda: self.look(time.monotonic()))
 
@@ -56,14 +59,10 @@ class Pace(Rounds):
             # Downstream first, as the tally does: no leg seems to have read what the one before it has not written.
             chains = {leg: read_chain(self._log, self._names, CHAINS[leg]) for leg in ("sink", "process", REDRIVE, "ingest")}
             account = {leg.leg: leg for leg in from_chains(chains, chains[REDRIVE]).legs}
-            reached = _reached(chains["ingest"])
-            # Nothing is known of a partition without a leader; the status names it beside these figures.
-            ends, _ = self._topic.known_ends(sorted(reached))
-            known = {partition: reached[partition] for partition in ends}
-            offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
-            waiting = {leg: max(0, account[leg].waiting) for leg in _ROLES} | {"ingest": offsets}
+            waiting = {leg: max(0, account[leg].waiting) for leg in _ROLES}
             ages = {leg: self._age(leg, chains[leg]) if waiting[leg] else 0.0 for leg in _ROLES}
-            ages["ingest"] = age_in_kafka(self._topic, known, datetime.now(UTC)) if offsets else 0.0
+            for leg, source in self._sources.items():
+                waiting[leg], ages[leg] = waiting_at(source, _reached(chains[leg]), datetime.now(UTC))
         except TallyflowError:
             return
         taken = {leg: account[leg].rows_in for leg in LEGS}
@@ -83,11 +82,22 @@ def _reached(ingest: ChainState[Plan, Done]) -> dict[int, int]:
     return {int(partition): offset for partition, offset in (ingest.to or {}).items()}
 
 
-def age_in_kafka(topic: KafkaTopic, reached: Mapping[int, int], now: datetime) -> float:
+def waiting_at(source: Source, reached: Mapping[int, int], now: datetime) -> tuple[int, float]:
+    """Return the offsets of the source that wait beyond `reached` (by partition), and how long the oldest record has waited.
+
+    Nothing is known of a partition without a leader; the status names it beside these figures.
+    """
+    ends, _ = source.known_ends(sorted(reached))
+    known = {partition: reached[partition] for partition in ends}
+    offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
+    return offsets, age_at(source, known, now) if offsets else 0.0
+
+
+def age_at(source: Source, reached: Mapping[int, int], now: datetime) -> float:
     """Return the largest of AGES_SECONDS such that a record at `reached` (by partition) or later is older; 0 if none is."""
 
     def is_younger(seconds: int) -> bool:
-        since = topic.first_since(sorted(reached), now - timedelta(seconds=seconds))
+        since = source.first_since(sorted(reached), now - timedelta(seconds=seconds))
         return all(since[partition] <= offset for partition, offset in reached.items())
 
     older: Sequence[int] = AGES_SECONDS

@@ -6,17 +6,18 @@ created.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
 from pipelines.config import PipelineConfig, shape_of, unsupported
 from pipelines.connectors.clickhouse.client import ClickHouse, Table, TableColumn
 from pipelines.connectors.clickhouse.settings import MAX_PARTITIONS_PER_INSERT
-from pipelines.connectors.kafka.client import KafkaTopic, TopicFacts
 from pipelines.connectors.nats.client import JetStream, StreamState
+from pipelines.connectors.sources import Source, SourceFacts
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
 from pipelines.key_store.storage import Place
@@ -31,7 +32,7 @@ from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.types.columns import parse_type
 
 CONTACT_SECONDS = 3.0
-"""Timeout of Kafka's first answer: short, so that whoever starts a pipeline soon reads what the start waits for."""
+"""Timeout of a source's first answer: short, so that whoever starts a pipeline soon reads what the start waits for."""
 CREATED_DEDUP_WINDOW = 10_000
 MIN_DEDUP_WINDOW = 4
 """Tokens that a table must remember per partition that one insert can touch: each partition gets its own block."""
@@ -41,9 +42,9 @@ MIN_DEDUP_TIME = timedelta(days=7)
 
 @dataclass(frozen=True)
 class Prepared:
-    """The findings of the checks: the topic, the table as it is, and the id of each stream by role."""
+    """The findings of the checks: the sources by id, the table as it is, and the id of each stream by role."""
 
-    topic: TopicFacts
+    sources: dict[str, SourceFacts]
     table: Table
     stream_ids: dict[str, str]
 
@@ -57,10 +58,10 @@ def check_supported(config: PipelineConfig) -> None:
 
 def check_types(config: PipelineConfig) -> None:
     """Raise ConfigurationError if a mapped field cannot become its column's type."""
-    fields = [ParsedField(field.name, field.type) for field in config.sources[0].schema_fields]
+    fields_of = [[ParsedField(field.name, field.type) for field in source.schema_fields] for source in config.sources]
     targets = [TargetColumn(m.name, m.column_name, parse_type(m.column_type), False) for m in config.sink.mapping]
-    faults = [Fault("sources[0].schema_fields", fault) for fault in check_fields(fields)]
-    faults += [Fault("sink.mapping", fault) for fault in check_mapping(fields, targets)]
+    faults = [Fault(f"sources[{index}].schema_fields", fault) for index, fields in enumerate(fields_of) for fault in check_fields(fields)]
+    faults += [Fault("sink.mapping", fault) for fault in check_mapping(list(chain.from_iterable(fields_of)), targets)]
     if faults:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 
@@ -74,14 +75,15 @@ def check_master(config: PipelineConfig, master: str | None) -> None:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("state_uri", message)])
 
 
-def prepare(config: PipelineConfig, log: JetStream, topic: KafkaTopic, clickhouse: ClickHouse) -> Prepared:
+def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[str, Source], clickhouse: ClickHouse) -> Prepared:
     """Run all checks, in the order of the data.
 
     Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest.
     """
-    facts = topic.facts(CONTACT_SECONDS)
-    # Partitions of a topic that was just created may have no leader yet.
-    topic.known_ends(facts.partitions, CONTACT_SECONDS)
+    facts = {source_id: source.facts(CONTACT_SECONDS) for source_id, source in sources.items()}
+    for source_id, source in sources.items():
+        # Partitions of a topic that was just created may have no leader yet.
+        source.known_ends(facts[source_id].partitions, CONTACT_SECONDS)
     log.connect()
     if config.state_uri:
         Place.at(config.state_uri).names()

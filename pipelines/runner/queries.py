@@ -110,7 +110,7 @@ class Queries:
         self._starts[leg.name] += 1
         checkpoint = self._checkpoint(leg)
         options = {**self._sources[leg.name], "run": str(self._run_path), "start": start, "leg": leg.name}
-        source = "tallyflow_kafka" if leg.name == "ingest" else "tallyflow_stream"
+        source = "tallyflow_source" if leg.name == "ingest" else "tallyflow_stream"
         frame = self._session.readStream.format(source).options(**options).load()
         self._running[leg.name] = (
             frame.writeStream.queryName(f"{leg.connections.names.pipeline}.{leg.name}")

@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,9 +30,10 @@ from tenacity import (
 )
 
 from pipelines.config import PipelineConfig, run_digest, version_of
+from pipelines.config.source_ids import ingest_legs
 from pipelines.connectors.clickhouse.client import ClickHouse
-from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sources import Source, open_source
 from pipelines.control.control import forget_halts, note_halt
 from pipelines.engine.connections import Connections
 from pipelines.engine.leg import AnyLeg
@@ -52,6 +53,7 @@ from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all, leg_lock
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import LEGS, Names
+from pipelines.protocol.positions import SourcePartition
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
 from pipelines.runner.queries import Queries, SparkEngine
@@ -120,6 +122,7 @@ class Runner:
         self.directory = self.names.directory(home)
         self.own_directory = self.directory
         self.leases: dict[str, Lease] = {}
+        self.sources: dict[str, Source] = {}
         self.stop_requested = threading.Event()
         self.legs: dict[str, AnyLeg] = {}
         self.copier: LedgerCopier | None = None
@@ -132,7 +135,7 @@ class Runner:
         self.on_start: Callable[[Runner], Service] | None = None
         self._engine = engine or SparkEngine()
         self.started_at = time.time()
-        self._targets: dict[int, int] | None = None
+        self._targets: dict[SourcePartition, int] | None = None
 
     def run(self) -> None:
         """Run to the end. Raise HaltError, ConfigurationError or RetryableError (a system stayed away at startup)."""
@@ -144,12 +147,12 @@ class Runner:
             raise_file_limit(files_needed(self.config))
             self.stop_on_signals()
             self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
-            self.topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
+            self.sources = {source.source_id: open_source(self.config, source.source_id) for source in self.config.sources}
             prepared = self._wait_for_systems()
         if prepared is None:
             return
-        if prepared.topic.note:
-            self._tell(prepared.topic.note)
+        for note in filter(None, (facts.note for facts in prepared.sources.values())):
+            self._tell(note)
         private_directory(self.directory)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
         forget_halts(self.directory, self.options.legs)
@@ -206,10 +209,14 @@ class Runner:
             self._end_waiting()
 
     def _prepare(self, clickhouse: ClickHouse) -> Prepared:
-        prepared = prepare(self.config, self.log, self.topic, clickhouse)
+        prepared = prepare(self.config, self.log, self.sources, clickhouse)
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
-            self._targets = self.topic.ends(prepared.topic.partitions, CONTACT_SECONDS)
+            self._targets = {
+                SourcePartition(source_id, partition): end
+                for source_id, facts in prepared.sources.items()
+                for partition, end in self.sources[source_id].ends(facts.partitions, CONTACT_SECONDS).items()
+            }
         return prepared
 
     def _wait_for(self, error: BaseException | None) -> None:
@@ -259,7 +266,7 @@ class Runner:
             f"pipeline {self.config.pipeline_id}",
             {leg: lease.holder.epoch for leg, lease in self.leases.items()},
             prepared.stream_ids,
-            prepared.topic.topic_id,
+            {source_id: facts.identity for source_id, facts in prepared.sources.items()},
             version,
             self.options.driver_offsets,
             self.options.driver_frames,
@@ -286,7 +293,7 @@ class Runner:
             chain.open()
             self.legs[name] = _LEG_CLASSES[name](connections, chain, lease, run_path, self.stop_requested)
         if "ingest" in self.legs:
-            self._anchor(self.legs["ingest"], prepared.topic.partitions)
+            self._anchor(self.legs["ingest"], prepared)
 
     def _copy_ledger(self, prepared: Prepared) -> None:
         """Start the ledger copier if the file asks for it; of several runners, the one with the sink does."""
@@ -301,20 +308,20 @@ class Runner:
         letters = LetterRetention(expire, letters_age) if letters_age is not None else None
         self.retention = Retention(self.log, self.names, self.legs, self.config.resources.nats.stream.max_age, letters)
         self.retention.start()
-        self.pace = Pace(self.log, self.names, self.topic)
+        self.pace = Pace(self.log, self.names, {leg: self.sources[source_id] for leg, source_id in ingest_legs(self.config).items()})
         self.pace.start()
 
-    def _anchor(self, leg: AnyLeg, partitions: Sequence[int]) -> None:
+    def _anchor(self, leg: AnyLeg, prepared: Prepared) -> None:
         assert isinstance(leg, IngestLeg)
-        is_latest = self.config.sources[0].consumer_group_initial_offset == "latest"
-        leg.anchor(lambda: self.topic.ends(partitions) if is_latest else self.topic.starts(partitions))
+        source, partitions = self.sources[leg.source_id], prepared.sources[leg.source_id].partitions
+        leg.anchor(lambda: source.beginnings(partitions))
 
     def _sources(self) -> dict[str, dict[str, str]]:
         """Return the options of each leg's Data Source."""
         sink = self.config.sink
         delay_ms = int(sink.max_delay_time.total_seconds() * 1000)
         delay_ms = min(delay_ms, CAUGHT_UP_SINK_DELAY_MS) if self.options.until_caught_up else delay_ms
-        until = {"until": offset_text(self._targets)} if self._targets is not None else {}
+        until = {"until": offset_text({key.partition: end for key, end in self._targets.items()})} if self._targets is not None else {}
         return {
             "ingest": {"few": str(self.options.driver_offsets), **until},
             "process": {"role": "raw", "upstream": "ingest"},
@@ -387,7 +394,7 @@ class Runner:
         state = self.legs[name].chain.state if name in self.legs else read_chain(self.log, self.names, CHAINS[name])
         if name == "ingest":
             reached = state.to or {}
-            return all(reached.get(str(p), 0) >= end for p, end in (self._targets or {}).items())
+            return all(reached.get(str(key.partition), 0) >= end for key, end in (self._targets or {}).items())
         stream = self.log.state(self.names.stream("raw" if name == "process" else "out"))
         return stream is not None and (state.to or 0) >= stream.last_sequence
 
@@ -429,6 +436,8 @@ class Runner:
             if leg.failure is None:
                 leg.status.state = "stopped"
             yield leg.close
+        for source in self.sources.values():
+            yield source.close
         if self.copier is not None:
             yield partial(self._end_copying, self.copier)
         for lease in self.leases.values():

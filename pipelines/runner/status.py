@@ -21,11 +21,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from pipelines.config.source_ids import ingest_legs
 from pipelines.control.control import STATUS_FILE
 from pipelines.control.processes import start_mark
 from pipelines.errors import TallyflowError
 from pipelines.loopback import BoundedConnection, local_only
 from pipelines.private import write_whole
+from pipelines.protocol.positions import SourcePartition
 from pipelines.runner.pace import LegPace
 
 if TYPE_CHECKING:
@@ -118,16 +120,23 @@ def is_healthy(runner: "Runner") -> bool:
 
 def _lag(runner: "Runner") -> tuple[dict[str, int], str]:
     """Return the offsets per partition that ingest has not confirmed, and why Kafka does not give them; empty if ingest runs elsewhere."""
-    leg = runner.legs.get("ingest")
-    if leg is None or not leg.chain.state.to:
-        return {}, ""
-    reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
-    try:
-        ends, silent = runner.topic.known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
-    except TallyflowError as error:
-        # Even an error that halts ingest, such as a deleted topic: the status must report it, and not fail itself.
-        return {}, str(error)
-    return {str(p): max(0, end - reached.get(p, 0)) for p, end in ends.items()}, "; ".join(map(str, silent.values()))
+    lag: dict[str, int] = {}
+    reasons: list[str] = []
+    for name, source_id in ingest_legs(runner.config).items():
+        leg = runner.legs.get(name)
+        if leg is None or not leg.chain.state.to:
+            continue
+        reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
+        try:
+            ends, silent = runner.sources[source_id].known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
+        except TallyflowError as error:
+            # Even an error that halts ingest, such as a deleted topic: the status must report it, and not fail itself.
+            reasons.append(str(error))
+            continue
+        keys = {p: SourcePartition(source_id, p).among(runner.config.sources) for p in ends}
+        lag |= {keys[p]: max(0, end - reached.get(p, 0)) for p, end in ends.items()}
+        reasons += map(str, silent.values())
+    return lag, "; ".join(reasons)
 
 
 class _Metrics:

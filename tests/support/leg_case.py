@@ -12,7 +12,7 @@ from tenacity import stop_after_attempt, wait_none
 import pipelines.engine.leg
 from pipelines.config import OnError
 from pipelines.connectors.duckdb import open_engine
-from pipelines.connectors.kafka.client import Block
+from pipelines.connectors.sources import Block, SourceFacts, Words
 from pipelines.engine.connections import Kept
 from pipelines.ingest.leg import IngestLeg
 from pipelines.key_store.storage import Place
@@ -31,17 +31,22 @@ LEDGER = NAMES.stream("ledger")
 
 
 class Topic:
-    """Kafka: one partition, one block per read."""
+    """A source: one partition, one block per read."""
+
+    words, skips_expired = Words("Kafka", "topic", "s", "a restore"), False
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
 
-    def facts(self) -> SimpleNamespace:
-        return SimpleNamespace(topic_id="T", partitions=(0,))
+    def facts(self) -> SourceFacts:
+        return SourceFacts("T", (0,))
 
     def read(self, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
         for partition, (start, end) in ranges.items():
             yield Block(partition, records(partition, self.values[start:end], first=start), end)
+
+    def discard(self) -> None:
+        """The next read starts anew anyway."""
 
 
 class LegCase(Kept):
@@ -54,19 +59,19 @@ class LegCase(Kept):
         patch.setattr(pipelines.engine.leg, "stop_when_event_set", lambda _: stop_after_attempt(1))
         self.log = log or MemoryLog(ManualClock())
         self.clock = self.log.clock
-        self.topic = self.reader = Topic()
+        self.topic = Topic()
         self.names, self.directory, self.epoch = NAMES, directory, epoch
         self.engine = open_engine()
         columns = (("id", "id", "Int64", False), ("v", "v", "String", False))
         fields = (("id", "int"), ("v", "string"))
         self.stages = program(fields, columns, first_of("id", 3_600_000_000), source="s", topic="s", buckets=buckets)
         version = stage_config.store(self.log, NAMES, self.stages)
-        source = SimpleNamespace(source_id="s", topic="s", on_data_loss="halt")
+        source = SimpleNamespace(source_id="s")
         nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))
         self.config = SimpleNamespace(sources=[source], on_error=OnError(), resources=SimpleNamespace(nats=nats))
         versions = {"stage_config": version, "accepted_config": version}
         limits = {"driver_offsets": 10**9, "driver_frames": 10**9}
-        self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, **versions, **limits)
+        self.run = SimpleNamespace(identities={"s": "T"}, epochs={"ingest": epoch}, **versions, **limits)
         self.stores: dict[int, KeyedStore] = {}
         self.lease = SimpleNamespace(lost=threading.Event())
         self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, Path("run"), threading.Event())
@@ -83,8 +88,9 @@ class LegCase(Kept):
             self.stores[bucket] = KeyedStore(Place.local(self.directory / str(bucket)))
         return self.stores[bucket]
 
-    def discard_reader(self) -> None:
-        """The next read starts anew anyway."""
+    def source(self, source_id: str) -> Topic:
+        assert source_id == "s"
+        return self.topic
 
     def send(self, values: list[bytes]) -> None:
         """Records of one batch, a quarter of a second after those before, through ingest."""

@@ -154,7 +154,7 @@ class Command:
         log = self.world.log
         chain = Chain(log, NAMES, REDRIVE_CHAIN, self.epoch)
         chain.open()
-        redrive = Redrive(log, NAMES, "orders", chain)
+        redrive = Redrive(log, NAMES, chain)
         if self._action == EXPIRE:
             fold_redrive(log, NAMES, redrive_entries_that_may_go(log, NAMES, timedelta(0)))
         chosen = list(self._chosen())

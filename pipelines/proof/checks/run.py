@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from pipelines.config import DedupConfig, PipelineConfig
+from pipelines.config.source_ids import ingest_legs
 from pipelines.connectors.clickhouse.client import ClickHouse
-from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sources import open_source
 from pipelines.errors import HaltError
 from pipelines.proof.audit.run import Audit
 from pipelines.proof.checks import evaluate
@@ -141,9 +142,9 @@ class Look:
     def _freshness(self) -> CheckResult:
         limits = self._config.checks.freshness
         waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names).legs)
-        topic = KafkaTopic(self._config.sources[0])
+        sources = {leg: open_source(self._config, source_id) for leg, source_id in ingest_legs(self._config).items()}
         now = datetime.now(UTC)
-        found = behind(self._log, self._names, topic, waiting, now, limits.warn_after, limits.fail_after)
+        found = behind(self._log, self._names, sources, waiting, now, limits.warn_after, limits.fail_after)
         return evaluate.freshness(found, limits.warn_after, limits.fail_after)
 
     def _dead_letters(self) -> CheckResult:
