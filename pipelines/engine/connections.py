@@ -12,6 +12,7 @@ import duckdb
 from pipelines.config import PipelineConfig
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
 from pipelines.engine.run_spec import RunSpec, load_run, read_run
 from pipelines.errors import HaltError
@@ -55,6 +56,7 @@ class Connections(Kept):
         self._log = log
         self._owns_log = log is None
         self._sources: dict[str, Source] = {}
+        self._sink: Sink | None = None
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._dedup_stores: dict[int, KeyedStore] = {}
 
@@ -83,6 +85,12 @@ class Connections(Kept):
         return self._sources[source_id]
 
     @property
+    def sink(self) -> Sink:
+        if self._sink is None:
+            self._sink = open_sink(self.config)
+        return self._sink
+
+    @property
     def engine(self) -> duckdb.DuckDBPyConnection:
         if self._engine is None:
             self._engine = open_engine()
@@ -105,6 +113,9 @@ class Connections(Kept):
         for source in self._sources.values():
             source.close()
         self._sources.clear()
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
         self.discard_engine()
         if self._log is not None and self._owns_log:
             self._log.close()

@@ -31,8 +31,8 @@ from tenacity import (
 
 from pipelines.config import PipelineConfig, run_digest, version_of
 from pipelines.config.source_ids import ingest_legs
-from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
 from pipelines.control.control import forget_halts, note_halt
 from pipelines.engine.connections import Connections
@@ -189,7 +189,7 @@ class Runner:
 
     def _wait_for_systems(self) -> Prepared | None:
         """Run the startup checks, retried while a system is away, for `connect_seconds`; return None if stopped meanwhile."""
-        clickhouse = ClickHouse(self.config.sink, self.config.on_error.classes("clickhouse"))
+        sink = open_sink(self.config)
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),
             wait=wait_exponential_jitter(multiplier=0.5, max=5),
@@ -199,17 +199,17 @@ class Runner:
             reraise=True,
         )
         try:
-            return retrying(self._prepare, clickhouse)
+            return retrying(self._prepare, sink)
         except RetryableError:
             if self.stop_requested.is_set():
                 return None
             raise
         finally:
-            clickhouse.close()
+            sink.close()
             self._end_waiting()
 
-    def _prepare(self, clickhouse: ClickHouse) -> Prepared:
-        prepared = prepare(self.config, self.log, self.sources, clickhouse)
+    def _prepare(self, sink: Sink) -> Prepared:
+        prepared = prepare(self.config, self.log, self.sources, sink)
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
             self._targets = {

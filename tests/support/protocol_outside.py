@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipelines.config import OnError
-from pipelines.connectors.clickhouse.client import Table as TableFacts
-from pipelines.connectors.clickhouse.client import TableColumn
+from pipelines.connectors.sinks import Table as TableFacts
+from pipelines.connectors.sinks import TableColumn
 from pipelines.connectors.sources import Block, SourceFacts, Words
 from pipelines.engine.connections import Kept
 from pipelines.errors import DataLossError, RefusedError, RetryableError
@@ -140,6 +140,8 @@ class Table:
     With several partitions it writes a block partition by partition, and finds a row that it refuses only when it comes to its partition:
     those before it are stored.
     """
+
+    system = "ClickHouse"
 
     def __init__(self, world: "World", window: int = TOKEN_WINDOW) -> None:
         self.world, self.window = world, window
@@ -344,8 +346,8 @@ class Outside(Kept):
         self.names, self.log, self.engine = NAMES, world.log, None
         source = SimpleNamespace(source_id="orders")
         stages = world.config
-        where = {"connection_params": SimpleNamespace(database=stages.database), "table": stages.table}
-        sink = SimpleNamespace(**where, delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
+        world.table.target = stages.full_table
+        sink = SimpleNamespace(delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
         # The clock may step back by minutes in a long history; what is told of it has a test of its own.
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
         self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)
@@ -367,6 +369,10 @@ class Outside(Kept):
     def source(self, source_id: str) -> Topic:
         assert source_id == "orders"
         return self._world.topic
+
+    @property
+    def sink(self) -> Table:
+        return self._world.table
 
     def discard_engine(self) -> None:
         """There is none."""

@@ -81,7 +81,6 @@ class Runner:
             chain = Chain(log, NAMES, CHAINS[name], self.epoch)
             chain.open()
             legs[name] = kind(outside, chain, self.lease, Path("run"), self.stop)
-        legs["sink"]._clickhouse = self.world.table
         legs["ingest"].anchor(self.world.topic.ends if self.world.begins_at_latest else self.world.topic.starts)
         for name, leg in legs.items():
             self.actors.append(Actor(self.world, name, partial(self._run, leg, leg.start_offset()), self))

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from pipelines.config import DedupConfig, PipelineConfig
-from pipelines.connectors.clickhouse.client import ClickHouse, Table, TableColumn, View
+from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import KEEPS_EVERY_ROW, has_removing_ttl, removes_rows
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks import Table, TableColumn, View
 from pipelines.connectors.sources import Source
 from pipelines.connectors.sql import filled, statement
 from pipelines.proof.checks.evaluate import Behind, PositionCounts, RepeatedKeys, ViewSum

@@ -10,6 +10,7 @@ from pipelines.config import DedupConfig, PipelineConfig
 from pipelines.config.source_ids import ingest_legs
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks.clickhouse import column_faults
 from pipelines.connectors.sources import open_source
 from pipelines.errors import HaltError
 from pipelines.proof.audit.run import Audit
@@ -19,7 +20,6 @@ from pipelines.proof.checks.facts import TableFacts, behind, confirmed_rows, set
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.protocol.tally import tally
-from pipelines.runner.preflight import column_faults
 
 AUDITED_ROWS = 20_000_000
 """Limit of the rows for which an audit names missing confirmed rows: it reads everything, at 6 bytes a record."""
