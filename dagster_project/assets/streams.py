@@ -130,9 +130,12 @@ def _table_schema(pipeline: Pipeline) -> TableSchema:
 
 
 def _lineage(pipeline: Pipeline) -> TableColumnLineage:
-    topic = topic_key(pipeline, pipeline.config.sources[0])
-    mapping = pipeline.config.sink.mapping
-    return TableColumnLineage({entry.column_name: [TableColumnDep(asset_key=topic, column_name=entry.name)] for entry in mapping})
+    """Name for each column the topics that have its field."""
+    sources, mapping = pipeline.config.sources, pipeline.config.sink.mapping
+    keys = {entry.name: [topic_key(pipeline, source) for source in sources if entry.name in source.fields] for entry in mapping}
+    return TableColumnLineage(
+        {entry.column_name: [TableColumnDep(asset_key=key, column_name=entry.name) for key in keys[entry.name]] for entry in mapping}
+    )
 
 
 def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:

@@ -24,6 +24,7 @@ from pipelines.cli import state as state_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, selected
 from pipelines.config import PipelineConfig, json_schema, load, notes
+from pipelines.config.source_ids import only_source
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
 from pipelines.home import default_home
@@ -290,7 +291,7 @@ def produce(
     from pipelines.demo.produce import produce as send
 
     with errors_as_exit():
-        source = load(file).sources[0]
+        source = only_source(load(file))
         summary = send(client_settings(source), source.topic, count, rate, size, duplicate_share, bad_share, seed, partitions)
     typer.echo(json.dumps(asdict(summary), indent=2))
 

@@ -24,6 +24,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from pipelines.cli.arguments import err, errors_as_exit, out
 from pipelines.config import load
+from pipelines.config.source_ids import only_source
 from pipelines.errors import HaltError, RetryableError
 from pipelines.home import default_home
 from resources.local import cli as local_cli
@@ -151,7 +152,7 @@ def _give_orders(environment: Mapping[str, str]) -> None:
     from pipelines.connectors.kafka.settings import client_settings
     from pipelines.demo.produce import ensure_topic, produce
 
-    source = load(_EXAMPLE, environment).sources[0]
+    source = only_source(load(_EXAMPLE, environment))
     connection = client_settings(source)
     ensure_topic(connection, source.topic, 4)
     if _is_empty(KafkaTopic(source)):

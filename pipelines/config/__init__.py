@@ -4,7 +4,7 @@ The single source of truth for defaults, bounds and the rules between fields; do
 
     text.py         YAML or JSON to a tree             interpolate.py  ${NAME} and {file: PATH} in the tree
     base.py         what the models share              durations.py    "1h30m" and "512MiB"
-    sources.py transforms.py sink.py on_error.py checks.py alerts.py pipeline.py  the models, in the order of the file
+    sources/ transforms/ sink.py on_error.py checks.py alerts.py pipeline.py      the models, in the order of the file
     rules.py        rules between sections             partial.py      the sound part of a faulty file, for the rules
     faults.py       pydantic's errors in plain words   load.py         all of that, from text to PipelineConfig
     analysis.py     notes, version, shape, what this release cannot run

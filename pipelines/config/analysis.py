@@ -11,7 +11,8 @@ from pipelines.config import rules
 from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
 from pipelines.config.pipeline import PipelineConfig
-from pipelines.config.sources import KafkaSource
+from pipelines.config.source_ids import MORE_SOURCES
+from pipelines.config.sources import KafkaConnection, KafkaSource
 from pipelines.config.text import path_text, read_tree
 from pipelines.config.transforms import DedupConfig
 from pipelines.protocol.stream_limits import bytes_kept_of_out
@@ -104,7 +105,9 @@ def _limits(config: PipelineConfig) -> _Notes:
 
 def _connections(config: PipelineConfig) -> _Notes:
     for index, source in enumerate(config.sources):
-        connection = source.connection_params
+        connection = getattr(source, "connection_params", None)
+        if not isinstance(connection, KafkaConnection):
+            continue
         at: Location = ("sources", index, "connection_params")
         if connection.skip_tls_verification:
             yield (*at, "skip_tls_verification"), "anyone can impersonate the brokers"
@@ -164,7 +167,7 @@ def unsupported(config: PipelineConfig) -> list[str]:
     if rules.joins(config):
         found.append("join: is not supported yet")
     if len(config.sources) > 1:
-        found.append("sources: two sources are not supported yet")
+        found.append(MORE_SOURCES)
     found += [f"sources[{index}].columns: is not supported yet" for index, source in enumerate(config.sources) if source.columns]
     return found
 

@@ -12,7 +12,7 @@ from pipelines.config.base import Duration, Faults, Model, Secret, Size, Text, W
 from pipelines.config.checks import Checks
 from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sink import ClickHouseSink
-from pipelines.config.sources import KafkaSource
+from pipelines.config.sources import KafkaSource, Source
 from pipelines.config.transforms import Join, Transform
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
 from pipelines.protocol.topology import Topology
@@ -225,7 +225,7 @@ class PipelineConfig(Model):
         Field(json_schema_extra={"pattern": PIPELINE_ID}),
     ] = Field(description="Name of the pipeline in streams, tokens and directories; never changes.")
     name: str = Field(default="", description="Display name.")
-    sources: Annotated[tuple[KafkaSource, ...], Field(min_length=1)] = Field(description="One Kafka topic, or two with a join.")
+    sources: Annotated[tuple[Source, ...], Field(min_length=1)] = Field(description="One Kafka topic, or two with a join.")
     transforms: tuple[Transform, ...] = Field(default=(), description="Dedup, filter and stateless transforms, in order.")
     join: Join | None = Field(default=None, description="Joins two sources.")
     sink: ClickHouseSink = Field(description="The ClickHouse table to write.")

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.sinks.clickhouse import check_columns
 from pipelines.dead_letters.triage import Group, Selection, groups
 from pipelines.errors import HaltError
 from pipelines.maintenance.inspect import KeyState
@@ -26,7 +27,6 @@ from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
 from pipelines.protocol.redrive import records_of_letters
-from pipelines.runner.preflight import check_columns
 
 
 @dataclass(frozen=True)

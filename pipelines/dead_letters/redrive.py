@@ -1,8 +1,8 @@
 """Takes dead letters, beside the running pipeline or without one: plans, then frames on the raw stream, then `done`.
 
 It is no Spark leg: dead letters are few, and a command takes them. The protocol is that of the legs. A record's subject is
-`raw.<source>.redrive.<partition>` of its original Kafka partition, in the order of (plan, place in the plan), so a plan that was killed
-half-way continues after the last record found there.
+`raw.<source>.redrive.<partition>` of its original source and partition, in the order of (plan, place in the plan), so a plan that was
+killed half-way continues after the last record found there.
 """
 
 import base64
@@ -22,7 +22,7 @@ from pipelines.protocol.bodies import REDRIVE_CHAIN, RedriveDone, RedrivePlan
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import REDRIVE, Names
-from pipelines.protocol.positions import Position
+from pipelines.protocol.positions import Position, SourcePartition
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, cut_frames, decode_frame, place_of_frame
 from pipelines.protocol.redrive import DISCARD, ENTER, STATE_AFTER, Places, Rows, Taken, batches, count, records_of_letters, rows_of
 
@@ -33,11 +33,29 @@ LAG_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Portion:
-    """Redriven records of one plan: REDRIVEN_SCHEMA, their topics, and each one's place in the plan, ascending."""
+    """Redriven records of one plan: REDRIVEN_SCHEMA, their topics and source ids, and each one's place in the plan, ascending."""
 
     records: pa.Table
     topics: pa.ChunkedArray
+    sources: pa.ChunkedArray
     places: Rows
+
+    @classmethod
+    def of(cls, letters: pa.Table, first: int) -> "Portion":
+        """Return the portion of dead letters whose places begin at `first`."""
+        places = np.arange(first, first + letters.num_rows)
+        return cls(records_of_letters(letters), letters.column("_tf_topic"), letters.column("source"), places)
+
+    def shares(self) -> Iterator[tuple[SourcePartition, "Portion"]]:
+        """Yield the records of each partition of each source, in the order of their first records."""
+        partitions = self.records.column("partition")
+        for source in pc.unique(self.sources).to_pylist():
+            is_of_source = pc.equal(self.sources, source)
+            for partition in pc.unique(partitions.filter(is_of_source)).to_pylist():
+                mine = pc.and_(is_of_source, pc.equal(partitions, partition))
+                places = self.places[mine.to_numpy()]
+                share = Portion(self.records.filter(mine), self.topics.filter(mine), self.sources.filter(mine), places)
+                yield SourcePartition(source, partition), share
 
 
 def taken(log: Any, names: Names) -> Taken:
@@ -60,9 +78,9 @@ def taken(log: Any, names: Names) -> Taken:
 class Redrive:
     """Takes dead letters for the holder of the lease. `chain` is opened; an open plan of an earlier holder is finished at once."""
 
-    def __init__(self, log: Any, names: Names, source: str, chain: Chain[RedrivePlan, RedriveDone]) -> None:
+    def __init__(self, log: Any, names: Names, chain: Chain[RedrivePlan, RedriveDone]) -> None:
         self._log: Any = log
-        self._names, self._source, self._chain = names, source, chain
+        self._names, self._chain = names, chain
         if chain.state.plan is not None:
             self._finish(chain.state.plan.body)
 
@@ -102,24 +120,19 @@ class Redrive:
 
     def _append(self, plan: RedrivePlan) -> None:
         """Write the records that the plan's subjects do not hold yet."""
-        appenders: dict[int, Appender[Position]] = {}
+        appenders: dict[SourcePartition, Appender[Position]] = {}
         for portion in self._portions(plan):
-            partitions = portion.records.column("partition")
-            for partition in pc.unique(partitions).to_pylist():
-                if partition not in appenders:
-                    subject = self._names.redriven(self._source, partition)
+            for key, share in portion.shares():
+                if key not in appenders:
                     limit = Position.end_of(plan.to)
-                    appenders[partition] = Appender(self._log, self._names.stream("raw"), subject, last_position, limit)
-                mine = pc.equal(partitions, partition)
-                places = portion.places[mine.to_numpy()]
-                share = Portion(portion.records.filter(mine), portion.topics.filter(mine), places)
-                _append_share(appenders[partition], plan.to, share, partition)
+                    appenders[key] = Appender(self._log, self._names.stream("raw"), self._names.redriven(*key), last_position, limit)
+                _append_share(appenders[key], plan.to, share, key.partition)
 
     def _portions(self, plan: RedrivePlan) -> Iterator[Portion]:
         """Yield the plan's records, one stored frame at a time."""
         if plan.records:
             letters = decode_frame(base64.b64decode(plan.records))
-            yield Portion(records_of_letters(letters), letters.column("_tf_topic"), np.arange(letters.num_rows))
+            yield Portion.of(letters, 0)
             return
         stream, first = self._names.stream("dlq"), 0
         for sequence, ranges in plan.letters:
@@ -130,12 +143,12 @@ class Redrive:
                     "backup"
                 )
             letters = decode_frame(message.payload, place_of_frame(message)).take(pa.array(rows_of(ranges)))
-            yield Portion(records_of_letters(letters), letters.column("_tf_topic"), np.arange(first, first + letters.num_rows))
+            yield Portion.of(letters, first)
             first += letters.num_rows
 
 
 def _append_share(appender: Appender[Position], number: int, share: Portion, partition: int) -> None:
-    """Append records of one Kafka partition after the subject's tail; records that another attempt has written are left out."""
+    """Append records of one partition of a source after the subject's tail; records that another attempt has written are left out."""
     records, places = share.records, share.places
     headers = {HEADER_TOPIC: share.topics[0].as_py(), HEADER_PARTITION: str(partition)}
     while True:

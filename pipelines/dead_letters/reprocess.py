@@ -63,7 +63,7 @@ class Reprocessing:
             purge_lease(self._log, self._names, REDRIVE)
             chain = Chain(self._log, self._names, REDRIVE_CHAIN, epoch)
             chain.open()
-            self._redrive = Redrive(self._log, self._names, config.sources[0].source_id, chain)
+            self._redrive = Redrive(self._log, self._names, chain)
         except BaseException:
             self.close()
             raise

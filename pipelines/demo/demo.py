@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from pipelines.config import PipelineConfig, load
+from pipelines.config.source_ids import only_source
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.nats.client import JetStream
@@ -214,7 +215,7 @@ class _Stage:
         self._console.print(f"   {text}", soft_wrap=True)
 
     def _produce(self, recipe: Recipe, count: int) -> ProduceSummary:
-        source = self._config.sources[0]
+        source = only_source(self._config)
         _headline(self._console, 2, f"Producing {count_of(count, 'order')} of {recipe.size:,} bytes to topic {source.topic}")
         with _bar(self._console) as bar:
             task = bar.add_task("produced", total=count)
@@ -344,7 +345,7 @@ class _Stage:
     def _verify(self, produced: ProduceSummary) -> bool:
         """Compare Kafka's positions with the table and the dead letters, then the values as `tallyflow verify` does."""
         _headline(self._console, 6, "Checking Kafka's positions against the table and the dead letters")
-        records = read_topic(client_settings(self._config.sources[0]), produced.topic, ["key"])
+        records = read_topic(client_settings(only_source(self._config)), produced.topic, ["key"])
         duplicates = duplicates_by_key(records)
         rows = _positions(table_batches(self._config.sink, POSITION_SCHEMA.names))
         log = JetStream(self._config.nats).connect()

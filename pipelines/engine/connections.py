@@ -11,8 +11,9 @@ import duckdb
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.duckdb import open_engine
-from pipelines.connectors.kafka.client import KafkaTopic, RangeReader
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks import Sink, open_sink
+from pipelines.connectors.sources import Source, open_source
 from pipelines.engine.run_spec import RunSpec, load_run, read_run
 from pipelines.errors import HaltError
 from pipelines.host import collect_rarely
@@ -40,7 +41,7 @@ class Kept:
 class Connections(Kept):
     """The connections of a leg's work to other systems.
 
-    The reader and the engine serve one thread at a time; the log serves many.
+    A source's reader and the engine serve one thread at a time; the log serves many.
     """
 
     def __init__(self, run: RunSpec, keep_partitions: bool, log: JetStream | None = None, config: PipelineConfig | None = None) -> None:
@@ -55,8 +56,8 @@ class Connections(Kept):
         self._keep_partitions = keep_partitions
         self._log = log
         self._owns_log = log is None
-        self._reader: RangeReader | None = None
-        self._topic: KafkaTopic | None = None
+        self._sources: dict[str, Source] = {}
+        self._sink: Sink | None = None
         self._engine: Engine | None = None
         self._dedup_stores: dict[int, KeyedStore] = {}
 
@@ -78,17 +79,17 @@ class Connections(Kept):
             self._log = JetStream(self.config.nats, classes=self.config.on_error.classes("nats"))
         return self._log
 
-    @property
-    def reader(self) -> RangeReader:
-        if self._reader is None:
-            self._reader = RangeReader(self.config.sources[0], self._keep_partitions, self.config.on_error.classes("kafka"))
-        return self._reader
+    def source(self, source_id: str) -> Source:
+        """Return the source of this id. Raise HaltError if the file has none."""
+        if source_id not in self._sources:
+            self._sources[source_id] = open_source(self.config, source_id, self._keep_partitions)
+        return self._sources[source_id]
 
     @property
-    def topic(self) -> KafkaTopic:
-        if self._topic is None:
-            self._topic = KafkaTopic(self.config.sources[0], self.config.on_error.classes("kafka"))
-        return self._topic
+    def sink(self) -> Sink:
+        if self._sink is None:
+            self._sink = open_sink(self.config)
+        return self._sink
 
     @property
     def engine(self) -> Engine:
@@ -102,12 +103,6 @@ class Connections(Kept):
             self._dedup_stores[bucket] = KeyedStore(Place.at(dedup_place(self.run.state_place, bucket)))
         return self._dedup_stores[bucket]
 
-    def discard_reader(self) -> None:
-        """Discard the reader after a failed read: the next read starts with a fresh consumer."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
     def discard_engine(self) -> None:
         """Discard the engine after an error in a stage, which may have left it unusable."""
         if self._engine is not None:
@@ -116,7 +111,12 @@ class Connections(Kept):
             self._engine = None
 
     def close(self) -> None:
-        self.discard_reader()
+        for source in self._sources.values():
+            source.close()
+        self._sources.clear()
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
         self.discard_engine()
         if self._log is not None and self._owns_log:
             self._log.close()

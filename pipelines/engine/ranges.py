@@ -25,8 +25,8 @@ from pipelines.errors import RetryableError
 from pipelines.protocol.naming import Names
 
 if TYPE_CHECKING:
-    from pipelines.connectors.kafka.client import Asked, KafkaTopic
     from pipelines.connectors.nats.client import JetStream
+    from pipelines.connectors.sources import Asked, Source
     from pipelines.protocol.topology import LegId
 
 IDLE_SECONDS = 0.5
@@ -48,7 +48,7 @@ Offset = dict[str, int]
 
 
 class RangePartition(InputPartition):
-    """One sub-range: of a Kafka partition (offsets, end exclusive) or of a stream (sequences, start exclusive, end inclusive)."""
+    """One sub-range: of a source's partition (offsets, end exclusive) or of a stream (sequences, start exclusive, end inclusive)."""
 
     def __init__(self, part: str, start: int, stop: int) -> None:
         self.part, self.start, self.stop = part, start, stop
@@ -147,8 +147,8 @@ def offset_text(offset: Mapping[Any, int]) -> str:
     return ",".join(f"{part}:{value}" for part, value in offset.items())
 
 
-class _KafkaRangeReader(_RangeReader):
-    """Reads ranges of Kafka; offsets are {partition: next offset}. New partitions join from offset 0 within 5 s.
+class _SourceRangeReader(_RangeReader):
+    """Reads ranges of a source; offsets are {partition: next offset}. New partitions join from offset 0 within 5 s.
 
     After a range of under `few` offsets the next one waits until LINGER_SECONDS have passed, so that few large batches replace many small
     ones. The first record after a quiet time is not delayed.
@@ -159,7 +159,7 @@ class _KafkaRangeReader(_RangeReader):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self._until = _offset(options["until"]) if "until" in options else None
-        self._topic: KafkaTopic | None = None
+        self._source: Source | None = None
         self._partitions: tuple[int, ...] = ()
         self._silent: set[int] = set()
         self._asked_silent: Asked | None = None
@@ -170,50 +170,51 @@ class _KafkaRangeReader(_RangeReader):
         self._linger_until = 0.0
 
     def _available(self, start: Offset) -> Offset:
-        if self._topic is None:
-            from pipelines.connectors.kafka.client import KafkaTopic
+        if self._source is None:
+            from pipelines.connectors.sources import open_source
             from pipelines.engine.run_spec import load_run
 
             config = load_run(self._options["run"]).config
-            self._topic = KafkaTopic(config.sources[0], config.on_error.classes("kafka"))
+            self._source = open_source(config, config.topology.file_id(LegId.parse(self._options["leg"])))
         now = time.monotonic()
         if now - self._looked_at >= _FACTS_EVERY_SECONDS:
-            self._partitions = self._topic.facts().partitions
+            self._partitions = self._source.facts().partitions
             self._looked_at = now
-        ends = self._ends(self._topic, start)
+        ends = self._ends(self._source, start)
         if self._until is None:
             return ends
         return {part: min(end, self._until[part]) for part, end in ends.items() if part in self._until}
 
-    def _ends(self, topic: "KafkaTopic", start: Offset) -> Offset:
+    def _ends(self, source: "Source", start: Offset) -> Offset:
         """Return the end of each partition; for a partition without a leader its `start`, so that the others continue."""
         asked = [p for p in self._partitions if p not in self._silent]
         ends: dict[int, int] = {}
         if asked:
-            ends, lost = topic.known_ends(asked)
+            ends, lost = source.known_ends(asked)
             self._silent |= set(lost)
-        ends |= self._ends_heard_since(topic)
+        ends |= self._ends_heard_since(source)
         return {str(p): ends.get(p, start.get(str(p), 0)) for p in sorted(self._partitions)}
 
-    def _ends_heard_since(self, topic: "KafkaTopic") -> dict[int, int]:
+    def _ends_heard_since(self, source: "Source") -> dict[int, int]:
         """Return the ends of silent partitions that have answered meanwhile. They are asked repeatedly, without waiting for the answers."""
         found: dict[int, int] = {}
         if self._asked_silent is not None and all(future.done() for future in self._asked_silent.values()):
             with suppress(RetryableError):
-                found, _ = topic.heard(self._asked_silent)
+                found, _ = source.heard(self._asked_silent)
             self._silent -= set(found)
             self._asked_silent = None
         if self._silent and self._asked_silent is None and time.monotonic() >= self._ask_silent_at:
             self._ask_silent_at = time.monotonic() + _ASK_SILENT_EVERY_SECONDS
-            self._asked_silent = topic.ask_ends(sorted(self._silent))
+            self._asked_silent = source.ask_ends(sorted(self._silent))
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Freeze the end. Raise RetryableError while a partition has no leader: without its end the query would leave it out."""
         super().prepareForTriggerAvailableNow()
-        if self._silent:
+        if self._silent and self._source is not None:
+            silent = ", ".join(map(str, sorted(self._silent)))
             raise RetryableError(
-                f"freezing the end of the topic: no leader answers for partition {', '.join(map(str, sorted(self._silent)))}; "
+                f"freezing the end of the {self._source.words.noun}: no leader answers for partition {silent}; "
                 "start the query again when it has one"
             )
 
@@ -324,21 +325,22 @@ class _StreamRangeReader(_RangeReader):
         return [RangePartition("sequence", first, last)] if last > first else []
 
 
-class KafkaRanges(DataSource):
-    """The source `format("tallyflow_kafka")`: `run` is the path of the run file, `start` the first offsets as `partition:offset,...`.
+class SourceRanges(DataSource):
+    """The Data Source `format("tallyflow_source")`: `run` is the path of the run file, `leg` the source's ingest leg.
 
-    `until`, in the same form: plan nothing at or beyond these offsets, and no other partition. `few`: see `_KafkaRangeReader`.
+    `start`: the first offsets as `partition:offset,...`. `until`, in the same form: plan nothing at or beyond these offsets, and no other
+    partition. `few`: see `_SourceRangeReader`.
     """
 
     @classmethod
     def name(cls) -> str:
-        return "tallyflow_kafka"
+        return "tallyflow_source"
 
     def schema(self) -> StructType:
         return RANGE_SCHEMA
 
-    def streamReader(self, schema: StructType) -> _KafkaRangeReader:
-        return _KafkaRangeReader(self.options)
+    def streamReader(self, schema: StructType) -> _SourceRangeReader:
+        return _SourceRangeReader(self.options)
 
 
 class StreamRanges(DataSource):

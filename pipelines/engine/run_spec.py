@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One start of a runner. `epochs` by the ids of its legs, `stage_config` is the version that new plans name.
+    """One start of a runner. `epochs` by leg, `identities` by the ids of its sources; new plans name the version `stage_config`.
 
     Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are processed in the driver, larger ones in tasks.
     `state_place` is the directory or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty
@@ -37,7 +37,7 @@ class RunSpec:
     config_name: str
     epochs: dict[str, int]
     stream_ids: dict[str, str]
-    topic_id: str
+    identities: dict[str, str]
     stage_config: str
     driver_offsets: int
     driver_frames: int
@@ -50,7 +50,7 @@ class RunSpec:
     def beside(cls, config_text: str, config: PipelineConfig, state_place: str = "") -> "RunSpec":
         """Return the run of work beside the stream, which plans nothing. `config`: the text as this process has resolved it."""
         name = f"pipeline {config.pipeline_id}"
-        return cls(config_text, name, {}, {}, "", "", 0, 0, state_place, resolved=resolved_digest(config))
+        return cls(config_text, name, {}, {}, {}, "", 0, 0, state_place, resolved=resolved_digest(config))
 
     def save(self, path: Path) -> None:
         write_whole(path, self.text())

@@ -11,7 +11,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from pipelines.engine.class_archive import java_option
-from pipelines.engine.ranges import KafkaRanges, StreamRanges
+from pipelines.engine.ranges import SourceRanges, StreamRanges
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -75,7 +75,7 @@ def build_session(
         .config("spark.driver.extraJavaOptions", " ".join(options))
     )
     session = builder.getOrCreate()
-    for source in (KafkaRanges, StreamRanges):
+    for source in (SourceRanges, StreamRanges):
         session.dataSource.register(source)
     return session
 

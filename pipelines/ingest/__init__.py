@@ -1,1 +1,1 @@
-"""Kafka to raw: each offset in exactly one frame."""
+"""Sources to raw: each offset in exactly one frame."""

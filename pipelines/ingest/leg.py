@@ -1,4 +1,4 @@
-"""The ingest leg: ranges of Kafka offsets to frames on the raw stream. A work item is one partition's range."""
+"""The ingest leg of a source: ranges of its offsets to frames on the raw stream. A work item is one partition's range."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,30 +8,21 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.connectors.kafka.client import Block, GroupOffsets
 from pipelines.connectors.nats.client import fetch_whole
+from pipelines.connectors.sources import Block, Source, Words
 from pipelines.engine.connections import Connections
 from pipelines.engine.execute import Work, run_here, run_in_tasks
 from pipelines.engine.leg import Leg, ReplanError
 from pipelines.engine.ranges import admit
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ingest.narrowing import narrowed, rest_behind, rest_to_plan
-from pipelines.ingest.writer import PartitionWriter, check_cover, last_offset
+from pipelines.ingest.writer import PartitionWriter, check_cover, frame_headers, identity_of, last_offset
 from pipelines.protocol.append import Appender, Tail, Written
 from pipelines.protocol.bodies import IngestDone, IngestPlan, RawTail
-from pipelines.protocol.codec import Count, Form, PartitionKey
+from pipelines.protocol.codec import Count, Form, PartitionKey, Text
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.ledger import Entry
-from pipelines.protocol.records import (
-    HEADER_FIRST,
-    HEADER_PARTITION,
-    HEADER_RUN,
-    HEADER_SKIPPED,
-    HEADER_TOPIC,
-    HEADER_TOPIC_ID,
-    RAW_SCHEMA,
-    encode_frame,
-)
+from pipelines.protocol.ledger import Entry, Log
+from pipelines.protocol.records import HEADER_FIRST, HEADER_SKIPPED, RAW_SCHEMA, encode_frame
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 
 FLUSH_BYTES = 4 * 1024 * 1024
@@ -42,11 +33,12 @@ _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class IngestItem(Form):
-    """Offsets [start, end) to read by partition, and the known ends of their subjects.
+    """Offsets [start, end) of a source to read by partition, and the known ends of their subjects.
 
     Offsets of `standing` partitions are on raw already, and are only reported.
     """
 
+    source: Text
     ranges: dict[PartitionKey, tuple[Count, Count]]
     tails: dict[PartitionKey, RawTail]
     standing: tuple[PartitionKey, ...] = ()
@@ -77,75 +69,92 @@ def ingest(connections: Connections, item: IngestItem) -> IngestReport:
     """
     ranges = {int(p): range_ for p, range_ in item.ranges.items()}
     tails = {int(p): Tail(tail.sequence, tail.offset) for p, tail in item.tails.items()}
-    writers = {p: _writer(connections, p, start, end, tails.get(p)) for p, (start, end) in ranges.items()}
+    copy = _Copy(connections, item.source, ranges, tails)
     standing = set(map(int, item.standing))
     for partition in standing:
-        writers[partition].must_read_back = True
+        copy.writers[partition].must_read_back = True
     try:
-        _copy(connections, {p: r for p, r in ranges.items() if p not in standing}, writers)
+        copy.run({p: r for p, r in ranges.items() if p not in standing})
     except (DataLossError, RetryableError):
-        connections.discard_reader()
+        copy.source.discard()
         raise
-    return IngestReport({str(p): _report(connections, writer, *ranges[p], p, tails.get(p)) for p, writer in writers.items()})
+    return IngestReport({str(p): copy.report(p, tails.get(p)) for p in ranges})
 
 
 INGEST = Work(ingest, IngestItem, IngestReport)
 
 
-def _item(ranges: dict[str, tuple[int, int]], tails: Mapping[str, RawTail], standing: Sequence[str]) -> IngestItem:
-    return IngestItem(ranges, {p: tails[p] for p in ranges if p in tails}, tuple(p for p in ranges if p in standing))
+class _Copy:
+    """One attempt at the ranges of an item: its source, and a writer per partition."""
+
+    def __init__(
+        self, connections: Connections, source_id: str, ranges: Mapping[int, tuple[int, int]], tails: Mapping[int, Tail[int]]
+    ) -> None:
+        self.connections, self.source_id, self.ranges = connections, source_id, ranges
+        self.source = connections.source(source_id)
+        self.writers = {p: self._writer(p, start, end, tails.get(p)) for p, (start, end) in ranges.items()}
+
+    def _writer(self, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
+        appender = Appender(*_place(self.connections, self.source_id, partition), last_offset, end - 1, tail)
+        return PartitionWriter(appender, start, end, _headers(self.connections, self.source_id, self.source.words, partition))
+
+    def run(self, ranges: dict[int, tuple[int, int]]) -> None:
+        """Copy these ranges of the item."""
+        held: dict[int, list[Block]] = {}
+        held_bytes = 0
+        with ThreadPoolExecutor(1, "append") as publisher:
+            last: Future[None] | None = None
+            for block in _blocks(self.source, ranges):
+                reach("ingest.after-poll")
+                held.setdefault(block.partition, []).append(block)
+                held_bytes += block.records.get_total_buffer_size()
+                if block.is_expired or held_bytes >= FLUSH_BYTES:
+                    if last is not None:
+                        last.result()
+                    last = publisher.submit(self._flush, held)
+                    held, held_bytes = {}, 0
+            if last is not None:
+                last.result()
+            if held:
+                publisher.submit(self._flush, held).result()
+        reach("ingest.after-publish")
+
+    def _flush(self, held: dict[int, list[Block]]) -> None:
+        """Write blocks, once it is certain that they were read from the pipeline's original source: identities are never reused."""
+        self._check_identity()
+        for partition, blocks in held.items():
+            _write(self.writers[partition], blocks)
+
+    def _check_identity(self) -> None:
+        if self.source.facts().identity != self.connections.run.identities[self.source_id]:
+            raise DataLossError(
+                f"{self.source.words} was deleted and made again while it was read: its offsets mean other "
+                "records; delete the pipeline and start it anew, or use another pipeline_id and another table"
+            )
+
+    def report(self, partition: int, tail: Tail[int] | None) -> PartitionReport:
+        """Report the frames of a partition's range on its subject, with their sequences."""
+        writer, (start, end) = self.writers[partition], self.ranges[partition]
+        subject = self.connections.names.raw(self.source_id, partition)
+        frames = writer.frames
+        skipped = 0
+        if writer.must_read_back:
+            frames, skipped = _stored_frames(self.connections, subject, start, end, tail)
+        check_cover(frames, start, end, subject)
+        rows = sum(frame.rows for frame in frames)
+        tail_now = RawTail(frames[-1].sequence, frames[-1].last)
+        return PartitionReport(len(frames), tail_now, rows, skipped, sum(frame.bytes for frame in frames))
 
 
-def _writer(connections: Connections, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
-    names, source = connections.names, connections.config.sources[0]
-    subject = names.raw(source.source_id, partition)
-    appender = Appender(connections.log, names.stream("raw"), subject, last_offset, end - 1, tail)
-    return PartitionWriter(appender, start, end, frame_headers(connections, partition))
+def _place(connections: Connections, source_id: str, partition: int) -> tuple[Log, str, str]:
+    """Return the log, the stream and the subject of a partition's frames."""
+    names = connections.names
+    return connections.log, names.stream("raw"), names.raw(source_id, partition)
 
 
-def frame_headers(connections: Connections, partition: int) -> dict[str, str]:
-    return {
-        HEADER_TOPIC: connections.config.sources[0].topic,
-        HEADER_TOPIC_ID: connections.run.topic_id,
-        HEADER_PARTITION: str(partition),
-        HEADER_RUN: str(connections.run.epochs["ingest"]),
-    }
-
-
-def _copy(connections: Connections, ranges: dict[int, tuple[int, int]], writers: dict[int, PartitionWriter]) -> None:
-    held: dict[int, list[Block]] = {}
-    held_bytes = 0
-    with ThreadPoolExecutor(1, "append") as publisher:
-        last: Future[None] | None = None
-        for block in _blocks(connections, ranges):
-            reach("ingest.after-poll")
-            held.setdefault(block.partition, []).append(block)
-            held_bytes += block.records.get_total_buffer_size()
-            if block.is_expired or held_bytes >= FLUSH_BYTES:
-                if last is not None:
-                    last.result()
-                last = publisher.submit(_flush, connections, writers, held)
-                held, held_bytes = {}, 0
-        if last is not None:
-            last.result()
-        if held:
-            publisher.submit(_flush, connections, writers, held).result()
-    reach("ingest.after-publish")
-
-
-def _flush(connections: Connections, writers: dict[int, PartitionWriter], held: dict[int, list[Block]]) -> None:
-    """Write blocks, once it is certain that they were read from the pipeline's original topic: topic ids are never reused."""
-    _check_topic(connections)
-    for partition, blocks in held.items():
-        _write(writers[partition], blocks)
-
-
-def _check_topic(connections: Connections) -> None:
-    if connections.topic.facts().topic_id != connections.run.topic_id:
-        raise DataLossError(
-            f"topic {connections.config.sources[0].topic} was deleted and made again while it was read: its offsets mean other "
-            "records; delete the pipeline and start it anew, or use another pipeline_id and another table"
-        )
+def _headers(connections: Connections, source_id: str, words: Words, partition: int) -> dict[str, str]:
+    run = connections.run
+    return frame_headers(words.name, run.identities[source_id], partition, run.epochs["ingest"])
 
 
 def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
@@ -162,49 +171,35 @@ def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
         writer.write(pa.concat_tables([b.records for b in blocks]), end.next_offset)
 
 
-def _blocks(connections: Connections, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
-    """Yield the blocks of all ranges; with `on_data_loss: skip` in the source, expired offsets come as a block that names them."""
+def _blocks(source: Source, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
+    """Yield the blocks of all ranges; from a source that skips expired offsets, they come as a block that names them."""
     left = dict(ranges)
     while left:
         try:
-            for block in connections.reader.read(left):
+            for block in source.read(left):
                 left[block.partition] = (block.next_offset, left[block.partition][1])
                 yield block
             return
         except DataLossError:
-            if connections.config.sources[0].on_data_loss != "skip":
+            if not source.skips_expired:
                 raise
-            connections.discard_reader()
-        expired = list(_expired(connections, left))
+            source.discard()
+        expired = list(_expired(source, left))
         if not expired:
-            raise DataLossError(f"reading {connections.config.sources[0].topic}: offsets {left} cannot be read, yet Kafka says they exist")
+            words = source.words
+            raise DataLossError(f"reading {words.name}: offsets {left} cannot be read, yet {words.system} says they exist")
         for block in expired:
             left[block.partition] = (block.next_offset, left[block.partition][1])
             yield block
         left = {p: (start, end) for p, (start, end) in left.items() if start < end}
 
 
-def _expired(connections: Connections, left: dict[int, tuple[int, int]]) -> Iterator[Block]:
-    first_kept = connections.topic.starts(list(left))
+def _expired(source: Source, left: dict[int, tuple[int, int]]) -> Iterator[Block]:
+    first_kept = source.starts(list(left))
     for partition, (start, end) in left.items():
         resume = min(first_kept[partition], end)
         if resume > start:
             yield Block(partition, RAW_SCHEMA.empty_table(), resume, is_expired=True)
-
-
-def _report(
-    connections: Connections, writer: PartitionWriter, start: int, end: int, partition: int, tail: Tail[int] | None
-) -> PartitionReport:
-    """Report the frames of the range on the subject, with their sequences."""
-    subject = connections.names.raw(connections.config.sources[0].source_id, partition)
-    frames = writer.frames
-    skipped = 0
-    if writer.must_read_back:
-        frames, skipped = _stored_frames(connections, subject, start, end, tail)
-    check_cover(frames, start, end, subject)
-    rows = sum(frame.rows for frame in frames)
-    tail_now = RawTail(frames[-1].sequence, frames[-1].last)
-    return PartitionReport(len(frames), tail_now, rows, skipped, sum(frame.bytes for frame in frames))
 
 
 def _stored_frames(connections: Connections, subject: str, start: int, end: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
@@ -223,30 +218,30 @@ def _stored_frames(connections: Connections, subject: str, start: int, end: int,
     return frames, skipped
 
 
-def anchor(connections: Connections, starts: dict[int, int]) -> dict[int, Tail[int]]:
+def anchor(connections: Connections, source_id: str, starts: dict[int, int]) -> dict[int, Tail[int]]:
     """Store the first-start offsets as an empty frame per partition that has none yet; return the tails."""
-    tails = {}
-    names, source = connections.names, connections.config.sources[0]
+    tails, words = {}, connections.source(source_id).words
     for partition, start in starts.items():
-        subject = names.raw(source.source_id, partition)
-        appender = Appender(connections.log, names.stream("raw"), subject, last_offset, start - 1)
+        appender = Appender(*_place(connections, source_id, partition), last_offset, start - 1)
         if appender.tail.sequence == 0:
-            appender.append(encode_frame(RAW_SCHEMA.empty_table()), start, start - 1, 0, frame_headers(connections, partition))
+            empty = encode_frame(RAW_SCHEMA.empty_table())
+            appender.append(empty, start, start - 1, 0, _headers(connections, source_id, words, partition))
         tails[partition] = appender.tail
     return tails
 
 
-def resume_points(connections: Connections, partitions: Sequence[int]) -> dict[int, Tail[int]]:
+def resume_points(connections: Connections, source_id: str, partitions: Sequence[int]) -> dict[int, Tail[int]]:
     """Return the tail of each partition's subject; partitions without a frame are left out."""
-    names, source = connections.names, connections.config.sources[0]
+    identity = connections.run.identities[source_id]
     tails: dict[int, Tail[int]] = {}
     for partition in partitions:
-        message = connections.log.last(names.stream("raw"), names.raw(source.source_id, partition))
+        log, stream, subject = _place(connections, source_id, partition)
+        message = log.last(stream, subject)
         if message is not None:
-            if message.headers[HEADER_TOPIC_ID] != connections.run.topic_id:
+            if identity_of(message) != identity:
                 raise DataLossError(
-                    f"topic {source.topic} was deleted and made again (its id is {connections.run.topic_id}, the pipeline read "
-                    f"{message.headers[HEADER_TOPIC_ID]}): its offsets mean other records; delete the pipeline and start it anew, "
+                    f"{connections.source(source_id).words} was deleted and made again (its id is {identity}, the pipeline read "
+                    f"{identity_of(message)}): its offsets mean other records; delete the pipeline and start it anew, "
                     "or use another pipeline_id and another table"
                 )
             tails[partition] = Tail(message.sequence, last_offset(message))
@@ -257,8 +252,8 @@ def _next_offset(tail: Tail[int] | None) -> int:
     return 0 if tail is None or tail.position is None else tail.position + 1
 
 
-def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]) -> None:
-    """Raise DataLossError if the topic ends before the confirmed offsets: new records there would have the positions of old ones.
+def check_ends(words: Words, confirmed: Mapping[str, int], ends: Mapping[int, int]) -> None:
+    """Raise DataLossError if the source ends before the confirmed offsets: new records there would have the positions of old ones.
 
     `confirmed` are next offsets by partition; a partition that is missing in `ends` is skipped.
     """
@@ -266,8 +261,8 @@ def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]
     if gone:
         told = ", ".join(f"partition {p} at {end}, and {offset} was confirmed" for p, (offset, end) in sorted(gone.items())[:5])
         raise DataLossError(
-            f"reading topic {topic}: it ends before what was read: {told}. Kafka lost records (an unclean leader election, a restore, a "
-            "power loss of a single broker), and will give their offsets to other records, which would never be read. Restore the topic, "
+            f"reading {words}: it ends before what was read: {told}. {words.system} lost records ({words.losses}), and will give their "
+            f"offsets to other records, which would never be read. Restore the {words.noun}, "
             "or delete the pipeline and start it anew, or use another pipeline_id"
         )
 
@@ -275,23 +270,23 @@ def check_ends(topic: str, confirmed: Mapping[str, int], ends: Mapping[int, int]
 class IngestLeg(Leg[IngestPlan, IngestDone]):
     """The ingest leg; its offsets are {partition: next offset}."""
 
-    _group: GroupOffsets | None = None
     _raw_limit = -1
     _left: frozenset[str] = frozenset()
     """Partitions whose rest this query leaves to the next one."""
 
     def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
-        """Handle a batch like every leg; then commit the pipeline's progress to Kafka's group, for ordinary lag tools."""
+        """Handle a batch like every leg; then publish the progress at the source, for its ordinary lag tools."""
         super().on_batch(frame, batch, checkpoint)
-        if self._group is None:
-            config = self.connections.config
-            self._group = GroupOffsets(config.sources[0], config.consumer_group(config.sources[0]))
-        self._group.commit({int(p): offset for p, offset in self.chain.state.to.items()})
+        self._source.publish({int(p): offset for p, offset in self.chain.state.to.items()})
 
-    def close(self) -> None:
-        super().close()
-        if self._group is not None:
-            self._group.close()
+    @property
+    def source_id(self) -> str:
+        """The source that this leg reads."""
+        return self.connections.config.topology.file_id(self.name)
+
+    @property
+    def _source(self) -> Source:
+        return self.connections.source(self.source_id)
 
     def anchor(self, starts: Callable[[], dict[int, int]]) -> None:
         """Fix the beginning of each partition, once: the chain's first plan, with an empty frame per partition.
@@ -305,7 +300,7 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         if plan is None:
             first = {str(p): offset for p, offset in sorted(starts().items())}
             plan = self.chain.plan(IngestPlan(start=first, to=first, is_anchor=True))
-        tails = anchor(self.connections, {int(p): offset for p, offset in plan.body.to.items()})
+        tails = anchor(self.connections, self.source_id, {int(p): offset for p, offset in plan.body.to.items()})
         ends = {str(p): RawTail(tail.sequence, _next_offset(tail) - 1) for p, tail in tails.items()}
         self.chain.done(IngestDone(start=plan.body.start, to=plan.body.to, tails=ends))
 
@@ -315,8 +310,8 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         raw = self.connections.log.state(self.connections.names.stream("raw"))
         self._raw_limit = raw.max_bytes if raw else -1
         done: dict[str, int] = self.chain.state.to
-        partitions = sorted({*self.connections.topic.facts().partitions, *map(int, done)})
-        tails = resume_points(self.connections, partitions)
+        partitions = sorted({*self._source.facts().partitions, *map(int, done)})
+        tails = resume_points(self.connections, self.source_id, partitions)
         for partition, confirmed in done.items():
             if _next_offset(tails.get(int(partition))) < confirmed:
                 raise DataLossError(
@@ -329,8 +324,8 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
     def _check_ends(self) -> None:
         """Check the ends of the partitions with a leader; the end of any other partition reaches `advance` when it has a leader again."""
         confirmed = self.chain.state.to
-        ends, _ = self.connections.topic.known_ends([int(p) for p in confirmed], _LEADER_ANSWERS_WITHIN_SECONDS)
-        check_ends(self.connections.config.sources[0].topic, confirmed, ends)
+        ends, _ = self._source.known_ends([int(p) for p in confirmed], _LEADER_ANSWERS_WITHIN_SECONDS)
+        check_ends(self._source.words, confirmed, ends)
 
     def advance(self, session: SparkSession, end: dict[str, int]) -> None:
         """Advance like every leg. If an end steps back, it is checked first: nothing would ever be read up to there.
@@ -344,7 +339,7 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         if self._left:
             raise ReplanError(
                 f"ingest: no leader answered for partition {', '.join(sorted(self._left, key=int))} of "
-                f"{self.connections.config.sources[0].topic}, so the others go on without; it is read from where it stands when it has one"
+                f"{self._source.words.name}, so the others go on without; it is read from where it stands when it has one"
             )
 
     def covers(self, end: dict[str, int]) -> bool:
@@ -392,14 +387,14 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         """
         begin, to = plan.start, plan.to
         try:
-            _, silent = self.connections.topic.known_ends([int(p) for p in to], _LEADER_ANSWERS_WITHIN_SECONDS)
+            _, silent = self._source.known_ends([int(p) for p in to], _LEADER_ANSWERS_WITHIN_SECONDS)
         except RetryableError:
             return None
         lost = [p for p in map(str, silent) if to[p] > begin[p] and p not in plan.standing]
         if not lost:
             return None
         # The end of its frames on raw, whoever wrote them. A later frame belongs to the next plan, which reaches as far as this one did.
-        tails = resume_points(self.connections, [int(p) for p in lost])
+        tails = resume_points(self.connections, self.source_id, [int(p) for p in lost])
         amended = self.chain.amend(narrowed(plan, {p: _next_offset(tails.get(int(p))) for p in lost}))
         self._left |= {*lost}
         return amended.body
@@ -412,9 +407,9 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         known, standing = done.tails, plan.standing
         offsets = sum(end - begin for begin, end in ranges.values())
         if offsets <= self.connections.run.driver_offsets:
-            reports = run_here(self.connections, INGEST, [_item(ranges, known, standing)])
+            reports = run_here(self.connections, INGEST, [self._item(ranges, known, standing)])
         else:
-            items = [_item({p: r}, known, standing) for p, r in ranges.items()]
+            items = [self._item({p: r}, known, standing) for p, r in ranges.items()]
             reports = run_in_tasks(session, self.run_path, INGEST, items)
         by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.partitions.items()}
         rows = sum(report.rows for report in by_partition.values())
@@ -430,3 +425,6 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         }
         tails = {**known, **{p: report.tail for p, report in by_partition.items()}}
         return IngestDone(start=start, to=to, counts=counts, tails=tails, rest=rest_behind(done, plan))
+
+    def _item(self, ranges: dict[str, tuple[int, int]], tails: Mapping[str, RawTail], standing: Sequence[str]) -> IngestItem:
+        return IngestItem(self.source_id, ranges, {p: tails[p] for p in ranges if p in tails}, tuple(p for p in ranges if p in standing))

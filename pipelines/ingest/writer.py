@@ -1,9 +1,9 @@
-"""The ingest stage: blocks of one Kafka partition become raw frames that cover a range of offsets without a gap.
+"""The ingest stage: blocks of one partition of a source become raw frames that cover a range of offsets without a gap.
 
 In: RAW_SCHEMA blocks in offset order, each with the offset after the last one passed. Out: frames on `raw.<source>.<partition>` with
-`Tf-First`/`Tf-Last` (offsets, inclusive, row or not) and the topic's id. Guarantee: each offset is covered by exactly one frame. Rejected:
-nothing; bytes are not inspected. State: none; the subject's last message is the resume point. After a restart a range may be read again
-from Kafka, but only offsets beyond the subject's tail are written.
+`Tf-First`/`Tf-Last` (offsets, inclusive, row or not) and the source's identity. Guarantee: each offset is covered by exactly one frame.
+Rejected: nothing; bytes are not inspected. State: none; the subject's last message is the resume point. After a restart a range may be
+read again from the source, but only offsets beyond the subject's tail are written.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,37 @@ import pyarrow.compute as pc
 from pipelines.errors import InvariantError
 from pipelines.protocol.append import Appender, Written
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.records import HEADER_BYTES, HEADER_LAST, HEADER_SKIPPED, RAW_SCHEMA, Message, cut_frames, encode_frame
+from pipelines.protocol.records import (
+    HEADER_BYTES,
+    HEADER_LAST,
+    HEADER_PARTITION,
+    HEADER_RUN,
+    HEADER_SKIPPED,
+    HEADER_TOPIC,
+    HEADER_TOPIC_ID,
+    RAW_SCHEMA,
+    Message,
+    cut_frames,
+    encode_frame,
+)
 
 
 def last_offset(message: Message) -> int:
     """Return the last offset that a stored raw frame covers."""
     return int(message.headers[HEADER_LAST])
+
+
+def frame_headers(name: str, identity: str, partition: int, epoch: int) -> dict[str, str]:
+    """Return the headers that every frame of a partition has: the name and the identity of its source, and its writer's epoch.
+
+    The headers are named after the first kind of source: `Tf-Topic`, `Tf-Topic-Id`.
+    """
+    return {HEADER_TOPIC: name, HEADER_TOPIC_ID: identity, HEADER_PARTITION: str(partition), HEADER_RUN: str(epoch)}
+
+
+def identity_of(message: Message) -> str:
+    """Return the identity of the source from which a stored raw frame was read."""
+    return message.headers[HEADER_TOPIC_ID]
 
 
 class PartitionWriter:

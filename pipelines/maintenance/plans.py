@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.nats.client import JetStream, check_contiguous
+from pipelines.connectors.sinks import open_sink
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, InvariantError, RetryableError
@@ -118,7 +118,7 @@ class Abandonment:
         self._out = leg.reads
         self._config, self._names, self._tell, self._wait = config, Names(config.pipeline_id), tell, wait
         self._log = JetStream(config.nats).connect()
-        self._clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
+        self._sink = open_sink(config)
         self._connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=self._log, config=config)
         try:
             check_started(self._log, self._names)
@@ -140,7 +140,7 @@ class Abandonment:
 
     def close(self) -> None:
         self._lease.release()
-        self._clickhouse.close()
+        self._sink.close()
         self._connections.close()
         self._log.close()
 
@@ -248,7 +248,7 @@ class Abandonment:
         if not chunk.rows:
             return np.zeros(0, dtype=bool)
         database, _, table = plan.table.partition(".")
-        columns = {column.name for column in self._clickhouse.columns(database, table)}
+        columns = {column.name for column in self._sink.columns(database, table)}
         if not columns or (is_not_stored and not columns.issuperset(NEEDED_COLUMNS)):
             # A dropped table has no rows.
             return np.zeros(chunk.rows, dtype=bool)
@@ -264,7 +264,7 @@ class Abandonment:
         work = inserts_of_chunk(self._names.pipeline, stream_id, chunk.first, chunk.last)
         sent = Sent(plan.table, rows, work, self._began, "the plan is given up")
         is_stored = np.zeros(chunk.rows, dtype=bool)
-        is_stored[self._patiently(lambda: stored_rows(self._clickhouse, sent, self._config.sink.max_insert_time, is_certain=False))] = True
+        is_stored[self._patiently(lambda: stored_rows(self._sink, sent, self._config.sink.max_insert_time, is_certain=False))] = True
         return is_stored
 
     def _patiently(self, look: Callable[[], Rows]) -> Rows:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.bodies import ClockReset
 from pipelines.protocol.ledger import Log
-from pipelines.protocol.naming import bucket_of_partition
+from pipelines.protocol.naming import bucket_of_partition, source_of_subject
 from pipelines.protocol.records import (
     HEADER_PARTITION,
     HEADER_TOPIC,
@@ -91,7 +91,7 @@ def records_of(message: Message, arrival_us: int) -> pa.Table:
 def read_again(log: Log, stream: str, places: pa.Table) -> pa.Table:
     """Read the raw frames that hold `places` (`_tf_sequence`, `_tf_arrival`) again; return their records in position order.
 
-    Raise RetryableError while a frame is not served.
+    A column `source` has the id of each record's source. Raise RetryableError while a frame is not served.
     """
     frames = places.group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).sort_by("_tf_sequence").to_pylist()
     records = []
@@ -99,5 +99,6 @@ def read_again(log: Log, stream: str, places: pa.Table) -> pa.Table:
         message = log.get(stream, frame["_tf_sequence"])
         if message is None:
             raise RetryableError(f"reading {stream}: sequence {frame['_tf_sequence']} is not served yet")
-        records.append(records_of(message, microseconds(frame["_tf_arrival_max"])))
+        found = records_of(message, microseconds(frame["_tf_arrival_max"]))
+        records.append(found.append_column("source", pa.repeat(source_of_subject(message.subject), found.num_rows)))
     return pa.concat_tables(records, promote_options="default").unify_dictionaries()

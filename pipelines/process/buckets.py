@@ -96,7 +96,7 @@ class Buckets:
         rejections = Rejections("dedup", late.num_rows)
         rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
         records = read_again(self._connections.log, self._connections.names.stream("raw"), late)
-        return letters(records, rejections.split(late, late).rejected, self._item.config, self._config.source)
+        return letters(records, rejections.split(late, late).rejected, self._item.config, source=None)
 
     def tails(self) -> dict[str, SubjectTail]:
         """Return the subjects' ends as the next plan remembers them."""

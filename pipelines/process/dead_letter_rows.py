@@ -43,11 +43,11 @@ was redriven; null for a record that comes from Kafka. `source`: the id of its s
 _NONE = LETTER_SCHEMA.empty_table()
 
 
-def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str, past_dedup: bool = False) -> pa.Table:
+def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str | None, past_dedup: bool = False) -> pa.Table:
     """Return the dead letters for `rejected`; each of its rows names a record of `records` (in any order; every position at most once).
 
-    `past_dedup`: the records were rejected after dedup. Raise KeyError if a rejected position is not among the records: a stage invented
-    it.
+    `source`: the id of the records' source; None if their column `source` has it. `past_dedup`: the records were rejected after dedup.
+    Raise KeyError if a rejected position is not among the records: a stage invented it.
     """
     if rejected.num_rows == 0:
         return _NONE
@@ -63,7 +63,8 @@ def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: 
     columns = {name: originals.column(name) for name in originals.column_names if name in LETTER_SCHEMA.names}
     columns |= {name: rejected.column(name) for name in ("stage", "code", "field", "message")}
     columns["config_version"] = pa.repeat(pa.scalar(config_version), rejected.num_rows)
-    columns["source"] = pa.repeat(pa.scalar(source), rejected.num_rows)
+    if source is not None:
+        columns["source"] = pa.repeat(pa.scalar(source), rejected.num_rows)
     columns |= _history(originals, past_dedup)
     return pa.table([columns[name] for name in LETTER_SCHEMA.names], schema=LETTER_SCHEMA)
 

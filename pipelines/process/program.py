@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.config import PipelineConfig
+from pipelines.config import PipelineConfig, SchemaField
+from pipelines.config.source_ids import only_source
 from pipelines.connectors.duckdb import open_engine
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.arrivals import Arrived, records_of
@@ -218,13 +219,14 @@ def compile_program(config: PipelineConfig, table: TableFacts) -> Program:
     Nullness and DEFAULTs are taken from the table, types from the mapping. A column that the mapping declares by its base type may be
     Nullable in the table (GlassFlow's files do so).
     """
-    source = config.sources[0]
+    source = only_source(config)
     fields = source.schema_fields
-    paths = ["sources[0].schema_fields", *(f"transforms[{place}]" for place in range(len(config.transforms))), "sink.mapping"]
+    transforms = (f"transforms[{place}]" for place in range(len(config.transforms)))
+    paths = [f"sources[{config.sources.index(source)}].schema_fields", *transforms, "sink.mapping"]
     steps = (
         Parse(tuple((field.name, field.type) for field in fields)),
         *(kinds()[transform.type].of_file(transform.config, fields) for transform in config.transforms),
-        _mapping(config, table),
+        _mapping(config, fields, table),
     )
     faults, known = [], dict[str, str]()
     for path, step in zip(paths, steps, strict=True):
@@ -237,9 +239,9 @@ def compile_program(config: PipelineConfig, table: TableFacts) -> Program:
     return Program(RELEASE, source.source_id, source.topic, config.buckets, steps)
 
 
-def _mapping(config: PipelineConfig, table: TableFacts) -> MapToTable:
+def _mapping(config: PipelineConfig, fields: Sequence[SchemaField], table: TableFacts) -> MapToTable:
     actual = {column.name: column for column in table.columns}
-    units = {field.name: field.unit or "" for field in config.sources[0].schema_fields}
+    units = {field.name: field.unit or "" for field in fields}
     columns = []
     for entry in config.sink.mapping:
         column = actual[entry.column_name]

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.clickhouse.client import ClickHouse, Table
+from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks import Table
 from pipelines.errors import HaltError, RefusedError, RetryableError
 from pipelines.process.arrivals import Arrived, steps
 from pipelines.process.program import Program, run

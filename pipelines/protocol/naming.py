@@ -19,6 +19,7 @@ SHAPE_KEY = "tallyflow-shape"
 Partitions = TypeVar("Partitions", int, npt.NDArray[np.int32])
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]")
+_ESCAPED = re.compile(r"(?:=[0-9A-F]{2})+")
 
 
 def subject_token(text: str) -> str:
@@ -160,6 +161,12 @@ def bucket_of_partition(partition: Partitions, buckets: int) -> Partitions:
 def is_redriven(subject: str) -> bool:
     """Return True for the raw subject of redriven dead letters."""
     return subject.split(".")[4:5] == ["redrive"]
+
+
+def source_of_subject(subject: str) -> str:
+    """Return the source id of a raw subject, also of redriven dead letters: the inverse of `subject_token`."""
+    token = subject.split(".")[3]
+    return _ESCAPED.sub(lambda found: bytes.fromhex(found[0].replace("=", "")).decode(), token)
 
 
 def stream_of_subject(subject: str) -> str:

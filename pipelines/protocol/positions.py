@@ -6,7 +6,7 @@ a uint64 (`packed`) it is a key that sorts as records do; a record has one, what
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -47,6 +47,20 @@ class Position(NamedTuple):
     def end_of(cls, sequence: int) -> "Position":
         """Return the last position that a frame of this sequence could produce."""
         return cls(sequence, MAX_ORDINAL, MAX_ORDINAL)
+
+
+class SourcePartition(NamedTuple):
+    """A partition of a source; offsets are positions within one. Sorts by the source, then by the number."""
+
+    source: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.source}/{self.partition}"
+
+    def among(self, sources: Sized) -> str:
+        """Return the partition as reports name it: its number alone if the pipeline has one source, else with the source."""
+        return str(self) if len(sources) > 1 else str(self.partition)
 
 
 def record_position(text: str) -> Position:

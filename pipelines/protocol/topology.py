@@ -179,6 +179,11 @@ class Topology:
         return self.of_kind(INGEST)
 
     @property
+    def sources(self) -> dict[LegId, str]:
+        """The id of each source by the ingest leg that reads it, in the order of the pipeline file."""
+        return {leg: self.file_id(leg) for leg in self.ingests}
+
+    @property
     def process(self) -> LegId:
         """The process leg."""
         return self.of_kind(PROCESS)[0]

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sources import Source
 from pipelines.errors import TallyflowError
 from pipelines.protocol.ledger import ChainState, Done, Plan, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
@@ -41,12 +41,14 @@ class LegPace:
 
 
 class Pace(Rounds):
-    """The thread. `legs` may be read by any thread: all legs by name, wherever they run; empty before the first look."""
+    """The thread. `legs` may be read by any thread: all legs by name, wherever they run; empty before the first look.
 
-    def __init__(self, log: JetStream, names: Names, topology: Topology, topics: Mapping[LegId, KafkaTopic]) -> None:
-        """`topics`: by the ingest leg that reads it."""
+    `sources` by the ingest leg that reads them.
+    """
+
+    def __init__(self, log: JetStream, names: Names, topology: Topology, sources: Mapping[LegId, Source]) -> None:
         self.legs: Mapping[LegId, LegPace] = {}
-        self._log, self._names, self._topology, self._topics = log, names, topology, topics
+        self._log, self._names, self._topology, self._sources = log, names, topology, sources
         self._taken: deque[tuple[float, dict[LegId, int]]] = deque()
         super().__init__("pace", LOOK_EVERY_SECONDS, lambda: self.look(time.monotonic()))
 
@@ -68,18 +70,11 @@ class Pace(Rounds):
         self.legs = {leg: LegPace(*lags[leg], rates.get(leg)) for leg in taken}
 
     def _lag(self, leg: LegId, chain: ChainState[Plan, Done], rows: int) -> tuple[int, float]:
-        """Return what waits for a leg, and its age: in the stream that it reads, or in Kafka. `rows`: what waits according to the tally."""
+        """Return what waits for a leg, and its age: in the stream that it reads, or in its source. `rows`: what waits according to the tally."""
         if leg.reads is None:
-            return self._lag_in_kafka(self._topics[leg], _reached(chain))
+            return waiting_at(self._sources[leg], _reached(chain), datetime.now(UTC))
         waiting = max(0, rows)
         return waiting, self._age(leg.reads, chain) if waiting else 0.0
-
-    def _lag_in_kafka(self, topic: KafkaTopic, reached: dict[int, int]) -> tuple[int, float]:
-        # Nothing is known of a partition without a leader; the status names it beside these figures.
-        ends, _ = topic.known_ends(sorted(reached))
-        known = {partition: reached[partition] for partition in ends}
-        offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
-        return offsets, age_in_kafka(topic, known, datetime.now(UTC)) if offsets else 0.0
 
     def _age(self, role: str, chain: ChainState[Plan, Done]) -> float:
         message = self._log.get(self._names.stream(role), int(chain.to or 0) + 1)
@@ -90,11 +85,22 @@ def _reached(ingest: ChainState[Plan, Done]) -> dict[int, int]:
     return {int(partition): offset for partition, offset in (ingest.to or {}).items()}
 
 
-def age_in_kafka(topic: KafkaTopic, reached: Mapping[int, int], now: datetime) -> float:
+def waiting_at(source: Source, reached: Mapping[int, int], now: datetime) -> tuple[int, float]:
+    """Return the offsets of the source that wait beyond `reached` (by partition), and how long the oldest record has waited.
+
+    Nothing is known of a partition without a leader; the status names it beside these figures.
+    """
+    ends, _ = source.known_ends(sorted(reached))
+    known = {partition: reached[partition] for partition in ends}
+    offsets = sum(max(0, end - known[partition]) for partition, end in ends.items())
+    return offsets, age_at(source, known, now) if offsets else 0.0
+
+
+def age_at(source: Source, reached: Mapping[int, int], now: datetime) -> float:
     """Return the largest of AGES_SECONDS such that a record at `reached` (by partition) or later is older; 0 if none is."""
 
     def is_younger(seconds: int) -> bool:
-        since = topic.first_since(sorted(reached), now - timedelta(seconds=seconds))
+        since = source.first_since(sorted(reached), now - timedelta(seconds=seconds))
         return all(since[partition] <= offset for partition, offset in reached.items())
 
     older: Sequence[int] = AGES_SECONDS

@@ -5,18 +5,16 @@ created.
 """
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
 from pipelines.config import PipelineConfig, shape_of, unsupported
-from pipelines.connectors.clickhouse.client import ClickHouse, Table, TableColumn
-from pipelines.connectors.clickhouse.settings import MAX_PARTITIONS_PER_INSERT
-from pipelines.connectors.kafka.client import KafkaTopic, TopicFacts
 from pipelines.connectors.nats.client import JetStream, StreamState
+from pipelines.connectors.sinks import Sink, Table
+from pipelines.connectors.sources import Source, SourceFacts
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
 from pipelines.key_store.storage import Place
@@ -25,24 +23,18 @@ from pipelines.process.parse.step import ParsedField, check_fields
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
-from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.protocol.topology import LegId
 from pipelines.types.columns import parse_type
 
 CONTACT_SECONDS = 3.0
-"""Timeout of Kafka's first answer: short, so that whoever starts a pipeline soon reads what the start waits for."""
-CREATED_DEDUP_WINDOW = 10_000
-MIN_DEDUP_WINDOW = 4
-"""Tokens that a table must remember per partition that one insert can touch: each partition gets its own block."""
-MIN_DEDUP_TIME = timedelta(days=7)
-"""How long a Replicated table must remember tokens, unless the file sets another time."""
+"""Timeout of a source's first answer: short, so that whoever starts a pipeline soon reads what the start waits for."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The findings of the checks: the topics by ingest leg, the table as it is, and the id of each stream by role."""
+    """The findings of the checks: the sources by ingest leg, the table as it is, and the id of each stream by role."""
 
-    topics: dict[LegId, TopicFacts]
+    sources: dict[LegId, SourceFacts]
     table: Table
     stream_ids: dict[str, str]
 
@@ -56,10 +48,10 @@ def check_supported(config: PipelineConfig) -> None:
 
 def check_types(config: PipelineConfig) -> None:
     """Raise ConfigurationError if a mapped field cannot become its column's type."""
-    fields = [ParsedField(field.name, field.type) for field in config.sources[0].schema_fields]
+    fields_of = [[ParsedField(field.name, field.type) for field in source.schema_fields] for source in config.sources]
     targets = [TargetColumn(m.name, m.column_name, parse_type(m.column_type), False) for m in config.sink.mapping]
-    faults = [Fault("sources[0].schema_fields", fault) for fault in check_fields(fields)]
-    faults += [Fault("sink.mapping", fault) for fault in check_mapping(fields, targets)]
+    faults = [Fault(f"sources[{index}].schema_fields", fault) for index, fields in enumerate(fields_of) for fault in check_fields(fields)]
+    faults += [Fault("sink.mapping", fault) for fault in check_mapping(list(chain.from_iterable(fields_of)), targets)]
     if faults:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 
@@ -73,21 +65,21 @@ def check_master(config: PipelineConfig, master: str | None) -> None:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("state_uri", message)])
 
 
-def prepare(config: PipelineConfig, log: JetStream, topics: Mapping[LegId, KafkaTopic], clickhouse: ClickHouse) -> Prepared:
-    """Run all checks, in the order of the data. `topics`: by ingest leg.
+def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Source], sink: Sink) -> Prepared:
+    """Run all checks, in the order of the data. `sources`: by ingest leg.
 
     Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest.
     """
-    facts = {leg: topic.facts(CONTACT_SECONDS) for leg, topic in topics.items()}
-    for leg, topic in topics.items():
+    facts = {leg: source.facts(CONTACT_SECONDS) for leg, source in sources.items()}
+    for leg, source in sources.items():
         # Partitions of a topic that was just created may have no leader yet.
-        topic.known_ends(facts[leg].partitions, CONTACT_SECONDS)
+        source.known_ends(facts[leg].partitions, CONTACT_SECONDS)
     log.connect()
     if config.state_uri:
         Place.at(config.state_uri).names()
-    table = ensure_table(config, clickhouse)
+    table = sink.ensure()
     stream_ids = ensure_streams(config, log)
-    check_existing_rows(config, log, clickhouse, table)
+    check_existing_rows(config, log, sink, table)
     return Prepared(facts, table, stream_ids)
 
 
@@ -171,37 +163,7 @@ def _leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{at}{key}", value
 
 
-def ensure_table(config: PipelineConfig, clickhouse: ClickHouse) -> Table:
-    """Return the target table, created if the file asks for it; checked for columns, types and its deduplication window."""
-    sink = config.sink
-    database = sink.connection_params.database
-    clickhouse.connect()
-    table = clickhouse.inspect(database, sink.table)
-    if table is None:
-        if not sink.create_table:
-            raise HaltError(
-                f"checking table {database}.{sink.table}: it does not exist; create it, or set `create_table: true` in the sink"
-            )
-        _create(config, clickhouse)
-        table = clickhouse.inspect(database, sink.table)
-        if table is None:
-            raise HaltError(f"creating table {database}.{sink.table}: it was created but does not exist; is another process dropping it?")
-    check_columns(config, table)
-    if sink.delivery == "exactly_once":
-        clickhouse.check_insert_settings()
-        for target in [table, *clickhouse.view_targets(database, sink.table)]:
-            _check_window(target, sink.max_outage or MIN_DEDUP_TIME)
-    return table
-
-
-def _create(config: PipelineConfig, clickhouse: ClickHouse) -> None:
-    sink = config.sink
-    columns = [(m.column_name, str(parse_type(m.column_type))) for m in sink.mapping]
-    order = sink.order_by or ("_tf_sequence", "_tf_ordinal", "_tf_emit")
-    clickhouse.create_table(sink.connection_params.database, sink.table, [*columns, *POSITION_COLUMN_TYPES], order, CREATED_DEDUP_WINDOW)
-
-
-def check_existing_rows(config: PipelineConfig, log: JetStream, clickhouse: ClickHouse, table: Table) -> None:
+def check_existing_rows(config: PipelineConfig, log: JetStream, sink: Sink, table: Table) -> None:
     """Raise HaltError when the sink has never sent a row and the table holds rows that may be those of another pipeline.
 
     Two pipelines in one table would silently double each other's records, and no proof could tell their rows apart.
@@ -209,7 +171,7 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, clickhouse: Clic
     if config.sink.existing_rows == "keep" or _has_sent(config, log):
         return
     has_positions = any(column.name == "_tf_sequence" for column in table.columns)
-    count = clickhouse.count_rows(table.database, table.name, has_positions)
+    count = sink.count_rows(table.database, table.name, has_positions)
     # A runner of this pipeline may have begun to send while the rows were counted.
     if count == 0 or _has_sent(config, log):
         return
@@ -226,68 +188,3 @@ def _has_sent(config: PipelineConfig, log: JetStream) -> bool:
     names = Names(config.pipeline_id)
     sinks = [read_chain(log, names, leg.chain) for leg in config.topology.sinks]
     return any(sink.done is not None or sink.plan is not None for sink in sinks)
-
-
-def check_columns(config: PipelineConfig, table: Table) -> None:
-    """Raise ConfigurationError, with every fault, if the table's columns do not fit the mapping."""
-    faults = column_faults(config, table.columns)
-    if faults:
-        raise ConfigurationError(f"table {table.full_name} does not fit the mapping", faults)
-
-
-def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> list[Fault]:
-    """List why the mapping and the position columns cannot be inserted into a table with these columns; empty if they can."""
-    actual = {column.name: column for column in columns}
-    faults = []
-    for index, entry in enumerate(config.sink.mapping):
-        path = f"sink.mapping[{index}]"
-        column = actual.get(entry.column_name)
-        if column is None:
-            faults.append(Fault(f"{path}.column_name", f"the table has no column {entry.column_name!r}"))
-        elif column.default_kind in ("MATERIALIZED", "ALIAS"):
-            faults.append(Fault(f"{path}.column_name", f"column {entry.column_name!r} is {column.default_kind} and cannot be inserted"))
-        elif not _fits(entry.column_type, column.type):
-            said = f"column {entry.column_name!r} is {column.type}, the file has {entry.column_type}"
-            faults.append(Fault(f"{path}.column_type", said))
-    for name, kind in POSITION_COLUMN_TYPES:
-        if name in actual and actual[name].type != kind:
-            faults.append(Fault("sink.table", f"position column {name} is {actual[name].type}, not {kind}"))
-    return faults
-
-
-def _fits(declared: str, actual: str) -> bool:
-    """Return True for the declared type, also as Nullable or LowCardinality: GlassFlow's files declare the base type."""
-    wanted = str(parse_type(declared))
-    return actual in (wanted, f"Nullable({wanted})", f"LowCardinality({wanted})", f"LowCardinality(Nullable({wanted}))")
-
-
-def _check_window(table: Table, longest_outage: timedelta) -> None:
-    if "MergeTree" not in table.engine:
-        raise HaltError(
-            f"checking table {table.full_name}: engine {table.engine} does not deduplicate inserts, so exactly-once is not possible; "
-            "use a MergeTree engine, or set `delivery: at_least_once` in the sink"
-        )
-    needed = MIN_DEDUP_WINDOW * (MAX_PARTITIONS_PER_INSERT if table.is_partitioned else 1)
-    setting = "replicated_deduplication_window" if table.is_replicated else "non_replicated_deduplication_window"
-    if table.dedup_window < needed:
-        why = f" ({MIN_DEDUP_WINDOW} for each of {MAX_PARTITIONS_PER_INSERT} partitions of an insert)" if table.is_partitioned else ""
-        raise _window_halt(
-            table,
-            f"{count_of(table.dedup_window, 'insert token')}, exactly-once needs at least {needed}{why}",
-            f"{setting} = {CREATED_DEDUP_WINDOW}",
-        )
-    seconds = math.ceil(longest_outage.total_seconds())
-    if table.dedup_seconds is not None and table.dedup_seconds < seconds:
-        raise _window_halt(
-            table,
-            f"insert tokens for {table.dedup_seconds} s, exactly-once needs at least {seconds} s",
-            f"{setting}_seconds = {seconds}",
-            "set `max_outage` of the sink to the longest time that the pipeline may be down, ",
-        )
-
-
-def _window_halt(table: Table, remembers: str, setting: str, other_way: str = "") -> HaltError:
-    return HaltError(
-        f"checking table {table.full_name}: it remembers {remembers}; run ALTER TABLE {table.full_name} MODIFY SETTING {setting}, "
-        f"{other_way}or set `delivery: at_least_once` in the sink"
-    )

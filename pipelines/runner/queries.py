@@ -111,7 +111,7 @@ class Queries:
         self._starts[leg.name] += 1
         checkpoint = self._checkpoint(leg)
         options = {**self._sources[leg.name], "run": str(self._run_path), "start": start, "leg": leg.name}
-        source = "tallyflow_stream" if leg.name.reads else "tallyflow_kafka"
+        source = "tallyflow_stream" if leg.name.reads else "tallyflow_source"
         frame = self._session.readStream.format(source).options(**options).load()
         self._running[leg.name] = (
             frame.writeStream.queryName(f"{leg.connections.names.pipeline}.{leg.name.token}")

@@ -30,9 +30,9 @@ from tenacity import (
 )
 
 from pipelines.config import PipelineConfig, run_digest, version_of
-from pipelines.connectors.clickhouse.client import ClickHouse
-from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks import Sink, open_sink
+from pipelines.connectors.sources import Source, open_source
 from pipelines.control.control import forget_halts, note_halt
 from pipelines.engine.connections import Connections
 from pipelines.engine.leg import AnyLeg
@@ -122,6 +122,8 @@ class Runner:
         self.directory = self.names.directory(home)
         self.own_directory = self.directory
         self.leases: dict[LegId, Lease] = {}
+        self.sources: dict[LegId, Source] = {}
+        """The source of each ingest leg, wherever it runs; empty before the start."""
         self.stop_requested = threading.Event()
         self.legs: dict[LegId, AnyLeg] = {}
         self.copier: LedgerCopier | None = None
@@ -134,9 +136,6 @@ class Runner:
         self.on_start: Callable[[Runner], Service] | None = None
         self._engine = engine or SparkEngine()
         self.started_at = time.time()
-        self._sources = dict(zip(self.topology.ingests, config.sources, strict=True))
-        self.topics: dict[LegId, KafkaTopic] = {}
-        """The topic of each ingest leg, wherever it runs; empty before the start."""
         self._targets: dict[LegId, dict[int, int]] | None = None
 
     def run(self) -> None:
@@ -149,11 +148,11 @@ class Runner:
             raise_file_limit(files_needed(self.config))
             self.stop_on_signals()
             self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
-            self.topics = {leg: KafkaTopic(source, self.config.on_error.classes("kafka")) for leg, source in self._sources.items()}
+            self.sources = {leg: open_source(self.config, source_id) for leg, source_id in self.topology.sources.items()}
             prepared = self._wait_for_systems()
         if prepared is None:
             return
-        for note in filter(None, (facts.note for facts in prepared.topics.values())):
+        for note in filter(None, (facts.note for facts in prepared.sources.values())):
             self._tell(note)
         private_directory(self.directory)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
@@ -191,7 +190,7 @@ class Runner:
 
     def _wait_for_systems(self) -> Prepared | None:
         """Run the startup checks, retried while a system is away, for `connect_seconds`; return None if stopped meanwhile."""
-        clickhouse = ClickHouse(self.config.sink, self.config.on_error.classes("clickhouse"))
+        sink = open_sink(self.config)
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),
             wait=wait_exponential_jitter(multiplier=0.5, max=5),
@@ -201,20 +200,20 @@ class Runner:
             reraise=True,
         )
         try:
-            return retrying(self._prepare, clickhouse)
+            return retrying(self._prepare, sink)
         except RetryableError:
             if self.stop_requested.is_set():
                 return None
             raise
         finally:
-            clickhouse.close()
+            sink.close()
             self._end_waiting()
 
-    def _prepare(self, clickhouse: ClickHouse) -> Prepared:
-        prepared = prepare(self.config, self.log, self.topics, clickhouse)
+    def _prepare(self, sink: Sink) -> Prepared:
+        prepared = prepare(self.config, self.log, self.sources, sink)
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
-            self._targets = {leg: topic.ends(prepared.topics[leg].partitions, CONTACT_SECONDS) for leg, topic in self.topics.items()}
+            self._targets = {leg: source.ends(prepared.sources[leg].partitions, CONTACT_SECONDS) for leg, source in self.sources.items()}
         return prepared
 
     def _wait_for(self, error: BaseException | None) -> None:
@@ -268,7 +267,7 @@ class Runner:
             f"pipeline {self.config.pipeline_id}",
             {str(leg): lease.holder.epoch for leg, lease in self.leases.items()},
             prepared.stream_ids,
-            prepared.topics[self.topology.ingests[0]].topic_id,
+            {self.topology.file_id(leg): facts.identity for leg, facts in prepared.sources.items()},
             version,
             self.options.driver_offsets,
             self.options.driver_frames,
@@ -294,7 +293,7 @@ class Runner:
             chain = Chain(self.log, self.names, name.chain, lease.holder.epoch)
             chain.open()
             self.legs[name] = _LEG_CLASSES[name.kind](connections, chain, lease, run_path, self.stop_requested)
-        for name, facts in prepared.topics.items():
+        for name, facts in prepared.sources.items():
             if name in self.legs:
                 self._anchor(name, facts.partitions)
 
@@ -311,14 +310,13 @@ class Runner:
         letters = LetterRetention(expire, letters_age) if letters_age is not None else None
         self.retention = Retention(self.log, self.names, self.topology, self.legs, self.config.resources.nats.stream.max_age, letters)
         self.retention.start()
-        self.pace = Pace(self.log, self.names, self.topology, self.topics)
+        self.pace = Pace(self.log, self.names, self.topology, self.sources)
         self.pace.start()
 
     def _anchor(self, name: LegId, partitions: Sequence[int]) -> None:
-        leg, topic = self.legs[name], self.topics[name]
+        leg, source = self.legs[name], self.sources[name]
         assert isinstance(leg, IngestLeg)
-        is_latest = self._sources[name].consumer_group_initial_offset == "latest"
-        leg.anchor(lambda: topic.ends(partitions) if is_latest else topic.starts(partitions))
+        leg.anchor(lambda: source.beginnings(partitions))
 
     def _ranges(self, leg: LegId) -> dict[str, str]:
         """Return the options of a leg's Data Source."""
@@ -439,6 +437,8 @@ class Runner:
             if leg.failure is None:
                 leg.status.state = "stopped"
             yield leg.close
+        for source in self.sources.values():
+            yield source.close
         if self.copier is not None:
             yield partial(self._end_copying, self.copier)
         for lease in self.leases.values():

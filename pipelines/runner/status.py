@@ -26,6 +26,7 @@ from pipelines.control.processes import start_mark
 from pipelines.errors import TallyflowError
 from pipelines.loopback import BoundedConnection, local_only
 from pipelines.private import write_whole
+from pipelines.protocol.positions import SourcePartition
 from pipelines.protocol.topology import LegId
 from pipelines.runner.pace import LegPace
 
@@ -119,25 +120,22 @@ def is_healthy(runner: "Runner") -> bool:
 
 
 def _lag(runner: "Runner") -> tuple[dict[str, int], dict[LegId, str]]:
-    """Return the offsets per partition that the ingest legs of the runner have not confirmed, and by leg why Kafka does not give them.
-
-    A partition is named by its number; for every further source by `<source>/<number>`.
-    """
+    """Return the offsets per partition that the ingest legs of the runner have not confirmed, and by leg why the source gives no ends."""
     lag: dict[str, int] = {}
     away: dict[LegId, str] = {}
-    for name, topic in runner.topics.items():
+    for name, source in runner.sources.items():
         leg = runner.legs.get(name)
         if leg is None or not leg.chain.state.to:
             continue
         reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
         try:
-            ends, silent = topic.known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
+            ends, silent = source.known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
         except TallyflowError as error:
             # Even an error that halts ingest, such as a deleted topic: the status must report it, and not fail itself.
             away[name] = str(error)
             continue
-        place = f"{name.name}/" if name.name else ""
-        lag |= {f"{place}{p}": max(0, end - reached.get(p, 0)) for p, end in ends.items()}
+        keys = {p: SourcePartition(runner.topology.file_id(name), p).among(runner.config.sources) for p in ends}
+        lag |= {keys[p]: max(0, end - reached.get(p, 0)) for p, end in ends.items()}
         if silent:
             away[name] = "; ".join(map(str, silent.values()))
     return lag, away

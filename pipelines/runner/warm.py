@@ -27,7 +27,8 @@ def warm(connections: Connections, item: Nothing) -> Warmed:
     config = config_of(connections, connections.run.stage_config)
     records = with_positions(RAW_SCHEMA.empty_table(), 1, config.topic, 0)
     rows = run_records(config, connections.engine, records).rows
-    return Warmed(connections.reader.open() + rows.num_rows)
+    partitions = sum(connections.source(source.source_id).open() for source in connections.config.sources)
+    return Warmed(partitions + rows.num_rows)
 
 
 WARM = Work(warm, Nothing, Warmed)

@@ -1,1 +1,1 @@
-"""Out to ClickHouse: frames to chunks to inserts, one token per chunk."""
+"""Out to the sink: frames to chunks to inserts, one token per chunk."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from pipelines.connectors.clickhouse.client import TableColumn
+from pipelines.connectors.sinks import TableColumn
 from pipelines.errors import HaltError
 from pipelines.process.mapping.step import NO_DEFAULT_FOR_NULL
 from pipelines.process.program import Program

@@ -1,6 +1,6 @@
-"""The sink leg: out frames to ClickHouse, one insert per chunk, planned and confirmed on the ledger.
+"""The sink leg: out frames to the sink's table, one insert per chunk, planned and confirmed on the ledger.
 
-If ClickHouse refuses a chunk for single rows, the chunk is cut until these rows stand alone: they become dead letters, the others are
+If the sink refuses a chunk for single rows, the chunk is cut until these rows stand alone: they become dead letters, the others are
 inserted. Before a cut or a refusal is decided, the table is asked which rows it has (`settling`). Every such decision is on the ledger
 before the next insert (`chunks.Pieces`), so a restart continues with the same pieces.
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.nats.client import check_contiguous
+from pipelines.connectors.sinks import Sink
 from pipelines.engine.leg import Leg, check_input
 from pipelines.errors import HaltError, InsertTooLargeError, InvariantError, RefusedError, RetryableError
 from pipelines.process.fingerprints import fingerprint
@@ -66,7 +66,6 @@ class _Tries:
 class SinkLeg(Leg[SinkPlan, SinkDone]):
     """The sink leg; its offset is {"sequence": last out sequence}. A plan is one chunk."""
 
-    _clickhouse: ClickHouse | None = None
     _proposed: Chunk | None = None
     _seen = Sample()
     """Rows of settled chunks that the rejection limit has not checked yet."""
@@ -82,20 +81,12 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     """The decision after the last insert, and the sequence of the plan of that insert."""
 
     @property
-    def clickhouse(self) -> ClickHouse:
-        if self._clickhouse is None:
-            config = self.connections.config
-            self._clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
-        return self._clickhouse
+    def _sink(self) -> Sink:
+        return self.connections.sink
 
     @property
     def _max_rejected_percent(self) -> int:
         return 100 if self.connections.run.accepted_config else self.connections.config.on_error.max_rejected_percent
-
-    def close(self) -> None:
-        super().close()
-        if self._clickhouse is not None:
-            self._clickhouse.close()
 
     def _start_offset(self) -> dict[str, int]:
         self._check_input()
@@ -145,8 +136,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
 
     @property
     def _table(self) -> str:
-        sink = self.connections.config.sink
-        return f"{sink.connection_params.database}.{sink.table}"
+        return self._sink.target
 
     def _next_chunk(self, after: int, to: int) -> Chunk:
         """Return the first chunk of the waiting frames."""
@@ -195,11 +185,11 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         Two pipelines may both have found it empty at their start. Each counts again after its first insert, so at least one sees the
         other's rows.
         """
-        sink = self.connections.config.sink
-        if sink.existing_rows == "keep":
+        if self.connections.config.sink.existing_rows == "keep":
             return
         now = config_of(self.connections, self.connections.run.stage_config)
-        count = self.clickhouse.count_rows(sink.connection_params.database, sink.table, "_tf_sequence" in now.position_columns)
+        database, _, table = self._table.partition(".")
+        count = self._sink.count_rows(database, table, "_tf_sequence" in now.position_columns)
         if count > own:
             raise HaltError(
                 f"inserting the first chunk into {self._table}: it was empty when pipeline {self.connections.names.pipeline} started, and "
@@ -220,7 +210,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
             )
 
     def _settle(self, plan: Entry[SinkPlan], chunk: Chunk) -> Refused:
-        """Insert the rows of the chunk that ClickHouse takes; return the refused ones. Each decision is on the ledger before its effect."""
+        """Insert the rows of the chunk that the sink takes; return the refused ones. Each decision is on the ledger before its effect."""
         config = config_of(self.connections, plan.body.config)
         pieces = Pieces.of(plan.body.pieces, chunk.rows)
         if not pieces.ends:
@@ -291,7 +281,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         if not len(stored):
             return pieces.cut()
         database, _, name = plan.body.table.partition(".")
-        if self.clickhouse.views_on(database, name):
+        if self._sink.views_on(database, name):
             self._tries.too_large_count = 0
             raise RetryableError(
                 f"{error}. The chunk is not cut: the table holds rows of it that a materialized view may lack. "
@@ -304,7 +294,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         assert self._tries is not None
         sending = pieces.to_send()
         sent = Sent(plan.body.table, rows.take(sending), self._work(chunk), self._tries.since, outcome)
-        found: Rows = sending[stored_rows(self.clickhouse, sent, self.connections.config.sink.max_insert_time, is_certain)]
+        found: Rows = sending[stored_rows(self._sink, sent, self.connections.config.sink.max_insert_time, is_certain)]
         return found
 
     def _work(self, chunk: Chunk) -> str:
@@ -313,7 +303,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     def _check_no_view(self, plan: Entry[SinkPlan], refusal: RefusedError) -> None:
         """Raise HaltError if the table that holds rows of a refused piece feeds views: these have not seen the rows (measured, 26.9)."""
         database, _, name = plan.body.table.partition(".")
-        views = self.clickhouse.views_on(database, name)
+        views = self._sink.views_on(database, name)
         if views:
             raise HaltError(
                 f"inserting a chunk into {plan.body.table}: {refusal}. Rows of the chunk are in the table, and its materialized views "
@@ -359,7 +349,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     def _insert(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces) -> None:
         """Attempt one insert.
 
-        ClickHouse cannot fence a late insert, so none starts if another runner may soon take over.
+        A sink cannot fence a late insert, so none starts if another runner may soon take over.
         """
         # First, because its answer may take long; the lease is checked after it.
         self._check_columns(config_of(self.connections, plan.body.config), rows)
@@ -373,7 +363,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         seconds = math.ceil(self.connections.config.sink.max_insert_time.total_seconds())
         reach("sink.before-insert")
         try:
-            self.clickhouse.insert(plan.body.table, rows.column_names, block, token, seconds, self._work(chunk))
+            self._sink.insert(plan.body.table, rows.column_names, block, token, seconds, self._work(chunk))
         except (RetryableError, HaltError):
             if self._tries is not None:
                 self._tries.since = time.monotonic()
@@ -391,10 +381,10 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     def _check_columns(self, config: Program, rows: pa.Table) -> None:
         """Raise HaltError if the rows, made under `config`, do not fit the table as it is now; called before every insert.
 
-        If the table is missing, ClickHouse refuses the insert.
+        If the table is missing, the sink refuses the insert.
         """
         check_arrow_types(config, rows)
-        columns = self.clickhouse.columns(config.database, config.table)
+        columns = self._sink.columns(config.database, config.table)
         nulls = [name for name in rows.column_names if rows.column(name).null_count]
         position_columns = [name for name in rows.column_names if name in POSITION_COLUMNS]
         faults = misfits(config, position_columns, columns, nulls) if columns else []

@@ -44,8 +44,7 @@ def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refus
         rejected = pa.concat_tables(found)
         names = connections.names
         records = read_again(connections.log, names.stream("raw"), rejected)
-        source = connections.config.sources[0].source_id
-        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source, past_dedup=True)
+        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source=None, past_dedup=True)
         stream, subject = names.stream("dlq"), names.dead_letters(SINK_CHAIN.leg, bucket)
         append_rows(Appender(connections.log, stream, subject, last_position, last_of[bucket]), table)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.connectors.clickhouse.client import ClickHouse, Table
+from pipelines.connectors.sinks import Sink, Table
 from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.sink.chunks import Rows
@@ -24,7 +24,7 @@ NEEDED_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_arrival")
 
 @dataclass(frozen=True)
 class Sent:
-    """Rows of a piece that were sent, and ClickHouse's answer.
+    """Rows of a piece that were sent, and the sink's answer.
 
     `work` names the chunk's inserts; `since`: when an insert of unknown outcome was last running (monotonic), None if there was none.
     """
@@ -36,20 +36,20 @@ class Sent:
     outcome: str
 
 
-def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, is_certain: bool) -> Rows:
+def stored_rows(sink: Sink, sent: Sent, max_insert_time: timedelta, is_certain: bool) -> Rows:
     """Return the sent rows that are in the table, by their indices in `sent.rows`; none if it stored nothing.
 
     `is_certain`: the refusal came before anything was written. Raise RetryableError while an earlier insert may be running, and HaltError
     if the table cannot tell.
     """
     database, _, name = sent.table.partition(".")
-    table = clickhouse.inspect(database, name)
+    table = sink.inspect(database, name)
     if table is None:
         raise HaltError(f"inserting a chunk into {sent.table}: the table does not exist; create it and start again")
-    _wait_until_quiet(clickhouse, sent, table, max_insert_time)
+    _wait_until_quiet(sink, sent, table, max_insert_time)
     why = _why_unknown(sent, table)
     if not why:
-        return _found(clickhouse, sent, table)
+        return _found(sink, sent, table)
     if sent.since is None and (is_certain or not table.is_partitioned):
         # One block that is one part, or that was refused before any part was written.
         return np.zeros(0, np.int64)
@@ -60,12 +60,12 @@ def stored_rows(clickhouse: ClickHouse, sent: Sent, max_insert_time: timedelta, 
     )
 
 
-def _wait_until_quiet(clickhouse: ClickHouse, sent: Sent, table: Table, max_insert_time: timedelta) -> None:
+def _wait_until_quiet(sink: Sink, sent: Sent, table: Table, max_insert_time: timedelta) -> None:
     """Raise RetryableError while an earlier insert of the piece may be running, or on its way."""
-    at_work = clickhouse.inserts_at_work(sent.work)
+    at_work = sink.inserts_at_work(sent.work)
     if at_work:
         raise RetryableError(
-            f"inserting a chunk into {sent.table}: waiting for an earlier insert of it that ClickHouse still runs "
+            f"inserting a chunk into {sent.table}: waiting for an earlier insert of it that {sink.system} still runs "
             f"(system.processes, log_comment '{sent.work}')"
         )
     # If running inserts are visible, wait only for an insert that has not arrived yet.
@@ -84,7 +84,7 @@ def _why_unknown(sent: Sent, table: Table) -> str:
     return ""
 
 
-def _found(clickhouse: ClickHouse, sent: Sent, table: Table) -> Rows:
+def _found(sink: Sink, sent: Sent, table: Table) -> Rows:
     rows = pa.table(
         {
             "sequence": sent.rows["_tf_sequence"].cast(pa.uint64()),
@@ -95,7 +95,7 @@ def _found(clickhouse: ClickHouse, sent: Sent, table: Table) -> Rows:
         }
     )
     sequences, arrivals = pc.min_max(rows["sequence"]).as_py(), pc.min_max(rows["arrival_us"]).as_py()
-    stored = clickhouse.stored_positions(table, (sequences["min"], sequences["max"]), (arrivals["min"], arrivals["max"]))
+    stored = sink.stored_positions(table, (sequences["min"], sequences["max"]), (arrivals["min"], arrivals["max"]))
     keys = ["sequence", "ordinal", "emit", "arrival_us"]
     found = rows.join(stored.select(keys).cast(rows.select(keys).schema), keys, join_type="left semi")
     places: Rows = np.sort(found["row"].to_numpy())

@@ -7,8 +7,8 @@ between them and their insert. If a start could not deliver them, it is refused 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipelines.connectors.clickhouse.client import Table, TableColumn
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.errors import HaltError
 from pipelines.process import stage_config
 from pipelines.process.program import Program

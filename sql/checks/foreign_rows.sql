@@ -1,4 +1,4 @@
--- Rows of another topic than the pipeline's, or of none.
+-- Rows of other topics than the pipeline's, or of none.
 SELECT count()
 FROM {database:Identifier}.{table:Identifier}
-WHERE _tf_topic != {topic:String}
+WHERE NOT has({topics:Array(String)}, _tf_topic)

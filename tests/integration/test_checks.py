@@ -12,8 +12,8 @@ from confluent_kafka.admin import NewPartitions
 from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.config import load
-from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sources import open_source
 from pipelines.errors import HaltError
 from pipelines.proof.checks.evaluate import NAMES, CheckResult
 from pipelines.proof.checks.facts import behind
@@ -389,15 +389,14 @@ def test_rows_that_wait_for_the_sink_are_as_old_as_their_frame(case: PipelineCas
     case.create_topic()
     case.send_events(30)
     case.warm_run(legs=("ingest", "process"), until_caught_up=True)
-    log, topic = case.log(), KafkaTopic(load(case.file, case.environment()).sources[0])
+    log, config = case.log(), load(case.file, case.environment())
+    sources = {"ingest": open_source(config, config.sources[0].source_id)}
     message = log.get(case.names.stream("out"), 1)
     assert message is not None
     # By the clock of NATS, whatever that of this host says.
     for apart in (timedelta(minutes=-7), timedelta(0), timedelta(minutes=7)):
         before = log.clock(case.names.stream("out"))
-        found = behind(
-            log, case.names, SINGLE, {SINGLE.ingests[0]: topic}, 30, datetime.now(UTC) + apart, timedelta(minutes=1), timedelta(minutes=10)
-        )
+        found = behind(log, case.names, SINGLE, sources, 30, datetime.now(UTC) + apart, timedelta(minutes=1), timedelta(minutes=10))
         assert before - message.time <= found.oldest <= log.clock(case.names.stream("out")) - message.time
         assert (found.rows, found.offsets) == (30, 0)
     log.close()

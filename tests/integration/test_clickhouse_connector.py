@@ -10,7 +10,8 @@ import pytest
 from support.pipeline_case import wait_until
 
 from pipelines.config import ClickHouseSink
-from pipelines.connectors.clickhouse.client import ClickHouse, TableColumn
+from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.sinks import TableColumn
 from pipelines.error_classes import TABLE
 from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError
 from pipelines.protocol.records import POSITION_COLUMN_TYPES

@@ -14,7 +14,8 @@ from support.pipeline_case import PipelineCase, wait_until
 import pipelines.engine.leg
 from pipelines.config import load
 from pipelines.connectors.kafka import client as kafka
-from pipelines.connectors.kafka.client import KafkaTopic, TopicFacts
+from pipelines.connectors.kafka.client import KafkaTopic, topic_facts
+from pipelines.connectors.sources import SourceFacts, open_source
 from pipelines.errors import RetryableError
 from pipelines.protocol.bodies import INGEST_CHAIN
 from pipelines.protocol.ledger import Entry, read_chain
@@ -29,10 +30,10 @@ pytestmark = pytest.mark.integration
 NOON_MS = 1_767_960_000_000
 
 
-def facts(topic: KafkaTopic, timeout_seconds: float = 10) -> TopicFacts:
+def facts(topic: KafkaTopic, timeout_seconds: float = 10) -> SourceFacts:
     """What the topic's description would say: the mock cluster has no controller, which would be asked for it."""
     found = topic._admin.list_topics(topic._topic, timeout=timeout_seconds)
-    return TopicFacts(str(Uuid(0, 0)), tuple(sorted(found.topics[topic._topic].partitions)))
+    return topic_facts(str(Uuid(0, 0)), found.topics[topic._topic].partitions)
 
 
 @pytest.fixture
@@ -93,7 +94,8 @@ def test_a_leaderless_partition_in_a_plan_stops_alone(case: PipelineCase, cluste
     assert f"partition 1 of {case.topic} does not answer: " in shown["legs"]["ingest"]["message"]
     with closing(case.log()) as log:
         account = tally(log, case.names, SINGLE)
-        pace = Pace(log, case.names, SINGLE, {SINGLE.ingests[0]: KafkaTopic(load(case.file, case.environment()).sources[0])})
+        config = load(case.file, case.environment())
+        pace = Pace(log, case.names, SINGLE, {SINGLE.ingests[0]: open_source(config, config.sources[0].source_id)})
         pace.look(0.0)
         cluster.produce(0, events(range(150, 160)))
         case.wait_count(160)

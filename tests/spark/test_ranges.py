@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from support.pipeline_case import PipelineCase, wait_until
 from tenacity import Retrying, retry_if_exception_message, stop_after_attempt
 
-from pipelines.engine.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges
+from pipelines.engine.ranges import RANGE_SCHEMA, SourceRanges, StreamRanges
 from pipelines.testing import LEGS
 
 pytestmark = pytest.mark.spark
@@ -75,7 +75,7 @@ def test_kafka_ranges_cover_the_frozen_end_within_the_limit(case: PipelineCase, 
     case.warm_run()
     case.send_events(1000)
     options = {"run": run_file(case), "start": "0:34,1:0,2:0", "leg": "ingest", "max_per_batch": "300"}
-    batches = read_available(session, "tallyflow_kafka", options, tmp_path / "query", lambda: case.send_events(600))
+    batches = read_available(session, "tallyflow_source", options, tmp_path / "query", lambda: case.send_events(600))
     assert joined(batches) == {"0": (34, 334), "1": (0, 333), "2": (0, 333)}
     sizes = [sum(stop - start for _, start, stop in batch) for batch in batches]
     assert sum(sizes) == 966
@@ -88,7 +88,7 @@ def test_an_end_of_kafka_may_be_given(case: PipelineCase, session: SparkSession,
     case.warm_run()
     case.send_events(300)
     options = {"run": run_file(case), "start": "0:0,1:0,2:0", "leg": "ingest", "until": "0:10,2:200"}
-    assert joined(read_available(session, "tallyflow_kafka", options, tmp_path / "query")) == {"0": (0, 10), "2": (0, 100)}
+    assert joined(read_available(session, "tallyflow_source", options, tmp_path / "query")) == {"0": (0, 10), "2": (0, 100)}
 
 
 def test_stream_ranges_cover_the_frozen_end_within_the_limit(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_stream_ranges_cover_the_frozen_end_within_the_limit(case: PipelineCase,
     assert [stop - start for ((_, start, stop),) in batches[:-1]] == [10] * (len(batches) - 1)
 
 
-@pytest.mark.parametrize("source", ["tallyflow_kafka", "tallyflow_stream"])
+@pytest.mark.parametrize("source", ["tallyflow_source", "tallyflow_stream"])
 def test_nothing_new_is_no_batch_however_many_partitions(case: PipelineCase, session: SparkSession, tmp_path: Path, source: str) -> None:
     case.create_topic(12)
     case.send_events(1200, partitions=12)
@@ -124,7 +124,7 @@ def test_nothing_new_is_no_batch_however_many_partitions(case: PipelineCase, ses
 
 
 OUTAGES: list[Any] = [
-    ("kafka", KafkaRanges, {"start": "0:0,1:0,2:0"}, {"0": 0, "1": 0, "2": 0}, {"0": 10, "1": 10, "2": 10}),
+    ("kafka", SourceRanges, {"start": "0:0,1:0,2:0", "leg": "ingest"}, {"0": 0, "1": 0, "2": 0}, {"0": 10, "1": 10, "2": 10}),
     ("nats", StreamRanges, {"start": "sequence:0", "leg": "process"}, {"sequence": 0}, None),
 ]
 

@@ -12,7 +12,7 @@ from tenacity import stop_after_attempt, wait_none
 import pipelines.engine.leg
 from pipelines.config import OnError
 from pipelines.connectors.duckdb import open_engine
-from pipelines.connectors.kafka.client import Block
+from pipelines.connectors.sources import Block, SourceFacts, Words
 from pipelines.engine.connections import Kept
 from pipelines.ingest.leg import IngestLeg
 from pipelines.key_store.storage import Place
@@ -23,7 +23,9 @@ from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.run_lists import Lists, live_lists
+from pipelines.sink.leg import SinkLeg
 from pipelines.testing import ManualClock, MemoryLog, records
+from support.memory_table import MemoryTable
 from support.programs import first_of, program
 
 NAMES = Names("p")
@@ -31,46 +33,61 @@ LEDGER = NAMES.stream("ledger")
 
 
 class Topic:
-    """Kafka: one partition, one block per read."""
+    """A source: one partition, one block per read."""
+
+    words, skips_expired = Words("Kafka", "topic", "s", "a restore"), False
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
 
-    def facts(self) -> SimpleNamespace:
-        return SimpleNamespace(topic_id="T", partitions=(0,))
+    def facts(self) -> SourceFacts:
+        return SourceFacts("T", (0,))
 
     def read(self, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
         for partition, (start, end) in ranges.items():
             yield Block(partition, records(partition, self.values[start:end], first=start), end)
 
+    def discard(self) -> None:
+        """The next read starts anew anyway."""
+
 
 class LegCase(Kept):
-    """One start of both legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`."""
+    """One start of the legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`."""
 
-    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, buckets: int, log: MemoryLog | None = None, epoch: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        patch: pytest.MonkeyPatch,
+        buckets: int,
+        log: MemoryLog | None = None,
+        epoch: int = 1,
+        table: MemoryTable | None = None,
+    ) -> None:
         super().__init__()
         # A leg gives up at once instead of waiting: the test says when it goes on.
         patch.setattr(pipelines.engine.leg, "wait_exponential_jitter", lambda **_: wait_none())
         patch.setattr(pipelines.engine.leg, "stop_when_event_set", lambda _: stop_after_attempt(1))
         self.log = log or MemoryLog(ManualClock())
         self.clock = self.log.clock
-        self.topic = self.reader = Topic()
+        self.topic, self.sink = Topic(), table or MemoryTable()
         self.names, self.directory, self.epoch = NAMES, directory, epoch
         self.engine = open_engine()
         columns = (("id", "id", "Int64", False), ("v", "v", "String", False))
         fields = (("id", "int"), ("v", "string"))
         self.stages = program(fields, columns, first_of("id", 3_600_000_000), source="s", topic="s", buckets=buckets)
         version = stage_config.store(self.log, NAMES, self.stages)
-        source = SimpleNamespace(source_id="s", topic="s", on_data_loss="halt")
+        source = SimpleNamespace(source_id="s")
         nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))
-        self.config = SimpleNamespace(sources=[source], on_error=OnError(), resources=SimpleNamespace(nats=nats))
+        sink = SimpleNamespace(delivery="exactly_once", existing_rows="refuse", max_insert_time=timedelta(seconds=60))
+        self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=SimpleNamespace(nats=nats))
         versions = {"stage_config": version, "accepted_config": version}
         limits = {"driver_offsets": 10**9, "driver_frames": 10**9}
-        self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, **versions, **limits)
+        self.run = SimpleNamespace(identities={"s": "T"}, epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
         self.stores: dict[int, KeyedStore] = {}
-        self.lease = SimpleNamespace(lost=threading.Event())
+        self.lease = SimpleNamespace(lost=threading.Event(), remaining_seconds=60.0)
         self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, Path("run"), threading.Event())
         self.process = ProcessLeg(self, self._chain("process"), self.lease, Path("run"), threading.Event())
+        self.delivery = SinkLeg(self, self._chain("sink"), self.lease, Path("run"), threading.Event())
         self.ingest.anchor(lambda: {0: 0})
 
     def _chain(self, leg: str) -> Chain:
@@ -83,8 +100,9 @@ class LegCase(Kept):
             self.stores[bucket] = KeyedStore(Place.local(self.directory / str(bucket)))
         return self.stores[bucket]
 
-    def discard_reader(self) -> None:
-        """The next read starts anew anyway."""
+    def source(self, source_id: str) -> Topic:
+        assert source_id == "s"
+        return self.topic
 
     def send(self, values: list[bytes]) -> None:
         """Records of one batch, a quarter of a second after those before, through ingest."""
@@ -96,6 +114,11 @@ class LegCase(Kept):
         """Process works on all that is on raw. Raises StoppedError when it would wait."""
         state = self.log.state(NAMES.stream("raw"))
         self.go_on_to(state.last_sequence if state else 0)
+
+    def deliver(self) -> None:
+        """The sink works on all that is on out. Raises StoppedError when it would wait."""
+        state = self.log.state(NAMES.stream("out"))
+        self.delivery.advance(None, {"sequence": state.last_sequence if state else 0})
 
     def go_on_to(self, sequence: int) -> None:
         self.process.advance(None, {"sequence": sequence})

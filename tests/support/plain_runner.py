@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pipelines.cli.app import app
 from pipelines.engine import ranges
 from pipelines.engine.leg import Leg, ReplanError, StoppedError
-from pipelines.engine.ranges import RANGE_SCHEMA, KafkaRanges, StreamRanges, offset_text
+from pipelines.engine.ranges import RANGE_SCHEMA, SourceRanges, StreamRanges, offset_text
 from pipelines.errors import HaltError
 from pipelines.runner import retention, runner
 from pipelines.runner.queries import SparkEngine
@@ -56,7 +56,7 @@ class PlainQueries:
             self._threads.append(thread)
 
     def _work(self, leg: Leg, options: dict[str, str]) -> None:
-        reader = (KafkaRanges if leg.name == "ingest" else StreamRanges)(options).streamReader(RANGE_SCHEMA)
+        reader = (SourceRanges if leg.name == "ingest" else StreamRanges)(options).streamReader(RANGE_SCHEMA)
         if leg.name == "ingest":
             # Where few records come it waits before the next range; a stop need not.
             reader._sleep = leg.stop.wait

@@ -104,7 +104,7 @@ class _Asked:
     """The table with the columns that an abandonment asks for."""
 
     def __init__(self, table: Table) -> None:
-        self._table = table
+        self._table, self.system = table, table.system
         self.inspect, self.inserts_at_work, self.stored_positions = table.inspect, table.inserts_at_work, table.stored_positions
 
     def columns(self, database: str, name: str) -> list[SimpleNamespace]:
@@ -140,7 +140,7 @@ class _Outside(Outside):
 def let_operators_in(world: World, patch: pytest.MonkeyPatch) -> None:
     """Operators of this world reach what it is made of."""
     patch.setattr(pipelines.maintenance.plans, "JetStream", lambda settings: _Log(world.log))
-    patch.setattr(pipelines.maintenance.plans, "ClickHouse", lambda *_: _Asked(world.table))
+    patch.setattr(pipelines.maintenance.plans, "open_sink", lambda config: _Asked(world.table))
     patch.setattr(pipelines.maintenance.plans, "Connections", lambda *_, **__: _Outside(world, 0, ""))
     patch.setattr(pipelines.maintenance.plans, "RunSpec", SimpleNamespace(beside=lambda *_: None))
     patch.setattr(pipelines.maintenance.plans, "Lease", lambda *_: ModelLease(world.current.runner))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipelines.config import OnError
-from pipelines.connectors.clickhouse.client import Table as TableFacts
-from pipelines.connectors.clickhouse.client import TableColumn
-from pipelines.connectors.kafka.client import Block
+from pipelines.connectors.sinks import Table as TableFacts
+from pipelines.connectors.sinks import TableColumn
+from pipelines.connectors.sources import Block, SourceFacts, Words
 from pipelines.engine.connections import Kept
 from pipelines.errors import DataLossError, RefusedError, RetryableError
 from pipelines.key_store.storage import Header
@@ -141,6 +141,8 @@ class Table:
     those before it are stored.
     """
 
+    system = "ClickHouse"
+
     def __init__(self, world: "World", window: int = TOKEN_WINDOW) -> None:
         self.world, self.window = world, window
         self.rows: list[tuple[int, int, bytes]] = []
@@ -256,7 +258,9 @@ class Table:
 
 
 class Topic:
-    """Kafka: per partition the records by offset, with gaps; also the reader of ranges."""
+    """Kafka as a source: per partition the records by offset, with gaps."""
+
+    words = Words("Kafka", "topic", "orders", "a restore")
 
     def __init__(self, world: "World", starts: dict[int, int]) -> None:
         self.world = world
@@ -280,9 +284,16 @@ class Topic:
         partition = self.world.rng.choice(list(self.held))
         self.first[partition] = self.world.rng.randint(self.first[partition], self.end[partition])
 
-    def facts(self) -> SimpleNamespace:
+    @property
+    def skips_expired(self) -> bool:
+        return self.world.expires
+
+    def facts(self) -> SourceFacts:
         self.world.call()
-        return SimpleNamespace(topic_id="T", partitions=tuple(self.held))
+        return SourceFacts("T", tuple(self.held))
+
+    def discard(self) -> None:
+        """The next read starts anew anyway."""
 
     def starts(self, partitions: list[int] | None = None) -> dict[int, int]:
         self.world.call()
@@ -332,18 +343,18 @@ class Outside(Kept):
 
     def __init__(self, world: "World", epoch: int, version: str) -> None:
         super().__init__()
-        self.names, self.log, self.topic, self.reader, self.engine = NAMES, world.log, world.topic, world.topic, None
-        source = SimpleNamespace(source_id="orders", topic="orders", on_data_loss="skip" if world.expires else "halt")
+        self.names, self.log, self.engine = NAMES, world.log, None
+        source = SimpleNamespace(source_id="orders")
         stages = world.config
-        where = {"connection_params": SimpleNamespace(database=stages.database), "table": stages.table}
-        sink = SimpleNamespace(**where, delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
+        world.table.target = stages.full_table
+        sink = SimpleNamespace(delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
         # The clock may step back by minutes in a long history; what is told of it has a test of its own.
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
         self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self._world, self._stores = world, {}
         versions = {"stage_config": version, "accepted_config": version}
-        self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
+        self.run = SimpleNamespace(identities={"orders": "T"}, epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
 
     def keep(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Programs have the model's steps in place of the real ones."""
@@ -355,8 +366,13 @@ class Outside(Kept):
             self._stores[bucket] = KeyedStore(self._world.places.setdefault(bucket, MemoryPlace(self._world)))
         return self._stores[bucket]
 
-    def discard_reader(self) -> None:
-        """The next read starts anew anyway."""
+    def source(self, source_id: str) -> Topic:
+        assert source_id == "orders"
+        return self._world.topic
+
+    @property
+    def sink(self) -> Table:
+        return self._world.table
 
     def discard_engine(self) -> None:
         """There is none."""

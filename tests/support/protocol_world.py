@@ -81,7 +81,6 @@ class Runner:
             chain = Chain(log, NAMES, CHAINS[name], self.epoch)
             chain.open()
             legs[name] = kind(outside, chain, self.lease, Path("run"), self.stop)
-        legs["sink"]._clickhouse = self.world.table
         legs["ingest"].anchor(self.world.topic.ends if self.world.begins_at_latest else self.world.topic.starts)
         for name, leg in legs.items():
             self.actors.append(Actor(self.world, name, partial(self._run, leg, leg.start_offset()), self))
@@ -154,7 +153,7 @@ class Command:
         log = self.world.log
         chain = Chain(log, NAMES, REDRIVE_CHAIN, self.epoch)
         chain.open()
-        redrive = Redrive(log, NAMES, "orders", chain)
+        redrive = Redrive(log, NAMES, chain)
         if self._action == EXPIRE:
             fold_redrive(log, NAMES, redrive_entries_that_may_go(log, NAMES, timedelta(0)))
         chosen = list(self._chosen())

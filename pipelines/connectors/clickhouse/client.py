@@ -8,7 +8,6 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import clickhouse_connect
@@ -20,6 +19,7 @@ from pipelines.config import ClickHouseConnection, ClickHouseSink
 from pipelines.connectors.clickhouse.answers import pool_for
 from pipelines.connectors.clickhouse.errors import TABLE_CLASSES, insert_error, map_error
 from pipelines.connectors.clickhouse.settings import INSERT_SETTINGS, READ_SETTINGS, insert_log_comment, known_settings
+from pipelines.connectors.sinks import Table, TableColumn, View
 from pipelines.connectors.sql import filled, statement
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import HaltError, RetryableError
@@ -49,55 +49,6 @@ def _unquoted(name: str) -> str:
 
 def _told(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in sorted(settings.items()))
-
-
-@dataclass(frozen=True)
-class TableColumn:
-    """One column of `system.columns`; `default_kind` is '', DEFAULT, MATERIALIZED, ALIAS or EPHEMERAL."""
-
-    name: str
-    type: str
-    default_kind: str
-
-
-@dataclass(frozen=True)
-class Table:
-    """The facts of a target table.
-
-    Its columns, engine (`definition`: with its clauses and settings), and how many insert tokens it remembers (0: none).
-    """
-
-    database: str
-    name: str
-    engine: str
-    definition: str
-    columns: tuple[TableColumn, ...]
-    dedup_window: int
-    dedup_seconds: int | None = None
-    """How long a token is remembered; None if only their number counts."""
-    is_partitioned: bool = False
-    keeps_rows: bool = True
-    """False if the engine or its TTL merges rows: a missing row may have been stored all the same."""
-
-    @property
-    def is_replicated(self) -> bool:
-        return self.engine.startswith(("Replicated", "Shared"))
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.database}.{self.name}"
-
-
-@dataclass(frozen=True)
-class View:
-    """A materialized view: its definition as the server writes it, and the table that it fills.
-
-    `target` is None if that table was dropped, or the server does not name it: chdb 26.9 gives no uuid to a view of the database `default`.
-    """
-
-    full_name: str
-    definition: str
-    target: Table | None
 
 
 def open_client(

@@ -2,7 +2,7 @@
 
 import re
 
-from pipelines.connectors.clickhouse.client import Table
+from pipelines.connectors.sinks import Table
 
 KEEPS_EVERY_ROW = frozenset({"MergeTree", "ReplicatedMergeTree", "SharedMergeTree"})
 _TTL = re.compile(r"\bTTL (.+?)(?: SETTINGS |$)", re.DOTALL)

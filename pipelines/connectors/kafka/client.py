@@ -7,14 +7,11 @@ Offsets have gaps (compaction, transaction markers, aborted transactions), so a 
 import contextlib
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import compress
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
@@ -25,16 +22,16 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pipelines.config import KafkaSource
 from pipelines.connectors.kafka.records import to_records
 from pipelines.connectors.kafka.settings import client_settings
+from pipelines.connectors.sources import REQUEST_TIMEOUT_SECONDS, Asked, Block, SourceFacts
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.protocol.records import RAW_SCHEMA
 
-REQUEST_TIMEOUT_SECONDS = 10.0
 STALL_SECONDS = 2.0
 GIVE_UP_SECONDS = 15.0
 AHEAD_BYTES = 16 * 1024 * 1024
@@ -49,8 +46,6 @@ with 2 MiB 40 % (another day): ranges were short.
 CONSUME_BYTES = 16 * 1024 * 1024
 """Limit of one `consume`, estimated from the size of earlier records."""
 FIRST_MEAN_BYTES = 16 * 1024
-
-Asked = Mapping[TopicPartition, "Future[ListOffsetsResultInfo]"]
 
 _TABLE_CLASSES = ErrorClasses("kafka")
 _NO_TOPIC_ID = "A" * 22
@@ -81,22 +76,19 @@ def map_error(doing: str, error: BaseException | KafkaError, classes: ErrorClass
     return RetryableError(f"{text}; {row.remedy}")
 
 
-@dataclass(frozen=True)
-class TopicFacts:
-    """The cluster's facts on a topic: its id (a recreated topic has another one) and its partitions."""
+def _note(topic_id: str) -> str:
+    """Return a note for the start about a broker whose topics have no ids (Kafka before 2.8, or a compatible server); else empty."""
+    if topic_id != _NO_TOPIC_ID:
+        return ""
+    return (
+        "note: the broker gives topics no ids, so a deleted and recreated topic is noticed only by its end, if that is before "
+        "what was confirmed; never recreate a topic under the same name"
+    )
 
-    topic_id: str
-    partitions: tuple[int, ...]
 
-    @property
-    def note(self) -> str:
-        """A note for the start about a broker whose topics have no ids (Kafka before 2.8, or a compatible server); else empty."""
-        if self.topic_id != _NO_TOPIC_ID:
-            return ""
-        return (
-            "note: the broker gives topics no ids, so a deleted and recreated topic is noticed only by its end, if that is before "
-            "what was confirmed; never recreate a topic under the same name"
-        )
+def topic_facts(topic_id: str, partitions: Iterable[int]) -> SourceFacts:
+    """Return the cluster's facts on a topic; a recreated topic has another id."""
+    return SourceFacts(topic_id, tuple(sorted(partitions)), _note(topic_id))
 
 
 class KafkaTopic:
@@ -112,12 +104,12 @@ class KafkaTopic:
             brokers = ",".join(source.connection_params.brokers)
             raise HaltError(f"connecting to Kafka at {brokers}: {error.args[0].str()}; check `connection_params` of the source") from error
 
-    def facts(self, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> TopicFacts:
+    def facts(self, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> SourceFacts:
         """Describe the topic. Raise HaltError if it does not exist."""
         doing = f"describing topic {self._topic}"
         found = self._result(doing, self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=timeout_seconds))
         description = found[self._topic]
-        return TopicFacts(str(description.topic_id), tuple(sorted(p.id for p in description.partitions)))
+        return topic_facts(str(description.topic_id), (partition.id for partition in description.partitions))
 
     def starts(self, partitions: Sequence[int]) -> dict[int, int]:
         """Return the first offset that still exists, per partition."""
@@ -205,44 +197,6 @@ class KafkaTopic:
         """
         with contextlib.suppress(KafkaException):
             self._admin.list_topics(self._topic, timeout=REQUEST_TIMEOUT_SECONDS)
-
-
-class GroupOffsets:
-    """Commits the consumer group's offsets, so that ordinary lag tools show the progress. Nothing resumes from them."""
-
-    def __init__(self, source: KafkaSource, group: str) -> None:
-        self._topic = source.topic
-        self._consumer = Consumer({**client_settings(source), "group.id": group, "enable.auto.commit": False, "log_level": 0})
-        self._positions: list[TopicPartition] = []
-
-    def commit(self, next_offsets: Mapping[int, int]) -> None:
-        """Send the commit without waiting; the next commit, or `close`, makes up for a lost one."""
-        self._positions = [TopicPartition(self._topic, partition, offset) for partition, offset in next_offsets.items()]
-        if self._positions:
-            with contextlib.suppress(KafkaException):
-                self._consumer.commit(offsets=self._positions, asynchronous=True)
-            # Serves the commit's reply queue; the consumer subscribes to nothing, so it never returns a record.
-            self._consumer.poll(0)
-
-    def close(self) -> None:
-        """Commit once more and wait: a short run ends before its group has a coordinator, and would lose its only commit."""
-        if self._positions:
-            with contextlib.suppress(KafkaException):
-                self._consumer.commit(offsets=self._positions, asynchronous=False)
-        self._consumer.close()
-
-
-@dataclass(frozen=True)
-class Block:
-    """Records of one partition in offset order (RAW_SCHEMA), and the offset after the last one passed, row or not.
-
-    `is_expired`: the offsets before `next_offset` have expired in Kafka; such a block has no rows.
-    """
-
-    partition: int
-    records: pa.Table
-    next_offset: int
-    is_expired: bool = False
 
 
 class RangeReader:

@@ -1,4 +1,4 @@
-"""The raw stream as the audit counts it: rows of each frame, Kafka offsets of each partition, redriven dead letters."""
+"""The raw stream as the audit counts it: rows of each frame, offsets of each partition of a source, redriven dead letters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.proof.audit.account import Offsets, RawFrames
 from pipelines.proof.packed import NO_POSITIONS, RawPositions
 from pipelines.proof.readers.streams import Subjects, read_frames
-from pipelines.protocol.naming import Names, is_redriven
-from pipelines.protocol.positions import packed
+from pipelines.protocol.naming import Names, is_redriven, source_of_subject
+from pipelines.protocol.positions import SourcePartition, packed
 from pipelines.protocol.records import HEADER_FIRST, Message, decode_columns
 
 
@@ -19,12 +19,12 @@ from pipelines.protocol.records import HEADER_FIRST, Message, decode_columns
 class RawRange:
     """The part of raw to read: up to sequence `to`, and of each partition the offsets up to `ends`, exclusive.
 
-    Offsets begin at the first one that raw still holds; of a partition of which it holds none, at the first one in Kafka (`firsts`).
+    Offsets begin at the first one that raw still holds; of a partition of which it holds none, at the first one in its source (`firsts`).
     """
 
     to: int
-    ends: Mapping[int, int]
-    firsts: Mapping[int, int]
+    ends: Mapping[SourcePartition, int]
+    firsts: Mapping[SourcePartition, int]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RawRead:
     """The raw frames, and the offsets of each partition. `entered`: positions of redriven dead letters; these have no offset."""
 
     frames: RawFrames
-    offsets: dict[int, Offsets]
+    offsets: dict[SourcePartition, Offsets]
     entered: RawPositions
 
 
@@ -40,7 +40,7 @@ def read_raw(log: JetStream, names: Names, subjects: Subjects, of: RawRange) -> 
     """Read the raw frames once; `subjects` sees each."""
     sequences: list[int] = []
     rows: list[int] = []
-    offsets: dict[int, Offsets] = {}
+    offsets: dict[SourcePartition, Offsets] = {}
     entered = [NO_POSITIONS]
     for message in read_frames(log, names, "raw", subjects, of.to):
         sequences.append(message.sequence)
@@ -63,13 +63,13 @@ def _origins(message: Message) -> RawPositions:
     return packed(parts[::2], parts[1::2])
 
 
-def _add_offsets(offsets: dict[int, Offsets], message: Message, ends: Mapping[int, int]) -> None:
-    """Count the offsets of a frame that ingest wrote; its subject ends in its partition."""
-    token = message.subject.rpartition(".")[2]
-    if token.isdigit() and int(token) in ends and int(token) not in offsets:
-        offsets[int(token)] = Offsets(int(message.headers[HEADER_FIRST]), ends[int(token)])
+def _add_offsets(offsets: dict[SourcePartition, Offsets], message: Message, ends: Mapping[SourcePartition, int]) -> None:
+    """Count the offsets of a frame that ingest wrote; its subject names its source and ends in its partition."""
+    source, token = source_of_subject(message.subject), message.subject.rpartition(".")[2]
+    if token.isdigit() and (key := SourcePartition(source, int(token))) in ends and key not in offsets:
+        offsets[key] = Offsets(int(message.headers[HEADER_FIRST]), ends[key])
     frame = decode_columns(message.payload, ("partition", "offset"))
     partitions, all_offsets = (frame.column(name).to_numpy() for name in frame.column_names)
     for partition in np.unique(partitions).tolist():
-        if partition in offsets:
-            offsets[partition].add_raw(all_offsets[partitions == partition])
+        if (place := SourcePartition(source, partition)) in offsets:
+            offsets[place].add_raw(all_offsets[partitions == partition])

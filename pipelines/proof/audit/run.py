@@ -8,7 +8,7 @@ copies that dedup has dropped, and which rows a table without position columns h
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow.compute as pc
 
-from pipelines.config import PipelineConfig
+from pipelines.config import KafkaSource, PipelineConfig
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process import stage_config
@@ -33,12 +33,13 @@ from pipelines.proof.audit.account import (
     RAW_TO_OUT,
     Account,
     Limits,
+    Numbers,
     Place,
     compare,
 )
 from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
 from pipelines.proof.packed import RawPositions, decoded, position_text, sequences_of
-from pipelines.proof.readers.kafka import end_offsets, first_offsets, is_compacted, topic_batches
+from pipelines.proof.readers.kafka import Settings, end_offsets, first_offsets, is_compacted, topic_batches
 from pipelines.proof.readers.streams import (
     Coordinates,
     Subjects,
@@ -60,6 +61,7 @@ from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import DUPLICATE
+from pipelines.protocol.positions import SourcePartition
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.topology import LegId
 
@@ -99,23 +101,27 @@ class Audit:
     def __init__(self, config: PipelineConfig, log: JetStream, examples: int, progress: Progress = no_progress) -> None:
         self._config, self._log, self._examples, self._progress = config, log, examples, progress
         self._names = Names(config.pipeline_id)
-        self._topic, self._settings = config.sources[0].topic, client_settings(config.sources[0])
+        self._sources: dict[str, KafkaSource] = {source.source_id: source for source in config.sources}
         self._streams = {role: Subjects(self._names.stream(role)) for role in ("raw", "out", "dlq", "duplicates")}
         self._report = AuditReport(config.pipeline_id)
 
     def run(self) -> AuditReport:
         """Read everything and compare."""
         check_started(self._log, self._names)
-        legs = self._config.topology
-        self._chains = {leg: read_chain(self._log, self._names, leg.chain) for leg in reversed(legs.legs)}
+        topology = self._config.topology
+        self._chains = {leg: read_chain(self._log, self._names, leg.chain) for leg in reversed(topology.legs)}
+        ends = {
+            SourcePartition(source_id, int(partition)): end
+            for leg, source_id in topology.sources.items()
+            for partition, end in (self._chains[leg].to or {}).items()
+        }
         self._progress("reading the raw stream")
         read_to, self._out_read_to = self._last("raw"), self._last("out")
-        self._kafka_ends = end_offsets(self._settings, self._topic)
-        ends = {int(partition): end for partition, end in (self._chains[legs.ingests[0]].to or {}).items()}
-        firsts = first_offsets(self._settings, self._topic)
+        self._kafka_ends = self._in_kafka(end_offsets)
+        firsts = self._in_kafka(first_offsets)
         raw = read_raw(self._log, self._names, self._streams["raw"], RawRange(read_to, ends, firsts))
         account = self._read_places(raw)
-        limits = Limits(self._floor(), self._to(legs.process), read_to, self._last("raw"))
+        limits = Limits(self._floor(), self._to(topology.process), read_to, self._last("raw"))
         self._progress("comparing")
         with TemporaryDirectory(prefix="tallyflow-audit-") as directory:
             self._compare(account, limits, Path(directory))
@@ -268,36 +274,53 @@ class Audit:
 
     def _compare_kafka(self, raw: RawRead) -> None:
         self._report.cannot_prove("records in Kafka that ingest has not read", self._read_kafka(raw))
-        firsts = first_offsets(self._settings, self._topic)
+        firsts = self._in_kafka(first_offsets)
         counts: dict[Kind, int] = dict.fromkeys((MISSING, DOUBLED, EXTRA), 0)
         examples: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in counts}
-        for partition, offsets in sorted(raw.offsets.items()):
-            for kind, faulty in offsets.faults(firsts.get(partition, offsets.end)).items():
-                counts[kind] += len(faulty)
-                shown = faulty[: self._examples - len(examples[kind])].tolist()
-                examples[kind] += [{"topic": self._topic, "partition": partition, "offset": offset} for offset in shown]
-        if counts[EXTRA] and is_compacted(self._settings, self._topic):
-            self._report.leave_out("records in raw that Kafka has compacted away since", counts.pop(EXTRA))
+        compacted = 0
+        for source_id, source in self._sources.items():
+            mine = {key: offsets for key, offsets in sorted(raw.offsets.items()) if key.source == source_id}
+            found = [(key, offsets.faults(firsts.get(key, offsets.end))) for key, offsets in mine.items()]
+            if sum(len(faults[EXTRA]) for _, faults in found) and is_compacted(client_settings(source), source.topic):
+                compacted += sum(len(faults.pop(EXTRA)) for _, faults in found)
+            for key, faults in found:
+                for kind, faulty in faults.items():
+                    counts[kind] += len(faulty)
+                    shown = faulty[: self._examples - len(examples[kind])].tolist()
+                    examples[kind] += [{"topic": source.topic, "partition": key.partition, "offset": offset} for offset in shown]
+        if compacted:
+            self._report.leave_out("records in raw that Kafka has compacted away since", compacted)
         for kind, count in counts.items():
             self._report.find(KAFKA_TO_RAW, kind, count, examples[kind])
         self._report.ranges["Kafka offsets in raw"] = {
-            f"{self._topic}/{partition}": [max(offsets.start, firsts.get(partition, offsets.end)), offsets.end - 1]
-            for partition, offsets in sorted(raw.offsets.items())
+            f"{self._sources[key.source].topic}/{key.partition}": [max(offsets.start, firsts.get(key, offsets.end)), offsets.end - 1]
+            for key, offsets in sorted(raw.offsets.items())
+        }
+
+    def _in_kafka(self, look: Callable[[Settings, str], dict[int, int]]) -> dict[SourcePartition, int]:
+        """Return the offsets that `look` finds at each partition of every source."""
+        return {
+            SourcePartition(source_id, partition): offset
+            for source_id, source in self._sources.items()
+            for partition, offset in look(client_settings(source), source.topic).items()
         }
 
     def _read_kafka(self, raw: RawRead) -> int:
         """Note Kafka's offsets; return how many records ingest had not read when the audit began."""
         waiting = 0
-        for batch in topic_batches(self._settings, self._topic):
-            partitions, all_offsets = (batch.column(name).to_numpy() for name in ("_tf_partition", "_tf_offset"))
-            for partition in np.unique(partitions).tolist():
-                offsets = all_offsets[partitions == partition]
-                in_raw = raw.offsets.get(partition)
-                if in_raw is not None:
-                    in_raw.add_kafka(offsets)
-                is_unread = (offsets >= (in_raw.end if in_raw else 0)) & (offsets < self._kafka_ends.get(partition, 0))
-                waiting += int(np.count_nonzero(is_unread))
+        for source_id, source in self._sources.items():
+            for batch in topic_batches(client_settings(source), source.topic):
+                partitions, all_offsets = (batch.column(name).to_numpy() for name in ("_tf_partition", "_tf_offset"))
+                for partition in np.unique(partitions).tolist():
+                    waiting += self._note_kafka(raw, SourcePartition(source_id, partition), all_offsets[partitions == partition])
         return waiting
+
+    def _note_kafka(self, raw: RawRead, key: SourcePartition, offsets: Numbers) -> int:
+        in_raw = raw.offsets.get(key)
+        if in_raw is not None:
+            in_raw.add_kafka(offsets)
+        is_unread = (offsets >= (in_raw.end if in_raw else 0)) & (offsets < self._kafka_ends.get(key, 0))
+        return int(np.count_nonzero(is_unread))
 
     def _note_ranges(self, raw: RawRead, limits: Limits) -> None:
         first = max(limits.floor + 1, raw.frames.first_sequence)

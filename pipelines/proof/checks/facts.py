@@ -4,7 +4,7 @@ Values go to the server as parameters, names as `Identifier` parameters or as ch
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from pipelines.config import DedupConfig, PipelineConfig
-from pipelines.connectors.clickhouse.client import ClickHouse, Table, TableColumn, View
+from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import KEEPS_EVERY_ROW, has_removing_ttl, removes_rows
-from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks import Table, TableColumn, View
+from pipelines.connectors.sources import Source
 from pipelines.connectors.sql import filled, statement
 from pipelines.proof.checks.evaluate import Behind, PositionCounts, RepeatedKeys, ViewSum
 from pipelines.proof.packed import NO_POSITIONS, RawPositions, sequences_of
@@ -64,21 +65,27 @@ class TableFacts:
         return self._number("counting the rows of", "checks/rows", self._database, self._name)
 
     def positions(self, settled_to: int) -> PositionCounts:
-        """Count the positions of the topic's rows; the table has position columns.
+        """Count the positions of the sources' rows; the table has position columns.
 
         `settled_to`: rows of raw frames up to there are confirmed.
         """
-        parameters = {**self._of_topic(), "spill_bytes": _SPILL_BYTES, "settled_to": settled_to}
-        rows, positions, doubled, settled = self._clickhouse.rows(
-            self._doing("counting the positions of"), statement("checks/positions"), parameters
-        )[0]
-        examples: tuple[dict[str, Any], ...] = ()
-        if doubled:
-            parameters["examples"] = EXAMPLES
-            named = self._clickhouse.rows(self._doing("naming positions of"), statement("checks/doubled_positions"), parameters)
-            examples = tuple({"topic": self._topic, "partition": p, "offset": o, "rows": n} for p, o, n in named)
-        foreign = self._clickhouse.rows(self._doing("counting foreign rows of"), statement("checks/foreign_rows"), self._of_topic())[0][0]
-        return PositionCounts(int(rows), int(positions), int(doubled), examples, int(foreign), int(settled))
+        counts = np.zeros(4, dtype=np.int64)
+        examples: list[dict[str, Any]] = []
+        for parameters in self._of_topics():
+            parameters |= {"spill_bytes": _SPILL_BYTES, "settled_to": settled_to}
+            found = self._clickhouse.rows(self._doing("counting the positions of"), statement("checks/positions"), parameters)[0]
+            counts += np.array([int(count) for count in found])
+            if found[2]:
+                parameters["examples"] = EXAMPLES - len(examples)
+                named = self._clickhouse.rows(self._doing("naming positions of"), statement("checks/doubled_positions"), parameters)
+                examples += [{"topic": parameters["topic"], "partition": p, "offset": o, "rows": n} for p, o, n in named]
+        rows, positions, doubled, settled = counts.tolist()
+        return PositionCounts(rows, positions, doubled, tuple(examples), self._foreign(), settled)
+
+    def _foreign(self) -> int:
+        """Count the rows of other topics than the sources'."""
+        parameters = {**self._names, "topics": [source.topic for source in self._config.sources]}
+        return int(self._clickhouse.rows(self._doing("counting foreign rows of"), statement("checks/foreign_rows"), parameters)[0][0])
 
     def held_of(self, positions: RawPositions) -> int:
         """Count the ascending positions that have a row; the table has position columns.
@@ -110,17 +117,21 @@ class TableFacts:
 
         Dead letters of the sink enter after dedup, so a pair with such a row is none.
         """
-        parameters = {**self._of_topic(), "spill_bytes": _SPILL_BYTES, "limit": 50 * EXAMPLES}
-        parameters |= {"since": f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}", "window_us": window // timedelta(microseconds=1)}
+        limit, redriven = 50 * EXAMPLES, _Redriven(log, Names(self._config.pipeline_id))
         text = filled("checks/repeated_keys", key=", ".join(map(quote_identifier, columns)))
-        rows = self._clickhouse.rows(self._doing("comparing the keys of"), text, parameters)
-        redriven = _Redriven(log, Names(self._config.pipeline_id))
-        pairs = [
-            {"topic": self._topic, "partition": p, "offset": o, "partition before": pb, "offset before": ob}
-            for p, o, sequence, pb, ob, sequence_before in rows
-            if not redriven.has(sequence) and not redriven.has(sequence_before)
-        ]
-        return RepeatedKeys(tuple(pairs), len(rows) == parameters["limit"])
+        pairs: list[dict[str, Any]] = []
+        is_cut = False
+        for parameters in self._of_topics():
+            parameters |= {"since": f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}", "window_us": window // timedelta(microseconds=1)}
+            parameters |= {"spill_bytes": _SPILL_BYTES, "limit": limit}
+            rows = self._clickhouse.rows(self._doing("comparing the keys of"), text, parameters)
+            is_cut |= len(rows) == limit
+            pairs += [
+                {"topic": parameters["topic"], "partition": p, "offset": o, "partition before": pb, "offset before": ob}
+                for p, o, sequence, pb, ob, sequence_before in rows
+                if not redriven.has(sequence) and not redriven.has(sequence_before)
+            ]
+        return RepeatedKeys(tuple(pairs), is_cut)
 
     def tables(self) -> Iterator[Table]:
         """Yield the table and the targets of its views, views on views included."""
@@ -179,11 +190,12 @@ class TableFacts:
         return frozenset(name for (name,) in names)
 
     @property
-    def _topic(self) -> str:
-        return self._config.sources[0].topic
+    def _names(self) -> dict[str, Any]:
+        return {"database": self._database, "table": self._name}
 
-    def _of_topic(self) -> dict[str, Any]:
-        return {"database": self._database, "table": self._name, "topic": self._topic}
+    def _of_topics(self) -> Iterator[dict[str, Any]]:
+        """Yield the parameters of a statement about the rows of one topic, for each source."""
+        yield from ({**self._names, "topic": source.topic} for source in self._config.sources)
 
     def _doing(self, verb: str) -> str:
         return f"{verb} {self._database}.{self._name}"
@@ -255,15 +267,15 @@ def behind(
     log: JetStream,
     names: Names,
     topology: Topology,
-    topics: Mapping[LegId, KafkaTopic],
+    sources: Mapping[LegId, Source],
     rows: int,
     now: datetime,
     warn_after: timedelta,
     fail_after: timedelta,
 ) -> Behind:
-    """Return what waits before each leg; `rows` of it in the streams. `topics`: by ingest leg.
+    """Return what waits before each leg; `rows` of it in the streams. `sources` by the ingest leg that reads them.
 
-    A record in a stream is as old as its message by the clock of NATS, a record in Kafka as its own timestamp at `now`.
+    A record in a stream is as old as its message by the clock of NATS, a record in a source as its own timestamp at `now`.
     """
     chains = {leg: read_chain(log, names, leg.chain) for leg in topology.legs}
     oldest = timedelta(0)
@@ -273,23 +285,23 @@ def behind(
         message = log.get(stream, reached + 1) if state is not None and state.last_sequence > reached else None
         if message is not None:
             oldest = max(oldest, log.clock(stream) - message.time)
-    in_kafka = [_behind_in_kafka(topics[leg], chains[leg].to or {}, now, warn_after, fail_after) for leg in topology.ingests]
-    offsets, warned, failed = (sum(counts) for counts in zip(*in_kafka, strict=True))
-    return Behind(rows, oldest, offsets, warned, failed)
+    instants = (now - warn_after, now - fail_after)
+    counts = [_waiting_at(source, chains[leg].to or {}, instants) for leg, source in sources.items()]
+    offsets, past_warn, past_fail = (sum(count) for count in zip(*counts, strict=True))
+    return Behind(rows, oldest, offsets, past_warn, past_fail)
 
 
-def _behind_in_kafka(
-    topic: KafkaTopic, to: Mapping[str, int], now: datetime, warn_after: timedelta, fail_after: timedelta
-) -> tuple[int, int, int]:
-    """Return the waiting offsets of a topic, and how many of them are older than each limit. `to`: the next offsets by partition."""
-    reached_offsets = {int(partition): offset for partition, offset in to.items()}
+def _waiting_at(source: Source, to: Mapping[str, int], instants: Iterable[datetime]) -> Iterator[int]:
+    """Yield the number of offsets beyond `to`, and of those before the first record since each of the instants."""
+    reached = {int(partition): offset for partition, offset in to.items()}
     # Partitions that were added since: they are read from their beginning.
-    added = [partition for partition in topic.facts().partitions if partition not in reached_offsets]
-    reached_offsets |= topic.starts(added) if added else {}
-    partitions = sorted(reached_offsets)
-    ends = topic.ends(partitions)
-    warned, failed = (_waiting(reached_offsets, topic.first_since(partitions, now - after), ends) for after in (warn_after, fail_after))
-    return _waiting(reached_offsets, ends, ends), warned, failed
+    added = [partition for partition in source.facts().partitions if partition not in reached]
+    reached |= source.starts(added) if added else {}
+    partitions = sorted(reached)
+    ends = source.ends(partitions)
+    yield _waiting(reached, ends, ends)
+    for instant in instants:
+        yield _waiting(reached, source.first_since(partitions, instant), ends)
 
 
 def _waiting(reached: dict[int, int], to: dict[int, int], ends: dict[int, int]) -> int:

@@ -8,8 +8,9 @@ from functools import cached_property
 
 from pipelines.config import DedupConfig, PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
-from pipelines.connectors.kafka.client import KafkaTopic
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sinks.clickhouse import column_faults
+from pipelines.connectors.sources import open_source
 from pipelines.errors import HaltError
 from pipelines.proof.audit.run import Audit
 from pipelines.proof.checks import evaluate
@@ -18,7 +19,6 @@ from pipelines.proof.checks.facts import TableFacts, behind, confirmed_rows, set
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.protocol.tally import tally
-from pipelines.runner.preflight import column_faults
 
 AUDITED_ROWS = 20_000_000
 """Limit of the rows for which an audit names missing confirmed rows: it reads everything, at 6 bytes a record."""
@@ -140,11 +140,11 @@ class Look:
 
     def _freshness(self) -> CheckResult:
         limits = self._config.checks.freshness
-        waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names, self._config.topology).legs)
-        sources = zip(self._config.topology.ingests, self._config.sources, strict=True)
-        topics = {leg: KafkaTopic(source) for leg, source in sources}
+        topology = self._config.topology
+        waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names, topology).legs)
+        sources = {leg: open_source(self._config, source_id) for leg, source_id in topology.sources.items()}
         now = datetime.now(UTC)
-        found = behind(self._log, self._names, self._config.topology, topics, waiting, now, limits.warn_after, limits.fail_after)
+        found = behind(self._log, self._names, topology, sources, waiting, now, limits.warn_after, limits.fail_after)
         return evaluate.freshness(found, limits.warn_after, limits.fail_after)
 
     def _dead_letters(self) -> CheckResult:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.clickhouse.client import TableColumn
+from pipelines.connectors.sinks import TableColumn
 from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MappedColumn
 from pipelines.proof.report import Finding

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import duckdb
 
-from pipelines.config import PipelineConfig
+from pipelines.config import KafkaSource
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.sql import filled
 from pipelines.proof.readers.kafka import topic_batches
@@ -36,10 +36,10 @@ def find_dead_letters(
 
 
 def find_other_bytes(
-    engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, config: PipelineConfig, redriven: Sequence[int], examples: int
+    engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, source: KafkaSource, redriven: Sequence[int], examples: int
 ) -> None:
     """Compare the bytes of the raw records with Kafka's. `redriven`: raw frames of redriven dead letters."""
-    topic, bounds = config.sources[0].topic, {"first": span.bounds.first, "last": span.bounds.last}
+    topic, bounds = source.topic, {"first": span.bounds.first, "last": span.bounds.last}
     engine.execute("CREATE TABLE redriven AS SELECT unnest($sequences::UBIGINT[]) AS sequence", {"sequences": redriven})
     first_and_last = (
         'SELECT "partition", min("offset"), max("offset") FROM parsed WHERE position BETWEEN $first AND $last '  # noqa: S608
@@ -47,7 +47,7 @@ def find_other_bytes(
     )
     within = {partition: (first, last) for partition, first, last in engine.execute(first_and_last, bounds).fetchall()}
     engine.execute('CREATE TABLE kafka ("partition" INTEGER, "offset" BIGINT, bytes UBIGINT)')
-    for batch in topic_batches(client_settings(config.sources[0]), topic, ["value"], within):
+    for batch in topic_batches(client_settings(source), topic, ["value"], within):
         engine.register("batch", batch)
         engine.execute("INSERT INTO kafka SELECT _tf_partition, _tf_offset, hash(value) FROM batch")
         engine.unregister("batch")

@@ -11,6 +11,7 @@ from pathlib import Path
 import duckdb
 
 from pipelines.config import PipelineConfig
+from pipelines.config.source_ids import source_by_id
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.nats.client import JetStream
@@ -101,7 +102,7 @@ class Verifier:
         self, config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress, follows: bool = False
     ) -> None:
         self._config, self._log, self._request, self._progress, self._follows = config, log, request, progress, follows
-        self._names, self._sink, self._topic = Names(config.pipeline_id), config.sink, config.sources[0].topic
+        self._names, self._sink = Names(config.pipeline_id), config.sink
         self._raw = self._names.stream("raw")
         self.report = Verification(config.pipeline_id, table=f"{config.sink.connection_params.database}.{config.sink.table}")
         self.last_fault = 0
@@ -177,10 +178,11 @@ class Verifier:
         """Note the differences in dead letters and, on request, in Kafka's bytes."""
         note_lost_values(engine, self.report, subject.history, span, subject.gone)
         is_purged = read_purged(self._log, self._names, "dlq").below > 0
-        find_dead_letters(engine, self.report, span, self._topic, self._request.examples, is_purged)
+        find_dead_letters(engine, self.report, span, subject.config.topic, self._request.examples, is_purged)
         if self._request.with_kafka:
             self._progress("reading Kafka")
-            find_other_bytes(engine, self.report, span, self._config, seen.redriven, self._request.examples)
+            source = source_by_id(self._config, subject.config.source)
+            find_other_bytes(engine, self.report, span, source, seen.redriven, self._request.examples)
 
     # A table with positions.
 
@@ -206,7 +208,7 @@ class Verifier:
         for name, count in table.defaults().items():
             report.leave_out(f"values of column {name} that the table's DEFAULT filled in", count)
         self._progress("comparing rows")
-        report.findings += table.faults(request.examples, self._topic)
+        report.findings += table.faults(request.examples, config.topic)
         self.last_fault, self.missing = table.last_fault, table.missing
         for column, count in table.unsure.items():
             report.cannot_prove(_UNSURE.format(column.name, ", ".join(column.former)), count)
@@ -259,7 +261,7 @@ class Verifier:
         for column in renamed:
             made = engine.execute("SELECT count(*) FROM expected WHERE position < ?", [column.since]).fetchall()[0][0]
             report.cannot_prove(_RENAMED.format(column.name, ", ".join(column.former)), made)
-        for finding in rows.faults(last_position(history.confirmed_to), self._request.examples, self._topic):
+        for finding in rows.faults(last_position(history.confirmed_to), self._request.examples, subject.config.topic):
             self._add_row_finding(finding, is_quiet)
         self._find_beside_rows(engine, subject, span, seen)
         return span

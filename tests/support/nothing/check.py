@@ -8,8 +8,8 @@ import pytest
 
 from pipelines.config import parse, unsupported
 from pipelines.config.docs import EXAMPLE, render
-from pipelines.connectors.clickhouse.client import Table, TableColumn
 from pipelines.connectors.duckdb import open_database, open_engine
+from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.dead_letters.triage import STAGES
 from pipelines.errors import ConfigurationError
 from pipelines.process.arrivals import Arrived

@@ -28,8 +28,9 @@ from pipelines.config import (
     unsupported,
     version_of,
 )
+from pipelines.config.source_ids import only_source, source_by_id
 from pipelines.config.text import read_tree
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, HaltError, NotSupportedError
 
 CANARY = "canary-7d1f"
 ORDERS = Path(__file__).parents[3] / "examples" / "orders" / "pipeline.yaml"
@@ -218,6 +219,20 @@ def test_defaults_are_glassflows() -> None:
 def test_null_is_absent() -> None:
     document = MINIMAL | {"join": None, "transforms": None, "nats": None}
     assert parsed(document) == parsed(MINIMAL)
+
+
+def test_sources_are_found_by_id_and_by_their_leg() -> None:
+    config = parsed(joined())
+    assert source_by_id(config, "users").topic == "users"
+    assert config.topology.sources == {"ingest": "orders", "ingest:users": "users"}
+    with pytest.raises(HaltError, match="its file has no source 'clicks', from which it holds records; restore this source_id"):
+        source_by_id(config, "clicks")
+
+
+def test_what_needs_one_source_refuses_a_file_with_two() -> None:
+    with pytest.raises(NotSupportedError, match="sources: two sources are not supported yet"):
+        only_source(parsed(joined()))
+    assert only_source(parsed(MINIMAL)).source_id == "orders"
 
 
 def test_join_of_two_sources_loads_and_is_not_supported_yet() -> None:

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from pipelines.connectors.clickhouse.client import Table
+from pipelines.connectors.sinks import Table
+from pipelines.connectors.sinks.clickhouse import MIN_DEDUP_TIME, _check_window
 from pipelines.errors import HaltError
-from pipelines.runner.preflight import MIN_DEDUP_TIME, _check_window
 
 TABLE = Table("db", "t", "MergeTree", "", (), 4)
 REPLICATED = Table("db", "t", "ReplicatedMergeTree", "", (), 10_000, dedup_seconds=604_800)

@@ -5,7 +5,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.connectors.clickhouse.client import ClickHouse, Table
+from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.sinks import Table
 
 
 class Client:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pipelines.engine import ranges
-from pipelines.engine.ranges import LINGER_SECONDS, _KafkaRangeReader, admit, offset_text
+from pipelines.engine.ranges import LINGER_SECONDS, _SourceRangeReader, admit, offset_text
 
 offsets = st.dictionaries(st.sampled_from(["0", "1", "2", "10"]), st.integers(0, 1000), max_size=4)
 
@@ -97,7 +97,7 @@ class _Clock:
         self.now += seconds
 
 
-class _Growing(_KafkaRangeReader):
+class _Growing(_SourceRangeReader):
     """A topic of one partition, whose end the test sets."""
 
     end = 0

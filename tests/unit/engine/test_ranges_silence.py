@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
+from pipelines.connectors.sources import Words
 from pipelines.engine import ranges
-from pipelines.engine.ranges import RANGE_SCHEMA, KafkaRanges
+from pipelines.engine.ranges import RANGE_SCHEMA, SourceRanges
 from pipelines.errors import RetryableError
 
 
 class Topic:
-    """Partitions with their ends; those in `silent` have no leader, those in `dead` one that does not answer. `asked`: each question."""
+    """A source's partitions with their ends.
+
+    Those in `silent` have no leader, those in `dead` one that does not answer. `asked`: each question.
+    """
+
+    words = Words("Kafka", "topic", "orders", "a restore")
 
     def __init__(self, ends: dict[int, int]) -> None:
         self.held, self.silent, self.dead, self.asked = ends, set[int](), set[int](), list[list[int]]()
@@ -43,7 +49,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_the_others_go_on_while_the_silent_one_is_asked(now: list[float]) -> None:
-    reader = KafkaRanges({"start": "0:0,1:0,2:0"}).streamReader(RANGE_SCHEMA)
+    reader = SourceRanges({"start": "0:0,1:0,2:0"}).streamReader(RANGE_SCHEMA)
     topic, start = Topic({0: 5, 1: 6, 2: 7}), {"0": 0, "1": 3, "2": 0}
     reader._partitions = (0, 1, 2)
     topic.silent = {1}
@@ -62,7 +68,7 @@ def test_the_others_go_on_while_the_silent_one_is_asked(now: list[float]) -> Non
 
 
 def test_an_unanswered_silent_one_is_asked_once_at_a_time(now: list[float]) -> None:
-    reader = KafkaRanges({"start": "0:0,1:0"}).streamReader(RANGE_SCHEMA)
+    reader = SourceRanges({"start": "0:0,1:0"}).streamReader(RANGE_SCHEMA)
     topic, start = Topic({0: 5, 1: 6}), {"0": 0, "1": 3}
     reader._partitions, reader._silent, topic.dead = (0, 1), {1}, {1}
     for _ in range(5):
@@ -75,9 +81,9 @@ def test_an_unanswered_silent_one_is_asked_once_at_a_time(now: list[float]) -> N
 
 
 def test_a_query_to_the_present_end_leaves_no_partition_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = KafkaRanges({"start": "0:0,1:0"}).streamReader(RANGE_SCHEMA)
+    reader = SourceRanges({"start": "0:0,1:0"}).streamReader(RANGE_SCHEMA)
     topic = Topic({0: 5, 1: 6})
-    reader._partitions, reader._topic, topic.silent = (0, 1), topic, {1}
+    reader._partitions, reader._source, topic.silent = (0, 1), topic, {1}
     monkeypatch.setattr(reader, "_looked_at", float("inf"))
     with pytest.raises(RetryableError, match="no leader answers for partition 1; start the query again"):
         reader.prepareForTriggerAvailableNow()
@@ -87,7 +93,7 @@ def test_a_query_to_the_present_end_leaves_no_partition_out(monkeypatch: pytest.
 
 
 def test_a_cluster_that_is_away_is_waited_for(now: list[float]) -> None:
-    reader = KafkaRanges({"start": "0:0"}).streamReader(RANGE_SCHEMA)
+    reader = SourceRanges({"start": "0:0"}).streamReader(RANGE_SCHEMA)
     topic = Topic({0: 5})
     reader._partitions, topic.silent = (0,), {0}
     with pytest.raises(RetryableError):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Uuid
 
-from pipelines.connectors.kafka.client import TopicFacts
+from pipelines.connectors.kafka.client import topic_facts
+from pipelines.connectors.sources import Words
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ingest.leg import IngestLeg, _stored_frames, check_ends
 from pipelines.protocol.append import Tail
@@ -17,23 +18,24 @@ from pipelines.testing import MemoryLog
 
 NAMES = Names("orders")
 SUBJECT = NAMES.raw("events", 0)
+ORDERS = Words("Kafka", "topic", "orders", "a restore")
 
 
 def test_an_end_before_the_confirmed_one_is_a_named_loss() -> None:
-    check_ends("orders", {"0": 10, "1": 7}, {0: 10, 1: 90})
-    check_ends("orders", {"0": 10, "1": 7}, {0: 10})
+    check_ends(ORDERS, {"0": 10, "1": 7}, {0: 10, 1: 90})
+    check_ends(ORDERS, {"0": 10, "1": 7}, {0: 10})
     with pytest.raises(
         DataLossError, match=r"topic orders: it ends before what was read: partition 1 at 6, and 7 was confirmed\. Kafka lost"
     ):
-        check_ends("orders", {"0": 10, "1": 7}, {0: 10, 1: 6})
+        check_ends(ORDERS, {"0": 10, "1": 7}, {0: 10, 1: 6})
 
 
 def leg(confirmed: dict[str, int], ends: dict[int, int]) -> Any:
     """As much of the leg as looks at ends."""
-    source = SimpleNamespace(topic="orders")
-    topic = SimpleNamespace(known_ends=lambda partitions, _: ({p: ends[p] for p in partitions if p in ends}, {}))
+    config = SimpleNamespace(sources=[SimpleNamespace(source_id="orders")])
+    source = SimpleNamespace(words=ORDERS, known_ends=lambda partitions, _: ({p: ends[p] for p in partitions if p in ends}, {}))
     found = IngestLeg.__new__(IngestLeg)
-    found.connections = SimpleNamespace(config=SimpleNamespace(sources=[source]), topic=topic)  # type: ignore[assignment]
+    found.connections = SimpleNamespace(config=config, source=lambda _: source)  # type: ignore[assignment]
     found.chain = SimpleNamespace(state=SimpleNamespace(to=confirmed, plan=None))  # type: ignore[assignment]
     found.patiently = lambda attempt: attempt()  # type: ignore[method-assign]
     return found
@@ -68,5 +70,5 @@ def test_frames_that_a_replica_does_not_serve_yet_are_waited_for() -> None:
 
 
 def test_a_broker_without_topic_ids_is_told_at_the_start() -> None:
-    assert "never recreate a topic under the same name" in TopicFacts(str(Uuid(0, 0)), (0,)).note
-    assert TopicFacts(str(Uuid(7, 1)), (0,)).note == ""
+    assert "never recreate a topic under the same name" in topic_facts(str(Uuid(0, 0)), (0,)).note
+    assert topic_facts(str(Uuid(7, 1)), (0,)).note == ""

@@ -1,17 +1,13 @@
 """A new step is four files and nothing else: shown with one that does nothing, in a tree of its own that has them and what is here."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.new_files import run_with
 
 from pipelines.process.steps import kinds
 from pipelines.protocol import outcomes
 
-ROOT = Path(__file__).resolve().parents[3]
 FILES = {
     "step.py": "pipelines/process/steps/nothing.py",
     "model.py": "pipelines/config/transforms/nothing.py",
@@ -21,30 +17,7 @@ FILES = {
 
 
 def test_a_step_that_does_nothing_is_four_files(tmp_path: Path) -> None:
-    for package in ("pipelines", "sql"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    source = ROOT / "tests" / "support" / "nothing"
-    assert {path.name for path in source.iterdir() if path.is_file()} == FILES.keys()
-    for name, place in FILES.items():
-        assert not (tmp_path / place).exists()
-        shutil.copy(source / name, tmp_path / place)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        "-c",
-        os.devnull,
-        "test_nothing.py",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stdout
-    assert "8 passed" in ended.stdout
+    assert "8 passed" in run_with("nothing", FILES, tmp_path)
 
 
 def test_this_tree_has_no_such_step() -> None:

@@ -14,8 +14,8 @@ from support.programs import first_of, program
 
 from pipelines.config import parse
 from pipelines.config.docs import EXAMPLE
-from pipelines.connectors.clickhouse.client import Table, TableColumn
 from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.errors import ConfigurationError
 from pipelines.key_store.storage import Place
 from pipelines.key_store.store import KeyedStore

@@ -10,7 +10,7 @@ from support.programs import program
 
 from pipelines.config import parse
 from pipelines.config.docs import EXAMPLE
-from pipelines.connectors.clickhouse.client import Table, TableColumn
+from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.errors import HaltError
 from pipelines.process.program import RELEASE, compile_program
 from pipelines.process.stage_config import load, store

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipelines.connectors.clickhouse.client import Table
 from pipelines.connectors.clickhouse.removal import removes_rows
+from pipelines.connectors.sinks import Table
 from pipelines.proof.checks import evaluate
 from pipelines.proof.checks.evaluate import Behind, Confirmed, Held, Hours, PositionCounts, RepeatedKeys, VerifiedHour, ViewSum
 from pipelines.proof.checks.facts import passes_every_row

@@ -6,7 +6,7 @@ from support.verification_case import of as configured
 
 from pipelines.config import PipelineConfig, parse
 from pipelines.config.docs import EXAMPLE
-from pipelines.connectors.clickhouse.client import TableColumn
+from pipelines.connectors.sinks import TableColumn
 from pipelines.process.program import Program
 from pipelines.proof.verification.columns import Judged, judged
 from pipelines.proof.verification.slices import NamedColumn

@@ -13,6 +13,7 @@ from pipelines.protocol.naming import (
     insert_token,
     is_redriven,
     partitions_of_bucket,
+    source_of_subject,
     stream_of_subject,
     subject_token,
 )
@@ -98,3 +99,9 @@ def test_each_partition_belongs_to_exactly_one_bucket(buckets: int, partitions: 
 
 def test_the_insert_token_names_stream_table_bounds_and_rows() -> None:
     assert insert_token("p", "5e1f", "db.t", 3, 9, "ab12") == "tf:p:5e1f:db.t:3-9:ab12"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_a_raw_subject_tells_its_source(source: str) -> None:
+    assert source_of_subject(Names("orders").raw(source, 3)) == source
+    assert source_of_subject(Names("orders").redriven(source, 3)) == source

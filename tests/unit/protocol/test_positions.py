@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pipelines.protocol.positions import (
     ORDINAL_BITS,
     Position,
+    SourcePartition,
     beyond,
     differences,
     first_and_last,
@@ -80,3 +81,10 @@ def test_a_sequence_ends_behind_its_rows_and_before_the_next(sequence: int, posi
 @given(st.lists(st.integers(-(2**62), 2**62)))
 def test_arrivals_come_back_from_their_differences(arrivals: list[int]) -> None:
     assert from_differences(differences(arrivals)) == arrivals
+
+
+def test_a_partition_names_its_source_only_beside_another() -> None:
+    keys = [SourcePartition("orders", 3), SourcePartition("clicks", 10), SourcePartition("orders", 0)]
+    assert [str(key) for key in sorted(keys)] == ["clicks/10", "orders/0", "orders/3"]
+    assert keys[0].among(["orders"]) == "3"
+    assert keys[0].among(["orders", "clicks"]) == "orders/3"

@@ -84,6 +84,12 @@ def letters() -> pa.Table:
     return pa.Table.from_pylist([row, oversize], schema=LETTER_SCHEMA)
 
 
+def test_letters_of_two_sources_enter_on_their_own_subjects() -> None:
+    rows = [{**letters().to_pylist()[0], "source": source, "_tf_partition": p} for source, p in [("a", 2), ("b", 2), ("a", 0), ("a", 2)]]
+    found = legs_redrive.Portion.of(pa.Table.from_pylist(rows, schema=LETTER_SCHEMA), 10)
+    assert [(str(key), share.places.tolist()) for key, share in found.shares()] == [("a/2", [10, 13]), ("a/0", [12]), ("b/2", [11])]
+
+
 def test_a_reentered_record_keeps_bytes_coordinates_and_history() -> None:
     record = records_of_letters(letters()).to_pylist()[0]
     assert record == {

@@ -5,9 +5,10 @@ from datetime import timedelta
 
 import pyarrow as pa
 import pytest
+from support.memory_table import MemoryTable
 
 import pipelines.sink.settling
-from pipelines.connectors.clickhouse.client import Table
+from pipelines.connectors.sinks import Table
 from pipelines.errors import HaltError, RetryableError
 from pipelines.sink.settling import Sent, stored_rows
 
@@ -15,21 +16,12 @@ TABLE = Table("db", "t", "MergeTree", "", (), 10_000, is_partitioned=True)
 WITHIN = timedelta(seconds=60)
 
 
-class Asked:
-    """A ClickHouse of which only the questions matter."""
-
-    def __init__(self, table: Table, stored: list[int], at_work: int | None = 0) -> None:
-        self.table, self.stored, self.at_work = table, stored, at_work
-
-    def inspect(self, database: str, name: str) -> Table:
-        assert (database, name) == ("db", "t")
-        return self.table
-
-    def inserts_at_work(self, work: str) -> int | None:
-        return self.at_work
-
-    def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
-        return positions(self.stored).rename_columns(["sequence", "ordinal", "emit", "arrival_us"])
+def asked_of(table: Table, stored: list[int], at_work: int | None = 0) -> MemoryTable:
+    """A sink with these rows."""
+    found = MemoryTable()
+    found.facts, found.at_work = table, at_work
+    found.store(positions(stored), "token")
+    return found
 
 
 def positions(sequences: list[int]) -> pa.Table:
@@ -44,8 +36,8 @@ def positions(sequences: list[int]) -> pa.Table:
     )
 
 
-def ask(clickhouse: Asked, rows: pa.Table, since: float | None = None, is_certain: bool = False) -> list[int]:
-    return stored_rows(clickhouse, Sent("db.t", rows, "work", since, "refused"), WITHIN, is_certain).tolist()  # type: ignore[arg-type]
+def ask(sink: MemoryTable, rows: pa.Table, since: float | None = None, is_certain: bool = False) -> list[int]:
+    return stored_rows(sink, Sent("db.t", rows, "work", since, "refused"), WITHIN, is_certain).tolist()
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +47,12 @@ def _now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("stored", "expected"), [([], []), ([5, 7, 99], [0, 2]), ([7, 6, 5], [0, 1, 2])])
 def test_the_table_says_which_rows_it_has(stored: list[int], expected: list[int]) -> None:
-    assert ask(Asked(TABLE, stored), positions([5, 6, 7])) == expected
+    assert ask(asked_of(TABLE, stored), positions([5, 6, 7])) == expected
 
 
 def test_an_insert_at_work_is_waited_for() -> None:
-    with pytest.raises(RetryableError, match="still runs"):
-        ask(Asked(TABLE, [], at_work=1), positions([5]))
+    with pytest.raises(RetryableError, match="that Memory still runs"):
+        ask(asked_of(TABLE, [], at_work=1), positions([5]))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +61,7 @@ def test_an_insert_at_work_is_waited_for() -> None:
     ids=["seen", "may not be seen", "may be at work on another replica"],
 )
 def test_what_was_sent_earlier_is_waited_for_in_full(table: Table, at_work: int | None, seconds: int) -> None:
-    asked = Asked(table, [5], at_work)
+    asked = asked_of(table, [5], at_work)
     with pytest.raises(RetryableError, match="waiting until no earlier insert"):
         ask(asked, positions([5]), since=1000.0 - seconds + 1)
     assert ask(asked, positions([5]), since=1000.0 - seconds) == [0]
@@ -85,9 +77,9 @@ WITHOUT = positions([5]).drop_columns(["_tf_arrival"])
 )
 def test_an_unclear_table_is_trusted_if_nothing_can_be_stored(table: Table, rows: pa.Table) -> None:
     one_part = replace(table, is_partitioned=False)
-    assert ask(Asked(one_part, []), rows) == []
-    assert ask(Asked(table, []), rows, is_certain=True) == []
+    assert ask(asked_of(one_part, []), rows) == []
+    assert ask(asked_of(table, []), rows, is_certain=True) == []
     with pytest.raises(HaltError, match="may have stored some of its rows"):
-        ask(Asked(table, []), rows)
+        ask(asked_of(table, []), rows)
     with pytest.raises(HaltError, match="may have stored some of its rows"):
-        ask(Asked(one_part, []), rows, since=0.0, is_certain=True)
+        ask(asked_of(one_part, []), rows, since=0.0, is_certain=True)

@@ -1,7 +1,11 @@
 """The `sources` of the pipeline file: one Kafka topic each, its connection, and the fields to read from its records."""
 
+import pkgutil
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -244,3 +248,16 @@ class KafkaSource(Model):
         for index, name in enumerate(self.field_names):
             if name.startswith("_tf_"):
                 yield self._place(index), "names that start with _tf_ are reserved"
+
+
+def source_models() -> list[type[Model]]:
+    """Return the model of every kind of source: Kafka's, and that of each module of this package."""
+    own = [import_module(f"{__name__}.{module.name}").SOURCE for module in pkgutil.iter_modules(__path__)]
+    return [KafkaSource, *own]
+
+
+if TYPE_CHECKING:
+    Source = KafkaSource
+else:
+    _models = source_models()
+    Source = Annotated[reduce(or_, _models), Field(discriminator="type")] if len(_models) > 1 else KafkaSource

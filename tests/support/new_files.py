@@ -1,0 +1,28 @@
+"""A tree of its own with a few new files, whose test runs there: shows what a new kind of something needs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_with(name: str, files: Mapping[str, str], tree: Path) -> str:
+    """The output of the test among the files of `tests/support/<name>`, each at its place in a copy of the program."""
+    for package in ("pipelines", "sql"):
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    source = ROOT / "tests" / "support" / name
+    assert {path.name for path in source.iterdir() if path.is_file()} == files.keys()
+    for file, place in files.items():
+        assert not (tree / place).exists()
+        shutil.copy(source / file, tree / place)
+    test = next(place for place in files.values() if place.startswith("test_"))
+    quiet = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tree), "-c", os.devnull]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", *quiet, test]
+    ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout

@@ -1,0 +1,70 @@
+"""The sink leg over a table in memory: each row once, whatever becomes of an insert; what the table refuses becomes a dead letter."""
+
+from pathlib import Path
+
+import pytest
+from support.leg_case import NAMES, LegCase, event
+from support.memory_table import MemoryTable
+
+import pipelines.sink.settling
+from pipelines.engine.leg import StoppedError
+from pipelines.protocol.records import decode_frame
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> MemoryTable:
+    monkeypatch.setattr(pipelines.sink.settling, "INSERT_MAX_EXECUTION_SECONDS", 0)
+    return MemoryTable()
+
+
+def dead_letters(case: LegCase) -> list[tuple[str, str, str, str]]:
+    frames = [decode_frame(message.payload) for message in case.log.messages(NAMES.stream("dlq"))]
+    return [(row["source"], row["stage"], row["code"], row["message"]) for frame in frames for row in frame.to_pylist()]
+
+
+def test_every_row_is_in_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: MemoryTable) -> None:
+    case = LegCase(tmp_path, monkeypatch, 2, table=table)
+    for numbers in ((1, 2, 3), (4, 5)):
+        case.send([event(number) for number in numbers])
+        case.go_on()
+        case.deliver()
+    assert sorted(table.ids) == [1, 2, 3, 4, 5]
+    assert case.delivery.chain.state.totals["rows_out"] == 5
+
+
+def test_a_lost_answer_is_settled_by_the_same_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: MemoryTable) -> None:
+    killed = LegCase(tmp_path, monkeypatch, 2, table=table)
+    killed.send([event(1), event(2)])
+    killed.go_on()
+    table.loses_answers = True
+    with pytest.raises(StoppedError, match="no answer"):
+        killed.deliver()
+    table.loses_answers = False
+    case = LegCase(tmp_path, monkeypatch, 2, killed.log, epoch=2, table=table)
+    case.deliver()
+    assert sorted(table.ids) == [1, 2]
+    assert len(table.tokens) == 1
+
+
+def test_a_row_stored_and_then_refused_is_no_dead_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: MemoryTable) -> None:
+    killed = LegCase(tmp_path, monkeypatch, 2, table=table)
+    killed.send([event(1), event(2)])
+    killed.go_on()
+    table.loses_answers = True
+    with pytest.raises(StoppedError):
+        killed.deliver()
+    table.loses_answers, table.refused = False, {2}
+    case = LegCase(tmp_path, monkeypatch, 2, killed.log, epoch=2, table=table)
+    case.deliver()
+    assert sorted(table.ids) == [1, 2]
+    assert dead_letters(case) == []
+
+
+def test_a_refused_row_is_a_dead_letter_of_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: MemoryTable) -> None:
+    case = LegCase(tmp_path, monkeypatch, 2, table=table)
+    case.send([event(number) for number in range(1, 6)])
+    case.go_on()
+    table.refused = {2}
+    case.deliver()
+    assert sorted(table.ids) == [1, 3, 4, 5]
+    assert dead_letters(case) == [("s", "sink", "refused", "a row of Memory is refused")]
