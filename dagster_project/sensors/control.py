@@ -6,6 +6,7 @@ The memory of a sensor is its cursor: JSON by pipeline key.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -215,15 +216,12 @@ def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Lett
     config: PipelineConfig = jobs.config(pipeline.path)
     names = Names(config.pipeline_id)
     runners = find_runners(jobs.directory(config.pipeline_id))
-    log = JetStream(config.nats)
-    try:
+    with closing(JetStream(config.nats)) as log:
         if log.connect().state(names.stream("ledger")) is None:
             return Letters(0, 0, timedelta(), None)
         waiting = tally(log, names).letters.waiting
         stream = log.state(names.stream("dlq"))
         first = log.get(names.stream("dlq"), stream.first_sequence) if stream and stream.messages else None
-    finally:
-        log.close()
     oldest = timedelta(seconds=max(0.0, now - first.time.timestamp())) if first else timedelta()
     version = stage_config_version(runners[0]) if runners else None
     return Letters(waiting, stream.last_sequence if stream else 0, oldest, version)

@@ -1,5 +1,6 @@
 """The commands on open plans: work that a leg has begun and not finished."""
 
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,11 +38,8 @@ def show(file: File, as_json: AsJson = False) -> None:
     with errors_as_exit():
         config = load(file)
         names = Names(config.pipeline_id)
-        log = JetStream(config.nats).connect()
-        try:
+        with closing(JetStream(config.nats).connect()) as log:
             found = open_plans(log, names)
-        finally:
-            log.close()
         halts = {leg: halt.message for leg, halt in read_halts(names.directory(default_home())).items()}
     if as_json:
         print_json([{**asdict(plan), "halted": halts.get(plan.leg)} for plan in found])
@@ -94,8 +92,7 @@ def _abandon(file: Path, reason: str, waiting: bool, not_stored: bool, is_rehear
 
     config = load(file)
     tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
-    work = Abandonment(config, file.read_text(), Names(config.pipeline_id).directory(default_home()), tell)
-    try:
+    with closing(Abandonment(config, file.read_text(), Names(config.pipeline_id).directory(default_home()), tell)) as work:
         found = work.find(waiting, not_stored)
         if not as_json:
             _tell(found)
@@ -104,8 +101,6 @@ def _abandon(file: Path, reason: str, waiting: bool, not_stored: bool, is_rehear
             if found.rows and not yes:
                 _ask(found)
             count = work.run(reason)
-    finally:
-        work.close()
     if as_json:
         print_json({**asdict(found), "given_up": count})
     elif not is_rehearsal:

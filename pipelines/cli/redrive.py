@@ -1,7 +1,7 @@
 """The commands that redrive dead letters: reprocess, discard, export, import."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -53,11 +53,8 @@ def _reprocessing(file: Path) -> "Iterator[Reprocessing]":
 
     with errors_as_exit():
         config = load(file)
-        work = Reprocessing(config, Names(config.pipeline_id).directory(default_home()))
-        try:
+        with closing(Reprocessing(config, Names(config.pipeline_id).directory(default_home()))) as work:
             yield work
-        finally:
-            work.close()
 
 
 @contextmanager
@@ -210,11 +207,8 @@ def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
     waiting = WAITING if chosen.positions else frozenset({OPEN})
     with dead_letters(file) as letters:
         config = load(file)
-        state = KeyState(config, file.read_text(), default_home(), needs_dedup=False)
-        try:
+        with closing(KeyState(config, file.read_text(), default_home(), needs_dedup=False)) as state:
             found = rehearse(config, state, letters.frames(replace(chosen, states=waiting)))
-        finally:
-            state.close()
     if as_json:
         print_json({**asdict(found), "rejected": [plain_group(one) for one in found.rejected]})
         return

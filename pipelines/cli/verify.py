@@ -1,5 +1,6 @@
 """The command that proves the table against the records."""
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -54,9 +55,6 @@ def verify(
     with errors_as_exit(), err.status("reading the ledger") as line:
         config = load(file)
         directory = Names(config.pipeline_id).directory(default_home())
-        log = JetStream(config.nats).connect()
-        try:
+        with closing(JetStream(config.nats).connect()) as log:
             report = run(config, log, Request(directory, since, until, examples, kafka), lambda step: line.update(escape(step)))
-        finally:
-            log.close()
     exit_with(report, as_json)

@@ -6,6 +6,7 @@ insert can show whether ClickHouse takes a row.
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -74,12 +75,9 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
 
 
 def _stages_now(config: PipelineConfig) -> Program:
-    clickhouse = ClickHouse(config.sink)
-    try:
+    with closing(ClickHouse(config.sink)) as clickhouse:
         clickhouse.connect()
         table = clickhouse.inspect(config.sink.connection_params.database, config.sink.table)
-    finally:
-        clickhouse.close()
     if table is None:
         raise HaltError(f"trying dead letters: table {config.sink.table} does not exist; create it, or start the pipeline")
     check_columns(config, table)

@@ -6,7 +6,7 @@ letters at the beginning of the work; a record that is rejected again meanwhile 
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -167,12 +167,8 @@ def expire_letters(config: PipelineConfig, directory: Path, log: JetStream) -> N
     before = instant(done.body.clock_us) - max_age
     if not _is_anything_to_expire(config, names, log, before):
         return
-    with suppress(FencedError):
-        work = Reprocessing(config, directory)
-        try:
-            work.expire(before)
-        finally:
-            work.close()
+    with suppress(FencedError), closing(Reprocessing(config, directory)) as work:
+        work.expire(before)
 
 
 def _is_anything_to_expire(config: PipelineConfig, names: Names, log: JetStream, before: datetime) -> bool:

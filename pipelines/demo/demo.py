@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -239,12 +239,8 @@ class _Stage:
         _headline(self._console, 3, f"Running pipeline {self._config.pipeline_id} until it has caught up")
         self._directory.mkdir(parents=True, exist_ok=True)
         log = self._directory / "demo.log"
-        arrivals = _Arrivals(self._config)
-        try:
-            with self._runner(log) as runner, _bar(self._console) as bar:
-                timing = self._watch(runner, arrivals, bar, expected)
-        finally:
-            arrivals.close()
+        with closing(_Arrivals(self._config)) as arrivals, self._runner(log) as runner, _bar(self._console) as bar:
+            timing = self._watch(runner, arrivals, bar, expected)
         if timing is not None:
             self._say(timing.told(expected))
         if timing is not None and runner.returncode == 0:
@@ -315,27 +311,21 @@ class _Stage:
     def _show_tally(self) -> tuple[bool, int]:
         """Print the tally; return (whether it has a residue, the duplicates that it counts)."""
         _headline(self._console, 4, "The tally: what each leg counted")
-        log = JetStream(self._config.nats).connect()
-        try:
+        with closing(JetStream(self._config.nats).connect()) as log:
             found = tally(log, self._names)
-        finally:
-            log.close()
         self._console.print(tally_table(self._config.pipeline_id, found))
         return found.residue != 0, sum(leg.outcomes.get(DUPLICATE.label, 0) for leg in found.legs)
 
     def _show_rows(self) -> None:
         sink = self._config.sink
         _headline(self._console, 5, f"Rows in ClickHouse, table {sink.connection_params.database}.{sink.table}")
-        clickhouse = ClickHouse(sink)
-        try:
+        with closing(ClickHouse(sink)) as clickhouse:
             full_name = f"{sink.connection_params.database}.{sink.table}"
             count = clickhouse.rows("counting rows", f"SELECT count() FROM {full_name}")[0][0]  # noqa: S608
             rows = clickhouse.rows(
                 "reading a sample",
                 f"SELECT {', '.join(_SAMPLE_COLUMNS)} FROM {full_name} ORDER BY _tf_partition, _tf_offset LIMIT {_SAMPLE_ROWS}",  # noqa: S608
             )
-        finally:
-            clickhouse.close()
         table = Table(*_SAMPLE_COLUMNS, title=f"the first {len(rows)} of {count_of(count, 'row')}")
         for row in rows:
             table.add_row(*("NULL" if value is None else escape(str(value)) for value in row))
@@ -347,12 +337,9 @@ class _Stage:
         records = read_topic(client_settings(self._config.sources[0]), produced.topic, ["key"])
         duplicates = duplicates_by_key(records)
         rows = _positions(table_batches(self._config.sink, POSITION_SCHEMA.names))
-        log = JetStream(self._config.nats).connect()
-        try:
+        with closing(JetStream(self._config.nats).connect()) as log:
             letters = _positions(read_dead_letters(log, self._names, (*POSITION_SCHEMA.names, "code")), ("code", pa.string()))
             contents = verify(self._config, log, Request(self._directory, with_kafka=True))
-        finally:
-            log.close()
         positions = compare_positions(records, rows, letters, produced.bad, duplicates)
         is_as_produced = (len(records), len(duplicates)) == (produced.produced, produced.duplicates)
         lines = [*positions.lines(), f"records produced: {produced.produced:,}, found in Kafka: {len(records):,}"]

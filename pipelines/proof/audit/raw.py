@@ -8,10 +8,9 @@ import pyarrow.compute as pc
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.proof.audit.account import Offsets, RawFrames
-from pipelines.proof.packed import NO_POSITIONS, RawPositions
 from pipelines.proof.readers.streams import Subjects, read_frames
 from pipelines.protocol.naming import Names, is_redriven
-from pipelines.protocol.positions import packed
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions, packed
 from pipelines.protocol.records import HEADER_FIRST, Message, decode_columns
 
 

@@ -13,13 +13,12 @@ from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process import stage_config
 from pipelines.process.arrivals import microseconds
 from pipelines.process.program import Program
-from pipelines.proof.packed import first_position, last_position
 from pipelines.proof.verification.reference import Bounds
 from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, SINK_CHAIN, ClockReset, ProcessDone, ProcessState, Watermarks
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.positions import from_differences
+from pipelines.protocol.positions import first_position, from_differences, last_position
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 
