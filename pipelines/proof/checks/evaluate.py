@@ -5,12 +5,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from pipelines.config import Checks
 from pipelines.proof.report import Finding, Kind, Severity
 from pipelines.protocol.tally import Tally
 
-NAMES = tuple(Checks.model_fields)
-"""The names of the checks, in the order of the pipeline file's `checks`."""
 VERIFIED_AFTER = timedelta(minutes=90)
 """The time, from the beginning of an hour of arrival, after which its verification is due.
 

@@ -25,7 +25,6 @@ from pipelines.proof.verification.steps import Column
 from pipelines.protocol.codec import Count, Flag, Form, Text, Version
 from pipelines.protocol.positions import ORDINAL_BITS
 from pipelines.protocol.records import instant
-from pipelines.types.columns import parse_type
 
 _BEYOND = 2**63 - 1
 _WORTH = 0.75
@@ -145,7 +144,7 @@ def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks
             examples=request.examples,
             with_kafka=request.with_kafka,
             config=subject.history.plans[-1].version,
-            columns=tuple(NamedColumn.of(column) for column in subject.columns),
+            columns=tuple(subject.columns),
             gone={said: list(versions) for said, versions in subject.gone.items()},
             since=one.since,
             until=one.until,
@@ -157,27 +156,6 @@ def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks
     return [Verified(one, report.result, report.relies_from, report.last_fault) for one, report in zip(slices, reports, strict=True)]
 
 
-@dataclass(frozen=True)
-class NamedColumn(Form):
-    """A `Column`, its type by its name."""
-
-    label: Text
-    name: Text
-    type: Text
-    has_default: Flag
-    former: tuple[Text, ...] = ()
-    since: Count = 0
-
-    @classmethod
-    def of(cls, column: Column) -> "NamedColumn":
-        return cls(column.label, column.name, str(column.type), column.has_default, column.former, column.since)
-
-    @property
-    def column(self) -> Column:
-        """The inverse of `of`."""
-        return Column(self.label, self.name, parse_type(self.type), self.has_default, self.former, self.since)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SliceItem(Form):
     """One slice: of the request, of its subject, and of the slice."""
@@ -186,7 +164,7 @@ class SliceItem(Form):
     examples: Count
     with_kafka: Flag
     config: Version
-    columns: tuple[NamedColumn, ...]
+    columns: tuple[Column, ...]
     gone: dict[Text, list[Text]]
     since: AwareDatetime | None
     until: AwareDatetime | None
@@ -208,7 +186,7 @@ def verify_slice(connections: Connections, item: SliceItem) -> SliceReport:
     verifier = Verifier(connections.config, connections.log, request, follows=item.follows)
     history = read_history(connections.log, connections.names, item.since)
     configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item.config)
-    subject = Subject(history, configs, config, [one.column for one in item.columns], item.gone)
+    subject = Subject(history, configs, config, [*item.columns], item.gone)
     span = verifier.compare(subject, threads=1)
     return SliceReport(verifier.report, _relies_from(span), verifier.last_fault >> ORDINAL_BITS)
 
