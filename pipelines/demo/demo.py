@@ -39,10 +39,8 @@ from pipelines.proof.readers.streams import read_dead_letters
 from pipelines.proof.readers.table import table_batches
 from pipelines.proof.terminal import examples_table, tally_table
 from pipelines.proof.verification.run import Request, verify
-from pipelines.protocol.bodies import PROCESS_CHAIN
-from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.outcomes import DUPLICATE
+from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE
 from pipelines.protocol.tally import tally
 from resources.local.errors import LocalServerError
 from resources.local.stack import Addresses, LocalStack
@@ -146,39 +144,16 @@ class _Timing:
         )
 
 
-class _Arrivals:
-    """Counts the records of a pipeline that are through: rows in the table, dead letters, duplicates.
+def _through(log: JetStream, names: Names) -> int:
+    """Count the records of a pipeline that are through by the ledger: confirmed rows, dead letters, duplicates.
 
     For the progress bar, not for the proof.
     """
-
-    def __init__(self, config: PipelineConfig) -> None:
-        self._sink = config.sink
-        self._clickhouse = ClickHouse(config.sink)
-        self._log = JetStream(config.nats).connect()
-        self._names = Names(config.pipeline_id)
-        self._stream = self._names.stream("dlq")
-        self._seen = 0
-        self._dead_letters = 0
-
-    def count(self) -> int:
-        found = self._clickhouse.rows(
-            "counting rows",
-            "SELECT total_rows FROM system.tables WHERE database = {database:String} AND name = {name:String}",
-            {"database": self._sink.connection_params.database, "name": self._sink.table},
-        )
-        state = self._log.state(self._stream)
-        if state is not None and state.last_sequence > self._seen:
-            self._dead_letters += sum(message.rows for message in self._log.scan(self._stream, self._seen, state.last_sequence))
-            self._seen = state.last_sequence
-        # The ledger is the last stream that a start makes.
-        ledger = self._names.stream("ledger")
-        totals = read_chain(self._log, self._names, PROCESS_CHAIN).totals if self._log.state(ledger) is not None else {}
-        return self._dead_letters + totals.get(DUPLICATE.total, 0) + int(found[0][0] or 0 if found else 0)
-
-    def close(self) -> None:
-        self._clickhouse.close()
-        self._log.close()
+    # The ledger is the last stream that a start makes.
+    if log.state(names.stream("ledger")) is None:
+        return 0
+    found = tally(log, names)
+    return found.letters.rows_in + sum(leg.outcomes.get(one.label, 0) for leg in found.legs for one in (CONFIRMED, DUPLICATE))
 
 
 class _Stage:
@@ -239,8 +214,8 @@ class _Stage:
         _headline(self._console, 3, f"Running pipeline {self._config.pipeline_id} until it has caught up")
         self._directory.mkdir(parents=True, exist_ok=True)
         log = self._directory / "demo.log"
-        with closing(_Arrivals(self._config)) as arrivals, self._runner(log) as runner, _bar(self._console) as bar:
-            timing = self._watch(runner, arrivals, bar, expected)
+        with closing(JetStream(self._config.nats).connect()) as nats, self._runner(log) as runner, _bar(self._console) as bar:
+            timing = self._watch(runner, nats, bar, expected)
         if timing is not None:
             self._say(timing.told(expected))
         if timing is not None and runner.returncode == 0:
@@ -271,7 +246,7 @@ class _Stage:
                 except subprocess.TimeoutExpired:
                     runner.kill()
 
-    def _watch(self, runner: "subprocess.Popen[bytes]", arrivals: _Arrivals, bar: Progress, expected: int) -> _Timing | None:
+    def _watch(self, runner: "subprocess.Popen[bytes]", log: JetStream, bar: Progress, expected: int) -> _Timing | None:
         """Show the progress until the runner has exited.
 
         Returns None when it exited, or stalled for _STALL_SECONDS, before every record was through.
@@ -285,7 +260,7 @@ class _Stage:
             if ready is None and self._is_ready():
                 ready = time.monotonic()
                 bar.update(task, description="running")
-            count = arrivals.count()
+            count = _through(log, self._names)
             now = time.monotonic()
             if count != through_count:
                 through_count, heard = count, now

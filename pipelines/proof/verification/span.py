@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 
 from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process import stage_config
@@ -70,19 +71,10 @@ class History:
 
     def segments(self, first: int, last: int) -> Iterator[tuple[int, int, str]]:
         """Yield (first sequence, last sequence, version) of the stretches with one configuration."""
-        stretch: tuple[int, int, str] | None = None
-        for plan in self.plans:
-            low, high = max(plan.first, first), min(plan.to, last)
-            if low > high:
-                continue
-            if stretch and stretch[2] == plan.version:
-                stretch = (stretch[0], high, plan.version)
-                continue
-            if stretch:
-                yield stretch
-            stretch = (low, high, plan.version)
-        if stretch:
-            yield stretch
+        inside = [plan for plan in self.plans if max(plan.first, first) <= min(plan.to, last)]
+        for version, group in groupby(inside, key=lambda plan: plan.version):
+            plans = list(group)
+            yield max(plans[0].first, first), min(plans[-1].to, last), version
 
     def after(self, floor: int) -> "History":
         """Return the history of the frames after raw sequence `floor`, as if the others were purged."""
