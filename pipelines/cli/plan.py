@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, utc
+from pipelines.cli.arguments import AsJson, File, directory_of, errors_as_exit, out, print_json, tell, utc
 from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
-from pipelines.home import default_home
 from pipelines.protocol.naming import Names
 
 if TYPE_CHECKING:
@@ -37,10 +36,9 @@ def show(file: File, as_json: AsJson = False) -> None:
 
     with errors_as_exit():
         config = load(file)
-        names = Names(config.pipeline_id)
         with closing(JetStream(config.nats).connect()) as log:
-            found = open_plans(log, names)
-        halts = {leg: halt.message for leg, halt in read_halts(names.directory(default_home())).items()}
+            found = open_plans(log, Names(config.pipeline_id))
+        halts = {leg: halt.message for leg, halt in read_halts(directory_of(config)).items()}
     if as_json:
         print_json([{**asdict(plan), "halted": halts.get(plan.leg)} for plan in found])
         return
@@ -91,8 +89,7 @@ def _abandon(file: Path, reason: str, waiting: bool, not_stored: bool, is_rehear
     from pipelines.maintenance.plans import Abandonment
 
     config = load(file)
-    tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
-    with closing(Abandonment(config, file.read_text(), Names(config.pipeline_id).directory(default_home()), tell)) as work:
+    with closing(Abandonment(config, file.read_text(), directory_of(config), tell)) as work:
         found = work.find(waiting, not_stored)
         if not as_json:
             _tell(found)

@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, since_instant
+from pipelines.cli.arguments import AsJson, File, directory_of, err, errors_as_exit, since_instant
 from pipelines.cli.audit import Examples, exit_with
 from pipelines.config import load
-from pipelines.home import default_home
-from pipelines.protocol.naming import Names
 
 
 def hour_instant(text: str) -> datetime:
@@ -54,7 +52,7 @@ def verify(
         since, until = hour, hour + timedelta(hours=1)
     with errors_as_exit(), err.status("reading the ledger") as line:
         config = load(file)
-        directory = Names(config.pipeline_id).directory(default_home())
         with closing(JetStream(config.nats).connect()) as log:
-            report = run(config, log, Request(directory, since, until, examples, kafka), lambda step: line.update(escape(step)))
+            request = Request(directory_of(config), since, until, examples, kafka)
+            report = run(config, log, request, lambda step: line.update(escape(step)))
     exit_with(report, as_json)

@@ -29,7 +29,7 @@ from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.purge import bytes_free_for_redrive, fold_redrive, purge_lease, purge_letters, redrive_entries_that_may_go
 from pipelines.protocol.records import instant
-from pipelines.protocol.redrive import OPEN, WAITING, Rows, can_enter
+from pipelines.protocol.redrive import WAITING, Rows, can_enter
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 from pipelines.types.vectors import to_mask
 
@@ -78,7 +78,7 @@ class Reprocessing:
         Raise RetryableError if NATS is away or the raw stream has no room; a plan that was begun is finished by the next command.
         """
         left: Counter[str] = Counter()
-        frames = self._frames(WAITING if selection.positions else frozenset({OPEN}), selection, left, needs_whole=True)
+        frames = self._frames(selection.states_that_enter, selection, left, needs_whole=True)
         return Outcome(self._redrive.enter(_places(self._with_room(frames))), dict(left))
 
     def discard(self, selection: Selection, reason: str) -> Outcome:
