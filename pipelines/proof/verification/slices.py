@@ -35,12 +35,12 @@ The rest of the gain pays for the tasks' start, and for the ledger and dead lett
 
 
 @dataclass(frozen=True)
-class Slice:
+class Slice(Form):
     """Arrivals from `since` (inclusive) to `until` (exclusive), None as in a request. `follows`: there is a slice before it."""
 
-    since: datetime | None
-    until: datetime | None
-    follows: bool
+    since: AwareDatetime | None
+    until: AwareDatetime | None
+    follows: Flag
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,7 @@ def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks
             config=subject.history.plans[-1].version,
             columns=tuple(subject.columns),
             gone={said: list(versions) for said, versions in subject.gone.items()},
-            since=one.since,
-            until=one.until,
-            follows=one.follows,
+            slice=one,
         )
         for one in slices
     ]
@@ -166,9 +164,7 @@ class SliceItem(Form):
     config: Version
     columns: tuple[Column, ...]
     gone: dict[Text, list[Text]]
-    since: AwareDatetime | None
-    until: AwareDatetime | None
-    follows: Flag
+    slice: Slice
 
 
 @dataclass(frozen=True)
@@ -182,9 +178,9 @@ class SliceReport(Form):
 
 def verify_slice(connections: Connections, item: SliceItem) -> SliceReport:
     """Verify one slice in a task."""
-    request = Request(Path(item.directory), item.since, item.until, item.examples, item.with_kafka)
-    verifier = Verifier(connections.config, connections.log, request, follows=item.follows)
-    history = read_history(connections.log, connections.names, item.since)
+    request = Request(Path(item.directory), item.slice.since, item.slice.until, item.examples, item.with_kafka)
+    verifier = Verifier(connections.config, connections.log, request, follows=item.slice.follows)
+    history = read_history(connections.log, connections.names, request.since)
     configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item.config)
     subject = Subject(history, configs, config, [*item.columns], item.gone)
     span = verifier.compare(subject, threads=1)
