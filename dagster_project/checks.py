@@ -24,7 +24,7 @@ from dagster_project.report_metadata import examples_metadata
 from dagster_project.sensors.automation import PUBLISHED_AT, due
 from pipelines.config import Check, Checks
 from pipelines.errors import RetryableError, TallyflowError
-from pipelines.proof.checks.evaluate import NAMES, VERIFIED_AFTER, CheckResult, Hours, VerifiedHour
+from pipelines.proof.checks.evaluate import VERIFIED_AFTER, CheckResult, Hours, VerifiedHour
 from pipelines.proof.checks.run import Look
 from resources.streaming_jobs import StreamingJobs
 
@@ -54,7 +54,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
 
 def enabled(checks: Checks) -> list[str]:
     """Return the names of the checks that the file leaves enabled, in their order."""
-    return [name for name in NAMES if _check(checks, name).enabled]
+    return [name for name in Checks.model_fields if _check(checks, name).enabled]
 
 
 def _check(checks: Checks, name: str) -> Check:

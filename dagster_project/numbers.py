@@ -4,6 +4,7 @@ At most 12 per asset. Numbers that change per batch belong to the status port an
 """
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
@@ -53,14 +54,11 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
     Raises HaltError for a pipeline that was never started, RetryableError while NATS is away.
     """
     names = Names(config.pipeline_id)
-    log = JetStream(config.nats).connect()
-    try:
+    with closing(JetStream(config.nats).connect()) as log:
         account = tally(log, names, config.topology)
         states = {seam: log.state(names.stream(role)) for seam, role in _STREAMS.items()}
         _, listed = live_lists(log, names)
         confirmed_to = read_chain(log, names, SINK_CHAIN).to or 0
-    finally:
-        log.close()
     rows = [facts[1] for runs in listed.values() for facts in runs]
     stream_bytes = {seam: state.bytes for seam, state in states.items() if state}
     raw = states[RAW]

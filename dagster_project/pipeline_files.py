@@ -42,10 +42,6 @@ class Pipeline:
         """The key with its prefix, as in names of jobs and ops."""
         return "_".join((*self.key_prefix, self.key))
 
-    def directory(self) -> Path:
-        """Return the pipeline's directory on this host, below TALLYFLOW_HOME."""
-        return self.names.directory(default_home())
-
 
 @dataclass(frozen=True)
 class FaultyFile:

@@ -22,8 +22,7 @@ from pipelines.dead_letters.dry_run import rehearse
 from pipelines.dead_letters.reprocess import Outcome
 from pipelines.dead_letters.stream import DeadLetters
 from pipelines.dead_letters.triage import Selection
-from pipelines.protocol.positions import Position
-from pipelines.protocol.redrive import OPEN, WAITING
+from pipelines.protocol.positions import Position, record_position
 from pipelines.protocol.topology import KINDS
 from resources.streaming_jobs import Started, StreamingJobs, Tell
 
@@ -66,10 +65,9 @@ class Restart(OfPipeline):
     kill_after_seconds: float | None = Field(default=60.0, ge=0, description="As for stop_pipeline.")
 
 
-class Chosen(Letters):
+class Chosen(OfPipeline, Letters):
     """The dead letters that match every given field."""
 
-    pipeline: str = Field(description="Id of the pipeline, as in its file.")
     key: str | None = Field(default=None, description="Only dead letters with this Kafka key.")
     positions: list[str] = Field(
         default_factory=list, description="Only the dead letters at these raw positions, such as 17.3, parked or not."
@@ -78,12 +76,9 @@ class Chosen(Letters):
     def selection(self) -> Selection:
         """Return the selection. Raise Failure as `Letters` does, and for text that is not a position."""
         named = self.key is not None or bool(self.positions)
-        chosen = (self.model_copy(update={"everything": True}) if named and not self.everything else self)._narrowed()
+        chosen = Letters.selection(self.model_copy(update={"everything": self.everything or named}))
         key = self.key.encode() if self.key is not None else None
         return replace(chosen, key=key, positions=frozenset(map(_position, self.positions)) if self.positions else None)
-
-    def _narrowed(self) -> Selection:
-        return Letters.selection(self)
 
 
 class Reprocess(Chosen):
@@ -206,8 +201,7 @@ def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess, _: Te
 
 def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> dict[str, Any]:
     with closing(DeadLetters(jobs.config(pipeline.path))) as letters, key_state(jobs, pipeline, needs_dedup=False) as keys:
-        states = WAITING if chosen.positions else frozenset({OPEN})
-        found = rehearse(jobs.config(pipeline.path), keys, letters.frames(replace(chosen, states=states)))
+        found = rehearse(jobs.config(pipeline.path), keys, letters.frames(replace(chosen, states=chosen.states_that_enter)))
     again = {f"rejected again: {one.stage} {one.code} ({one.fingerprint})": one.letters for one in found.rejected}
     counts = {"letters": found.letters, "would pass": found.passed, "duplicates": found.duplicates, "late": found.late}
     return {_NOTHING_CHANGED: True, **counts, "only an insert can tell": found.refused, **again}
@@ -243,7 +237,7 @@ def _limit(seconds: float | None) -> timedelta | None:
 
 
 def _position(text: str) -> Position:
-    parts = text.split(".")
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        raise dg.Failure("positions: each must be a sequence and an ordinal, such as 17.3", allow_retries=False)
-    return Position(int(parts[0]), int(parts[1]))
+    try:
+        return record_position(text)
+    except ValueError:
+        raise dg.Failure("positions: each must be a sequence and an ordinal, such as 17.3", allow_retries=False) from None

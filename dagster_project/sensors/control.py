@@ -6,6 +6,8 @@ The memory of a sensor is its cursor: JSON by pipeline key.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,7 +78,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
                 continue
             decision, trouble = decisions.health(state, tick.memory(pipeline, Trouble), tick.now, pipeline.config.alerts)
             requests = [_restart(pipeline, state, decision, trouble)] if decision.action in ("start", "restart") and trouble else []
-            tick.decided(pipeline, decision, trouble.memory() if trouble else None, requests=requests)
+            tick.decided(pipeline, decision, trouble, requests=requests)
         return tick.result()
 
     @dg.sensor(
@@ -89,7 +91,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         tick = _Tick(context, files, tallyflow_alerts)
         for pipeline, state in tick.look(lambda pipeline: _state(pipeline, streaming_jobs)):
             decision, memory = decisions.lag(state.lag, tick.memory(pipeline, LagMemory), tick.now, pipeline.config.alerts)
-            tick.decided(pipeline, decision, memory.memory() if memory else None, RAW, {"lag_offsets": state.lag or 0})
+            tick.decided(pipeline, decision, memory, RAW, {"lag_offsets": state.lag or 0})
         return tick.result()
 
     @dg.sensor(
@@ -107,7 +109,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
             before = tick.memory(pipeline, LettersMemory) or LettersMemory()
             decision, memory = decisions.dead_letters(letters, before, tick.now, pipeline.config.alerts)
             requests = [_reprocess(pipeline, letters)] if decision.action == "reprocess" else []
-            tick.decided(pipeline, decision, memory.memory(), DEAD_LETTERS, {"still_there": letters.waiting}, requests)
+            tick.decided(pipeline, decision, memory, DEAD_LETTERS, {"still_there": letters.waiting}, requests)
         return tick.result()
 
     @dg.sensor(
@@ -175,14 +177,14 @@ class _Tick:
         self,
         pipeline: Pipeline,
         decision: Decision,
-        memory: dict[str, Any] | None,
+        memory: Trouble | LagMemory | LettersMemory | None,
         seam: str = "",
         numbers: Mapping[str, int] | None = None,
         requests: list[dg.RunRequest] | None = None,
     ) -> None:
         self._words.append(f"{pipeline.config.pipeline_id}: {decision.why}")
         if memory is not None:
-            self._memory[pipeline.key] = memory
+            self._memory[pipeline.key] = asdict(memory)
         self._requests += requests or []
         if decision.action == "alert":
             self._alerts.send(Alert(pipeline.config.pipeline_id, decision.what, decision.remedy))
@@ -215,15 +217,12 @@ def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Lett
     config: PipelineConfig = jobs.config(pipeline.path)
     names = Names(config.pipeline_id)
     runners = find_runners(jobs.directory(config.pipeline_id))
-    log = JetStream(config.nats)
-    try:
+    with closing(JetStream(config.nats)) as log:
         if log.connect().state(names.stream("ledger")) is None:
             return Letters(0, 0, timedelta(), None)
         waiting = tally(log, names, config.topology).letters.waiting
         stream = log.state(names.stream("dlq"))
         first = log.get(names.stream("dlq"), stream.first_sequence) if stream and stream.messages else None
-    finally:
-        log.close()
     oldest = timedelta(seconds=max(0.0, now - first.time.timestamp())) if first else timedelta()
     version = stage_config_version(runners[0]) if runners else None
     return Letters(waiting, stream.last_sequence if stream else 0, oldest, version)

@@ -5,7 +5,7 @@ Memory is a flat mapping that fits into a cursor. `now` and remembered instants 
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -71,9 +71,6 @@ class Trouble:
     told: str = ""
     given_up: bool = False
     well_since: float = 0.0
-
-    def memory(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def health(state: JobState, before: Trouble | None, now: float, alerts: Alerts) -> tuple[Decision, Trouble | None]:
@@ -143,9 +140,6 @@ class LagMemory:
     first: int
     told: float = 0.0
 
-    def memory(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def lag(offsets: int | None, before: LagMemory | None, now: float, alerts: Alerts) -> tuple[Decision, LagMemory | None]:
     """Decide whether to alert: the lag has been too large for long enough and is not shrinking."""
@@ -186,9 +180,6 @@ class LettersMemory:
     version: str = ""
     told: int = 0
     told_at: float = 0.0
-
-    def memory(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def dead_letters(letters: Letters, before: LettersMemory, now: float, alerts: Alerts) -> tuple[Decision, LettersMemory]:

@@ -22,13 +22,12 @@ from pipelines.cli import plan as plan_commands
 from pipelines.cli import redrive as redrive_commands
 from pipelines.cli import state as state_commands
 from pipelines.cli import verify as verify_commands
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, selected
-from pipelines.config import PipelineConfig, json_schema, load, notes
+from pipelines.cli.arguments import AsJson, File, directory_of, err, errors_as_exit, out, selected, tell
+from pipelines.config import json_schema, load, notes
 from pipelines.config.source_ids import only_source
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
 from pipelines.home import default_home
-from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import KINDS
 from resources.local import cli as local_cli
 
@@ -112,7 +111,6 @@ def run(
         for note in notes(config):
             err.print(f"note: {note}", style="yellow", markup=False)
         options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames, accept)
-        tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
         runner = Runner(config, file.read_text(), default_home(), options, expire_letters, tell, engine)
         runner.on_start = StatusServer
         try:
@@ -133,7 +131,7 @@ def stop(
 
     with errors_as_exit():
         config = load(file)
-        directory = _directory(config)
+        directory = directory_of(config)
         legs = selected(config, leg) if leg else None
     note_stop(directory, legs)
     count, left = stop_runners(directory, legs, timedelta(seconds=_STOP_SECONDS))
@@ -155,7 +153,7 @@ def status(
         local_cli.status(as_json=as_json)
         return
     with errors_as_exit():
-        directory = _directory(load(file))
+        directory = directory_of(load(file))
         if not directory.is_dir():
             raise HaltError(f"pipeline {directory.name} was never started on this host")
         now = _ask(directory)
@@ -266,7 +264,7 @@ def delete(
 
     with errors_as_exit():
         config = load(file)
-        deletion = Deletion(config, _directory(config), keep_table)
+        deletion = Deletion(config, directory_of(config), keep_table)
         for line in deletion.lines():
             out.print(f"  - {line}", markup=False, highlight=False)
         if not yes:
@@ -315,7 +313,3 @@ def demo(
             raise ConfigurationError("demo", [Fault("", str(error))]) from error
         code = show(recipe, count)
     raise typer.Exit(code)
-
-
-def _directory(config: PipelineConfig) -> Path:
-    return Names(config.pipeline_id).directory(default_home())

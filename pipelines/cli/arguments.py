@@ -14,11 +14,13 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
+from pipelines.config import PipelineConfig
 from pipelines.errors import ConfigurationError, TallyflowError
+from pipelines.home import default_home
 from pipelines.progress import Progress
+from pipelines.protocol.naming import Names
 
 if TYPE_CHECKING:
-    from pipelines.config import PipelineConfig
     from pipelines.protocol.topology import LegId
 
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
@@ -66,6 +68,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat(timespec="microseconds")
     return value.total_seconds() if isinstance(value, timedelta) else str(value)
+
+
+def directory_of(config: PipelineConfig) -> Path:
+    """Return the pipeline's directory on this host."""
+    return Names(config.pipeline_id).directory(default_home())
+
+
+def tell(text: str) -> None:
+    """Print a line of progress on standard error."""
+    err.print(text, markup=False, highlight=False)
 
 
 def since_instant(text: str) -> datetime:

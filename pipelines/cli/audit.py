@@ -1,5 +1,6 @@
 """The commands that account for a pipeline's records."""
 
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
@@ -27,11 +28,8 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
 
     with errors_as_exit():
         config = load(file)
-        log = JetStream(config.nats).connect()
-        try:
+        with closing(JetStream(config.nats).connect()) as log:
             found = account(log, Names(config.pipeline_id), config.topology, since)
-        finally:
-            log.close()
     if as_json:
         *legs, letters = ({**asdict(leg), "residue": leg.residue} for leg in (*found.legs, found.letters))
         told = {"since": since, "residue": found.residue, "legs": legs, "dead_letters": letters}
@@ -62,11 +60,8 @@ def audit(
 
     with errors_as_exit(), progress_bar() as progress:
         config = load(file)
-        log = JetStream(config.nats).connect()
-        try:
+        with closing(JetStream(config.nats).connect()) as log:
             report = Audit(config, log, examples, progress).run()
-        finally:
-            log.close()
     exit_with(report, as_json)
 
 

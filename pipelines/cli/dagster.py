@@ -1,8 +1,6 @@
 """The command that shows pipelines in Dagster on this machine.
 
 Dagster's web server, daemon and code server are separate processes that end together; nothing here imports Dagster.
-
-Dagster's web server, daemon and code server are processes of their own, ended together; nothing here imports Dagster.
 """
 
 import importlib.util
@@ -11,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import psutil
@@ -28,7 +27,6 @@ from pipelines.config.source_ids import only_source
 from pipelines.errors import HaltError, RetryableError
 from pipelines.home import default_home
 from resources.local import cli as local_cli
-from resources.local.errors import LocalServerError
 from resources.local.ports import HOST, is_free, keep_ports, port_holder
 from resources.local.server import START_TIMEOUT
 
@@ -67,7 +65,7 @@ def dagster(
     ] = False,
 ) -> None:
     """Show the pipelines in Dagster, on loopback, with the local servers. Ctrl-C stops everything; the next start resumes the pipelines."""
-    with errors_as_exit(), _local_errors_as_exit():
+    with errors_as_exit(), local_cli.errors_as_exit():
         if importlib.util.find_spec("dagster") is None or importlib.util.find_spec("dagster_webserver") is None:
             raise HaltError("starting Dagster: it is not installed; run `pip install 'tallyflow[dagster]'`, or `make venv` in a checkout")
         if pipelines is None and not _EXAMPLE.exists():
@@ -82,39 +80,32 @@ def dagster(
 
 
 @contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, and enable Ctrl-C where a background shell has disabled it."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
+def _on_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle Ctrl-C, even where a background shell has disabled it, and SIGTERM by `handle` inside the block."""
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
-    except KeyboardInterrupt:
-        out.print("stopped")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _signals_as_interrupts() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C; either ends the block."""
+    with _on_signals(signal.default_int_handler):
+        try:
+            yield
+        except KeyboardInterrupt:
+            out.print("stopped")
+
+
+def _undisturbed() -> AbstractContextManager[None]:
     """Ignore further Ctrl-C and SIGTERM inside the block.
 
     The work here is bounded, and an interrupt would leave processes running. Child processes do not inherit the handlers.
     """
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _local_errors_as_exit() -> Iterator[None]:
-    try:
-        yield
-    except LocalServerError as error:
-        err.print(f"error: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from error
+    return _on_signals(lambda *_: None)
 
 
 @contextmanager

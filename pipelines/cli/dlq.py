@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,12 +45,8 @@ State = Annotated[
 def dead_letters(file: File) -> "Iterator[DeadLetters]":
     from pipelines.dead_letters.stream import DeadLetters
 
-    with errors_as_exit():
-        letters = DeadLetters(load(file))
-        try:
-            yield letters
-        finally:
-            letters.close()
+    with errors_as_exit(), closing(DeadLetters(load(file))) as letters:
+        yield letters
 
 
 def selection(

@@ -1,5 +1,6 @@
 """The commands on open plans: work that a leg has begun and not finished."""
 
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, selected, utc
+from pipelines.cli.arguments import AsJson, File, directory_of, errors_as_exit, out, print_json, selected, tell, utc
 from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
-from pipelines.home import default_home
 from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import INGEST, PROCESS, SINK, for_every_kind
 
@@ -41,13 +41,9 @@ def show(file: File, as_json: AsJson = False) -> None:
 
     with errors_as_exit():
         config = load(file)
-        names = Names(config.pipeline_id)
-        log = JetStream(config.nats).connect()
-        try:
-            found = open_plans(log, names, config.topology)
-        finally:
-            log.close()
-        halts = {leg: halt.message for leg, halt in read_halts(names.directory(default_home())).items()}
+        with closing(JetStream(config.nats).connect()) as log:
+            found = open_plans(log, Names(config.pipeline_id), config.topology)
+        halts = {leg: halt.message for leg, halt in read_halts(directory_of(config)).items()}
     if as_json:
         print_json([{**asdict(plan), "halted": halts.get(plan.leg)} for plan in found])
         return
@@ -101,9 +97,7 @@ def _abandon(file: Path, leg: str, reason: str, waiting: bool, not_stored: bool,
     if len(sinks) > 1:
         options = ", ".join(map(config.topology.option, sinks))
         raise HaltError(f"giving up a plan of {leg}: there are several sinks: give one of {options}")
-    tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
-    work = Abandonment(config, file.read_text(), sinks[0], Names(config.pipeline_id).directory(default_home()), tell)
-    try:
+    with closing(Abandonment(config, file.read_text(), sinks[0], directory_of(config), tell)) as work:
         found = work.find(waiting, not_stored)
         if not as_json:
             _tell(found)
@@ -112,8 +106,6 @@ def _abandon(file: Path, leg: str, reason: str, waiting: bool, not_stored: bool,
             if found.rows and not yes:
                 _ask(found)
             count = work.run(reason)
-    finally:
-        work.close()
     if as_json:
         print_json({**asdict(found), "given_up": count})
     elif not is_rehearsal:

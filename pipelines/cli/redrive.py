@@ -1,14 +1,14 @@
 """The commands that redrive dead letters: reprocess, discard, export, import."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, progress_bar
+from pipelines.cli.arguments import AsJson, File, directory_of, err, errors_as_exit, out, print_json, progress_bar
 from pipelines.cli.dlq import (
     GroupName,
     Key,
@@ -27,7 +27,6 @@ from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.home import default_home
-from pipelines.protocol.naming import Names
 
 if TYPE_CHECKING:
     from pipelines.dead_letters.dry_run import Rehearsal
@@ -52,11 +51,8 @@ def _reprocessing(file: Path) -> "Iterator[Reprocessing]":
 
     with errors_as_exit():
         config = load(file)
-        work = Reprocessing(config, Names(config.pipeline_id).directory(default_home()))
-        try:
+        with closing(Reprocessing(config, directory_of(config))) as work:
             yield work
-        finally:
-            work.close()
 
 
 @contextmanager
@@ -204,16 +200,11 @@ def _tell_missing(chosen: "Selection", outcome: "Outcome") -> None:
 def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
     from pipelines.dead_letters.dry_run import rehearse
     from pipelines.maintenance.inspect import KeyState
-    from pipelines.protocol.redrive import OPEN, WAITING
 
-    waiting = WAITING if chosen.positions else frozenset({OPEN})
     with dead_letters(file) as letters:
         config = load(file)
-        state = KeyState(config, file.read_text(), default_home(), needs_dedup=False)
-        try:
-            found = rehearse(config, state, letters.frames(replace(chosen, states=waiting)))
-        finally:
-            state.close()
+        with closing(KeyState(config, file.read_text(), default_home(), needs_dedup=False)) as state:
+            found = rehearse(config, state, letters.frames(replace(chosen, states=chosen.states_that_enter)))
     if as_json:
         print_json({**asdict(found), "rejected": [plain_group(one) for one in found.rejected]})
         return

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 def _key_state(file: File, needs_dedup: bool = True) -> "Iterator[KeyState]":
     from pipelines.maintenance.inspect import KeyState
 
-    with errors_as_exit():
-        state = KeyState(load(file), file.read_text(), default_home(), needs_dedup)
-        try:
-            yield state
-        finally:
-            state.close()
+    with errors_as_exit(), closing(KeyState(load(file), file.read_text(), default_home(), needs_dedup)) as state:
+        yield state
 
 
 def state(file: File, as_json: AsJson = False) -> None:

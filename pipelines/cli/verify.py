@@ -1,15 +1,14 @@
 """The command that proves the table against the records."""
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from pipelines.cli.arguments import AsJson, File, errors_as_exit, progress_bar, since_instant
+from pipelines.cli.arguments import AsJson, File, directory_of, errors_as_exit, progress_bar, since_instant
 from pipelines.cli.audit import Examples, exit_with
 from pipelines.config import load
-from pipelines.home import default_home
-from pipelines.protocol.naming import Names
 
 
 def hour_instant(text: str) -> datetime:
@@ -53,10 +52,6 @@ def verify(
         since, until = hour, hour + timedelta(hours=1)
     with errors_as_exit(), progress_bar() as progress:
         config = load(file)
-        directory = Names(config.pipeline_id).directory(default_home())
-        log = JetStream(config.nats).connect()
-        try:
-            report = run(config, log, Request(directory, since, until, examples, kafka), progress)
-        finally:
-            log.close()
+        with closing(JetStream(config.nats).connect()) as log:
+            report = run(config, log, Request(directory_of(config), since, until, examples, kafka), progress)
     exit_with(report, as_json)

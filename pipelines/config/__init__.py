@@ -13,28 +13,17 @@ The single source of truth for defaults, bounds and the rules between fields; do
 
 from pipelines.config.alerts import Alerts
 from pipelines.config.analysis import document_of, notes, run_digest, shape_of, unsupported, version_of
-from pipelines.config.base import Duration, LiteralSecret, Secret, Size
 from pipelines.config.checks import Check, Checks
 from pipelines.config.durations import format_duration, parse_duration, parse_size
 from pipelines.config.load import load, parse
 from pipelines.config.on_error import OnError
-from pipelines.config.pipeline import Metadata, NatsConnection, NatsTls, PipelineConfig, Resources, StreamResources
+from pipelines.config.pipeline import NatsConnection, PipelineConfig
 from pipelines.config.rules import fields_at_sink
 from pipelines.config.schema import json_schema
-from pipelines.config.sink import ClickHouseConnection, ClickHouseSink, ColumnMapping
-from pipelines.config.sources import KafkaColumn, KafkaConnection, KafkaSource, SchemaField
+from pipelines.config.sink import ClickHouseConnection, ClickHouseSink
+from pipelines.config.sources import KafkaConnection, KafkaSource
 from pipelines.config.transforms import (
     DedupConfig,
-    DedupTransform,
-    FilterConfig,
-    FilterTransform,
-    Join,
-    JoinOutput,
-    JoinSide,
-    StatelessConfig,
-    StatelessOutput,
-    StatelessTransform,
-    Transform,
 )
 
 __all__ = [
@@ -43,33 +32,12 @@ __all__ = [
     "Checks",
     "ClickHouseConnection",
     "ClickHouseSink",
-    "ColumnMapping",
     "DedupConfig",
-    "DedupTransform",
-    "Duration",
-    "FilterConfig",
-    "FilterTransform",
-    "Join",
-    "JoinOutput",
-    "JoinSide",
-    "KafkaColumn",
     "KafkaConnection",
     "KafkaSource",
-    "LiteralSecret",
-    "Metadata",
     "NatsConnection",
-    "NatsTls",
     "OnError",
     "PipelineConfig",
-    "Resources",
-    "SchemaField",
-    "Secret",
-    "Size",
-    "StatelessConfig",
-    "StatelessOutput",
-    "StatelessTransform",
-    "StreamResources",
-    "Transform",
     "document_of",
     "fields_at_sink",
     "format_duration",

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from pipelines.config.base import models_in
+from pipelines.config.base import Model, models_in
+from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.schema import model_schema
 from pipelines.config.transform_model import TransformModel
-from pipelines.config.transforms import transform_models
 
 TARGET = Path("docs/pipeline-file.md")
 
@@ -109,62 +109,24 @@ GlassFlow's files are read as they are, with these exceptions.
 """
 
 
-def _transform_titles(model: type[TransformModel]) -> Iterator[tuple[str, str]]:
-    """Yield (model, title) of a kind of transform: its own model, its config, and the objects in the config."""
-    (kind,) = get_args(model.model_fields["type"].annotation)
-    yield model.__name__, f"transforms[]: {kind}"
-    waiting = [("transforms[].config", inner) for inner in models_in(model.model_fields["config"].annotation)]
-    while waiting:
-        path, one = waiting.pop(0)
-        yield one.__name__, f"{path} of {kind}"
-        for name, field in one.model_fields.items():
-            many = "[]" if get_origin(field.annotation) is tuple else ""
-            waiting += [(f"{path}.{name}{many}", inner) for inner in models_in(field.annotation)]
+def _titles(model: type[Model] = PipelineConfig, path: str = "", kind: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (model, heading) of every object in a model, in the order of the file. `kind`: of the transform in which it is."""
+    for name, field in model.model_fields.items():
+        at = f"{path}.{name}{'[]' if get_origin(field.annotation) is tuple else ''}".removeprefix(".")
+        for inner in models_in(field.annotation):
+            own = get_args(inner.model_fields["type"].annotation)[0] if issubclass(inner, TransformModel) else ""
+            yield inner.__name__, f"{at}: {own}" if own else f"{at} of {kind}" if kind else at
+            yield from _titles(inner, at, own or kind)
 
 
-_TITLES = {
-    "KafkaSource": "sources[]",
-    "KafkaConnection": "sources[].connection_params",
-    "SchemaField": "sources[].schema_fields[]",
-    "SchemaRegistry": "sources[].schema_registry",
-    "KafkaColumn": "sources[].columns[]",
-    **{name: title for model in transform_models() for name, title in _transform_titles(model)},
-    "Join": "join",
-    "JoinSide": "join.left_source, join.right_source",
-    "JoinOutput": "join.output_fields[]",
-    "ClickHouseSink": "sink",
-    "ClickHouseConnection": "sink.connection_params",
-    "ColumnMapping": "sink.mapping[]",
-    "OnError": "on_error",
-    "Metadata": "metadata",
-    "Resources": "resources",
-    "NatsResources": "resources.nats",
-    "StreamResources": "resources.nats.stream",
-    "NatsConnection": "nats",
-    "NatsTls": "nats.tls",
-    "DeadLetterLimits": "dead_letters",
-    "Checks": "checks",
-    "Check": "checks.conservation, checks.gaps, checks.schema_drift",
-    "DuplicatesCheck": "checks.duplicates",
-    "VerificationCheck": "checks.verification",
-    "FreshnessCheck": "checks.freshness",
-    "DeadLettersCheck": "checks.dead_letters",
-    "ViewsCheck": "checks.views",
-    "ViewTotal": "checks.views.totals[]",
-    "InsertWindowCheck": "checks.insert_window",
-    "Alerts": "alerts",
-    "LagAlert": "alerts.lag",
-    "DeadLettersAlert": "alerts.dead_letters",
-}
-"""Heading of each model, in the order of the page: a model that is missing here is a KeyError in `render`."""
+_TITLES = {name: ", ".join(title for model, title in _titles() if model == name) for name, _ in _titles()}
+"""Heading of each model, in the order of the page."""
 
 
 def render() -> str:
     """Return the whole page as Markdown."""
     schema = model_schema()
     models = schema["$defs"]
-    if models.keys() != _TITLES.keys():
-        raise KeyError(f"models without a heading or headings without a model: {sorted(models.keys() ^ _TITLES.keys())}")
     sections = [_section("The root", schema), *(_section(f"`{title}`", models[name]) for name, title in _TITLES.items())]
     contents = " ·\n".join(f"[{title}](#{_anchor(title)})" for title in ("The root", *_TITLES.values()))
     return "\n".join([_INTRODUCTION + EXAMPLE + "```\n", _NOTES, "## Reference\n", contents + "\n", *sections])

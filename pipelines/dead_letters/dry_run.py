@@ -6,6 +6,7 @@ insert can show whether ClickHouse takes a row.
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,7 +23,7 @@ from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import Arrived, microseconds, steps
 from pipelines.process.buckets import key_owners, live_runs, shares
 from pipelines.process.frames import frame_times
-from pipelines.process.program import Program, compile_program, run
+from pipelines.process.program import Program, compile_program, run, together
 from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
@@ -63,10 +64,10 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
         made = run(stage, state.connections.engine, step)
         rows.append(made.rows)
         rejected.append(made.letters)
-    together = pa.concat_tables(rows, promote_options="default").unify_dictionaries()
-    accepted, duplicates, late = together.num_rows, 0, 0
+    passed = together(rows)
+    accepted, duplicates, late = passed.num_rows, 0, 0
     if stage.dedup.key:
-        accepted, duplicates, late = state.settled(lambda chain: _judged(state, chain, stage, together, frames))
+        accepted, duplicates, late = state.settled(lambda chain: _judged(state, chain, stage, passed, frames))
     codes_before = pc.value_counts(pa.chunked_array([part for table in tried for part in table.column("code").chunks])).to_pylist()
     refused = sum(one["counts"] for one in codes_before if one["values"] == "refused")
     causes = groups(rejected, Selection())
@@ -74,12 +75,9 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
 
 
 def _stages_now(config: PipelineConfig) -> Program:
-    clickhouse = ClickHouse(config.sink)
-    try:
+    with closing(ClickHouse(config.sink)) as clickhouse:
         clickhouse.connect()
         table = clickhouse.inspect(config.sink.connection_params.database, config.sink.table)
-    finally:
-        clickhouse.close()
     if table is None:
         raise HaltError(f"trying dead letters: table {config.sink.table} does not exist; create it, or start the pipeline")
     check_columns(config, table)

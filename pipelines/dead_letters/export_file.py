@@ -26,7 +26,6 @@ MAX_FAULTS = 20
 """Limit of the reported faults: in a file of another program every line may be one."""
 MAX_LINE_BYTES = 8 * MAX_RECORD_BYTES
 """Limit of a line: JSON writes a byte of text as six at most."""
-_CONTENT = ("key", "value", "headers")
 _TOLD = ("stage", "code", "field", "message", "fingerprint", "state", "attempts")
 
 

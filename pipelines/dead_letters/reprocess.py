@@ -6,7 +6,7 @@ letters at the beginning of the work; a record that is rejected again meanwhile 
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.purge import bytes_free_for_redrive, fold_redrive, purge_lease, purge_letters, redrive_entries_that_may_go
 from pipelines.protocol.records import instant
-from pipelines.protocol.redrive import OPEN, WAITING, Rows, can_enter
+from pipelines.protocol.redrive import WAITING, Rows, can_enter
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 from pipelines.types.vectors import to_mask
 
@@ -78,7 +78,7 @@ class Reprocessing:
         Raise RetryableError if NATS is away or the raw stream has no room; a plan that was begun is finished by the next command.
         """
         left: Counter[str] = Counter()
-        frames = self._frames(WAITING if selection.positions else frozenset({OPEN}), selection, left, needs_whole=True)
+        frames = self._frames(selection.states_that_enter, selection, left, needs_whole=True)
         return Outcome(self._redrive.enter(_places(self._with_room(frames))), dict(left))
 
     def discard(self, selection: Selection, reason: str) -> Outcome:
@@ -167,12 +167,8 @@ def expire_letters(config: PipelineConfig, directory: Path, log: JetStream) -> N
     before = instant(done.body.clock_us) - max_age
     if not _is_anything_to_expire(config, names, log, before):
         return
-    with suppress(FencedError):
-        work = Reprocessing(config, directory)
-        try:
-            work.expire(before)
-        finally:
-            work.close()
+    with suppress(FencedError), closing(Reprocessing(config, directory)) as work:
+        work.expire(before)
 
 
 def _is_anything_to_expire(config: PipelineConfig, names: Names, log: JetStream, before: datetime) -> bool:

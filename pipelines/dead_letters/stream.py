@@ -93,11 +93,6 @@ def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
     check_contiguous(stream, [], sequence, state.last_sequence)
 
 
-def read_letters(log: JetStream, names: Names) -> Iterator[pa.Table]:
-    """Yield the frames of `read_frames` without the sequences."""
-    return (letters for _, letters in read_frames(log, names))
-
-
 def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: datetime) -> dict[str, int]:
     """Return, by subject, the sequence below which every dead letter was taken and was rejected before the instant.
 

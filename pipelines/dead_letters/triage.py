@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pipelines.process.fingerprints import CAUSE, with_fingerprints
 from pipelines.process.steps import in_order, kinds
 from pipelines.protocol.positions import Position
+from pipelines.protocol.redrive import OPEN, WAITING
 
 COPIES_COLUMN, COUNTED_FROM_COLUMN = "copies_dropped", "copies_counted_from"
 """Columns of a count (`dropped_copies`): copies that dedup dropped in favor of a dead letter, and the instant from which they are counted.
@@ -61,6 +62,11 @@ class Selection:
     states: frozenset[str] | None = None
     positions: frozenset[Position] | None = None
     not_rejected_by: str | None = None
+
+    @property
+    def states_that_enter(self) -> frozenset[str]:
+        """The states of the dead letters that a redrive takes: parked ones only where positions are named."""
+        return WAITING if self.positions else frozenset({OPEN})
 
     def of(self, letters: pa.Table) -> pa.Table:
         """Return the selected dead letters; `letters` has the column `fingerprint`, and `state` if `states` are given."""

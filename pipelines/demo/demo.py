@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,10 +40,8 @@ from pipelines.proof.readers.streams import read_dead_letters
 from pipelines.proof.readers.table import table_batches
 from pipelines.proof.terminal import examples_table, tally_table
 from pipelines.proof.verification.run import Request, verify
-from pipelines.protocol.bodies import PROCESS_CHAIN
-from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.outcomes import DUPLICATE
+from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE
 from pipelines.protocol.tally import tally
 from resources.local.errors import LocalServerError
 from resources.local.stack import Addresses, LocalStack
@@ -147,39 +145,17 @@ class _Timing:
         )
 
 
-class _Arrivals:
-    """Counts the records of a pipeline that are through: rows in the table, dead letters, duplicates.
+def _through(log: JetStream, config: PipelineConfig) -> int:
+    """Count the records of a pipeline that are through by the ledger: confirmed rows, dead letters, duplicates.
 
     For the progress bar, not for the proof.
     """
-
-    def __init__(self, config: PipelineConfig) -> None:
-        self._sink = config.sink
-        self._clickhouse = ClickHouse(config.sink)
-        self._log = JetStream(config.nats).connect()
-        self._names = Names(config.pipeline_id)
-        self._stream = self._names.stream("dlq")
-        self._seen = 0
-        self._dead_letters = 0
-
-    def count(self) -> int:
-        found = self._clickhouse.rows(
-            "counting rows",
-            "SELECT total_rows FROM system.tables WHERE database = {database:String} AND name = {name:String}",
-            {"database": self._sink.connection_params.database, "name": self._sink.table},
-        )
-        state = self._log.state(self._stream)
-        if state is not None and state.last_sequence > self._seen:
-            self._dead_letters += sum(message.rows for message in self._log.scan(self._stream, self._seen, state.last_sequence))
-            self._seen = state.last_sequence
-        # The ledger is the last stream that a start makes.
-        ledger = self._names.stream("ledger")
-        totals = read_chain(self._log, self._names, PROCESS_CHAIN).totals if self._log.state(ledger) is not None else {}
-        return self._dead_letters + totals.get(DUPLICATE.total, 0) + int(found[0][0] or 0 if found else 0)
-
-    def close(self) -> None:
-        self._clickhouse.close()
-        self._log.close()
+    # The ledger is the last stream that a start makes.
+    names = Names(config.pipeline_id)
+    if log.state(names.stream("ledger")) is None:
+        return 0
+    found = tally(log, names, config.topology)
+    return found.letters.rows_in + sum(leg.outcomes.get(one.label, 0) for leg in found.legs for one in (CONFIRMED, DUPLICATE))
 
 
 class _Stage:
@@ -240,12 +216,8 @@ class _Stage:
         _headline(self._console, 3, f"Running pipeline {self._config.pipeline_id} until it has caught up")
         self._directory.mkdir(parents=True, exist_ok=True)
         log = self._directory / "demo.log"
-        arrivals = _Arrivals(self._config)
-        try:
-            with self._runner(log) as runner, _bar(self._console) as bar:
-                timing = self._watch(runner, arrivals, bar, expected)
-        finally:
-            arrivals.close()
+        with closing(JetStream(self._config.nats).connect()) as nats, self._runner(log) as runner, _bar(self._console) as bar:
+            timing = self._watch(runner, nats, bar, expected)
         if timing is not None:
             self._say(timing.told(expected))
         if timing is not None and runner.returncode == 0:
@@ -276,7 +248,7 @@ class _Stage:
                 except subprocess.TimeoutExpired:
                     runner.kill()
 
-    def _watch(self, runner: "subprocess.Popen[bytes]", arrivals: _Arrivals, bar: Progress, expected: int) -> _Timing | None:
+    def _watch(self, runner: "subprocess.Popen[bytes]", log: JetStream, bar: Progress, expected: int) -> _Timing | None:
         """Show the progress until the runner has exited.
 
         Returns None when it exited, or stalled for _STALL_SECONDS, before every record was through.
@@ -290,7 +262,7 @@ class _Stage:
             if ready is None and self._is_ready():
                 ready = time.monotonic()
                 bar.update(task, description="running")
-            count = arrivals.count()
+            count = _through(log, self._config)
             now = time.monotonic()
             if count != through_count:
                 through_count, heard = count, now
@@ -316,27 +288,21 @@ class _Stage:
     def _show_tally(self) -> tuple[bool, int]:
         """Print the tally; return (whether it has a residue, the duplicates that it counts)."""
         _headline(self._console, 4, "The tally: what each leg counted")
-        log = JetStream(self._config.nats).connect()
-        try:
+        with closing(JetStream(self._config.nats).connect()) as log:
             found = tally(log, self._names, self._config.topology)
-        finally:
-            log.close()
         self._console.print(tally_table(self._config.pipeline_id, found))
         return found.residue != 0, sum(leg.outcomes.get(DUPLICATE.label, 0) for leg in found.legs)
 
     def _show_rows(self) -> None:
         sink = self._config.sink
         _headline(self._console, 5, f"Rows in ClickHouse, table {sink.connection_params.database}.{sink.table}")
-        clickhouse = ClickHouse(sink)
-        try:
+        with closing(ClickHouse(sink)) as clickhouse:
             full_name = f"{sink.connection_params.database}.{sink.table}"
             count = clickhouse.rows("counting rows", f"SELECT count() FROM {full_name}")[0][0]  # noqa: S608
             rows = clickhouse.rows(
                 "reading a sample",
                 f"SELECT {', '.join(_SAMPLE_COLUMNS)} FROM {full_name} ORDER BY _tf_partition, _tf_offset LIMIT {_SAMPLE_ROWS}",  # noqa: S608
             )
-        finally:
-            clickhouse.close()
         table = Table(*_SAMPLE_COLUMNS, title=f"the first {len(rows)} of {count_of(count, 'row')}")
         for row in rows:
             table.add_row(*("NULL" if value is None else escape(str(value)) for value in row))
@@ -348,12 +314,9 @@ class _Stage:
         records = read_topic(client_settings(only_source(self._config)), produced.topic, ["key"])
         duplicates = duplicates_by_key(records)
         rows = _positions(table_batches(self._config.sink, POSITION_SCHEMA.names))
-        log = JetStream(self._config.nats).connect()
-        try:
+        with closing(JetStream(self._config.nats).connect()) as log:
             letters = _positions(read_dead_letters(log, self._names, (*POSITION_SCHEMA.names, "code")), ("code", pa.string()))
             contents = verify(self._config, log, Request(self._directory, with_kafka=True))
-        finally:
-            log.close()
         positions = compare_positions(records, rows, letters, produced.bad, duplicates)
         is_as_produced = (len(records), len(duplicates)) == (produced.produced, produced.duplicates)
         lines = [*positions.lines(), f"records produced: {produced.produced:,}, found in Kafka: {len(records):,}"]

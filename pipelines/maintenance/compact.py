@@ -9,11 +9,11 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Protocol
 
 import numpy as np
+from pydantic import AwareDatetime
 
 from pipelines.engine.connections import Connections
 from pipelines.engine.execute import ItemT, ReportT, Work, run_here
@@ -40,13 +40,13 @@ class Share(Protocol):
 
 
 @dataclass(frozen=True)
-class Extent:
+class Extent(Form):
     """The size of live segments. `oldest`: the earliest time of an entry; None if there is none."""
 
-    entries: int
-    bytes: int
-    runs: int
-    oldest: datetime | None
+    entries: Count
+    bytes: Count
+    runs: Count
+    oldest: AwareDatetime | None
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,33 @@ class Compacted:
 
 
 @dataclass(frozen=True)
-class _Merged:
-    inputs: tuple[RunFacts, ...]
-    output: tuple[RunFacts, ...]
-    report: Compacted
+class BucketRuns(Form):
+    """The live segments of a bucket, to be merged without `expired` entries, as of the range that ends at `to`."""
+
+    bucket: Count
+    runs: Listing
+    expired: Long
+    to: Count
+
+
+@dataclass(frozen=True)
+class MergedRuns(Form):
+    """A bucket's segments before and after, and the number of its live keys, each of which was found in the new segments."""
+
+    bucket: Count
+    inputs: Listing
+    output: Listing
+    before: Extent
+    after: Extent
+    live_keys: Count
+
+    @property
+    def is_changed(self) -> bool:
+        return self.output != self.inputs
+
+    def compacted(self, outcome: str) -> Compacted:
+        """Return the report on the bucket."""
+        return Compacted(self.bucket, self.before, self.after, self.live_keys, outcome)
 
 
 def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS, share: Share | None = None) -> list[Compacted]:
@@ -96,31 +119,27 @@ def _listed(state: KeyState, epoch: int, share: Share) -> list[Compacted]:
     found = chain.open()
     merged = _merge_all(state, found, share)
     reach("compact.after-runs")
-    changed = [one for one in merged if one.report.outcome != "unchanged"]
+    changed = [one for one in merged if one.is_changed]
     if changed:
         assert found.done is not None
-        runs = {str(one.report.bucket): listed(one.output) for one in changed}
+        runs = {str(one.bucket): one.output for one in changed}
         lists = RunLists(state.connections.log, state.names)
         for one in changed:
-            state.check_written(one.report.bucket, runs[str(one.report.bucket)])
+            state.check_written(one.bucket, one.output)
         before = found.done.body.runs
         chain.restate(replace(found.done.body, runs=lists.write(before, {**lists.of(before), **runs})))
         for one in changed:
-            _delete(state, one.report.bucket, one.inputs, kept=one.output)
-    return [one.report for one in merged]
+            _delete(state, one.bucket, one.inputs, kept=one.output)
+    return [one.compacted("listed" if one.is_changed else "unchanged") for one in merged]
 
 
 def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Compacted]:
     """Offer the new segments to the running leg, which lists them if their inputs are still listed when its next batch ends."""
     merged = state.settled(lambda found: _merge_all(state, found, share))
     reach("compact.after-runs")
-    offers = {
-        str(one.report.bucket): Offer(len(one.inputs), digest_of_names(listed(one.inputs)), listed(one.output))
-        for one in merged
-        if one.output != one.inputs
-    }
+    offers = {str(one.bucket): Offer(len(one.inputs), digest_of_names(one.inputs), one.output) for one in merged if one.is_changed}
     if not offers:
-        return [one.report for one in merged]
+        return [one.compacted("unchanged") for one in merged]
     log, subject = state.connections.log, state.names.compaction()
     last = log.last(state.names.stream("ledger"), subject)
     log.publish(subject, to_text(Offers(offers)).encode(), {}, last.sequence if last else 0)
@@ -132,69 +151,40 @@ def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Com
     return [_told(state, one, outcome) for one, outcome in zip(merged, outcomes, strict=True)]
 
 
-def _outcomes(runs: Lists, merged: list[_Merged]) -> list[str]:
-    def outcome(one: _Merged) -> str:
-        if one.report.outcome == "unchanged":
+def _outcomes(runs: Lists, merged: list[MergedRuns]) -> list[str]:
+    def outcome(one: MergedRuns) -> str:
+        if not one.is_changed:
             return "unchanged"
-        names = {entry[0] for entry in runs.get(str(one.report.bucket), [])}
-        if one.output and {facts.name for facts in one.output} <= names:
+        names = _names(runs.get(str(one.bucket), []))
+        if one.output and _names(one.output) <= names:
             return "listed"
-        return "offered" if {facts.name for facts in one.inputs} <= names else "listed" if not one.output else "overtaken"
+        return "offered" if _names(one.inputs) <= names else "listed" if not one.output else "overtaken"
 
     return [outcome(one) for one in merged]
 
 
-def _told(state: KeyState, one: _Merged, outcome: str) -> Compacted:
+def _names(runs: Listing) -> set[str]:
+    return {name for name, *_ in runs}
+
+
+def _told(state: KeyState, one: MergedRuns, outcome: str) -> Compacted:
     if outcome == "overtaken":
-        _delete(state, one.report.bucket, one.output, kept=one.inputs)
-    return replace(one.report, outcome=outcome)
+        _delete(state, one.bucket, one.output, kept=one.inputs)
+    return one.compacted(outcome)
 
 
-def _delete(state: KeyState, bucket: int, runs: tuple[RunFacts, ...], kept: tuple[RunFacts, ...]) -> None:
-    for facts in runs:
-        if facts not in kept:
-            state.connections.dedup_store(bucket).place.delete(facts.name)
+def _delete(state: KeyState, bucket: int, runs: Listing, kept: Listing) -> None:
+    for name in _names(runs) - _names(kept):
+        state.connections.dedup_store(bucket).place.delete(name)
 
 
-def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[_Merged]:
+def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[MergedRuns]:
     config = state.stage_config(found)
     assert found.done is not None
     expired, to = config.dedup.expired_us(found.done.body), found.done.body.to
     lists = state.lists(found)
     items = [BucketRuns(bucket, lists.get(str(bucket), []), expired, to) for bucket in range(state.buckets(found))]
-    return [*map(_merged, share(MERGE, items))]
-
-
-@dataclass(frozen=True)
-class BucketRuns(Form):
-    """The live segments of a bucket, to be merged without `expired` entries, as of the range that ends at `to`."""
-
-    bucket: Count
-    runs: Listing
-    expired: Long
-    to: Count
-
-
-@dataclass(frozen=True)
-class RunsExtent(Form):
-    """An `Extent`, with `oldest_us` in microseconds since 1970."""
-
-    entries: Count
-    bytes: Count
-    runs: Count
-    oldest_us: Long | None
-
-
-@dataclass(frozen=True)
-class MergedRuns(Form):
-    """A bucket's segments before and after, and the number of its live keys, each of which was found in the new segments."""
-
-    bucket: Count
-    inputs: Listing
-    output: Listing
-    before: RunsExtent
-    after: RunsExtent
-    live_keys: Count
+    return share(MERGE, items)
 
 
 def _merge(connections: Connections, item: BucketRuns) -> MergedRuns:
@@ -208,13 +198,6 @@ def _merge(connections: Connections, item: BucketRuns) -> MergedRuns:
 
 
 MERGE = Work(_merge, BucketRuns, MergedRuns)
-
-
-def _merged(report: MergedRuns) -> _Merged:
-    inputs, output = (tuple(RunFacts(*facts) for facts in runs) for runs in (report.inputs, report.output))
-    before, after = _extent_of(report.before), _extent_of(report.after)
-    outcome = "unchanged" if output == inputs else "listed"
-    return _Merged(inputs, output, Compacted(report.bucket, before, after, report.live_keys, outcome))
 
 
 def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
@@ -234,10 +217,6 @@ def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
     return sum(int((entries.time > expired).sum()) for entries in new.checked())
 
 
-def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> RunsExtent:
-    oldest = min((int(Run.open(store.place, facts).entries.time.min()) for facts in runs), default=None)
-    return RunsExtent(sum(facts.rows for facts in runs), sum(store.place.size(facts.name) for facts in runs), len(runs), oldest)
-
-
-def _extent_of(found: RunsExtent) -> Extent:
-    return Extent(found.entries, found.bytes, found.runs, instant(found.oldest_us) if found.oldest_us is not None else None)
+def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> Extent:
+    oldest = min((instant(int(Run.open(store.place, facts).entries.time.min())) for facts in runs), default=None)
+    return Extent(sum(facts.rows for facts in runs), sum(store.place.size(facts.name) for facts in runs), len(runs), oldest)

@@ -1,6 +1,7 @@
 """Deletes a pipeline for good: its streams, its directory on this host, its key stores and the table that it created."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 from pipelines.config import PipelineConfig
@@ -23,11 +24,8 @@ class Deletion:
 
     def lines(self) -> list[str]:
         """Return one line per object to delete. Raise HaltError if the pipeline was never started and its table does not exist."""
-        log = JetStream(self._config.nats).connect()
-        try:
+        with closing(JetStream(self._config.nats).connect()) as log:
             states = {role: log.state(self._names.stream(role)) for role in ROLES}
-        finally:
-            log.close()
         found = {self._names.stream(role): state for role, state in states.items() if state}
         if not found and not self._directory.exists() and not (self._drops_table and self._has_table()):
             raise never_started(self._config.pipeline_id)
@@ -42,28 +40,21 @@ class Deletion:
     def _has_table(self) -> bool:
         """Return True if the table exists: it may have been kept when the pipeline was deleted."""
         sink = self._config.sink
-        clickhouse = ClickHouse(sink)
-        try:
+        with closing(ClickHouse(sink)) as clickhouse:
             return clickhouse.inspect(sink.connection_params.database, sink.table) is not None
-        finally:
-            clickhouse.close()
 
     def run(self) -> None:
         """Delete the pipeline, holding all leases, so that no runner is at work. Raise FencedError if one is. Safe to repeat."""
-        log = JetStream(self._config.nats).connect()
-        try:
+        with closing(JetStream(self._config.nats).connect()) as log:
             self._directory.mkdir(parents=True, exist_ok=True)
             if log.state(self._names.stream("ledger")) is not None:
                 for lease in acquire_all(log, self._names, self._directory, (*self._config.topology.legs, REDRIVE, PUT_BACK)).values():
                     lease.abandon()
             if self._drops_table:
-                clickhouse = ClickHouse(self._config.sink)
-                clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
-                clickhouse.close()
+                with closing(ClickHouse(self._config.sink)) as clickhouse:
+                    clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
             Place.at(self._state_place).delete_all()
             # The ledger, the last of ROLES, is deleted last: until then a repeated delete still meets the leases.
             for role in ROLES:
                 log.delete_stream(self._names.stream(role))
-        finally:
-            log.close()
         shutil.rmtree(self._directory, ignore_errors=True)

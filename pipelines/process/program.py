@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.config import PipelineConfig, SchemaField
+from pipelines.config import PipelineConfig
 from pipelines.config.source_ids import only_source
+from pipelines.config.sources import SchemaField
 from pipelines.connectors.duckdb import open_engine
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.arrivals import Arrived, records_of

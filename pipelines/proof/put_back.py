@@ -10,7 +10,7 @@ be running. It may be killed at any time and repeated. It changes nothing on the
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,13 +26,12 @@ from pipelines.errors import HaltError, RefusedError, RetryableError
 from pipelines.process.arrivals import Arrived, steps
 from pipelines.process.program import Program, run
 from pipelines.progress import Progress, no_progress
-from pipelines.proof.packed import RawPositions, sequences_of
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.run import Request, Subject, Verifier, verify
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.protocol.naming import PUT_BACK, STREAM_ID_KEY, Names
-from pipelines.protocol.positions import position_keys
+from pipelines.protocol.positions import RawPositions, position_keys, sequences_of
 from pipelines.protocol.purge import purge_lease
 from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
@@ -85,8 +84,7 @@ def put_back(
                 "position columns (docs/clickhouse.md)"
             )
         return PutBack(before, 0, 0, before)
-    clickhouse = ClickHouse(config.sink)
-    try:
+    with closing(ClickHouse(config.sink)) as clickhouse:
         _check_table(config, clickhouse, before, feed_views)
         targets = [_target(clickhouse, subject.configs[version], part) for part, version in _parts(subject, missing)]
         names = Names(config.pipeline_id)
@@ -94,8 +92,6 @@ def put_back(
             _wait_until_quiet(names, clickhouse, config.sink.max_insert_time.total_seconds(), progress)
             inserts = _Inserts(names, log, clickhouse, lease, progress)
             rows = sum(inserts.insert(subject, target) for target in targets)
-    finally:
-        clickhouse.close()
     return PutBack(before, len(missing), rows, verify(config, log, request, progress))
 
 

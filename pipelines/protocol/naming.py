@@ -4,7 +4,6 @@ A pipeline id is `[a-z0-9-]`, so it is a valid subject token and stream name; so
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -177,10 +176,6 @@ def stream_of_subject(subject: str) -> str:
 def bucket_of_subject(subject: str) -> int:
     """Return the bucket of an out, dead-letter or duplicates subject."""
     return int(subject.rpartition(".")[2])
-
-
-def partitions_of_bucket(partitions: Iterable[int], bucket: int, buckets: int) -> list[int]:
-    return sorted(p for p in partitions if bucket_of_partition(p, buckets) == bucket)
 
 
 def insert_token(pipeline: str, stream_id: str, table: str, first: int, last: int, digest: str) -> str:

@@ -20,11 +20,14 @@ ORDINAL_BITS = 20
 
 The packing is exact while a frame has under 2^20 rows, which its size guarantees, and sequences stay under 2^44.
 """
+_ORDINAL_MASK = (1 << ORDINAL_BITS) - 1
 MAX_ORDINAL = 2**32 - 1
 """Largest ordinal, and largest number of a row: a position with it comes after every other position of its sequence."""
 _RECORD_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
 
-Keys = npt.NDArray[np.uint64]
+RawPositions = npt.NDArray[np.uint64]
+"""Packed positions."""
+NO_POSITIONS: RawPositions = np.zeros(0, dtype=np.uint64)
 
 
 class Position(NamedTuple):
@@ -71,29 +74,49 @@ def record_position(text: str) -> Position:
     return Position(int(found[1]), int(found[2]))
 
 
-def packed(sequences: Any, ordinals: Any) -> Keys:
+def packed(sequences: Any, ordinals: Any) -> RawPositions:
     """Pack sequences and ordinals, arrays or one of them a number, into keys."""
-    keys: Keys = (np.asarray(sequences).astype(np.uint64) << np.uint64(ORDINAL_BITS)) | np.asarray(ordinals).astype(np.uint64)
+    keys: RawPositions = (np.asarray(sequences).astype(np.uint64) << np.uint64(ORDINAL_BITS)) | np.asarray(ordinals).astype(np.uint64)
     return keys
 
 
-def sequences_of(keys: Keys) -> Keys:
-    """Return the sequences of keys."""
-    return keys >> np.uint64(ORDINAL_BITS)
+def sequences_of(keys: RawPositions) -> npt.NDArray[np.int64]:
+    """Return the sequences of keys as signed numbers, to subtract and to index with."""
+    return (keys >> np.uint64(ORDINAL_BITS)).astype(np.int64)
 
 
-def ordinals_of(keys: Keys) -> Keys:
-    """Return the ordinals of keys."""
-    return keys & np.uint64((1 << ORDINAL_BITS) - 1)
+def ordinals_of(keys: RawPositions) -> npt.NDArray[np.int64]:
+    """Return the ordinals of keys as signed numbers, to subtract and to index with."""
+    return (keys & np.uint64(_ORDINAL_MASK)).astype(np.int64)
+
+
+def unpacked(key: int) -> tuple[int, int]:
+    """Return the sequence and the ordinal of one key."""
+    return int(key) >> ORDINAL_BITS, int(key) & _ORDINAL_MASK
+
+
+def position_text(key: int) -> str:
+    """Return one key in the notation of `record_position`."""
+    return "{}.{}".format(*unpacked(key))
+
+
+def first_position(sequence: int) -> int:
+    """Return the key of the first record of a frame."""
+    return sequence << ORDINAL_BITS
+
+
+def last_position(sequence: int) -> int:
+    """Return the greatest key that a record of a frame can have."""
+    return first_position(sequence) | _ORDINAL_MASK
 
 
 def packed_record(text: str) -> int:
     """Return the key of a position in the notation of `record_position`."""
     position = record_position(text)
-    return position.sequence << ORDINAL_BITS | position.ordinal
+    return first_position(position.sequence) | position.ordinal
 
 
-def position_keys(table: pa.Table) -> Keys:
+def position_keys(table: pa.Table) -> RawPositions:
     """Return the key of each row of a table with `_tf_sequence` and `_tf_ordinal`."""
     return packed(table.column("_tf_sequence").to_numpy(), table.column("_tf_ordinal").to_numpy())
 

@@ -70,7 +70,7 @@ class Pace(Rounds):
         self.legs = {leg: LegPace(*lags[leg], rates.get(leg)) for leg in taken}
 
     def _lag(self, leg: LegId, chain: ChainState[Plan, Done], rows: int) -> tuple[int, float]:
-        """Return what waits for a leg, and its age: in the stream that it reads, or in its source. `rows`: what waits according to the tally."""
+        """Return what waits for a leg, and its age: in its stream, or in its source. `rows`: what waits according to the tally."""
         if leg.reads is None:
             return waiting_at(self._sources[leg], _reached(chain), datetime.now(UTC))
         waiting = max(0, rows)

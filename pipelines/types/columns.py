@@ -16,20 +16,7 @@ INTEGER_BITS = {f"{sign}Int{bits}": bits for sign in ("", "U") for bits in (8, 1
 """Width in bits of every integer type, by its ClickHouse name."""
 _DECIMAL_PRECISION = {"Decimal32": 9, "Decimal64": 18, "Decimal128": 38, "Decimal256": 76}
 _PLAIN = {*INTEGER_BITS, "Bool", "Float32", "Float64", "String", "UUID", "Date", "Date32", "IPv4", "IPv6", "JSON"}
-_LOW_CARDINALITY = {
-    *INTEGER_BITS,
-    "Bool",
-    "Float32",
-    "Float64",
-    "String",
-    "FixedString",
-    "Date",
-    "Date32",
-    "DateTime",
-    "UUID",
-    "IPv4",
-    "IPv6",
-}
+_LOW_CARDINALITY = _PLAIN - {"IPv6", "JSON"} | {"FixedString", "DateTime"}
 _NEVER_NULLABLE = {"Array", "Map", "Tuple"}
 _MAX_DEPTH = 16
 _MAX_FIXED_STRING = 0xFFFFFF

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +43,7 @@ def up(
 ) -> None:
     """Start stopped servers, repair servers that do not answer, leave the rest alone."""
     stack = _stack(home, timedelta(seconds=timeout))
-    with _errors_as_exit(), _live_progress() as progress:
+    with errors_as_exit(), _live_progress() as progress:
         stack.up(progress, users=user or (), new_ports=new_ports)
     Console().print(_table(stack.status()))
     Console().print('Addresses for this shell: eval "$(tallyflow env)"', highlight=False)
@@ -58,17 +59,17 @@ def down(
     stack = _stack(home)
     if purge and not yes:
         typer.confirm(f"Delete all topics, streams and tables under {stack.home}?", abort=True)
-    with _errors_as_exit(), _live_progress() as progress:
+    with errors_as_exit(), _live_progress() as progress:
         stack.down(progress, purge=purge)
 
 
 @app.command()
 def status(home: Home = None, as_json: AsJson = False) -> None:
     """Show the servers; the exit code is 0 only if all are healthy."""
-    with _errors_as_exit():
+    with errors_as_exit():
         found = _stack(home).status()
     if as_json:
-        typer.echo(json.dumps([_as_json(one) for one in found], indent=2))
+        typer.echo(json.dumps([{**asdict(one), "since": one.since and one.since.isoformat()} for one in found], indent=2))
     else:
         Console().print(_table(found))
     if any(one.state != "healthy" for one in found):
@@ -78,7 +79,7 @@ def status(home: Home = None, as_json: AsJson = False) -> None:
 @app.command()
 def env(home: Home = None, as_json: AsJson = False) -> None:
     """Print addresses and passwords as shell exports."""
-    with _errors_as_exit():
+    with errors_as_exit():
         addresses = _stack(home).addresses()
     typer.echo(json.dumps(addresses.environment(), indent=2) if as_json else addresses.shell_exports())
 
@@ -91,7 +92,8 @@ def _stack(home: Path | None, start_timeout: timedelta = START_TIMEOUT) -> "Loca
 
 
 @contextmanager
-def _errors_as_exit() -> Iterator[None]:
+def errors_as_exit() -> Iterator[None]:
+    """Print an error of the local servers as one message and exit with code 1."""
     try:
         yield
     except LocalServerError as error:
@@ -145,16 +147,3 @@ def _age(age: timedelta) -> str:
     parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
     first = next((place for place, (count, _unit) in enumerate(parts) if count), 3)
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2])
-
-
-def _as_json(one: ServerStatus) -> dict[str, object]:
-    return {
-        "name": one.name,
-        "state": one.state,
-        "pid": one.pid,
-        "address": one.address,
-        "version": one.version,
-        "since": one.since.isoformat() if one.since else None,
-        "rss_bytes": one.rss_bytes,
-        "detail": one.detail,
-    }

@@ -6,24 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipelines.private import write_whole
-from resources.local.errors import LocalServerError
+from resources.local.ports import read_table
 
 USER = "tallyflow"
 """User that logs in to Kafka and NATS; for ClickHouse it is `default`, the clients' own default."""
 
 
 def read_passwords(path: Path) -> dict[str, str]:
-    """Read the passwords kept in `path`, by server; empty if the file is missing. Raise LocalServerError if it is damaged."""
+    """Read the passwords kept in `path`, by server, as `read_table` does."""
     remedy = "stop the servers, delete it and run `tallyflow up` for new passwords"
-    try:
-        kept = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise LocalServerError(f"reading {path}: not JSON; {remedy}") from error
-    if not isinstance(kept, dict) or not all(isinstance(password, str) and password for password in kept.values()):
-        raise LocalServerError(f"reading {path}: not a table of passwords; {remedy}")
-    return kept
+    return read_table(path, "passwords", lambda password: isinstance(password, str) and password != "", remedy)
 
 
 def keep_passwords(path: Path, names: Iterable[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ import secrets
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -55,17 +56,22 @@ def choose_port(taken: Iterable[int], offers: Iterable[int] | None = None, free:
     )
 
 
-def read_ports(path: Path) -> dict[str, int]:
-    """Read the ports kept in `path`, by name; empty if the file is missing. Raise LocalServerError if it is damaged."""
+def read_table(path: Path, what: str, is_sound: Callable[[Any], bool], remedy: str) -> dict[str, Any]:
+    """Read a JSON object that was kept in `path`; empty if the file is missing. Raise LocalServerError if it, or a value, is damaged."""
     try:
         kept = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise LocalServerError(f"reading {path}: not JSON ({error}); delete it to choose new ports") from error
-    if not isinstance(kept, dict) or not all(type(port) is int and 0 < port < 65536 for port in kept.values()):
-        raise LocalServerError(f"reading {path}: not a table of ports; delete it to choose new ones")
+        raise LocalServerError(f"reading {path}: not JSON; {remedy}") from error
+    if not isinstance(kept, dict) or not all(map(is_sound, kept.values())):
+        raise LocalServerError(f"reading {path}: not a table of {what}; {remedy}")
     return kept
+
+
+def read_ports(path: Path) -> dict[str, int]:
+    """Read the ports kept in `path`, by name, as `read_table` does."""
+    return read_table(path, "ports", lambda port: type(port) is int and 0 < port < 65536, "delete it to choose new ones")
 
 
 def keep_ports(

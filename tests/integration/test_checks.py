@@ -11,11 +11,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
 from support.pipeline_case import PipelineCase, wait_until
 
-from pipelines.config import load
+from pipelines.config import Checks, load
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sources import open_source
 from pipelines.errors import HaltError
-from pipelines.proof.checks.evaluate import NAMES, CheckResult
+from pipelines.proof.checks.evaluate import CheckResult
 from pipelines.proof.checks.facts import behind
 from pipelines.proof.checks.run import Look
 from pipelines.protocol.bodies import PROCESS_CHAIN
@@ -26,7 +26,7 @@ from pipelines.sink.leg import SinkLeg
 from pipelines.testing import SINGLE
 
 pytestmark = pytest.mark.integration
-SQL_PASSING = [name for name in NAMES if name != "verification"]
+SQL_PASSING = [name for name in Checks.model_fields if name != "verification"]
 
 
 def with_dedup(document: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ from pipelines.config import parse
 from pipelines.connectors.nats.client import JetStream
 from pipelines.control.control import find_runners
 from pipelines.dead_letters.reprocess import expire_letters
-from pipelines.dead_letters.stream import read_letters
+from pipelines.dead_letters.stream import read_frames
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import decode_frame
@@ -273,7 +273,7 @@ class PipelineCase:
     def letters(self) -> list[dict[str, Any]]:
         """All dead letters, decoded."""
         log = self.log()
-        letters = [row for frame in read_letters(log, self.names) for row in frame.to_pylist()]
+        letters = [row for _, frame in read_frames(log, self.names) for row in frame.to_pylist()]
         log.close()
         return letters
 

@@ -36,7 +36,6 @@ PURE_DECISIONS = (
     "dead_letters.triage",
     "proof.audit.account",
     "proof.checks.evaluate",
-    "proof.packed",
     "proof.positions",
     "proof.report",
 )

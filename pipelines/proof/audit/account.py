@@ -16,9 +16,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.proof.packed import NO_POSITIONS, RawPositions, ordinals_of, sequences_of
 from pipelines.proof.report import Kind
-from pipelines.protocol.positions import packed
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions, ordinals_of, packed, sequences_of
 
 Counts = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

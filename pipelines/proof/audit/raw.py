@@ -8,10 +8,9 @@ import pyarrow.compute as pc
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.proof.audit.account import Offsets, RawFrames
-from pipelines.proof.packed import NO_POSITIONS, RawPositions
 from pipelines.proof.readers.streams import Subjects, read_frames
 from pipelines.protocol.naming import Names, is_redriven, source_of_subject
-from pipelines.protocol.positions import SourcePartition, packed
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions, SourcePartition, packed
 from pipelines.protocol.records import HEADER_FIRST, Message, decode_columns
 
 

@@ -38,7 +38,6 @@ from pipelines.proof.audit.account import (
     compare,
 )
 from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
-from pipelines.proof.packed import RawPositions, decoded, position_text, sequences_of
 from pipelines.proof.readers.kafka import Settings, end_offsets, first_offsets, is_compacted, topic_batches
 from pipelines.proof.readers.streams import (
     Coordinates,
@@ -61,7 +60,7 @@ from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import DUPLICATE
-from pipelines.protocol.positions import SourcePartition
+from pipelines.protocol.positions import RawPositions, SourcePartition, position_text, sequences_of, unpacked
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.topology import LegId
 
@@ -248,7 +247,7 @@ class Audit:
 
     def _named(self, account: Account, codes: RawPositions) -> list[dict[str, Any]]:
         """Return positions as examples, with their Kafka coordinates in raw, or else in the table."""
-        positions = [decoded(code) for code in codes]
+        positions = [unpacked(code) for code in codes]
         places = coordinates(self._log, self._names, positions)
         places |= self._coordinates_in_table([position for position in positions if position not in places])
         named = []

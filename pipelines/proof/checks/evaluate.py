@@ -9,18 +9,6 @@ from pipelines.proof.report import Finding, Kind, Severity
 from pipelines.protocol.tally import Tally
 from pipelines.protocol.topology import PROCESS
 
-NAMES = (
-    "conservation",
-    "duplicates",
-    "gaps",
-    "verification",
-    "freshness",
-    "dead_letters",
-    "schema_drift",
-    "views",
-    "insert_window",
-)
-"""The names of the checks, in the order of the pipeline file's `checks`."""
 VERIFIED_AFTER = timedelta(minutes=90)
 """The time, from the beginning of an hour of arrival, after which its verification is due.
 

@@ -20,13 +20,13 @@ from pipelines.connectors.sinks import Table, TableColumn, View
 from pipelines.connectors.sources import Source
 from pipelines.connectors.sql import filled, statement
 from pipelines.proof.checks.evaluate import Behind, PositionCounts, RepeatedKeys, ViewSum
-from pipelines.proof.packed import NO_POSITIONS, RawPositions, sequences_of
 from pipelines.proof.readers.streams import positions_of
 from pipelines.proof.readers.table import position_batches
 from pipelines.protocol.bodies import PROCESS_CHAIN, SINK_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.outcomes import CONFIRMED
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions, sequences_of
 from pipelines.protocol.topology import LegId, Topology
 from pipelines.types.columns import parse_type, quote_identifier
 

@@ -48,7 +48,7 @@ class Look:
         self._clickhouse.close()
 
     def check(self, name: str, verified: Hours | None = None) -> CheckResult:
-        """Evaluate one check of `evaluate.NAMES`. `verified`: the results of verifications, for the check of that name."""
+        """Evaluate one check, by its name in the file's `checks`. `verified`: the results of verifications, for the check of that name."""
         if name == "verification":
             return evaluate.verification(verified or Hours(), self._first_arrival(), self._now)
         checks: dict[str, Callable[[], CheckResult]] = {

@@ -12,11 +12,10 @@ import pyarrow as pa
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import RetryableError
-from pipelines.proof.packed import RawPositions
 from pipelines.proof.readers.table import SEQUENCE_AND_ORDINAL
 from pipelines.protocol.ledger import Log
 from pipelines.protocol.naming import Names, is_redriven
-from pipelines.protocol.positions import Position, position_keys
+from pipelines.protocol.positions import Position, RawPositions, position_keys
 from pipelines.protocol.records import (
     HEADER_FIRST,
     HEADER_TOPIC,

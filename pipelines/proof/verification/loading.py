@@ -14,12 +14,12 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import Program
 from pipelines.progress import Progress
-from pipelines.proof.packed import first_position
 from pipelines.proof.readers.frames import read_batches
 from pipelines.proof.readers.streams import read_dead_letters
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, Span
 from pipelines.protocol.naming import Names, is_redriven
+from pipelines.protocol.positions import first_position
 from pipelines.protocol.records import HEADER_PARTITION
 
 ENGINE_MEMORY = "640MiB"

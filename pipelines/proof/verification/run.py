@@ -4,6 +4,7 @@ It may run beside the pipeline: it ends where the sink's confirmation ends, and 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,6 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
-from pipelines.proof.packed import NO_POSITIONS, RawPositions, last_position
 from pipelines.proof.readers.streams import last_sequence
 from pipelines.proof.readers.table import count_rows, table_batches
 from pipelines.proof.report import Finding
@@ -32,6 +32,7 @@ from pipelines.proof.verification.span import History, Span, arrivals_of, is_ope
 from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import TableSide
 from pipelines.protocol.naming import Names
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions, last_position
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 from pipelines.protocol.tally import tally
@@ -139,11 +140,8 @@ class Verifier:
 
     def _columns(self, history: History, configs: dict[str, Program]) -> Judged:
         """Return the columns that can be compared; note the others, and the part of the table's definition that removes rows."""
-        clickhouse = ClickHouse(self._sink)
-        try:
+        with closing(ClickHouse(self._sink)) as clickhouse:
             table = clickhouse.inspect(self._sink.connection_params.database, self._sink.table)
-        finally:
-            clickhouse.close()
         if table is None:
             raise HaltError(
                 f"verifying table {self.report.table}: the table does not exist; start the pipeline to create it, or correct the sink in "

@@ -25,7 +25,6 @@ from pipelines.proof.verification.steps import Column
 from pipelines.protocol.codec import Count, Flag, Form, Text, Version
 from pipelines.protocol.positions import ORDINAL_BITS
 from pipelines.protocol.records import instant
-from pipelines.types.columns import parse_type
 
 _BEYOND = 2**63 - 1
 _WORTH = 0.75
@@ -36,12 +35,12 @@ The rest of the gain pays for the tasks' start, and for the ledger and dead lett
 
 
 @dataclass(frozen=True)
-class Slice:
+class Slice(Form):
     """Arrivals from `since` (inclusive) to `until` (exclusive), None as in a request. `follows`: there is a slice before it."""
 
-    since: datetime | None
-    until: datetime | None
-    follows: bool
+    since: AwareDatetime | None
+    until: AwareDatetime | None
+    follows: Flag
 
 
 @dataclass(frozen=True)
@@ -145,37 +144,14 @@ def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks
             examples=request.examples,
             with_kafka=request.with_kafka,
             config=subject.history.plans[-1].version,
-            columns=tuple(NamedColumn.of(column) for column in subject.columns),
+            columns=tuple(subject.columns),
             gone={said: list(versions) for said, versions in subject.gone.items()},
-            since=one.since,
-            until=one.until,
-            follows=one.follows,
+            slice=one,
         )
         for one in slices
     ]
     reports = tasks.run(VERIFY_SLICE, items)
     return [Verified(one, report.result, report.relies_from, report.last_fault) for one, report in zip(slices, reports, strict=True)]
-
-
-@dataclass(frozen=True)
-class NamedColumn(Form):
-    """A `Column`, its type by its name."""
-
-    label: Text
-    name: Text
-    type: Text
-    has_default: Flag
-    former: tuple[Text, ...] = ()
-    since: Count = 0
-
-    @classmethod
-    def of(cls, column: Column) -> "NamedColumn":
-        return cls(column.label, column.name, str(column.type), column.has_default, column.former, column.since)
-
-    @property
-    def column(self) -> Column:
-        """The inverse of `of`."""
-        return Column(self.label, self.name, parse_type(self.type), self.has_default, self.former, self.since)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +162,9 @@ class SliceItem(Form):
     examples: Count
     with_kafka: Flag
     config: Version
-    columns: tuple[NamedColumn, ...]
+    columns: tuple[Column, ...]
     gone: dict[Text, list[Text]]
-    since: AwareDatetime | None
-    until: AwareDatetime | None
-    follows: Flag
+    slice: Slice
 
 
 @dataclass(frozen=True)
@@ -204,11 +178,11 @@ class SliceReport(Form):
 
 def verify_slice(connections: Connections, item: SliceItem) -> SliceReport:
     """Verify one slice in a task."""
-    request = Request(Path(item.directory), item.since, item.until, item.examples, item.with_kafka)
-    verifier = Verifier(connections.config, connections.log, request, follows=item.follows)
-    history = read_history(connections.log, connections.names, item.since)
+    request = Request(Path(item.directory), item.slice.since, item.slice.until, item.examples, item.with_kafka)
+    verifier = Verifier(connections.config, connections.log, request, follows=item.slice.follows)
+    history = read_history(connections.log, connections.names, request.since)
     configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item.config)
-    subject = Subject(history, configs, config, [one.column for one in item.columns], item.gone)
+    subject = Subject(history, configs, config, [*item.columns], item.gone)
     span = verifier.compare(subject, threads=1)
     return SliceReport(verifier.report, _relies_from(span), verifier.last_fault >> ORDINAL_BITS)
 

@@ -8,18 +8,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 
 from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process import stage_config
 from pipelines.process.arrivals import microseconds
 from pipelines.process.program import Program
-from pipelines.proof.packed import first_position, last_position
 from pipelines.proof.verification.reference import Bounds
 from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, SINK_CHAIN, ClockReset, ProcessDone, ProcessState, Watermarks
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.positions import from_differences
+from pipelines.protocol.positions import first_position, from_differences, last_position
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 
@@ -71,19 +71,10 @@ class History:
 
     def segments(self, first: int, last: int) -> Iterator[tuple[int, int, str]]:
         """Yield (first sequence, last sequence, version) of the stretches with one configuration."""
-        stretch: tuple[int, int, str] | None = None
-        for plan in self.plans:
-            low, high = max(plan.first, first), min(plan.to, last)
-            if low > high:
-                continue
-            if stretch and stretch[2] == plan.version:
-                stretch = (stretch[0], high, plan.version)
-                continue
-            if stretch:
-                yield stretch
-            stretch = (low, high, plan.version)
-        if stretch:
-            yield stretch
+        inside = [plan for plan in self.plans if max(plan.first, first) <= min(plan.to, last)]
+        for version, group in groupby(inside, key=lambda plan: plan.version):
+            plans = list(group)
+            yield max(plans[0].first, first), min(plans[-1].to, last), version
 
     def after(self, floor: int) -> "History":
         """Return the history of the frames after raw sequence `floor`, as if the others were purged."""

@@ -12,14 +12,13 @@ import pyarrow as pa
 
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled, statement
-from pipelines.proof.packed import NO_POSITIONS, RawPositions, position_text
 from pipelines.proof.readers.table import full_name, stream_rows
 from pipelines.proof.report import Finding, Kind
 from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES
 from pipelines.proof.verification.result import Checksum, hex_sum
 from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.values import duckdb_type, literal, plain_sql, text_sql
-from pipelines.protocol.positions import ORDINAL_BITS
+from pipelines.protocol.positions import NO_POSITIONS, ORDINAL_BITS, RawPositions, position_text
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.types.columns import parse_type, quote_identifier
 

@@ -1,7 +1,7 @@
 """What sensors decide, over literal states and times."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 
 import pytest
@@ -36,7 +36,7 @@ def actions(states: Iterable[tuple[float, JobState]], trouble: Trouble | None = 
     done = []
     for now, state in states:
         decision, trouble = health(state, trouble, now, alerts)
-        assert trouble is None or recalled(Trouble, trouble.memory()) == trouble
+        assert trouble is None or recalled(Trouble, asdict(trouble)) == trouble
         if decision.action != "none":
             done.append((now, decision.action))
     return done

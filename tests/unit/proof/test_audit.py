@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, compare
 from pipelines.proof.audit.run import AuditReport
-from pipelines.proof.packed import decoded
-from pipelines.protocol.positions import packed, position_keys
+from pipelines.protocol.positions import packed, position_keys, unpacked
 
 Spot = tuple[int, int]
 FRAMES = {2: 3, 3: 0, 5: 2, 6: 1}
@@ -49,7 +48,7 @@ ALL = Limits(floor=0, process_to=6, read_to=6, newest=6)
 
 
 def faults(found: Account, limits: Limits = ALL) -> dict[tuple[str, str], list[Spot]]:
-    return {(fault.hop, fault.kind): [decoded(code) for code in fault.codes] for fault in compare(found, limits) if len(fault.codes)}
+    return {(fault.hop, fault.kind): [unpacked(code) for code in fault.codes] for fault in compare(found, limits) if len(fault.codes)}
 
 
 def test_positions_are_encoded_as_the_streams_do() -> None:
@@ -79,8 +78,8 @@ def test_each_fault_is_named_by_its_position() -> None:
 
 def test_what_is_on_out_is_known_by_raw_frame() -> None:
     found = account(out=[(2, 1), (5, 0), (5, 0), (6, 0)])
-    assert [decoded(code) for code in found.accepted(2, 5)] == [(2, 1), (5, 0)]
-    assert [decoded(code) for code in found.accepted(6, 9)] == [(6, 0)]
+    assert [unpacked(code) for code in found.accepted(2, 5)] == [(2, 1), (5, 0)]
+    assert [unpacked(code) for code in found.accepted(6, 9)] == [(6, 0)]
 
 
 def test_what_the_legs_have_not_confirmed_may_be_there_or_not() -> None:

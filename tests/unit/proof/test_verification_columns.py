@@ -9,8 +9,8 @@ from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.sinks import TableColumn
 from pipelines.process.program import Program
 from pipelines.proof.verification.columns import Judged, judged
-from pipelines.proof.verification.slices import NamedColumn
 from pipelines.proof.verification.span import History, Plan
+from pipelines.proof.verification.steps import Column
 from pipelines.protocol.codec import from_text, to_text
 
 Mapping = tuple[tuple[str, str, str], ...]
@@ -91,4 +91,4 @@ def test_a_column_that_was_added_later_is_left_out() -> None:
 
 def test_a_task_is_told_the_columns_as_they_were_judged() -> None:
     columns = judge([THEN], NOW, RENAMED).columns
-    assert [from_text(NamedColumn, to_text(NamedColumn.of(column))).column for column in columns] == columns
+    assert [from_text(Column, to_text(column)) for column in columns] == columns

@@ -8,7 +8,7 @@ import pytest
 
 import pipelines.protocol.purge
 from pipelines.connectors.nats.client import StreamState
-from pipelines.dead_letters.stream import read_letters
+from pipelines.dead_letters.stream import read_frames
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
 from pipelines.protocol.bodies import (
@@ -366,10 +366,10 @@ def test_letters_may_be_missing_only_where_they_were_purged() -> None:
         made.append(subject, {}, encode_frame(LETTER_SCHEMA.empty_table()))
     purge_letters(made.log, NAMES, {subjects[0]: 4, subjects[1]: 4})
     assert made.held(DLQ) == [1, 4, 5, 6]
-    assert len(list(read_letters(made.log, NAMES))) == 4
+    assert len(list(read_frames(made.log, NAMES))) == 4
     made.log._streams[DLQ].pop(5)
     with pytest.raises(DataLossError, match=r"sequences \[5\]"):
-        list(read_letters(made.log, NAMES))
+        list(read_frames(made.log, NAMES))
 
 
 def take_letters(made: Pipeline, *frames: int) -> None:
