@@ -20,6 +20,7 @@ from pipelines.engine.ranges import offset_text
 from pipelines.engine.session import build_session, is_jvm_alive
 from pipelines.errors import HaltError
 from pipelines.host import collect_rarely, remedy_in_words
+from pipelines.runner.retention import LOOK_EVERY_SECONDS
 from pipelines.runner.warm import WARM, Nothing
 
 RESTARTS_WITHOUT_PROGRESS = 5
@@ -30,6 +31,10 @@ _HALTS = ("HaltError", "DataLossError", "InvariantError")
 
 class SparkEngine:
     """What a runner runs its legs on: a session of Spark, and queries on it. With `session`: on that one, which stays when the run ends."""
+
+    watch_seconds = 0.25
+    """Interval between the runner's looks at its legs."""
+    retention_seconds = LOOK_EVERY_SECONDS
 
     def __init__(self, session: SparkSession | None = None) -> None:
         self._given = session
