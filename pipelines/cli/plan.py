@@ -90,11 +90,11 @@ def abandon(
 
 
 def _abandon(file: Path, reason: str, waiting: bool, not_stored: bool, is_rehearsal: bool, yes: bool, as_json: bool) -> None:
-    from pipelines.maintenance.plans import Abandonment
+    from pipelines.maintenance.plans import Abandonment, reached
 
     config = load(file)
     tell = lambda text: err.print(text, markup=False, highlight=False)  # noqa: E731
-    work = Abandonment(config, file.read_text(), Names(config.pipeline_id).directory(default_home()), tell)
+    work = Abandonment(config, reached(config, file.read_text(), Names(config.pipeline_id).directory(default_home())), tell)
     try:
         found = work.find(waiting, not_stored)
         if not as_json:

@@ -1,9 +1,10 @@
 """The ingest leg: ranges of Kafka offsets to frames on the raw stream. A work item is one partition's range."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -11,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pipelines.connectors.kafka.client import Block, GroupOffsets
 from pipelines.connectors.nats.client import fetch_whole
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Work, run_here, run_in_tasks
-from pipelines.engine.leg import Leg, ReplanError
+from pipelines.engine.execute import Work, run_here
+from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, ReplanError
 from pipelines.engine.ranges import admit
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ingest.narrowing import narrowed, rest_behind, rest_to_plan
@@ -21,7 +22,8 @@ from pipelines.protocol.append import Appender, Tail, Written
 from pipelines.protocol.bodies import IngestDone, IngestPlan, RawTail
 from pipelines.protocol.codec import Count, Form, PartitionKey
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.ledger import Entry
+from pipelines.protocol.lease import Lease
+from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.records import (
     HEADER_FIRST,
     HEADER_PARTITION,
@@ -30,11 +32,11 @@ from pipelines.protocol.records import (
     HEADER_TOPIC,
     HEADER_TOPIC_ID,
     RAW_SCHEMA,
-    encode_frame,
 )
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 
 FLUSH_BYTES = 4 * 1024 * 1024
+"""Ingest makes frames of what it has read as soon as it is this large."""
 DRIVER_OFFSETS = 20_000
 """Ranges of at most this many offsets are read in the driver, unless the run says otherwise."""
 _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
@@ -50,6 +52,7 @@ class IngestItem(Form):
     ranges: dict[PartitionKey, tuple[Count, Count]]
     tails: dict[PartitionKey, RawTail]
     standing: tuple[PartitionKey, ...] = ()
+    flush_bytes: Count = FLUSH_BYTES
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def ingest(connections: Connections, item: IngestItem) -> IngestReport:
     for partition in standing:
         writers[partition].must_read_back = True
     try:
-        _copy(connections, {p: r for p, r in ranges.items() if p not in standing}, writers)
+        _copy(connections, {p: r for p, r in ranges.items() if p not in standing}, writers, item.flush_bytes)
     except (DataLossError, RetryableError):
         connections.discard_reader()
         raise
@@ -92,14 +95,10 @@ def ingest(connections: Connections, item: IngestItem) -> IngestReport:
 INGEST = Work(ingest, IngestItem, IngestReport)
 
 
-def _item(ranges: dict[str, tuple[int, int]], tails: Mapping[str, RawTail], standing: Sequence[str]) -> IngestItem:
-    return IngestItem(ranges, {p: tails[p] for p in ranges if p in tails}, tuple(p for p in ranges if p in standing))
-
-
 def _writer(connections: Connections, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
     names, source = connections.names, connections.config.sources[0]
     subject = names.raw(source.source_id, partition)
-    appender = Appender(connections.log, names.stream("raw"), subject, last_offset, end - 1, tail)
+    appender = Appender(connections.log, names.stream("raw"), subject, last_offset, end - 1, tail, connections.means.framing)
     return PartitionWriter(appender, start, end, frame_headers(connections, partition))
 
 
@@ -112,16 +111,16 @@ def frame_headers(connections: Connections, partition: int) -> dict[str, str]:
     }
 
 
-def _copy(connections: Connections, ranges: dict[int, tuple[int, int]], writers: dict[int, PartitionWriter]) -> None:
+def _copy(connections: Connections, ranges: dict[int, tuple[int, int]], writers: dict[int, PartitionWriter], flush_bytes: int) -> None:
     held: dict[int, list[Block]] = {}
     held_bytes = 0
-    with ThreadPoolExecutor(1, "append") as publisher:
+    with connections.means.threads(1, "append") as publisher:
         last: Future[None] | None = None
         for block in _blocks(connections, ranges):
             reach("ingest.after-poll")
             held.setdefault(block.partition, []).append(block)
             held_bytes += block.records.get_total_buffer_size()
-            if block.is_expired or held_bytes >= FLUSH_BYTES:
+            if block.is_expired or held_bytes >= flush_bytes:
                 if last is not None:
                     last.result()
                 last = publisher.submit(_flush, connections, writers, held)
@@ -229,9 +228,9 @@ def anchor(connections: Connections, starts: dict[int, int]) -> dict[int, Tail[i
     names, source = connections.names, connections.config.sources[0]
     for partition, start in starts.items():
         subject = names.raw(source.source_id, partition)
-        appender = Appender(connections.log, names.stream("raw"), subject, last_offset, start - 1)
+        appender = Appender(connections.log, names.stream("raw"), subject, last_offset, start - 1, framing=connections.means.framing)
         if appender.tail.sequence == 0:
-            appender.append(encode_frame(RAW_SCHEMA.empty_table()), start, start - 1, 0, frame_headers(connections, partition))
+            appender.append(appender.framing.encode(RAW_SCHEMA.empty_table()), start, start - 1, 0, frame_headers(connections, partition))
         tails[partition] = appender.tail
     return tails
 
@@ -280,6 +279,19 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
     _raw_limit = -1
     _left: frozenset[str] = frozenset()
     """Partitions whose rest this query leaves to the next one."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        chain: Chain[IngestPlan, IngestDone],
+        lease: Lease,
+        run_path: Path,
+        stop: Event,
+        means: LegMeans = LEG_MEANS,
+        flush_bytes: int = FLUSH_BYTES,
+    ) -> None:
+        super().__init__(connections, chain, lease, run_path, stop, means)
+        self._flush_bytes = flush_bytes
 
     def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
         """Handle a batch like every leg; then commit the pipeline's progress to Kafka's group, for ordinary lag tools."""
@@ -405,6 +417,10 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         self._left |= {*lost}
         return amended.body
 
+    def _item(self, ranges: dict[str, tuple[int, int]], tails: Mapping[str, RawTail], standing: Sequence[str]) -> IngestItem:
+        known = {p: tails[p] for p in ranges if p in tails}
+        return IngestItem(ranges, known, tuple(p for p in ranges if p in standing), self._flush_bytes)
+
     def _carry_out(self, session: SparkSession, plan: IngestPlan) -> IngestDone:
         start, to = plan.start, plan.to
         ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
@@ -413,10 +429,10 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         known, standing = done.tails, plan.standing
         offsets = sum(end - begin for begin, end in ranges.values())
         if offsets <= self.connections.run.driver_offsets:
-            reports = run_here(self.connections, INGEST, [_item(ranges, known, standing)])
+            reports = run_here(self.connections, INGEST, [self._item(ranges, known, standing)])
         else:
-            items = [_item({p: r}, known, standing) for p, r in ranges.items()]
-            reports = run_in_tasks(session, self.run_path, INGEST, items)
+            items = [self._item({p: r}, known, standing) for p, r in ranges.items()]
+            reports = self.means.tasks.run(session, self.run_path, INGEST, items)
         by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.partitions.items()}
         rows = sum(report.rows for report in by_partition.values())
         skipped = sum(report.skipped for report in by_partition.values())

@@ -97,27 +97,49 @@ class GivenUp:
     positions: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Reached:
+    """What an abandonment reaches: NATS, ClickHouse, and the connections with which dead letters are written. `lease` makes the sink's."""
+
+    log: JetStream
+    clickhouse: ClickHouse
+    connections: Connections
+    lease: Callable[[], Lease]
+
+
+def reached(config: PipelineConfig, config_text: str, directory: Path) -> Reached:
+    """Connect to what an abandonment of the pipeline reaches; `directory` is the pipeline's on this host."""
+    log = JetStream(config.nats).connect()
+    clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
+    connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=log, config=config)
+    return Reached(log, clickhouse, connections, lambda: Lease(log, Names(config.pipeline_id), directory, "sink"))
+
+
 class Abandonment:
     """The abandonment of rows of the sink. It holds the sink's lease from the beginning until `close`.
 
     Raise FencedError while a runner has the sink, HaltError for a pipeline that was never started.
     """
 
-    def __init__(self, config: PipelineConfig, config_text: str, directory: Path, tell: Tell, wait: Callable[[float], None] = time.sleep):
-        self._config, self._names, self._tell, self._wait = config, Names(config.pipeline_id), tell, wait
-        self._log = JetStream(config.nats).connect()
-        self._clickhouse = ClickHouse(config.sink, config.on_error.classes("clickhouse"))
-        self._connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=self._log, config=config)
+    def __init__(
+        self,
+        config: PipelineConfig,
+        reached: Reached,
+        tell: Tell,
+        wait: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._names, self._tell, self._wait, self._clock = config, Names(config.pipeline_id), tell, wait, clock
+        self._log, self._clickhouse, self._connections = reached.log, reached.clickhouse, reached.connections
         try:
             check_started(self._log, self._names)
-            directory.mkdir(parents=True, exist_ok=True)
-            self._lease = Lease(self._log, self._names, directory, "sink")
+            self._lease = reached.lease()
             epoch = self._lease.acquire()
         except BaseException:
             self._log.close()
             raise
         try:
-            self._began = time.monotonic()
+            self._began = clock()
             self._chain = Chain(self._log, self._names, SINK_CHAIN, epoch)
             self._chain.open()
             state = self._log.state(self._names.stream("out"))
@@ -250,9 +272,14 @@ class Abandonment:
         out = self._log.state(self._names.stream("out"))
         stream_id = out.metadata[STREAM_ID_KEY] if out else ""
         work = inserts_of_chunk(self._names.pipeline, stream_id, chunk.first, chunk.last)
-        sent = Sent(plan.table, rows, work, self._began, "the plan is given up")
+        most = self._config.sink.max_insert_time
+
+        def look() -> Rows:
+            sent = Sent(plan.table, rows, work, self._clock() - self._began, "the plan is given up")
+            return stored_rows(self._clickhouse, sent, most, is_certain=False)
+
         is_stored = np.zeros(chunk.rows, dtype=bool)
-        is_stored[self._patiently(lambda: stored_rows(self._clickhouse, sent, self._config.sink.max_insert_time, is_certain=False))] = True
+        is_stored[self._patiently(look)] = True
         return is_stored
 
     def _patiently(self, look: Callable[[], Rows]) -> Rows:
@@ -265,7 +292,7 @@ class Abandonment:
             try:
                 return look()
             except RetryableError as waiting:
-                if time.monotonic() > deadline:
+                if self._clock() > deadline:
                     raise
                 self._tell(str(waiting))
                 self._wait(0.5)

@@ -6,14 +6,9 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-from tenacity import stop_after_attempt, wait_none
-
-import pipelines.engine.leg
 from pipelines.config import OnError
-from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.kafka.client import Block
-from pipelines.engine.connections import Kept
+from pipelines.engine.connections import Kept, Means
 from pipelines.ingest.leg import IngestLeg
 from pipelines.key_store.storage import Place
 from pipelines.key_store.store import KeyedStore
@@ -47,16 +42,14 @@ class Topic:
 class LegCase(Kept):
     """One start of both legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`."""
 
-    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, buckets: int, log: MemoryLog | None = None, epoch: int = 1) -> None:
+    def __init__(self, directory: Path, buckets: int, log: MemoryLog | None = None, epoch: int = 1) -> None:
         super().__init__()
-        # A leg gives up at once instead of waiting: the test says when it goes on.
-        patch.setattr(pipelines.engine.leg, "wait_exponential_jitter", lambda **_: wait_none())
-        patch.setattr(pipelines.engine.leg, "stop_when_event_set", lambda _: stop_after_attempt(1))
         self.log = log or MemoryLog(ManualClock())
         self.clock = self.log.clock
         self.topic = self.reader = Topic()
         self.names, self.directory, self.epoch = NAMES, directory, epoch
-        self.engine = open_engine()
+        self.means = Means()
+        self.engine = self.means.open_engine()
         columns = (("id", "id", "Int64", False), ("v", "v", "String", False))
         fields = (("id", "int"), ("v", "string"))
         self.stages = program(fields, columns, first_of("id", 3_600_000_000), source="s", topic="s", buckets=buckets)
@@ -69,8 +62,11 @@ class LegCase(Kept):
         self.run = SimpleNamespace(topic_id="T", epochs={"ingest": epoch}, **versions, **limits)
         self.stores: dict[int, KeyedStore] = {}
         self.lease = SimpleNamespace(lost=threading.Event())
-        self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, Path("run"), threading.Event())
-        self.process = ProcessLeg(self, self._chain("process"), self.lease, Path("run"), threading.Event())
+        # A leg that is asked to stop gives up instead of waiting: the test says when it goes on.
+        stop = threading.Event()
+        stop.set()
+        self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, Path("run"), stop)
+        self.process = ProcessLeg(self, self._chain("process"), self.lease, Path("run"), stop)
         self.ingest.anchor(lambda: {0: 0})
 
     def _chain(self, leg: str) -> Chain:

@@ -31,8 +31,8 @@ def test_a_frame_of_records_packed_250_to_1_is_bounded() -> None:
     assert len(parts) < 8
 
 
-def test_raw_and_out_frames_tell_what_they_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = LegCase(tmp_path, monkeypatch, 2)
+def test_raw_and_out_frames_tell_what_they_take(tmp_path: Path) -> None:
+    case = LegCase(tmp_path, 2)
     case.send([event(number, 400_000) for number in range(60)])
     case.go_on()
     for role in ("raw", "out"):
@@ -45,7 +45,7 @@ def test_raw_and_out_frames_tell_what_they_take(tmp_path: Path, monkeypatch: pyt
 def test_a_plan_ends_before_its_frames_take_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines.process.leg, "DRIVER_FRAMES", 3)
     monkeypatch.setattr(pipelines.process.leg, "PLAN_BYTES", 700_000)
-    case = LegCase(tmp_path, monkeypatch, 1)
+    case = LegCase(tmp_path, 1)
     scans: list[tuple[int, int]] = []
     scan = MemoryLog.scan
     monkeypatch.setattr(MemoryLog, "scan", lambda self, stream, after, to: scans.append((after, to)) or scan(self, stream, after, to))

@@ -19,9 +19,8 @@ import numpy.typing as npt
 import pytest
 from support.protocol_outside import NAMES, ModelLog, Topic
 from support.protocol_stages import POISON, VENOM, configuration
-from support.protocol_world import EXPIRE, Runner, World
+from support.protocol_world import EXPIRE, MAX_CALLS, Runner, World
 
-import pipelines.protocol.redrive
 from pipelines.errors import DataLossError, HaltError, RefusedError
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
@@ -30,7 +29,7 @@ from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purge
 from pipelines.protocol.redrive import DISCARD, ENTER
-from pipelines.sink.chunks import chunks
+from pipelines.sink.chunks import MAX_CHUNK_ROWS
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import Fault
 
@@ -85,16 +84,16 @@ def chaos(world: World, steps: int) -> None:
                 rng.choice(awake).step(rng.choice([1, 1, 2, 5, 15]))
 
 
-def play(seed: int) -> World:
-    with pytest.MonkeyPatch.context() as patch:
-        world = World(seed, patch)
-        try:
-            chaos(world, world.rng.choice([10, 30, 100]))
-            world.settle()
-        finally:
-            for actor in world.actors():
-                actor.kill()
-        return world
+def play(seed: int, max_calls: int = MAX_CALLS) -> World:
+    world = World(seed)
+    world.max_calls = max_calls
+    try:
+        chaos(world, world.rng.choice([10, 30, 100]))
+        world.settle()
+    finally:
+        for actor in world.actors():
+            actor.kill()
+    return world
 
 
 def test_every_record_is_accounted_for_in_random_histories() -> None:
@@ -121,31 +120,30 @@ def short_history(
     drained, and what `prepare` arranges is for the command.
     Returns how many calls the first runner, or the command, made, and how many of them published.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        world = World(4, patch)
-        world.window_us, world.config = window_us, configuration("bad", window_us)
-        world.max_age, world.log.max_bytes = max_age, {}
-        world.topic = Topic(world, {0: 0, 1: 7})
-        world.begins_at_latest = world.expires = False
-        world.table.refused = b"fine"
-        for number, value in enumerate([b"good", b"bad", b"fine", POISON, b"odd", b"good", VENOM, b"fine", b"fine"]):
-            world.topic.produce(number % 2, value, gap=number % 3)
-        try:
-            first = world.start()
-            if command:
-                world.drain(first)
-            before = world.calls, world.log.publishes
-            prepare(world)
-            world.finish(world.command(command).actors) if command else world.drain(first)
-            made = world.calls - before[0], world.log.publishes - before[1]
-            if is_mended:
-                world.table.mend()
-            world.produce(2)
-            world.settle()
-        finally:
-            for actor in world.actors():
-                actor.kill()
-        return made
+    world = World(4)
+    world.window_us, world.config = window_us, configuration("bad", window_us)
+    world.max_age, world.log.max_bytes = max_age, {}
+    world.topic = Topic(world, {0: 0, 1: 7})
+    world.begins_at_latest = world.expires = False
+    world.table.refused = b"fine"
+    for number, value in enumerate([b"good", b"bad", b"fine", POISON, b"odd", b"good", VENOM, b"fine", b"fine"]):
+        world.topic.produce(number % 2, value, gap=number % 3)
+    try:
+        first = world.start()
+        if command:
+            world.drain(first)
+        before = world.calls, world.log.publishes
+        prepare(world)
+        world.finish(world.command(command).actors) if command else world.drain(first)
+        made = world.calls - before[0], world.log.publishes - before[1]
+        if is_mended:
+            world.table.mend()
+        world.produce(2)
+        world.settle()
+    finally:
+        for actor in world.actors():
+            actor.kill()
+    return made
 
 
 def arrange(call: int, kind: str, world: World) -> None:
@@ -251,17 +249,17 @@ def test_a_sink_that_cuts_without_asking_the_table_is_found(monkeypatch: pytest.
             play(seed)
 
 
-def test_a_table_that_refuses_every_row_halts_the_sink_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(4, monkeypatch)
+def test_a_table_that_refuses_every_row_halts_the_sink_soon() -> None:
+    world = World(4)
     world.config, world.max_age, world.log.max_bytes = configuration("bad", 0), None, {}
     world.topic, world.begins_at_latest, world.expires = Topic(world, {0: 0}), False, False
-    monkeypatch.setattr("pipelines.sink.leg.chunks", chunks)
+    world.chunk_rows = [MAX_CHUNK_ROWS]
 
     def refuse(*_: object) -> None:
         world.call()
         raise RefusedError("no reason that is known", None, is_known=False)
 
-    monkeypatch.setattr(world.table, "insert", refuse)
+    world.table.insert = refuse
     for _ in range(12):
         world.topic.produce(0, b"good", 0)
     runner = world.start()
@@ -320,8 +318,7 @@ def fill_raw(world: World) -> None:
     for _ in range(30):
         world.topic.produce(0, b"bad", 0)
     world.drain(world.runners[0])
-    # The world has patched it, and takes that back.
-    pipelines.protocol.redrive.MAX_PLAN_LETTERS = 1000
+    world.plan_letters = 1000
     world.log.max_bytes = {NAMES.stream("raw"): 12_000}
 
 
@@ -348,7 +345,6 @@ def test_letters_that_entered_again_and_fill_raw_make_room(monkeypatch: pytest.M
 def test_a_purge_that_goes_too_far_is_found(step: str, mistake: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Purge, step, mistake)
     # A leg that waits for what is gone never ends; no sound history of these has taken half as many.
-    monkeypatch.setattr("support.protocol_world.MAX_CALLS", 6000)
     with pytest.raises((AssertionError, DataLossError)):
         for seed in range(300):
-            play(seed)
+            play(seed, max_calls=6000)
