@@ -83,8 +83,9 @@ class Queries:
         legs: Mapping[str, AnyLeg],
         sources: Mapping[str, dict[str, str]],
         tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._session, self._run_path = session, run_path
+        self._session, self._run_path, self._clock = session, run_path, clock
         self._legs, self._sources, self._tell = legs, sources, tell
         self._running: dict[str, StreamingQuery] = {}
         self._restarts: dict[str, tuple[int, int]] = {}
@@ -136,7 +137,7 @@ class Queries:
         ended = [name for name, query in self._running.items() if not query.isActive]
         if ended and not any(query.isActive and query.status["message"] == _INITIALIZING for query in self._running.values()):
             self._ended(self._legs[ended[0]], self._running.pop(ended[0]))
-        for name in [name for name, due in self._due.items() if due <= time.monotonic()]:
+        for name in [name for name, due in self._due.items() if due <= self._clock()]:
             del self._due[name]
             self._start_again(self._legs[name])
 
@@ -165,7 +166,7 @@ class Queries:
         waited, batches = self._waited.get(leg.name, (0.0, 0))
         wait = min(MOST_WAIT_SECONDS, 2 * waited) if waited and leg.status.batches == batches else FIRST_WAIT_SECONDS
         self._waited[leg.name] = (wait, leg.status.batches)
-        self._due[leg.name] = time.monotonic() + wait
+        self._due[leg.name] = self._clock() + wait
         leg.status.state, leg.status.message = "waiting", f"{told}; {to_do}"
         self._tell(f"{leg.name}: waiting: {leg.status.message}")
 
