@@ -20,6 +20,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.counts import count_of
 from pipelines.engine.run_spec import RunSpec
 from pipelines.maintenance.rebuild import rebuild
+from pipelines.progress import as_lines
 from pipelines.proof.put_back import put_back
 from pipelines.proof.verification.run import Request, verify
 from pipelines.proof.verification.slices import verify_in_tasks
@@ -89,7 +90,7 @@ def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config:
     since, until = instant("since", config.since), instant("until", config.until)
     with closing(JetStream(resolved.nats).connect()) as log:
         request = Request(jobs.directory(resolved.pipeline_id), since, until)
-        found = put_back(resolved, log, request, config.feed_views, tell)
+        found = put_back(resolved, log, request, config.feed_views, as_lines(tell))
     metadata = {"missing": found.missing, "put back": found.rows, **report_metadata(found.after)}
     if found.after.findings:
         words = f"{count_of(found.rows, 'row')} put back; verified afterwards: {summary(found.after)}"
@@ -105,9 +106,9 @@ def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, con
     with closing(JetStream(resolved.nats).connect()) as log:
         if config.with_spark:
             run = RunSpec.beside(pipeline.path.read_text(), resolved)
-            report = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), tell)
+            report = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), as_lines(tell))
         else:
-            report = verify(resolved, log, request, tell)
+            report = verify(resolved, log, request, as_lines(tell))
     metadata = report_metadata(report)
     if report.findings:
         raise dg.Failure(summary(report), metadata={**metadata, **examples_metadata(report.examples())}, allow_retries=False)

@@ -2,18 +2,20 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import progress as bars
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import Progress
+from rich.markup import escape
 from rich.segment import Segment
 
 from pipelines.errors import ConfigurationError, TallyflowError
+from pipelines.progress import Progress
 
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -39,11 +41,11 @@ err = Terminal(stderr=True, soft_wrap=True)
 
 
 @contextmanager
-def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal; yield the function that takes (done, total)."""
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as shown:
-        task = shown.add_task(doing, total=None)
-        yield lambda done, of: shown.update(task, completed=done, total=max(of, 1))
+def progress_bar() -> Iterator[Progress]:
+    """Show the step in work and a progress bar on a terminal; yield what moves them."""
+    with bars.Progress(console=err, transient=True, disable=not err.is_terminal) as shown:
+        task = shown.add_task("starting", total=None)
+        yield lambda step, done=0, total=0: shown.update(task, description=escape(step), completed=done, total=total or None)
 
 
 def print_json(value: Any) -> None:

@@ -5,9 +5,8 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, since_instant
+from pipelines.cli.arguments import AsJson, File, errors_as_exit, out, print_json, progress_bar, since_instant
 from pipelines.config import load
 from pipelines.proof.report import EXIT_CODES, RESIDUE_EXIT_CODE, Report
 from pipelines.protocol.naming import Names
@@ -61,11 +60,11 @@ def audit(
     from pipelines.connectors.nats.client import JetStream
     from pipelines.proof.audit.run import Audit
 
-    with errors_as_exit(), err.status("reading the ledger") as line:
+    with errors_as_exit(), progress_bar() as progress:
         config = load(file)
         log = JetStream(config.nats).connect()
         try:
-            report = Audit(config, log, examples, lambda step: line.update(escape(step))).run()
+            report = Audit(config, log, examples, progress).run()
         finally:
             log.close()
     exit_with(report, as_json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, progress, since_instant, utc
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, progress_bar, since_instant, utc
 from pipelines.config import load
 from pipelines.counts import count_of
 
@@ -39,9 +39,6 @@ State = Annotated[
         help="Only dead letters in this state: open, parked (rejected too often), redriven, discarded, waiting (open or parked), or all."
     ),
 ]
-
-
-COUNTING = "counting the copies that dedup dropped in favor of these dead letters"
 
 
 @contextmanager
@@ -92,8 +89,8 @@ def groups(
     as_json: AsJson = False,
 ) -> None:
     """Group dead letters by cause: show the count, first and last arrival, an example and the likely fix of each group."""
-    with dead_letters(file) as letters, progress(COUNTING) as tell:
-        found = letters.groups(selection(stage, None, since, until, key, state), tell)
+    with dead_letters(file) as letters, progress_bar() as progress:
+        found = letters.groups(selection(stage, None, since, until, key, state), progress)
     if as_json:
         print_json([{**plain_group(one), "remedy": one.remedy} for one in found])
         return
@@ -174,8 +171,8 @@ def show(
 ) -> None:
     """Show one dead letter in full: the record's bytes, its origin, and why it was rejected."""
     wanted = parse_position(position)
-    with dead_letters(file) as letters, progress(COUNTING) as tell:
-        found = letters.at(wanted, tell).to_pylist()
+    with dead_letters(file) as letters, progress_bar() as progress:
+        found = letters.at(wanted, progress).to_pylist()
     if not found:
         err.print(f"no dead letter at position {position}", style="red", highlight=False)
         raise typer.Exit(1)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, progress
+from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, progress_bar
 from pipelines.cli.dlq import (
-    COUNTING,
     GroupName,
     Key,
     Since,
@@ -130,8 +129,8 @@ def discard(
     chosen = _wanted(selection(stage, group, since, until, key), position, everything)
     from pipelines.protocol.redrive import WAITING
 
-    with dead_letters(file) as letters, progress(COUNTING) as tell:
-        found = letters.groups(replace(chosen, states=WAITING), tell)
+    with dead_letters(file) as letters, progress_bar() as progress:
+        found = letters.groups(replace(chosen, states=WAITING), progress)
     copies = sum(one.copies_dropped for one in found)
     if copies:
         counted_from = next((one.copies_counted_from for one in found if one.copies_counted_from), None)

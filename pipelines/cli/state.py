@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, File, errors_as_exit, out, print_json, progress, utc
+from pipelines.cli.arguments import AsJson, File, errors_as_exit, out, print_json, progress_bar, utc
 from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.home import default_home
@@ -57,8 +57,8 @@ def why(
     as_json: AsJson = False,
 ) -> None:
     """Show the history of a key: when and where it was accepted, when it expires, and how many copies were dropped."""
-    with _key_state(file) as keys, progress("scanning the raw stream") as tell:
-        found = keys.why(key, tell)
+    with _key_state(file) as keys, progress_bar() as progress:
+        found = keys.why(key, progress)
     if as_json:
         print_json(asdict(found))
         return
@@ -112,8 +112,8 @@ def rebuild_state(file: File, as_json: AsJson = False) -> None:
     """Rebuild the key store of a stopped pipeline from the raw stream, after the store was lost or damaged."""
     from pipelines.maintenance.rebuild import rebuild
 
-    with _key_state(file) as keys, progress("replaying the raw stream") as tell:
-        found = rebuild(keys, tell)
+    with _key_state(file) as keys, progress_bar() as progress:
+        found = rebuild(keys, progress)
     if as_json:
         print_json(asdict(found))
         return

@@ -4,9 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, since_instant
+from pipelines.cli.arguments import AsJson, File, errors_as_exit, progress_bar, since_instant
 from pipelines.cli.audit import Examples, exit_with
 from pipelines.config import load
 from pipelines.home import default_home
@@ -51,12 +50,12 @@ def verify(
         if since or until:
             raise typer.BadParameter("--hour is a range of its own: leave out --from and --to")
         since, until = hour, hour + timedelta(hours=1)
-    with errors_as_exit(), err.status("reading the ledger") as line:
+    with errors_as_exit(), progress_bar() as progress:
         config = load(file)
         directory = Names(config.pipeline_id).directory(default_home())
         log = JetStream(config.nats).connect()
         try:
-            report = run(config, log, Request(directory, since, until, examples, kafka), lambda step: line.update(escape(step)))
+            report = run(config, log, Request(directory, since, until, examples, kafka), progress)
         finally:
             log.close()
     exit_with(report, as_json)

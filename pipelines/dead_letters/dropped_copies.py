@@ -20,12 +20,13 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.dead_letters.dry_run import frames_of_letters
 from pipelines.dead_letters.triage import COPIES_COLUMN, COUNTED_FROM_COLUMN, Selection
 from pipelines.key_store.index import Words
-from pipelines.maintenance.replay import Judged, Tell, judged, start_at
+from pipelines.maintenance.replay import Judged, judged, start_at
 from pipelines.process import stage_config
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.process.program import Program, run
 from pipelines.process.watermarks import TIME_COLUMN
+from pipelines.progress import Progress
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
@@ -92,7 +93,7 @@ class CopiesByLetter:
         return dict(self._engine.sql(_COUNT).fetchall())
 
 
-def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wanted: Selection, tell: Tell) -> DroppedCopies:
+def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wanted: Selection, progress: Progress) -> DroppedCopies:
     """Count the copies for the `wanted` ones of all dead letters; `frames` have `state` and the order of their stream.
 
     It reads raw from the oldest of them until the last window has ended; it reads nothing without dedup or without such a dead letter.
@@ -111,7 +112,7 @@ def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wan
         first, arrival_us = (accepted.column(name)[0].as_py() for name in ("letter", "at_us"))
         start = start_at(log, names, config, first >> ORDINAL_BITS, arrival_us, purged.below)
         over_us = pc.max(accepted.column("at_us")).as_py() + config.dedup.window_us
-        for portion in judged(log, names, engine, config, start, done.body.to, tell):
+        for portion in judged(log, names, engine, config, start, done.body.to, progress):
             copies.add(portion)
             if not config.dedup.time_field and portion.times.max(initial=0) >= over_us:
                 break

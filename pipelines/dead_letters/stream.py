@@ -12,8 +12,8 @@ from pipelines.connectors.nats.client import JetStream, check_contiguous
 from pipelines.dead_letters.dropped_copies import dropped_copies
 from pipelines.dead_letters.redrive import taken
 from pipelines.dead_letters.triage import Group, Selection, groups, letter_at, listed
-from pipelines.maintenance.replay import Tell
 from pipelines.process.fingerprints import with_fingerprints
+from pipelines.progress import Progress, no_progress
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import Position
@@ -35,23 +35,23 @@ class DeadLetters:
     def close(self) -> None:
         self._log.close()
 
-    def groups(self, selection: Selection, tell: Tell = lambda done, of: None) -> list[Group]:
-        """Return the groups, with the copies that dedup dropped in favor of the dead letters; `tell` receives the progress on raw."""
-        return groups(self._with_copies(selection, tell), selection)
+    def groups(self, selection: Selection, progress: Progress = no_progress) -> list[Group]:
+        """Return the groups, with the copies that dedup dropped in favor of the dead letters; `progress` counts the raw frames."""
+        return groups(self._with_copies(selection, progress), selection)
 
     def list(self, selection: Selection, limit: int) -> tuple[pa.Table, int]:
         return listed(self._letters(), selection, limit)
 
-    def at(self, position: Position, tell: Tell = lambda done, of: None) -> pa.Table:
+    def at(self, position: Position, progress: Progress = no_progress) -> pa.Table:
         """Return the dead letter, with the copies that dedup dropped in favor of it."""
-        return letter_at(self._with_copies(Selection(positions=frozenset({position})), tell), position)
+        return letter_at(self._with_copies(Selection(positions=frozenset({position})), progress), position)
 
     def frames(self, selection: Selection) -> Iterator[pa.Table]:
         """Yield the selected dead letters, with `fingerprint` and `state`, one stored frame at a time."""
         return (letters for frame in self._letters() if (letters := selection.of(with_fingerprints(frame))).num_rows)
 
-    def _with_copies(self, selection: Selection, tell: Tell) -> Iterator[pa.Table]:
-        counted = dropped_copies(self._log.connect(), self._names, self._letters(), selection, tell)
+    def _with_copies(self, selection: Selection, progress: Progress) -> Iterator[pa.Table]:
+        counted = dropped_copies(self._log.connect(), self._names, self._letters(), selection, progress)
         return map(counted.of, self._letters())
 
     def _letters(self) -> Iterator[pa.Table]:

@@ -227,7 +227,7 @@ class _Stage:
                 bad_share=recipe.bad_share,
                 seed=recipe.seed,
                 partitions=_PARTITIONS,
-                progress=lambda sent: bar.update(task, completed=sent),
+                progress=lambda _, done=0, total=0: bar.update(task, completed=done),
             )
         bad = ", ".join(f"{count} {kind}" for kind, count in made.bad_kinds.items())
         kinds = f"{made.good:,} good, {count_of(made.duplicates, 'copy')}, {made.bad:,} bad{f' ({bad})' if bad else ''}"

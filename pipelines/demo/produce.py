@@ -6,7 +6,7 @@ producer), in order per key. When it raises, some prefix may be there.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -17,6 +17,7 @@ from pipelines.connectors.kafka.client import map_error
 from pipelines.counts import count_of
 from pipelines.demo.orders import BAD_KINDS, DUPLICATE, GOOD, Events, Recipe, orders
 from pipelines.errors import ConfigurationError, Fault
+from pipelines.progress import Progress, no_progress
 
 _DELIVERY_SECONDS = 30.0
 _REQUEST_SECONDS = 10.0
@@ -24,9 +25,6 @@ _QUEUE_MESSAGES = 50_000
 _QUEUE_KBYTES = 64 * 1024
 _TICK_SECONDS = 0.01
 _SLICE_EVENTS = 1_000
-
-Progress = Callable[[int], None]
-"""Called about every hundredth of a second with the number of events handed to the producer so far; returns at once."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def produce(
     bad_share: float = 0.0,
     seed: int = 1,
     partitions: int = 4,
-    progress: Progress = lambda _: None,
+    progress: Progress = no_progress,
 ) -> ProduceSummary:
     """Send `count` orders with their ids as keys; create the topic with `partitions` partitions if it is missing.
 
@@ -84,7 +82,7 @@ def produce(
         sending.send(due)
         kinds += due.count_kinds()
         value_bytes += pc.sum(pc.binary_length(due.values)).as_py() or 0
-        progress(kinds.total())
+        progress("producing", kinds.total(), count)
     sending.finish()
     bad_kinds = {kind: kinds[kind] for kind in BAD_KINDS if kinds[kind]}
     bad = sum(bad_kinds.values())

@@ -19,12 +19,13 @@ from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, StateDamagedError
 from pipelines.key_store.store import KeyedStore
-from pipelines.maintenance.replay import Start, Tell, judged, start_at
+from pipelines.maintenance.replay import Start, judged, start_at
 from pipelines.process.buckets import live_runs
 from pipelines.process.dedup import KEY_COLUMNS, with_keys
 from pipelines.process.parse.step import parse
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
+from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import NEVER, PROCESS_CHAIN, ProcessDone, ProcessState
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.lease import Lease
@@ -180,15 +181,15 @@ class KeyState:
         window = timedelta(microseconds=config.dedup.window_us)
         return StoreState(self.names.pipeline, config.dedup.key, window, clock(state, config), tuple(found))
 
-    def why(self, texts: Sequence[str], tell: Tell = lambda done, of: None) -> KeyHistory:
+    def why(self, texts: Sequence[str], progress: Progress = no_progress) -> KeyHistory:
         """Return the history of the key whose fields have these values, in the order of the file's `key`.
 
         It reads the raw stream from the accepted record on, about a microsecond per record; `tell` receives the frames read and their
         total. Raise ConfigurationError for a value that is not of its field's type.
         """
-        return self.settled(lambda state: self._why(state, texts, tell))
+        return self.settled(lambda state: self._why(state, texts, progress))
 
-    def _why(self, state: ProcessState, texts: Sequence[str], tell: Tell) -> KeyHistory:
+    def _why(self, state: ProcessState, texts: Sequence[str], progress: Progress) -> KeyHistory:
         config = self.stage_config(state)
         values, hi, lo = self._hashed(config, texts)
         bucket = int(bucket_of_key(lo, self.buckets(state))[0])
@@ -199,7 +200,7 @@ class KeyState:
         expires = at + timedelta(microseconds=config.dedup.window_us)
         purged = read_purged(self.connections.log, self.names, "raw")
         start = start_at(self.connections.log, self.names, config, first.sequence, int(found.time[0]), purged.below)
-        duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, start, tell)
+        duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, start, progress)
         now = clock(state, config)
         is_over, counted_from = now is not None and expires <= now, purged.since if first.sequence < purged.below else None
         return KeyHistory(values, bucket, self._seen(at, first), expires, is_over, duplicates, tuple(dropped), scanned, counted_from)
@@ -236,13 +237,13 @@ class KeyState:
         return Seen(at, str(position), message.headers["Tf-Topic"], row["partition"], row["offset"])
 
     def _copies(
-        self, state: ProcessState, config: Program, key: tuple[Any, Any], first: Position, start: Start, tell: Tell
+        self, state: ProcessState, config: Program, key: tuple[Any, Any], first: Position, start: Start, progress: Progress
     ) -> tuple[int, list[Seen], int]:
         """Return (number, the first few, records read) of the key's records after `first` that had been processed by `state`."""
         assert state.done is not None
         count = records = 0
         shown: list[Seen] = []
-        for found in judged(self.connections.log, self.names, self.connections.engine, config, start, state.done.body.to, tell):
+        for found in judged(self.connections.log, self.names, self.connections.engine, config, start, state.done.body.to, progress):
             hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
             mine = found.rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
             later = [row for row in mine if Position(row["_tf_sequence"], row["_tf_ordinal"], 0) > first]

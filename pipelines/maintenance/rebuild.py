@@ -10,7 +10,7 @@ shows which of their records were accepted. Both streams must reach back to that
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from pipelines.maintenance.rebuild_ways import Here, InTasks, RebuildItem, Rebui
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import new_counts
 from pipelines.process.stage_config import config_of
+from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import NOTHING, PROCESS_CHAIN, Poison, ProcessDone, ProcessPlan, Watermarks
 from pipelines.protocol.ledger import Chain, Open
 from pipelines.protocol.outcomes import DUPLICATE, WRITTEN, residue
@@ -31,8 +32,6 @@ from pipelines.protocol.positions import packed, position_keys
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import decode_columns
 from pipelines.protocol.run_lists import Lists, RunLists
-
-Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,10 @@ class Rebuilt:
     runs: int
 
 
-def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | None = None) -> Rebuilt:
+def rebuild(state: KeyState, progress: Progress = no_progress, tasks: Tasks | None = None) -> Rebuilt:
     """Write the store anew, up to the last `done`; an open plan is left for the next start. Safe to kill, and to repeat.
 
-    `tell` receives the frames read and their total. Without `tasks` it runs in this process. Raise FencedError while the process leg runs,
+    `progress` counts the frames read. Without `tasks` it runs in this process. Raise FencedError while the process leg runs,
     DataLossError if the streams do not reach back to the oldest live key, InvariantError if the counts differ from the ledger's; then
     nothing was listed.
     """
@@ -63,7 +62,7 @@ def rebuild(state: KeyState, tell: Tell = lambda done, of: None, tasks: Tasks | 
         resets = found.done.body.clock_resets
         way = Here(state.connections, resets) if tasks is None else InTasks(state.connections, resets, tasks)
         rebuilding = _Rebuilding(state, found.done.body, found.done.sequence, way)
-        rebuilding.judge_all(tell)
+        rebuilding.judge_all(progress)
         result = rebuilding.result()
         chain.restate(replace(found.done.body, runs=RunLists(state.connections.log, state.names).write(None, rebuilding.runs)))
         return result
@@ -95,7 +94,7 @@ class _Rebuilding:
         self.runs: Lists = {}
         """The new segments by bucket, in the ledger's form."""
 
-    def judge_all(self, tell: Tell) -> None:
+    def judge_all(self, progress: Progress) -> None:
         """Replay all needed frames up to the last `done`, in portions of one configuration."""
         log, stream, to = self._state.connections.log, self._state.names.stream("raw"), self._done.to
         purged = read_purged(log, self._state.names, "raw")
@@ -109,7 +108,7 @@ class _Rebuilding:
         for start, end, version in self._ranges(begin):
             for frames in self._way.portions(start, min(end, to), self._clock_us, self._done.buckets):
                 self._judge(frames, version)
-                tell(self._from - begin, to - begin)
+                progress("replaying the raw stream", self._from - begin, to - begin)
 
     def _entries(self) -> Iterator[Open | ProcessPlan | ProcessDone]:
         """Yield the process chain, as far as it reaches back."""

@@ -1,6 +1,6 @@
 """Reads the processed records again from raw, with keys and times: the stages before dedup, over the frames that are left."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import duckdb
@@ -13,11 +13,11 @@ from pipelines.process.arrivals import arrivals, steps
 from pipelines.process.dedup import PAST_COLUMN
 from pipelines.process.program import Program, run
 from pipelines.process.watermarks import TIME_COLUMN, FrameTimes, Times
+from pipelines.progress import Progress
 from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ProcessDone, Watermarks
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 
-Tell = Callable[[int, int], None]
 """Receives the number of frames read, and their total."""
 
 
@@ -66,14 +66,14 @@ def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
 
 
 def judged(
-    log: JetStream, names: Names, engine: duckdb.DuckDBPyConnection, config: Program, start: Start, to: int, tell: Tell
+    log: JetStream, names: Names, engine: duckdb.DuckDBPyConnection, config: Program, start: Start, to: int, progress: Progress
 ) -> Iterator[Judged]:
     """Yield the rows after `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
     before = start.watermarks
     done = read_chain(log, names, PROCESS_CHAIN).done
     resets = done.body.clock_resets if done else ()
     for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.arrival_us, resets)):
-        tell(step[-1].message.sequence - start.sequence, to - start.sequence)
+        progress("replaying the raw stream", step[-1].message.sequence - start.sequence, to - start.sequence)
         made = run(config, engine, step)
         rows, records = made.rows, made.counts["rows_in"]
         frames = None

@@ -25,8 +25,8 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError, RefusedError, RetryableError
 from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, steps
 from pipelines.process.program import Program, run
+from pipelines.progress import Progress, no_progress
 from pipelines.proof.packed import RawPositions, sequences_of
-from pipelines.proof.report import Progress, no_progress
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.run import Request, Subject, Verifier, verify
 from pipelines.protocol.failpoints import reach

@@ -1,18 +1,12 @@
 """The report of a proof: one `Finding`, one `Verdict`, and one rendering each for the terminal, JSON and Dagster's page."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-Progress = Callable[[str], None]
-"""Takes a sentence about the step that begins."""
 Kind = Literal["missing", "extra", "doubled", "different"]
 Severity = Literal["error", "warning"]
-
-
-def no_progress(_: str) -> None:
-    """Discard the progress of a proof."""
 
 
 class Verdict(StrEnum):

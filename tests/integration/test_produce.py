@@ -7,10 +7,11 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipelines.demo.orders import Recipe, orders
 from pipelines.demo.produce import ensure_topic, produce
-from pipelines.errors import ConfigurationError, HaltError, TallyflowError
+from pipelines.errors import ConfigurationError, HaltError, RetryableError, TallyflowError
 from pipelines.proof.readers.kafka import read_topic
 from resources.local.stack import LocalStack
 
@@ -82,7 +83,9 @@ def test_a_second_call_appends_and_tells_its_own_offsets(kafka: dict[str, str], 
 def test_the_rate_is_kept_without_drift(kafka: dict[str, str], topic: str) -> None:
     seen: list[tuple[float, int]] = []
     started = time.monotonic()
-    produce(kafka, topic, 1500, rate=1000, partitions=1, progress=lambda sent: seen.append((time.monotonic() - started, sent)))
+    produce(
+        kafka, topic, 1500, rate=1000, partitions=1, progress=lambda _, sent=0, total=0: seen.append((time.monotonic() - started, sent))
+    )
     assert seen[-1][1] == 1500
     # Never ahead of the schedule; behind it only while the machine is busy.
     assert all(sent - 1 <= 1000 * elapsed for elapsed, sent in seen)
@@ -129,4 +132,6 @@ def test_the_oracle_reads_an_empty_topic_and_no_absent_one(kafka: dict[str, str]
     with pytest.raises(HaltError, match="create the topic"):
         read_topic({**kafka}, topic)
     ensure_topic(kafka, topic, 2)
-    assert read_topic({**kafka}, topic).num_rows == 0
+    # Its partitions have a leader a moment later.
+    patiently = Retrying(retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(30), wait=wait_fixed(0.1), reraise=True)
+    assert patiently(read_topic, {**kafka}, topic).num_rows == 0

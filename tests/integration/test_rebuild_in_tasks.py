@@ -76,7 +76,7 @@ def test_tasks_rebuild_what_is_rebuilt_here(case: PipelineCase, session: SparkSe
     here = rebuilt(case, None)
     assert live_entries(case) == before
     shutil.rmtree(store_of(case))
-    tasks = rebuilt(case, session, tell=lambda done, of: told.append((done, of)))
+    tasks = rebuilt(case, session, progress=lambda _, done=0, total=0: told.append((done, total)))
     assert live_entries(case) == before
     assert (tasks.records, tasks.accepted, tasks.duplicates) == (here.records, here.accepted, here.duplicates)
     assert tasks.duplicates > 800
@@ -162,12 +162,12 @@ def test_a_half_way_rebuilding_lists_nothing_and_may_repeat(case: PipelineCase, 
     prepared(case)
     before, listed = live_entries(case), listed_files(case)
 
-    def kill(done: int, of: int) -> None:
-        assert 0 < done < of
+    def kill(step: str, done: int = 0, total: int = 0) -> None:
+        assert 0 < done < total
         raise _Killed
 
     with pytest.raises(_Killed):
-        rebuilt(case, session, tell=kill)
+        rebuilt(case, session, progress=kill)
     assert (live_entries(case), listed_files(case)) == (before, listed)
     assert run_files(case) > listed, "what nobody lists"
     shutil.rmtree(store_of(case))

@@ -23,6 +23,7 @@ from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process import stage_config
 from pipelines.process.program import Program
+from pipelines.progress import Progress, no_progress
 from pipelines.proof.audit.account import (
     DOUBLED,
     EXTRA,
@@ -49,7 +50,7 @@ from pipelines.proof.readers.streams import (
     read_frames,
 )
 from pipelines.proof.readers.table import SEQUENCE_AND_ORDINAL, count_rows, position_batches, table_batches
-from pipelines.proof.report import Kind, Progress, Report, no_progress
+from pipelines.proof.report import Kind, Report
 from pipelines.proof.verification.copies import find_copies
 from pipelines.proof.verification.loading import Source
 from pipelines.proof.verification.result import WAITING

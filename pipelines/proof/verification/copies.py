@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from pipelines.connectors.sql import filled
 from pipelines.process.program import Program
+from pipelines.progress import Progress
 from pipelines.proof.packed import NO_POSITIONS, RawPositions, first_position, last_position
-from pipelines.proof.report import Progress
 from pipelines.proof.verification.loading import Source, load_span, reference_engine
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, dedup_settings, same_dedup_from, span_between

@@ -13,10 +13,10 @@ from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import Program
+from pipelines.progress import Progress
 from pipelines.proof.packed import first_position
 from pipelines.proof.readers.frames import read_batches
 from pipelines.proof.readers.streams import read_dead_letters
-from pipelines.proof.report import Progress
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, Span
 from pipelines.protocol.naming import Names, is_redriven

@@ -16,10 +16,11 @@ from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
 from pipelines.process.program import Program
+from pipelines.progress import Progress, no_progress
 from pipelines.proof.packed import NO_POSITIONS, RawPositions, last_position
 from pipelines.proof.readers.streams import last_sequence
 from pipelines.proof.readers.table import count_rows, table_batches
-from pipelines.proof.report import Finding, Progress, no_progress
+from pipelines.proof.report import Finding
 from pipelines.proof.verification.columns import Judged, judged
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
 from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine

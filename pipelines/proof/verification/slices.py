@@ -17,7 +17,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
 from pipelines.engine.execute import Tasks, Work
 from pipelines.process.stage_config import config_of
-from pipelines.proof.report import Progress, no_progress
+from pipelines.progress import Progress, no_progress
 from pipelines.proof.verification.result import Verification, add_up
 from pipelines.proof.verification.run import Request, Subject, Verifier
 from pipelines.proof.verification.span import Span, load_configs, read_history
