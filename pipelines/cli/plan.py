@@ -90,14 +90,14 @@ def abandon(
 
 
 def _abandon(file: Path, leg: str, reason: str, waiting: bool, not_stored: bool, is_rehearsal: bool, yes: bool, as_json: bool) -> None:
-    from pipelines.maintenance.plans import Abandonment
+    from pipelines.maintenance.plans import Abandonment, reached
 
     config = load(file)
     sinks = selected(config, [leg])
     if len(sinks) > 1:
         options = ", ".join(map(config.topology.option, sinks))
         raise HaltError(f"giving up a plan of {leg}: there are several sinks: give one of {options}")
-    with closing(Abandonment(config, file.read_text(), sinks[0], directory_of(config), tell)) as work:
+    with closing(Abandonment(config, reached(config, file.read_text(), sinks[0], directory_of(config)), tell)) as work:
         found = work.find(waiting, not_stored)
         if not as_json:
             _tell(found)

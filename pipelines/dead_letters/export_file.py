@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
 from pipelines.protocol.positions import Position, record_position
-from pipelines.protocol.records import MAX_RECORD_BYTES, UNREADABLE_HEADER, cut_frames
+from pipelines.protocol.records import FRAMING, MAX_RECORD_BYTES, UNREADABLE_HEADER, Framing
 from pipelines.protocol.redrive import MAX_PLAN_RANGES, Places, ranges_of
 
 MAX_FAULTS = 20
@@ -144,7 +144,7 @@ def _read_content(value: Any, name: str) -> bytes | None:
     raise ValueError(f"{name} must be a string, null, or an object with base64")
 
 
-def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]]) -> Iterator[tuple[Places, bytes]]:
+def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]], framing: Framing = FRAMING) -> Iterator[tuple[Places, bytes]]:
     """Yield (places, frame) of dead letters with their new content, in portions that one plan holds.
 
     `found` are the dead letters that may be taken, by frame, with `row`. An edited value is the whole record, even if the dead letter held
@@ -164,7 +164,7 @@ def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]]) -> Iter
     for start in range(0, len(letters), MAX_PLAN_RANGES):
         portion = letters[start : start + MAX_PLAN_RANGES]
         done = 0
-        for part, payload in cut_frames(pa.Table.from_pylist([letter for _, letter in portion], schema=LETTER_SCHEMA)):
+        for part, payload in framing.cut(pa.Table.from_pylist([letter for _, letter in portion], schema=LETTER_SCHEMA)):
             yield _places(portion[done : done + part.num_rows]), payload
             done += part.num_rows
 

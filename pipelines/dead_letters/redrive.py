@@ -23,8 +23,20 @@ from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.positions import Position, SourcePartition
-from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, cut_frames, decode_frame, place_of_frame
-from pipelines.protocol.redrive import DISCARD, ENTER, STATE_AFTER, Places, Rows, Taken, batches, count, records_of_letters, rows_of
+from pipelines.protocol.records import FRAMING, HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Framing, decode_frame, place_of_frame
+from pipelines.protocol.redrive import (
+    DISCARD,
+    ENTER,
+    MAX_PLAN_LETTERS,
+    STATE_AFTER,
+    Places,
+    Rows,
+    Taken,
+    batches,
+    count,
+    records_of_letters,
+    rows_of,
+)
 
 Action = Literal["enter", "discard"]
 LAG_SECONDS = 5.0
@@ -58,18 +70,18 @@ class Portion:
                 yield SourcePartition(source, partition), share
 
 
-def taken(log: Any, names: Names) -> Taken:
+def taken(log: Any, names: Names, lag_seconds: float = LAG_SECONDS) -> Taken:
     """Return the dead letters that all plans so far have named, including an open one.
 
     If a plan were missed, its dead letters would be redriven twice. Raise as the log does, and RetryableError if a replica lags for longer
-    than LAG_SECONDS.
+    than `lag_seconds`.
     """
     stream, subject = names.stream("ledger"), names.chain(REDRIVE)
     last = log.last(stream, subject) if log.state(stream) is not None else None
     if last is None:
         return Taken.of([])
     retrying = Retrying(
-        retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(LAG_SECONDS), wait=wait_fixed(LAG_SECONDS / 50), reraise=True
+        retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(lag_seconds), wait=wait_fixed(lag_seconds / 50), reraise=True
     )
     messages = retrying(lambda: list(fetch_whole(log, stream, subject, 0, last.sequence)))
     return Taken.of(body for message in messages if isinstance(body := REDRIVE_CHAIN.decode(message).body, RedrivePlan))
@@ -78,9 +90,18 @@ def taken(log: Any, names: Names) -> Taken:
 class Redrive:
     """Takes dead letters for the holder of the lease. `chain` is opened; an open plan of an earlier holder is finished at once."""
 
-    def __init__(self, log: Any, names: Names, chain: Chain[RedrivePlan, RedriveDone]) -> None:
+    def __init__(
+        self,
+        log: Any,
+        names: Names,
+        chain: Chain[RedrivePlan, RedriveDone],
+        framing: Framing = FRAMING,
+        plan_letters: int = MAX_PLAN_LETTERS,
+    ) -> None:
+        """Create and finish the open plan. `plan_letters`: the most dead letters of one plan."""
         self._log: Any = log
         self._names, self._chain = names, chain
+        self._framing, self._plan_letters = framing, plan_letters
         if chain.state.plan is not None:
             self._finish(chain.state.plan.body)
 
@@ -101,7 +122,7 @@ class Redrive:
         return self._plan(places, ENTER, records=base64.b64encode(records).decode())
 
     def _take(self, wanted: Iterable[tuple[int, Rows]], action: Action, reason: str = "") -> int:
-        return sum(self._plan(places, action, reason) for places in batches(wanted))
+        return sum(self._plan(places, action, reason) for places in batches(wanted, self._plan_letters))
 
     def _plan(self, places: Places, action: Action, reason: str = "", records: str = "") -> int:
         number = self._chain.state.to or 0
@@ -125,7 +146,8 @@ class Redrive:
             for key, share in portion.shares():
                 if key not in appenders:
                     limit = Position.end_of(plan.to)
-                    appenders[key] = Appender(self._log, self._names.stream("raw"), self._names.redriven(*key), last_position, limit)
+                    stream, subject = self._names.stream("raw"), self._names.redriven(*key)
+                    appenders[key] = Appender(self._log, stream, subject, last_position, limit, framing=self._framing)
                 _append_share(appenders[key], plan.to, share, key.partition)
 
     def _portions(self, plan: RedrivePlan) -> Iterator[Portion]:
@@ -162,7 +184,7 @@ def _append_share(appender: Appender[Position], number: int, share: Portion, par
             here = int(np.searchsorted(places, tail.ordinal, side="right"))
             records, places = records.slice(here), places[here:]
         done = 0
-        for part, payload in cut_frames(records):
+        for part, payload in appender.framing.cut(records):
             first, last = (Position(number, int(places[at])) for at in (done, done + part.num_rows - 1))
             if appender.append(payload, first, last, part.num_rows, {**headers, HEADER_BYTES: str(part.nbytes)}) is None:
                 break

@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable, Hashable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from socket import gethostname
 from typing import Any, TypeVar, cast
@@ -20,6 +22,7 @@ from pipelines.host import collect_rarely
 from pipelines.key_store.storage import Place
 from pipelines.key_store.store import KeyedStore
 from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_place
+from pipelines.protocol.records import FRAMING, Framing
 from pipelines.types.engine import Engine
 
 Made = TypeVar("Made")
@@ -36,6 +39,15 @@ class Kept:
         if name not in self._kept:
             return cast(Made, self._kept.setdefault(name, make()))
         return cast(Made, self._kept[name])
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a leg's work uses of its own process: how rows become frames, threads (their number, and their name), DuckDB engines."""
+
+    framing: Framing = FRAMING
+    threads: Callable[[int, str], Executor] = ThreadPoolExecutor
+    open_engine: Callable[[], Engine] = open_engine
 
 
 class Connections(Kept):
@@ -59,6 +71,7 @@ class Connections(Kept):
         self._sources: dict[str, Source] = {}
         self._sink: Sink | None = None
         self._engine: Engine | None = None
+        self.means = Means()
         self._dedup_stores: dict[int, KeyedStore] = {}
 
     def prove(self) -> None:
@@ -94,7 +107,7 @@ class Connections(Kept):
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            self._engine = open_engine()
+            self._engine = self.means.open_engine()
         return self._engine
 
     def dedup_store(self, bucket: int) -> KeyedStore:

@@ -163,6 +163,26 @@ def _exchanged(
     return _reports(work.report, rows)
 
 
+class LegTasks:
+    """The Spark tasks of a running leg, on the session of its batch."""
+
+    def run(self, session: SparkSession, run_path: str, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
+        """Run one Spark task per item; see `run_in_tasks`."""
+        return run_in_tasks(session, run_path, work, items)
+
+    def exchange(
+        self,
+        session: SparkSession,
+        run_path: str,
+        work: Exchange[ItemT, SharedT, ReportT],
+        items: Sequence[ItemT],
+        shared: SharedT,
+        buckets: int,
+    ) -> list[ReportT]:
+        """Run an exchange; see `run_with_exchange`."""
+        return run_with_exchange(session, run_path, work, items, shared, buckets)
+
+
 class Tasks:
     """Batch work beside the stream, as Spark tasks on a given session. Raise as `run_in_tasks`.
 

@@ -16,9 +16,11 @@ from typing import Any, Generic, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set, wait_exponential_jitter
+from tenacity.wait import wait_base
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
+from pipelines.engine.execute import LegTasks
 from pipelines.errors import DataLossError, FencedError, HaltError, RetryableError
 from pipelines.protocol.bodies import InputMark
 from pipelines.protocol.failpoints import reach
@@ -55,15 +57,35 @@ class LegStatus:
     seconds_busy: float = 0.0
 
 
+@dataclass(frozen=True)
+class LegMeans:
+    """What a leg uses beside its connections: Spark's tasks, the pause before it tries again, and a monotonic clock in seconds."""
+
+    tasks: LegTasks = field(default_factory=LegTasks)
+    pause: wait_base = field(default_factory=lambda: wait_exponential_jitter(multiplier=0.1, max=15, jitter=0.2))
+    clock: Callable[[], float] = time.monotonic
+
+
+LEG_MEANS = LegMeans()
+
+
 class Leg(ABC, Generic[P, D]):
     """One leg of the running pipeline; subclasses define its plans and their execution."""
 
-    def __init__(self, connections: Connections, chain: Chain[P, D], lease: Lease, run_path: Path, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        chain: Chain[P, D],
+        lease: Lease,
+        run_path: Path,
+        stop: threading.Event,
+        means: LegMeans = LEG_MEANS,
+    ) -> None:
         self.connections, self.chain, self.lease = connections, chain, lease
         self.name = LegId.parse(chain.leg)
-        self.run_path, self.stop = str(run_path), stop
+        self.run_path, self.stop, self.means = str(run_path), stop, means
         self.status = LegStatus(totals=dict(chain.state.totals))
-        self.begun = time.monotonic()
+        self.begun = means.clock()
         """The time at which this start took the leg over; earlier starts have written nothing since."""
         self.failure: HaltError | None = None
         self.working = threading.Lock()
@@ -167,7 +189,7 @@ class Leg(ABC, Generic[P, D]):
 
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),
-            wait=wait_exponential_jitter(multiplier=0.1, max=15, jitter=0.2),
+            wait=self.means.pause,
             stop=stop_when_event_set(self.stop),
             sleep=sleep_using_event(self.stop),
             before_sleep=waiting,

@@ -2,7 +2,7 @@
 
 Spark starts one planner process per source and query (pyspark/sql/datasource.py). An exception there ends the query, so waiting for an
 absent system happens here: a planner that cannot see new data reports none. `latestOffset` sleeps until there is new data, at most
-IDLE_SECONDS, so an idle leg costs a wake-up per half second and a busy one starts at once.
+IDLE_SECONDS (option `idle_seconds`), so an idle leg costs a wake-up per half second and a busy one starts at once.
 
 Spark imports this module in three short-lived processes per source before a query starts; modules that only a planner needs are imported
 inside it.
@@ -59,6 +59,7 @@ class _RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)
+        self._idle_seconds = float(options.get("idle_seconds", IDLE_SECONDS))
         self._frozen: Offset | None = None
 
     def initialOffset(self) -> Offset:
@@ -69,8 +70,8 @@ class _RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(int(self._options.get("max_per_batch", self._default_limit)))
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Return the end of the next range: at most `limit` beyond `start`; `start` itself if nothing came within IDLE_SECONDS."""
-        deadline = time.monotonic() + IDLE_SECONDS
+        """Return the end of the next range: at most `limit` beyond `start`; `start` itself if nothing came within `idle_seconds`."""
+        deadline = time.monotonic() + self._idle_seconds
         while True:
             try:
                 end = self._admit(start, self._frozen or self._available(start), limit)
@@ -118,7 +119,7 @@ class _RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the newest end that may be planned now."""
 
     def _pause(self) -> float:
-        return IDLE_SECONDS
+        return self._idle_seconds
 
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -311,7 +312,7 @@ class _StreamRangeReader(_RangeReader):
 
     def _pause(self) -> float:
         if self._waiting_since is None:
-            return IDLE_SECONDS
+            return self._idle_seconds
         return max(0.001, self._max_delay - (time.monotonic() - self._waiting_since))
 
     def _sleep(self, seconds: float) -> None:

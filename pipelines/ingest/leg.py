@@ -1,9 +1,10 @@
 """The ingest leg of a source: ranges of its offsets to frames on the raw stream. A work item is one partition's range."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -11,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pipelines.connectors.nats.client import fetch_whole
 from pipelines.connectors.sources import Block, Source, Words
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Work, run_here, run_in_tasks
-from pipelines.engine.leg import Leg, ReplanError
+from pipelines.engine.execute import Work, run_here
+from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, ReplanError
 from pipelines.engine.ranges import admit
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ingest.narrowing import narrowed, rest_behind, rest_to_plan
@@ -21,11 +22,13 @@ from pipelines.protocol.append import Appender, Tail, Written
 from pipelines.protocol.bodies import IngestDone, IngestPlan, RawTail
 from pipelines.protocol.codec import Count, Form, PartitionKey, Text
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.ledger import Entry, Log
-from pipelines.protocol.records import HEADER_FIRST, HEADER_SKIPPED, RAW_SCHEMA, encode_frame
+from pipelines.protocol.lease import Lease
+from pipelines.protocol.ledger import Chain, Entry, Log
+from pipelines.protocol.records import HEADER_FIRST, HEADER_SKIPPED, RAW_SCHEMA
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 
 FLUSH_BYTES = 4 * 1024 * 1024
+"""Ingest makes frames of what it has read as soon as it is this large."""
 DRIVER_OFFSETS = 20_000
 """Ranges of at most this many offsets are read in the driver, unless the run says otherwise."""
 _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
@@ -42,6 +45,7 @@ class IngestItem(Form):
     ranges: dict[PartitionKey, tuple[Count, Count]]
     tails: dict[PartitionKey, RawTail]
     standing: tuple[PartitionKey, ...] = ()
+    flush_bytes: Count = FLUSH_BYTES
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def ingest(connections: Connections, item: IngestItem) -> IngestReport:
     for partition in standing:
         copy.writers[partition].must_read_back = True
     try:
-        copy.run({p: r for p, r in ranges.items() if p not in standing})
+        copy.run({p: r for p, r in ranges.items() if p not in standing}, item.flush_bytes)
     except (DataLossError, RetryableError):
         copy.source.discard()
         raise
@@ -95,20 +99,21 @@ class _Copy:
         self.writers = {p: self._writer(p, start, end, tails.get(p)) for p, (start, end) in ranges.items()}
 
     def _writer(self, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
-        appender = Appender(*_place(self.connections, self.source_id, partition), last_offset, end - 1, tail)
+        framing = self.connections.means.framing
+        appender = Appender(*_place(self.connections, self.source_id, partition), last_offset, end - 1, tail, framing)
         return PartitionWriter(appender, start, end, _headers(self.connections, self.source_id, self.source.words, partition))
 
-    def run(self, ranges: dict[int, tuple[int, int]]) -> None:
-        """Copy these ranges of the item."""
+    def run(self, ranges: dict[int, tuple[int, int]], flush_bytes: int) -> None:
+        """Copy these ranges of the item; publish whenever `flush_bytes` have been read."""
         held: dict[int, list[Block]] = {}
         held_bytes = 0
-        with ThreadPoolExecutor(1, "append") as publisher:
+        with self.connections.means.threads(1, "append") as publisher:
             last: Future[None] | None = None
             for block in _blocks(self.source, ranges):
                 reach("ingest.after-poll")
                 held.setdefault(block.partition, []).append(block)
                 held_bytes += block.records.get_total_buffer_size()
-                if block.is_expired or held_bytes >= FLUSH_BYTES:
+                if block.is_expired or held_bytes >= flush_bytes:
                     if last is not None:
                         last.result()
                     last = publisher.submit(self._flush, held)
@@ -154,7 +159,7 @@ def _place(connections: Connections, source_id: str, partition: int) -> tuple[Lo
 
 def _headers(connections: Connections, source_id: str, words: Words, partition: int) -> dict[str, str]:
     run = connections.run
-    return frame_headers(words.name, run.identities[source_id], partition, run.epochs["ingest"])
+    return frame_headers(words.name, run.identities[source_id], partition, run.epochs[connections.config.topology.ingest(source_id)])
 
 
 def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
@@ -222,9 +227,9 @@ def anchor(connections: Connections, source_id: str, starts: dict[int, int]) -> 
     """Store the first-start offsets as an empty frame per partition that has none yet; return the tails."""
     tails, words = {}, connections.source(source_id).words
     for partition, start in starts.items():
-        appender = Appender(*_place(connections, source_id, partition), last_offset, start - 1)
+        appender = Appender(*_place(connections, source_id, partition), last_offset, start - 1, framing=connections.means.framing)
         if appender.tail.sequence == 0:
-            empty = encode_frame(RAW_SCHEMA.empty_table())
+            empty = appender.framing.encode(RAW_SCHEMA.empty_table())
             appender.append(empty, start, start - 1, 0, _headers(connections, source_id, words, partition))
         tails[partition] = appender.tail
     return tails
@@ -273,6 +278,19 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
     _raw_limit = -1
     _left: frozenset[str] = frozenset()
     """Partitions whose rest this query leaves to the next one."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        chain: Chain[IngestPlan, IngestDone],
+        lease: Lease,
+        run_path: Path,
+        stop: Event,
+        means: LegMeans = LEG_MEANS,
+        flush_bytes: int = FLUSH_BYTES,
+    ) -> None:
+        super().__init__(connections, chain, lease, run_path, stop, means)
+        self._flush_bytes = flush_bytes
 
     def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
         """Handle a batch like every leg; then publish the progress at the source, for its ordinary lag tools."""
@@ -410,7 +428,7 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
             reports = run_here(self.connections, INGEST, [self._item(ranges, known, standing)])
         else:
             items = [self._item({p: r}, known, standing) for p, r in ranges.items()]
-            reports = run_in_tasks(session, self.run_path, INGEST, items)
+            reports = self.means.tasks.run(session, self.run_path, INGEST, items)
         by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.partitions.items()}
         rows = sum(report.rows for report in by_partition.values())
         skipped = sum(report.skipped for report in by_partition.values())
@@ -427,4 +445,5 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         return IngestDone(start=start, to=to, counts=counts, tails=tails, rest=rest_behind(done, plan))
 
     def _item(self, ranges: dict[str, tuple[int, int]], tails: Mapping[str, RawTail], standing: Sequence[str]) -> IngestItem:
-        return IngestItem(self.source_id, ranges, {p: tails[p] for p in ranges if p in tails}, tuple(p for p in ranges if p in standing))
+        known = {p: tails[p] for p in ranges if p in tails}
+        return IngestItem(self.source_id, ranges, known, tuple(p for p in ranges if p in standing), self._flush_bytes)

@@ -23,9 +23,8 @@ from pipelines.protocol.records import (
     HEADER_TOPIC,
     HEADER_TOPIC_ID,
     RAW_SCHEMA,
+    Framing,
     Message,
-    cut_frames,
-    encode_frame,
 )
 
 
@@ -66,7 +65,9 @@ class PartitionWriter:
         self.must_read_back = True
         while not self._catch_up(next_offset):
             empty = RAW_SCHEMA.empty_table()
-            self._append(empty, encode_frame(empty), next_offset - 1, {HEADER_SKIPPED: str(next_offset - 1 - self._covered)})
+            self._append(
+                empty, self._appender.framing.encode(empty), next_offset - 1, {HEADER_SKIPPED: str(next_offset - 1 - self._covered)}
+            )
 
     def write(self, records: pa.Table, next_offset: int) -> None:
         """Write the frames for `records`, which end before `next_offset`; skip the offsets that another attempt has already written.
@@ -77,7 +78,7 @@ class PartitionWriter:
             rest = records.filter(pc.greater(records.column("offset"), self._covered)) if records.num_rows else records
             if rest.num_rows == 0 and next_offset < self._end:
                 return
-            for part, payload, last in _frames(rest, next_offset):
+            for part, payload, last in _frames(self._appender.framing, rest, next_offset):
                 if not self._append(part, payload, last, {HEADER_BYTES: str(part.nbytes)}):
                     break
 
@@ -100,14 +101,14 @@ class PartitionWriter:
         return self._covered >= next_offset - 1
 
 
-def _frames(records: pa.Table, next_offset: int) -> Iterator[tuple[pa.Table, bytes, int]]:
+def _frames(framing: Framing, records: pa.Table, next_offset: int) -> Iterator[tuple[pa.Table, bytes, int]]:
     """Yield (rows, encoded frame, last offset covered); the last frame covers up to `next_offset` - 1."""
     if records.num_rows == 0:
         empty = RAW_SCHEMA.empty_table()
-        yield empty, encode_frame(empty), next_offset - 1
+        yield empty, framing.encode(empty), next_offset - 1
         return
     done = 0
-    for part, payload in cut_frames(records):
+    for part, payload in framing.cut(records):
         done += part.num_rows
         last = next_offset - 1 if done == records.num_rows else part.column("offset")[-1].as_py()
         yield part, payload, last

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream, check_contiguous
-from pipelines.connectors.sinks import open_sink
+from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, InvariantError, RetryableError
@@ -98,6 +98,32 @@ class GivenUp:
     positions: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Reached:
+    """What an abandonment reaches: NATS, the sink of `leg`, and the connections with which dead letters are written.
+
+    `lease` makes the lease of `leg`.
+    """
+
+    leg: LegId
+    log: JetStream
+    sink: Sink
+    connections: Connections
+    lease: Callable[[], Lease]
+
+
+def reached(config: PipelineConfig, config_text: str, leg: LegId, directory: Path) -> Reached:
+    """Connect to what an abandonment of rows of a sink leg reaches; `directory` is the pipeline's on this host."""
+    log = JetStream(config.nats).connect()
+    connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=log, config=config)
+
+    def lease() -> Lease:
+        directory.mkdir(parents=True, exist_ok=True)
+        return Lease(log, Names(config.pipeline_id), directory, leg)
+
+    return Reached(leg, log, open_sink(config), connections, lease)
+
+
 class Abandonment:
     """The abandonment of rows of a sink. It holds the sink's lease from the beginning until `close`.
 
@@ -107,30 +133,25 @@ class Abandonment:
     def __init__(
         self,
         config: PipelineConfig,
-        config_text: str,
-        leg: LegId,
-        directory: Path,
+        reached: Reached,
         tell: Tell,
         wait: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`leg`: the sink leg."""
-        assert leg.reads is not None
-        self._out = leg.reads
-        self._config, self._names, self._tell, self._wait = config, Names(config.pipeline_id), tell, wait
-        self._log = JetStream(config.nats).connect()
-        self._sink = open_sink(config)
-        self._connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=self._log, config=config)
+        self._config, self._names, self._tell, self._wait, self._clock = config, Names(config.pipeline_id), tell, wait, clock
+        self._log, self._sink, self._connections = reached.log, reached.sink, reached.connections
+        assert reached.leg.reads is not None
+        self._out = reached.leg.reads
         try:
             check_started(self._log, self._names)
-            directory.mkdir(parents=True, exist_ok=True)
-            self._lease = Lease(self._log, self._names, directory, leg)
+            self._lease = reached.lease()
             epoch = self._lease.acquire()
         except BaseException:
             self._log.close()
             raise
         try:
-            self._began = time.monotonic()
-            self._chain = Chain(self._log, self._names, leg.chain, epoch)
+            self._began = clock()
+            self._chain = Chain(self._log, self._names, reached.leg.chain, epoch)
             self._chain.open()
             state = self._log.state(self._names.stream(self._out))
             self._end = state.last_sequence if state else 0
@@ -262,9 +283,14 @@ class Abandonment:
         out = self._log.state(self._names.stream(self._out))
         stream_id = out.metadata[STREAM_ID_KEY] if out else ""
         work = inserts_of_chunk(self._names.pipeline, stream_id, chunk.first, chunk.last)
-        sent = Sent(plan.table, rows, work, self._began, "the plan is given up")
+        most = self._config.sink.max_insert_time
+
+        def look() -> Rows:
+            sent = Sent(plan.table, rows, work, self._clock() - self._began, "the plan is given up")
+            return stored_rows(self._sink, sent, most, is_certain=False)
+
         is_stored = np.zeros(chunk.rows, dtype=bool)
-        is_stored[self._patiently(lambda: stored_rows(self._sink, sent, self._config.sink.max_insert_time, is_certain=False))] = True
+        is_stored[self._patiently(look)] = True
         return is_stored
 
     def _patiently(self, look: Callable[[], Rows]) -> Rows:
@@ -277,7 +303,7 @@ class Abandonment:
             try:
                 return look()
             except RetryableError as waiting:
-                if time.monotonic() > deadline:
+                if self._clock() > deadline:
                     raise
                 self._tell(str(waiting))
                 self._wait(0.5)

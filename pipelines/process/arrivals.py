@@ -64,12 +64,12 @@ def bucket_of(message: Message, buckets: int) -> int:
     return bucket_of_partition(int(message.headers[HEADER_PARTITION]), buckets)
 
 
-def steps(frames: Iterable[Arrived], most_bytes: int = STEP_BYTES) -> Iterator[list[Arrived]]:
-    """Yield the portions of frames that pass through the stages together: at most FRAMES_PER_STEP and `most_bytes`, or one frame."""
+def steps(frames: Iterable[Arrived], most_bytes: int = STEP_BYTES, most_frames: int = FRAMES_PER_STEP) -> Iterator[list[Arrived]]:
+    """Yield the portions of frames that pass through the stages together: at most `most_frames` and `most_bytes`, or one frame."""
     step: list[Arrived] = []
     size = 0
     for frame in frames:
-        if step and (len(step) == FRAMES_PER_STEP or size + frame.message.content_bytes > most_bytes):
+        if step and (len(step) == most_frames or size + frame.message.content_bytes > most_bytes):
             yield step
             step, size = [], 0
         step.append(frame)

@@ -38,6 +38,7 @@ class Buckets:
 
     def __init__(self, connections: Connections, config: Program, item: ProcessItem) -> None:
         self._connections, self._config, self._item = connections, config, item
+        self.means = connections.means
         self._headers = {HEADER_CONFIG: item.config}
         self._by_subject: dict[str, Appender[Position]] = {}
         self.runs: dict[str, Listing] = {}
@@ -113,7 +114,7 @@ class Buckets:
             tail = Tail(known[0], Position.parse(known[1]) if known[1] else None) if known else None
             limit = Position.end_of(self._item.to)
             stream = self._connections.names.stream(role)
-            self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail)
+            self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail, self.means.framing)
         return self._by_subject[subject]
 
 

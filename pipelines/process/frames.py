@@ -8,7 +8,7 @@ bucket's task does the rest.
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from heapq import merge
 from typing import Any
 
@@ -29,7 +29,7 @@ from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import NOTHING, Watermarks
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import is_redriven
-from pipelines.protocol.records import decode_parcel, encode_frame
+from pipelines.protocol.records import decode_parcel
 
 BUCKET_THREADS = 8
 ROWS, LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
@@ -58,12 +58,12 @@ def before_exchange(connections: Connections, item: ProcessItem) -> Iterator[Par
     config = config_of(connections, item.config)
     counts = new_counts()
     for name, share in item.shares.items():
-        for step in steps(fetched(connections, share, item.start, item.to), STEP_BYTES // config.widening):
+        for step in steps(fetched(connections, share, item.start, item.to), STEP_BYTES // config.widening, item.step_frames):
             rows, rejected = _admitted(connections, item, name, step, counts)
             for bucket, part in shares(rows, key_owners(rows, config.buckets)):
-                yield bucket, ROWS, encode_frame(part)
+                yield bucket, ROWS, connections.means.framing.encode(part)
             for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
-                yield bucket, LETTERS, encode_frame(part)
+                yield bucket, LETTERS, connections.means.framing.encode(part)
             if config.dedup.time_field:
                 yield from times_to_all(rows, step, config.buckets)
     yield 0, COUNTS, json.dumps(counts).encode()
@@ -145,7 +145,7 @@ def process_frames(
     buckets = Buckets(connections, config, item)
     counts = Counter(new_counts())
     frames = list(frames) if config.dedup.key else frames
-    passed = (_admitted(connections, item, share, step, counts) for step in steps(frames, STEP_BYTES // config.widening))
+    passed = (_admitted(connections, item, share, step, counts) for step in steps(frames, STEP_BYTES // config.widening, item.step_frames))
     times = None
     if config.dedup.key:
         rows, rejected = (together(list(tables)) for tables in zip(*passed, strict=True))
@@ -159,7 +159,7 @@ def process_frames(
 
 def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table]]) -> None:
     """Append the steps in order, on a thread of its own, one step behind the stages."""
-    with ThreadPoolExecutor(1, "append") as publisher:
+    with buckets.means.threads(1, "append") as publisher:
         last: Future[None] | None = None
         for rows, rejected in passed:
             if last is not None:
@@ -175,7 +175,7 @@ def _append_by_key(
     """Append to the buckets in parallel: each mostly waits for the disk."""
     keyed = dict(shares(rows, key_owners(rows, config.buckets)))
     refused = dict(shares(rejected, partition_owners(rejected, config.buckets)))
-    with ThreadPoolExecutor(BUCKET_THREADS, "bucket") as workers:
+    with buckets.means.threads(BUCKET_THREADS, "bucket") as workers:
         owners = sorted({*keyed, *refused})
         work = [workers.submit(buckets.append_bucket, bucket, keyed.get(bucket), refused.get(bucket), times) for bucket in owners]
         for done in work:
@@ -190,7 +190,7 @@ def _admitted(
     Raise HaltError if the dead letters must not be written, UndecidedError if the plan must name some of them first.
     """
     try:
-        made = run(config_of(connections, item.config), connections.engine, step, item.poison)
+        made = run(config_of(connections, item.config), connections.engine, step, item.poison, connections.means.open_engine)
     except Exception:
         connections.discard_engine()
         raise

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from pipelines.process.arrivals import FRAMES_PER_STEP
 from pipelines.protocol.bodies import NOTHING, ClockReset, Poison, Watermarks
 from pipelines.protocol.codec import Count, Form, Long, PartitionKey, Text, Version
 from pipelines.protocol.ledger import Totals
@@ -24,7 +25,8 @@ class ProcessItem(Form):
     """A plan of the process leg: raw frames from `start` (exclusive) to `to`, under the configuration of a version.
 
     As of the last `done`: `clock_us`, `clock_resets`, `watermarks`, the live `runs` by bucket, and the known `tails` of subjects. `poison`:
-    records that are not tried. `shares`: one task's shares, by bucket; if empty, the item is the whole plan.
+    records that are not tried. `shares`: one task's shares, by bucket; if empty, the item is the whole plan. `step_frames`: the most frames
+    that pass through the stages together.
     """
 
     start: Count
@@ -37,6 +39,7 @@ class ProcessItem(Form):
     runs: Lists = field(default_factory=dict)
     poison: tuple[Poison, ...] = ()
     shares: dict[PartitionKey, Share] = field(default_factory=dict)
+    step_frames: Count = FRAMES_PER_STEP
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from pipelines.config import format_duration
 from pipelines.connectors.nats.client import check_contiguous
-from pipelines.engine.execute import run_in_tasks, run_with_exchange
-from pipelines.engine.leg import Leg, check_input, input_mark
+from pipelines.engine.connections import Connections
+from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, check_input, input_mark
 from pipelines.engine.ranges import MAX_FRAMES_PER_BATCH
 from pipelines.errors import HaltError, RetryableError, UndecidedError
 from pipelines.key_store.store import made_for
-from pipelines.process.arrivals import Arrived, arrival_by, arrivals, bucket_of, microseconds
+from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, arrival_by, arrivals, bucket_of, microseconds
 from pipelines.process.frames import PROCESS, PROCESS_KEYS, process_frames
 from pipelines.process.items import ProcessItem, ProcessReport, Share, SubjectTail
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.append import last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN, PageReference, Poison, ProcessDone, ProcessPlan
-from pipelines.protocol.ledger import Entry, stored_form
+from pipelines.protocol.lease import Lease
+from pipelines.protocol.ledger import Chain, Entry, stored_form
 from pipelines.protocol.naming import bucket_of_partition
 from pipelines.protocol.positions import Position, differences
 from pipelines.protocol.records import Message
@@ -60,6 +63,20 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     """Ends of subjects as this leg has seen them; a missing subject is looked up."""
     _runs: Lists | None = None
     """The live segments after the plan that was executed last."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        chain: Chain[ProcessPlan, ProcessDone],
+        lease: Lease,
+        run_path: Path,
+        stop: Event,
+        means: LegMeans = LEG_MEANS,
+        plan_frames: int = MAX_FRAMES_PER_BATCH,
+        step_frames: int = FRAMES_PER_STEP,
+    ) -> None:
+        super().__init__(connections, chain, lease, run_path, stop, means)
+        self._plan_frames, self._step_frames = plan_frames, step_frames
 
     @property
     def _lists(self) -> RunLists:
@@ -154,7 +171,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     def propose(self, end: dict[str, int]) -> ProcessPlan:
         self._check_clock()
         start = self.chain.state.to or 0
-        to = min(end["sequence"], start + MAX_FRAMES_PER_BATCH)
+        to = min(end["sequence"], start + self._plan_frames)
         return ProcessPlan(start=start, to=self._within_bytes(start, to), config=self.connections.run.stage_config)
 
     def _within_bytes(self, start: int, to: int) -> int:
@@ -264,6 +281,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             poison=plan.poison,
             tails=dict(self._tails),
             runs=self._lists.of(self._listed_by),
+            step_frames=self._step_frames,
         )
         done = self._done
         return item if done is None else replace(item, clock_us=done.clock_us, clock_resets=done.clock_resets, watermarks=done.watermarks)
@@ -320,9 +338,9 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         }
         items = [replace(item, shares=group) for group in _balanced(shares, session.sparkContext.defaultParallelism)]
         if config.dedup.key:
-            reports = run_with_exchange(session, self.run_path, PROCESS_KEYS, items, item, config.buckets)
+            reports = self.means.tasks.exchange(session, self.run_path, PROCESS_KEYS, items, item, config.buckets)
         else:
-            found = run_in_tasks(session, self.run_path, PROCESS, items)
+            found = self.means.tasks.run(session, self.run_path, PROCESS, items)
             reports = [report for reports_of_item in found for report in reports_of_item.buckets]
         last = log.get(stream, item.to)
         if last is None:

@@ -7,7 +7,7 @@ the table's columns cross the exchange, not the fields.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -153,13 +153,15 @@ class Made:
     counts: dict[str, int]
 
 
-def run(program: Program, engine: Engine, frames: Sequence[Arrived], decided: Decided = ()) -> Made:
-    """Take whole raw frames through the steps before the exchange.
+def run(
+    program: Program, engine: Engine, frames: Sequence[Arrived], decided: Decided = (), renew: Callable[[], Engine] = open_engine
+) -> Made:
+    """Take whole raw frames through the steps before the exchange; `renew` opens another engine if a step's error has ended this one.
 
     A record on which a step ends becomes a dead letter of INTERNAL_ERROR; so do the records of `decided`, which are not tried.
     """
     records = together([records_of(frame.message, frame.arrival_us) for frame in frames])
-    passed = run_records(program, engine, records, decided)
+    passed = run_records(program, engine, records, decided, renew)
     rejected = passed.rejected
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
     if not program.dedup.key:
@@ -170,11 +172,13 @@ def run(program: Program, engine: Engine, frames: Sequence[Arrived], decided: De
     return Made(passed.rows, letters(records, rejected, program.version, program.source), counts)
 
 
-def run_records(program: Program, engine: Engine, records: pa.Table, decided: Decided = ()) -> Passed:
+def run_records(
+    program: Program, engine: Engine, records: pa.Table, decided: Decided = (), renew: Callable[[], Engine] = open_engine
+) -> Passed:
     """Take records with their positions (`records.with_positions`), in position order, through the steps; see `run`."""
     tried = take_out(records, decided)
     widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0
-    passed = pass_through(program.path, Context(engine, program.carried, widest), tried.accepted, open_engine)
+    passed = pass_through(program.path, Context(engine, program.carried, widest), tried.accepted, renew)
     return Passed(program.dedup.sealed(passed.rows), pa.concat_tables([tried.rejected, passed.rejected]), passed.dropped)
 
 

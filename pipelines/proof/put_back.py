@@ -23,7 +23,7 @@ from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Table
 from pipelines.errors import HaltError, RefusedError, RetryableError
-from pipelines.process.arrivals import Arrived, steps
+from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, steps
 from pipelines.process.program import Program, run
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.verification.result import Verification
@@ -65,13 +65,19 @@ class _Target:
 
 
 def put_back(
-    config: PipelineConfig, log: JetStream, request: Request, feed_views: bool = False, progress: Progress = no_progress
+    config: PipelineConfig,
+    log: JetStream,
+    request: Request,
+    feed_views: bool = False,
+    progress: Progress = no_progress,
+    frames_per_insert: int = FRAMES_PER_STEP,
 ) -> PutBack:
     """Verify the range of `request`, put back the rows that are missing, and verify again. It may run beside the pipeline.
 
-    `feed_views`: continue although materialized views get the rows once more. Raise HaltError for a table whose rows cannot be put back (no
-    position columns, other columns, rows that it removes by itself, views), and for a pipeline that was never started. Raise FencedError
-    while another command is at work. Raise RetryableError while a system is away: inserted rows stay, and the same call continues.
+    `feed_views`: continue although materialized views get the rows once more. `frames_per_insert`: the most raw frames of one insert. Raise
+    HaltError for a table whose rows cannot be put back (no position columns, other columns, rows that it removes by itself, views), and for
+    a pipeline that was never started. Raise FencedError while another command is at work. Raise RetryableError while a system is away:
+    inserted rows stay, and the same call continues.
     """
     verifier = Verifier(config, log, request, progress)
     subject = verifier.subject()
@@ -91,7 +97,7 @@ def put_back(
         with _lease(names, log, request) as lease:
             _wait_until_quiet(names, clickhouse, config.sink.max_insert_time.total_seconds(), progress)
             inserts = _Inserts(names, log, clickhouse, lease, progress)
-            rows = sum(inserts.insert(subject, target) for target in targets)
+            rows = sum(inserts.insert(subject, target, frames_per_insert) for target in targets)
     return PutBack(before, len(missing), rows, verify(config, log, request, progress))
 
 
@@ -175,10 +181,11 @@ class _Inserts:
     def __init__(self, names: Names, log: JetStream, clickhouse: ClickHouse, lease: Lease, progress: Progress) -> None:
         self._names, self._log, self._clickhouse, self._lease, self._progress = names, log, clickhouse, lease, progress
 
-    def insert(self, subject: Subject, target: _Target) -> int:
+    def insert(self, subject: Subject, target: _Target, frames_per_insert: int) -> int:
         """Insert the missing rows of one target; return how many were inserted."""
         with open_engine() as engine:
-            return sum(self._insert_step(engine, target, step) for step in steps(self._frames(subject, target.missing)))
+            portions = steps(self._frames(subject, target.missing), most_frames=frames_per_insert)
+            return sum(self._insert_step(engine, target, step) for step in portions)
 
     def _frames(self, subject: Subject, missing: RawPositions) -> Iterator[Arrived]:
         """Yield the raw frames with missing rows, with their arrivals by the ledger."""

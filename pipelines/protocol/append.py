@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipelines.errors import ConflictError, FencedError, InvariantError, RetryableError
 from pipelines.protocol.ledger import Log
 from pipelines.protocol.positions import Position, beyond, first_and_last
-from pipelines.protocol.records import HEADER_BYTES, HEADER_FIRST, HEADER_LAST, HEADER_ROWS, Message, cut_frames
+from pipelines.protocol.records import FRAMING, HEADER_BYTES, HEADER_FIRST, HEADER_LAST, HEADER_ROWS, Framing, Message
 
 
 class Comparable(Protocol):
@@ -47,15 +47,22 @@ class Appender(Generic[P]):
     """Appends to one subject. `tail` may be a remembered tail: a stale one loses the compare-and-set and is read again.
 
     `limit`: the last position (inclusive) that this writer's range may cover; a tail beyond it means that a newer runner is writing.
-    `position_of`: returns the last position that a stored message covers.
+    `position_of`: returns the last position that a stored message covers. `framing`: how rows become the frames that are appended.
     """
 
     def __init__(
-        self, log: Log, stream: str, subject: str, position_of: Callable[[Message], P], limit: P, tail: Tail[P] | None = None
+        self,
+        log: Log,
+        stream: str,
+        subject: str,
+        position_of: Callable[[Message], P],
+        limit: P,
+        tail: Tail[P] | None = None,
+        framing: Framing = FRAMING,
     ) -> None:
         self._log, self._stream, self._subject = log, stream, subject
         self._position_of, self._limit = position_of, limit
-        self._tail = tail
+        self._tail, self.framing = tail, framing
 
     @property
     def known_tail(self) -> Tail[P] | None:
@@ -120,7 +127,7 @@ def append_rows(appender: Appender[Position], table: pa.Table, headers: dict[str
         return written
     rest = beyond(table, appender.tail.position)
     while rest.num_rows:
-        for part, payload in cut_frames(rest):
+        for part, payload in appender.framing.cut(rest):
             first, last = first_and_last(part)
             frame = appender.append(payload, first, last, part.num_rows, {**(headers or {}), HEADER_BYTES: str(part.nbytes)})
             if frame is None:

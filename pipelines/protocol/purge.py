@@ -180,8 +180,17 @@ class Purge:
     It raises the errors of the log; a purge that was begun is finished by the next call, in this process or another.
     """
 
-    def __init__(self, log: PurgeLog, names: Names, topology: Topology, leg: LegId, max_age: timedelta) -> None:
+    def __init__(
+        self,
+        log: PurgeLog,
+        names: Names,
+        topology: Topology,
+        leg: LegId,
+        max_age: timedelta,
+        entries_per_call: int = ENTRIES_PER_CALL,
+    ) -> None:
         self._log, self._names, self._topology, self._leg, self._max_age = log, names, topology, leg, max_age
+        self._entries_per_call = entries_per_call
         self._ledger = names.stream("ledger")
         self._role, self._chain = leg.reads, leg.chain
         self._is_process = leg == topology.process
@@ -250,7 +259,7 @@ class Purge:
         """Return the newest `done` that may be the floor, None if it is the present one. A long chain is read in several calls."""
         floor, plan = None, 0
         entries = self._log.fetch(self._ledger, self._names.chain(self._leg), max(0, self._first_entry - 1), last)
-        for message in islice(entries, ENTRIES_PER_CALL):
+        for message in islice(entries, self._entries_per_call):
             entry = self._chain.decode(message)
             if isinstance(entry.body, Plan):
                 plan = entry.sequence

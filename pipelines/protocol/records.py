@@ -5,7 +5,7 @@ that it covers, so that a writer can resume, and a reader can plan, without deco
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -263,6 +263,17 @@ def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
         yield part, payload
         start += part.num_rows
         rows = max(1, min(4 * rows, int(part.num_rows * _TARGET_FRAME_BYTES / len(payload))))
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How a writer makes frames of rows: `encode` a table as one frame; `cut` it, in order, into (rows, encoded frame) pairs."""
+
+    encode: Callable[[pa.Table], bytes] = encode_frame
+    cut: Callable[[pa.Table], Iterator[tuple[pa.Table, bytes]]] = cut_frames
+
+
+FRAMING = Framing()
 
 
 def _first_guess(table: pa.Table) -> int:

@@ -73,15 +73,15 @@ def ranges_of(rows: Rows) -> list[tuple[int, int]]:
     return [(int(rows[first]), int(rows[last])) for first, last in zip(firsts, lasts, strict=True)] if len(rows) else []
 
 
-def batches(wanted: Iterable[tuple[int, Rows]]) -> Iterator[Places]:
+def batches(wanted: Iterable[tuple[int, Rows]], max_letters: int = MAX_PLAN_LETTERS, max_ranges: int = MAX_PLAN_RANGES) -> Iterator[Places]:
     """Yield the dead letters to take, (frame, ascending rows) in stream order, in portions that one plan may name."""
     places: Places = []
     letters = ranges = 0
     for sequence, rows in wanted:
-        for start in range(0, len(rows), MAX_PLAN_RANGES):
-            part = rows[start : start + MAX_PLAN_RANGES]
+        for start in range(0, len(rows), max_ranges):
+            part = rows[start : start + max_ranges]
             found = ranges_of(part)
-            if places and (letters + len(part) > MAX_PLAN_LETTERS or ranges + len(found) > MAX_PLAN_RANGES):
+            if places and (letters + len(part) > max_letters or ranges + len(found) > max_ranges):
                 yield places
                 places, letters, ranges = [], 0, 0
             places.append((sequence, found))

@@ -183,6 +183,10 @@ class Topology:
         """The id of each source by the ingest leg that reads it, in the order of the pipeline file."""
         return {leg: self.file_id(leg) for leg in self.ingests}
 
+    def ingest(self, source_id: str) -> LegId:
+        """Return the ingest leg that reads a source. Raise ValueError for an id of no source."""
+        return self.ingests[list(self.sources.values()).index(source_id)]
+
     @property
     def process(self) -> LegId:
         """The process leg."""

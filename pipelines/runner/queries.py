@@ -21,6 +21,7 @@ from pipelines.engine.session import build_session, is_jvm_alive
 from pipelines.errors import HaltError
 from pipelines.host import collect_rarely, remedy_in_words
 from pipelines.protocol.topology import LegId
+from pipelines.runner.retention import LOOK_EVERY_SECONDS
 from pipelines.runner.warm import WARM, Nothing
 
 RESTARTS_WITHOUT_PROGRESS = 5
@@ -31,6 +32,10 @@ _HALTS = ("HaltError", "DataLossError", "InvariantError")
 
 class SparkEngine:
     """What a runner runs its legs on: a session of Spark, and queries on it. With `session`: on that one, which stays when the run ends."""
+
+    watch_seconds = 0.25
+    """Interval between the runner's looks at its legs."""
+    retention_seconds = LOOK_EVERY_SECONDS
 
     def __init__(self, session: SparkSession | None = None) -> None:
         self._given = session
@@ -79,8 +84,9 @@ class Queries:
         legs: Mapping[LegId, AnyLeg],
         sources: Mapping[LegId, dict[str, str]],
         tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._session, self._run_path = session, run_path
+        self._session, self._run_path, self._clock = session, run_path, clock
         self._legs, self._sources, self._tell = legs, sources, tell
         self._running: dict[LegId, StreamingQuery] = {}
         self._restarts: dict[LegId, tuple[int, int]] = {}
@@ -132,7 +138,7 @@ class Queries:
         ended = [name for name, query in self._running.items() if not query.isActive]
         if ended and not any(query.isActive and query.status["message"] == _INITIALIZING for query in self._running.values()):
             self._ended(self._legs[ended[0]], self._running.pop(ended[0]))
-        for name in [name for name, due in self._due.items() if due <= time.monotonic()]:
+        for name in [name for name, due in self._due.items() if due <= self._clock()]:
             del self._due[name]
             self._start_again(self._legs[name])
 
@@ -161,7 +167,7 @@ class Queries:
         waited, batches = self._waited.get(leg.name, (0.0, 0))
         wait = min(MOST_WAIT_SECONDS, 2 * waited) if waited and leg.status.batches == batches else FIRST_WAIT_SECONDS
         self._waited[leg.name] = (wait, leg.status.batches)
-        self._due[leg.name] = time.monotonic() + wait
+        self._due[leg.name] = self._clock() + wait
         leg.status.state, leg.status.message = "waiting", f"{told}; {to_do}"
         self._tell(f"{leg.name}: waiting: {leg.status.message}")
 

@@ -71,6 +71,7 @@ class Retention(Rounds):
         legs: Mapping[LegId, AnyLeg],
         max_age: timedelta,
         letters: "LetterRetention | None",
+        every_seconds: float = LOOK_EVERY_SECONDS,
     ) -> None:
         self.facts: tuple[StreamFacts, ...] = ()
         self._log, self._names, self._topology, self._legs = log, names, topology, legs
@@ -80,7 +81,7 @@ class Retention(Rounds):
         self._every_seconds = min(PURGE_AT_MOST_EVERY, max_age / 20).total_seconds()
         self._due = 0.0
         self._letters = letters if topology.process in legs else None
-        super().__init__("retention", LOOK_EVERY_SECONDS, self.look)
+        super().__init__("retention", every_seconds, self.look)
 
     def look(self) -> None:
         """Run one round: purge by age if due, free space if it is short, and note the state of the streams."""

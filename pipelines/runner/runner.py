@@ -63,10 +63,9 @@ from pipelines.sink.waiting import check_waiting
 
 CAUGHT_UP_SINK_DELAY_MS = 50
 JVM_END_SECONDS = 5.0
-WATCH_SECONDS = 0.25
 ExpireLetters = Callable[[PipelineConfig, Path, JetStream], None]
 """Discard the dead letters that are older than the file allows; called by the runner's retention (`reprocess.expire_letters`)."""
-_LEG_CLASSES: Mapping[str, type[AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
+LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
 
 
 class Service(Protocol):
@@ -114,6 +113,7 @@ class Runner:
         expire_letters: ExpireLetters,
         tell: Callable[[str], None] = print,
         engine: SparkEngine | None = None,
+        leg_classes: Mapping[str, Callable[..., AnyLeg]] = LEG_CLASSES,
     ) -> None:
         self.config, self.topology = config, config.topology
         self.options = replace(options, legs=options.legs or self.topology.legs)
@@ -134,7 +134,7 @@ class Runner:
         """Why the start is waiting before any leg is built, and what to do; else empty."""
         self._waiting_service: Service | None = None
         self.on_start: Callable[[Runner], Service] | None = None
-        self._engine = engine or SparkEngine()
+        self._engine, self._leg_classes = engine or SparkEngine(), leg_classes
         self.started_at = time.time()
         self._targets: dict[LegId, dict[int, int]] | None = None
 
@@ -292,7 +292,7 @@ class Runner:
             lease = self.leases[name]
             chain = Chain(self.log, self.names, name.chain, lease.holder.epoch)
             chain.open()
-            self.legs[name] = _LEG_CLASSES[name.kind](connections, chain, lease, run_path, self.stop_requested)
+            self.legs[name] = self._leg_classes[name.kind](connections, chain, lease, run_path, self.stop_requested)
         for name, facts in prepared.sources.items():
             if name in self.legs:
                 self._anchor(name, facts.partitions)
@@ -308,7 +308,8 @@ class Runner:
         letters_age = self.config.dead_letters.max_age
         expire = partial(self._expire_letters, self.config, self.directory, self.log)
         letters = LetterRetention(expire, letters_age) if letters_age is not None else None
-        self.retention = Retention(self.log, self.names, self.topology, self.legs, self.config.resources.nats.stream.max_age, letters)
+        max_age = self.config.resources.nats.stream.max_age
+        self.retention = Retention(self.log, self.names, self.topology, self.legs, max_age, letters, self._engine.retention_seconds)
         self.retention.start()
         self.pace = Pace(self.log, self.names, self.topology, self.sources)
         self.pace.start()
@@ -332,7 +333,7 @@ class Runner:
 
     def _watch(self, session: SparkSession, queries: Queries) -> None:
         """Watch for legs that ended, until a stop is requested or everything is confirmed."""
-        while not self.stop_requested.wait(WATCH_SECONDS):
+        while not self.stop_requested.wait(self._engine.watch_seconds):
             if not is_jvm_alive(session):
                 raise self._jvm_ended()
             queries.look()

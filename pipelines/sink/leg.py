@@ -9,16 +9,18 @@ sending release the interpreter lock, so tasks would gain nothing.
 """
 
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pipelines.connectors.nats.client import check_contiguous
 from pipelines.connectors.sinks import Sink
-from pipelines.engine.leg import Leg, check_input
+from pipelines.engine.connections import Connections
+from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, check_input
 from pipelines.errors import HaltError, InsertTooLargeError, InvariantError, RefusedError, RetryableError
 from pipelines.process.fingerprints import fingerprint
 from pipelines.process.program import Program
@@ -26,8 +28,8 @@ from pipelines.process.rejection_limit import MEND, Cause, Sample, halt_for
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import SinkDone, SinkPlan
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
-from pipelines.protocol.ledger import Entry
+from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
+from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.naming import insert_token, inserts_of_chunk
 from pipelines.protocol.records import POSITION_COLUMNS, Message
 from pipelines.sink.abandoned import abandoned_rows, close_abandoned, closing
@@ -79,6 +81,20 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     """Consecutive rows, of this chunk and earlier ones, that were refused for such a cause."""
     _decided: tuple[int, Pieces] | None = None
     """The decision after the last insert, and the sequence of the plan of that insert."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        chain: Chain[SinkPlan, SinkDone],
+        lease: Lease,
+        run_path: Path,
+        stop: Event,
+        means: LegMeans = LEG_MEANS,
+        cut: Callable[[Iterator[Message]], Iterator[Chunk]] = chunks,
+    ) -> None:
+        """Create without connecting. `cut`: frames into chunks."""
+        super().__init__(connections, chain, lease, run_path, stop, means)
+        self._cut = cut
 
     @property
     def _sink(self) -> Sink:
@@ -140,7 +156,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
 
     def _next_chunk(self, after: int, to: int) -> Chunk:
         """Return the first chunk of the waiting frames."""
-        chunk = next(chunks(self._frames(after, to)), None)
+        chunk = next(self._cut(self._frames(after, to)), None)
         if chunk is None:
             raise RetryableError(f"reading {self._stream}: NATS does not deliver sequence {after + 1} yet; retrying")
         check_contiguous(self._stream, [message.sequence for message in chunk.messages], after, chunk.last)
@@ -293,7 +309,8 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         """Return the rows of the next piece that are in the table, by their numbers in the chunk."""
         assert self._tries is not None
         sending = pieces.to_send()
-        sent = Sent(plan.body.table, rows.take(sending), self._work(chunk), self._tries.since, outcome)
+        age = None if self._tries.since is None else self.means.clock() - self._tries.since
+        sent = Sent(plan.body.table, rows.take(sending), self._work(chunk), age, outcome)
         found: Rows = sending[stored_rows(self._sink, sent, self.connections.config.sink.max_insert_time, is_certain)]
         return found
 
@@ -366,7 +383,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
             self._sink.insert(plan.body.table, rows.column_names, block, token, seconds, self._work(chunk))
         except (RetryableError, HaltError):
             if self._tries is not None:
-                self._tries.since = time.monotonic()
+                self._tries.since = self.means.clock()
             raise
         reach("sink.after-insert")
 

@@ -46,7 +46,8 @@ def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refus
         records = read_again(connections.log, names.stream("raw"), rejected)
         table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source=None, past_dedup=True)
         stream, subject = names.stream("dlq"), names.dead_letters(SINK_CHAIN.leg, bucket)
-        append_rows(Appender(connections.log, stream, subject, last_position, last_of[bucket]), table)
+        appender = Appender(connections.log, stream, subject, last_position, last_of[bucket], framing=connections.means.framing)
+        append_rows(appender, table)
 
 
 def place_of_row(chunk: Chunk, row: int) -> str:

@@ -5,7 +5,6 @@ TTL) may raise after other parts are stored (measured, 26.9). An insert whose an
 sent again. So nothing is decided about a piece before its rows were looked up, and not while an earlier insert of it may be running.
 """
 
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -26,13 +25,13 @@ NEEDED_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_arrival")
 class Sent:
     """Rows of a piece that were sent, and the sink's answer.
 
-    `work` names the chunk's inserts; `since`: when an insert of unknown outcome was last running (monotonic), None if there was none.
+    `work` names the chunk's inserts; `age_seconds`: how long ago an insert of unknown outcome was last running, None if there was none.
     """
 
     table: str
     rows: pa.Table
     work: str
-    since: float | None
+    age_seconds: float | None
     outcome: str
 
 
@@ -50,7 +49,7 @@ def stored_rows(sink: Sink, sent: Sent, max_insert_time: timedelta, is_certain: 
     why = _why_unknown(sent, table)
     if not why:
         return _found(sink, sent, table)
-    if sent.since is None and (is_certain or not table.is_partitioned):
+    if sent.age_seconds is None and (is_certain or not table.is_partitioned):
         # One block that is one part, or that was refused before any part was written.
         return np.zeros(0, np.int64)
     raise HaltError(
@@ -71,7 +70,7 @@ def _wait_until_quiet(sink: Sink, sent: Sent, table: Table, max_insert_time: tim
     # If running inserts are visible, wait only for an insert that has not arrived yet.
     is_seen = at_work is not None and not table.is_replicated
     seconds = INSERT_MAX_EXECUTION_SECONDS if is_seen else max_insert_time.total_seconds()
-    if sent.since is not None and time.monotonic() - sent.since < seconds:
+    if sent.age_seconds is not None and sent.age_seconds < seconds:
         raise RetryableError(f"inserting a chunk into {sent.table}: waiting until no earlier insert of it can be running")
 
 

@@ -7,8 +7,8 @@ import pytest
 from support.network_case import Proxied, running, through, waits
 from support.pipeline_case import PipelineCase, wait_until
 
-import pipelines.sink.leg
 from pipelines.sink.chunks import chunks
+from pipelines.sink.leg import SinkLeg
 
 pytestmark = pytest.mark.crash
 
@@ -30,9 +30,13 @@ def test_a_nats_that_falls_silent_is_left_for_a_new_connection(proxied: Proxied)
     assert case.letters() == []
 
 
-def test_a_hundred_lost_answers_of_clickhouse_double_nothing(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines.sink.leg, "chunks", partial(chunks, max_rows=50))
+def in_small_chunks(case: PipelineCase) -> None:
+    case.leg_classes["sink"] = partial(SinkLeg, cut=partial(chunks, max_rows=50))
+
+
+def test_a_hundred_lost_answers_of_clickhouse_double_nothing(proxied: Proxied) -> None:
     case, nats, clickhouse = proxied
+    in_small_chunks(case)
 
     def wide(document: dict[str, Any]) -> None:
         through(case, nats, clickhouse)(document)
@@ -49,8 +53,8 @@ def test_a_hundred_lost_answers_of_clickhouse_double_nothing(proxied: Proxied, m
     assert (case.count(), case.letters()) == (case.good, [])
 
 
-def test_a_clickhouse_killed_during_a_backlog_is_waited_for(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines.sink.leg, "chunks", partial(chunks, max_rows=50))
+def test_a_clickhouse_killed_during_a_backlog_is_waited_for(case: PipelineCase) -> None:
+    in_small_chunks(case)
     case.write_file(lambda document: document.update(buckets=MANY))
     case.create_topic(MANY)
     case.send_events(51 * MANY, partitions=MANY)

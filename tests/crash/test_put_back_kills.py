@@ -23,11 +23,10 @@ from pathlib import Path
 from pipelines.proof import put_back as repair
 from pipelines.config import load
 from pipelines.connectors.nats.client import JetStream
-from pipelines.process import arrivals
 from pipelines.proof.verification.run import Request
-repair.QUIET_SECONDS, arrivals.FRAMES_PER_STEP = 0, int(sys.argv[3])
+repair.QUIET_SECONDS = 0
 config = load(Path(sys.argv[1]))
-repair.put_back(config, JetStream(config.nats).connect(), Request(Path(sys.argv[2])))
+repair.put_back(config, JetStream(config.nats).connect(), Request(Path(sys.argv[2])), frames_per_insert=int(sys.argv[3]))
 """
 
 

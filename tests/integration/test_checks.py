@@ -109,22 +109,21 @@ def test_an_open_chunks_row_never_replaces_a_missing_one(done: PipelineCase) -> 
     assert (found.passed, found.message, found.facts["found"]) == (False, "1 of 60 confirmed rows are missing", 89)
 
 
-def test_a_gap_is_found_with_the_sink_in_the_middle_of_a_range(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_is_found_with_the_sink_in_the_middle_of_a_range(case: PipelineCase) -> None:
     """The last confirmed chunk ends between two frames of one range of the process leg, and the next one is in the table."""
     case.create_topic()
     case.send_events(90)
     case.run_in_turn("ingest", "process")
     confirmed: list[int] = []
-    insert = SinkLeg._insert
 
-    def insert_once(self: SinkLeg, *arguments: Any) -> None:
-        confirmed.extend(row[1] for row in case.rows())
-        insert(self, *arguments)
-        if confirmed:
-            raise HaltError("stopped by the test")
+    class OneChunkMore(SinkLeg):
+        def _insert(self, *arguments: Any) -> None:
+            confirmed.extend(row[1] for row in case.rows())
+            super()._insert(*arguments)
+            if confirmed:
+                raise HaltError("stopped by the test")
 
-    monkeypatch.setattr(SinkLeg, "_insert", insert_once)
-    monkeypatch.setattr("pipelines.sink.leg.chunks", partial(chunks, max_rows=20))
+    case.leg_classes["sink"] = partial(OneChunkMore, cut=partial(chunks, max_rows=20))
     with pytest.raises(Exception, match="stopped by the test"):
         case.run_in_turn("sink")
     assert 0 < len(confirmed) < case.count() < 90

@@ -6,14 +6,9 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-from tenacity import stop_after_attempt, wait_none
-
-import pipelines.engine.leg
 from pipelines.config import OnError
-from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.sources import Block, SourceFacts, Words
-from pipelines.engine.connections import Kept
+from pipelines.engine.connections import Kept, Means
 from pipelines.ingest.leg import IngestLeg
 from pipelines.key_store.storage import Place
 from pipelines.key_store.store import KeyedStore
@@ -23,6 +18,7 @@ from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.run_lists import Lists, live_lists
+from pipelines.protocol.topology import Topology
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import ManualClock, MemoryLog, records
 from support.memory_table import MemoryTable
@@ -55,23 +51,15 @@ class LegCase(Kept):
     """One start of the legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`."""
 
     def __init__(
-        self,
-        directory: Path,
-        patch: pytest.MonkeyPatch,
-        buckets: int,
-        log: MemoryLog | None = None,
-        epoch: int = 1,
-        table: MemoryTable | None = None,
+        self, directory: Path, buckets: int, log: MemoryLog | None = None, epoch: int = 1, table: MemoryTable | None = None
     ) -> None:
         super().__init__()
-        # A leg gives up at once instead of waiting: the test says when it goes on.
-        patch.setattr(pipelines.engine.leg, "wait_exponential_jitter", lambda **_: wait_none())
-        patch.setattr(pipelines.engine.leg, "stop_when_event_set", lambda _: stop_after_attempt(1))
         self.log = log or MemoryLog(ManualClock())
         self.clock = self.log.clock
         self.topic, self.sink = Topic(), table or MemoryTable()
         self.names, self.directory, self.epoch = NAMES, directory, epoch
-        self.engine = open_engine()
+        self.means = Means()
+        self.engine = self.means.open_engine()
         columns = (("id", "id", "Int64", False), ("v", "v", "String", False))
         fields = (("id", "int"), ("v", "string"))
         self.stages = program(fields, columns, first_of("id", 3_600_000_000), source="s", topic="s", buckets=buckets)
@@ -79,15 +67,20 @@ class LegCase(Kept):
         source = SimpleNamespace(source_id="s")
         nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))
         sink = SimpleNamespace(delivery="exactly_once", existing_rows="refuse", max_insert_time=timedelta(seconds=60))
-        self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=SimpleNamespace(nats=nats))
+        topology = Topology.of(["s"], [""])
+        resources = SimpleNamespace(nats=nats)
+        self.config = SimpleNamespace(sources=[source], topology=topology, sink=sink, on_error=OnError(), resources=resources)
         versions = {"stage_config": version, "accepted_config": version}
         limits = {"driver_offsets": 10**9, "driver_frames": 10**9}
         self.run = SimpleNamespace(identities={"s": "T"}, epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
         self.stores: dict[int, KeyedStore] = {}
         self.lease = SimpleNamespace(lost=threading.Event(), remaining_seconds=60.0)
-        self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, Path("run"), threading.Event())
-        self.process = ProcessLeg(self, self._chain("process"), self.lease, Path("run"), threading.Event())
-        self.delivery = SinkLeg(self, self._chain("sink"), self.lease, Path("run"), threading.Event())
+        # A leg that is asked to stop gives up instead of waiting: the test says when it goes on.
+        stop = threading.Event()
+        stop.set()
+        self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, Path("run"), stop)
+        self.process = ProcessLeg(self, self._chain("process"), self.lease, Path("run"), stop)
+        self.delivery = SinkLeg(self, self._chain("sink"), self.lease, Path("run"), stop)
         self.ingest.anchor(lambda: {0: 0})
 
     def _chain(self, leg: str) -> Chain:

@@ -41,11 +41,10 @@ from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.tally import tally
-from pipelines.runner.queries import SparkEngine
-from pipelines.runner.runner import Runner, RunOptions
+from pipelines.runner.runner import LEG_CLASSES, Runner, RunOptions
 from pipelines.testing import LEGS, SINGLE
 from resources.local.stack import LocalStack
-from support.plain_runner import InvokedEngine, PlainEngine
+from support.plain_runner import BriskEngine, InvokedEngine, PlainEngine
 
 PATIENCE_SECONDS = 240.0
 """For whatever is awaited: it costs time only when it does not come, and a shared machine may be five times slower than ours."""
@@ -93,6 +92,8 @@ class PipelineCase:
         self.admin = AdminClient({"log_level": 0, **self.addresses.kafka_client})
         self.session: SparkSession | None = None
         """Where runners inside this process run; None: without Spark (plain_runner.py)."""
+        self.leg_classes = dict(LEG_CLASSES)
+        """Of runners inside this process."""
         self.is_streaming = True
         """On that session: as streaming queries, which cost seconds to start; or with their tasks only."""
         self.told: list[str] = []
@@ -386,10 +387,10 @@ class PipelineCase:
         config = parse(text, name=str(self.file), environment=os.environ)
         if self.session is None:
             options = {"driver_offsets": 1_000_000, "driver_frames": 1000, **options}
-        engine = SparkEngine(self.session) if self.session and self.is_streaming else PlainEngine(self.session)
+        engine = BriskEngine(self.session) if self.session and self.is_streaming else PlainEngine(self.session)
         legs = SINGLE.select(options.pop("legs", ()))
         run_options = RunOptions(legs, until_caught_up, **options)
-        return Runner(config, text, self.home, run_options, expire_letters, self.told.append, engine)
+        return Runner(config, text, self.home, run_options, expire_letters, self.told.append, engine, self.leg_classes)
 
     def in_background(self, runner: Runner) -> threading.Thread:
         thread = threading.Thread(target=runner.run, daemon=True)

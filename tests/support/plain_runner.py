@@ -16,18 +16,24 @@ from typing import Any, NoReturn
 from pyspark.sql import SparkSession
 
 from pipelines.cli.app import app
-from pipelines.engine import ranges
 from pipelines.engine.leg import Leg, ReplanError, StoppedError
-from pipelines.engine.ranges import RANGE_SCHEMA, SourceRanges, StreamRanges, offset_text
+from pipelines.engine.ranges import RANGE_SCHEMA, StreamRanges, _KafkaRangeReader, offset_text
 from pipelines.errors import HaltError
-from pipelines.runner import retention, runner
 from pipelines.runner.queries import SparkEngine
 
-# A stop waits until the planners have looked once more, an end until the runner has: seconds of a run that takes none.
-ranges.IDLE_SECONDS = 0.05
-runner.WATCH_SECONDS = 0.05
-# Whoever waits for a purge, or for room that one makes, waits as long as it takes to look.
-retention.LOOK_EVERY_SECONDS = 0.5
+# A stop waits until the planners have looked once more: seconds of a run that takes none.
+IDLE_SECONDS = 0.05
+
+
+class KafkaPlanner(_KafkaRangeReader):
+    """Where few records come it waits before the next range; a stop need not."""
+
+    def __init__(self, options: Mapping[str, str], stop: threading.Event) -> None:
+        super().__init__(options)
+        self._stop = stop
+
+    def _sleep(self, seconds: float) -> None:
+        self._stop.wait(seconds)
 
 
 class PlainSession:
@@ -50,16 +56,13 @@ class PlainQueries:
     def start(self) -> None:
         starts = {name: offset_text(leg.patiently(leg.start_offset)) for name, leg in self._legs.items()}
         for name, leg in self._legs.items():
-            options = {**self._sources[name], "run": self._run_path, "start": starts[name], "leg": name}
+            options = {**self._sources[name], "run": self._run_path, "start": starts[name], "leg": name, "idle_seconds": str(IDLE_SECONDS)}
             thread = threading.Thread(target=self._work, args=[leg, options], daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def _work(self, leg: Leg, options: dict[str, str]) -> None:
-        reader = (SourceRanges if leg.name == "ingest" else StreamRanges)(options).streamReader(RANGE_SCHEMA)
-        if leg.name == "ingest":
-            # Where few records come it waits before the next range; a stop need not.
-            reader._sleep = leg.stop.wait
+        reader = KafkaPlanner(options, leg.stop) if leg.name == "ingest" else StreamRanges(options).streamReader(RANGE_SCHEMA)
         start, batch = reader.initialOffset(), 0
         offsets = Path(self._run_path).parent / f"checkpoint-{leg.name}" / "offsets"
         offsets.mkdir(parents=True)
@@ -94,7 +97,14 @@ class PlainQueries:
             thread.join()
 
 
-class PlainEngine(SparkEngine):
+class BriskEngine(SparkEngine):
+    """An end waits until the runner has looked, whoever waits for a purge until retention has: as long as it takes to look."""
+
+    watch_seconds = 0.05
+    retention_seconds = 0.5
+
+
+class PlainEngine(BriskEngine):
     """Runs legs without Spark, or, on a session, with nothing of it but tasks."""
 
     def __init__(self, session: SparkSession | None = None) -> None:

@@ -31,7 +31,11 @@ NARROWED = ("to", "rest", "standing")
 
 
 def entries(log: ModelLog, leg: str) -> list[Entry]:
-    return [CHAINS[leg].decode(m) for m in log.everything(NAMES.stream("ledger")) if m.subject == NAMES.chain(leg)]
+    """Each is decoded once: an account looks at a chain a dozen times."""
+    chain = [m for m in log.everything(NAMES.stream("ledger")) if m.subject == NAMES.chain(leg)]
+    known = log.entries.setdefault(leg, [])
+    known += [CHAINS[leg].decode(message) for message in chain[len(known) :]]
+    return known
 
 
 def check_account(world: "World") -> None:

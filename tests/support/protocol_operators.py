@@ -9,14 +9,11 @@ from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 
-import pytest
-
-import pipelines.maintenance.plans
 from pipelines.config import OnError
 from pipelines.connectors.nats.client import StreamState
 from pipelines.errors import FencedError, HaltError
 from pipelines.maintenance.inspect import KeyState
-from pipelines.maintenance.plans import Abandonment
+from pipelines.maintenance.plans import Abandonment, Reached
 from pipelines.maintenance.reset_clock import reset_clock
 from pipelines.protocol.naming import STREAM_ID_KEY
 from pipelines.protocol.redrive import ENTER
@@ -60,8 +57,9 @@ class Operator(Command):
 
     def _abandon(self) -> None:
         with _told(_NOTHING_TO_ABANDON):
-            directory = SimpleNamespace(mkdir=lambda **_: None)
-            abandonment = Abandonment(_Config, "", SINGLE.sinks[0], directory, lambda words: None, wait=lambda seconds: None)
+            world, leg = self.world, SINGLE.sinks[0]
+            reached = Reached(leg, _Log(world.log), _Asked(world.table), _Outside(world, 0, ""), lambda: ModelLease(self))
+            abandonment = Abandonment(_Config, reached, lambda words: None, lambda seconds: None, world.clock_that_leaps)
             abandonment.find(self._with_waiting, is_not_stored=False)
             abandonment.run("a test")
 
@@ -123,9 +121,6 @@ class _Log:
     def __getattr__(self, name: str) -> object:
         return getattr(self._log, name)
 
-    def connect(self) -> "_Log":
-        return self
-
     def state(self, stream: str) -> StreamState | None:
         found = self._log.state(stream)
         return found and StreamState(**{**vars(found), "metadata": {STREAM_ID_KEY: "S"}})
@@ -135,15 +130,6 @@ class _Log:
 
 class _Outside(Outside):
     def close(self) -> None: ...
-
-
-def let_operators_in(world: World, patch: pytest.MonkeyPatch) -> None:
-    """Operators of this world reach what it is made of."""
-    patch.setattr(pipelines.maintenance.plans, "JetStream", lambda settings: _Log(world.log))
-    patch.setattr(pipelines.maintenance.plans, "open_sink", lambda config: _Asked(world.table))
-    patch.setattr(pipelines.maintenance.plans, "Connections", lambda *_, **__: _Outside(world, 0, ""))
-    patch.setattr(pipelines.maintenance.plans, "RunSpec", SimpleNamespace(beside=lambda *_: None))
-    patch.setattr(pipelines.maintenance.plans, "Lease", lambda *_: ModelLease(world.current.runner))
 
 
 def operated_chaos(world: World, steps: int) -> None:

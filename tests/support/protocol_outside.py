@@ -19,6 +19,7 @@ from pipelines.engine.connections import Kept
 from pipelines.errors import DataLossError, RefusedError, RetryableError
 from pipelines.key_store.storage import Header
 from pipelines.key_store.store import KeyedStore
+from pipelines.protocol.ledger import Entry
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
 from pipelines.testing import Fault, ManualClock, MemoryLog, records, stream_of
@@ -105,6 +106,8 @@ class ModelLog(MemoryLog):
         super().__init__(clock)
         self.world = world
         self.stored: dict[str, list[Message]] = {}
+        self.entries: dict[str, list[Entry]] = {}
+        """Those of each chain that the account has decoded."""
 
     def _reach(self, doing: str) -> None:
         self.world.call()
@@ -352,7 +355,7 @@ class Outside(Kept):
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
         self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
-        self._world, self._stores = world, {}
+        self._world, self._stores, self.means = world, {}, world.means
         versions = {"stage_config": version, "accepted_config": version}
         self.run = SimpleNamespace(identities={"orders": "T"}, epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
 

@@ -12,29 +12,17 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
-import pytest
 from tenacity import wait_none
 
-import pipelines.dead_letters.export_file
-import pipelines.dead_letters.redrive
-import pipelines.engine.leg
-import pipelines.ingest.leg
-import pipelines.ingest.writer
-import pipelines.process.arrivals
-import pipelines.process.frames
-import pipelines.process.leg
-import pipelines.process.program
-import pipelines.protocol.append
-import pipelines.protocol.redrive
-import pipelines.sink.leg
-import pipelines.sink.settling
 from pipelines.dead_letters.export_file import Edited, edited_frames
 from pipelines.dead_letters.redrive import Redrive, taken
 from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_states
-from pipelines.engine.execute import Exchange, Work
-from pipelines.engine.leg import ReplanError, StoppedError
+from pipelines.engine.connections import Means
+from pipelines.engine.execute import Exchange, LegTasks, Work
+from pipelines.engine.leg import AnyLeg, LegMeans, ReplanError, StoppedError
 from pipelines.engine.ranges import admit
 from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError, StateDamagedError, UndecidedError
 from pipelines.ingest.leg import IngestLeg
@@ -45,9 +33,10 @@ from pipelines.protocol.codec import Form, from_text, to_text
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import Purge, fold_redrive, purge_letters, redrive_entries_that_may_go
+from pipelines.protocol.records import Framing, Message
 from pipelines.protocol.redrive import ENTER, OPEN
 from pipelines.protocol.topology import LegId
-from pipelines.sink.chunks import chunks
+from pipelines.sink.chunks import Chunk, chunks
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import LEGS, SINGLE, ManualClock
 from support.protocol_account import check_account
@@ -77,16 +66,25 @@ class Runner:
         version = stage_config.store(log, NAMES, self.config)
         outside = Outside(self.world, self.epoch, version)
         legs = {}
-        for name, kind in zip(LEGS, (IngestLeg, ProcessLeg, SinkLeg), strict=True):
+        for name, (kind, of_its_own) in zip(LEGS, self._kinds(), strict=True):
             chain = Chain(log, NAMES, CHAINS[name], self.epoch)
             chain.open()
-            legs[name] = kind(outside, chain, self.lease, Path("run"), self.stop)
+            legs[name] = kind(outside, chain, self.lease, Path("run"), self.stop, self.world.leg_means, **of_its_own)
         legs["ingest"].anchor(self.world.topic.ends if self.world.begins_at_latest else self.world.topic.starts)
         for name, leg in legs.items():
             self.actors.append(Actor(self.world, name, partial(self._run, leg, leg.start_offset()), self))
             if self.world.max_age is not None:
                 purge = Purge(log, NAMES, SINGLE, LegId.parse(name), self.world.max_age)
                 self.actors.append(Actor(self.world, f"purge of {name}", partial(self._purge, purge), self))
+
+    def _kinds(self) -> list[tuple[type[AnyLeg], dict[str, Any]]]:
+        """Each leg, with its small limits: a short history has many frames, plans and chunks."""
+        world = self.world
+        return [
+            (IngestLeg, {"flush_bytes": world.flush_bytes}),
+            (ProcessLeg, {"plan_frames": world.plan_frames, "step_frames": world.step_frames}),
+            (SinkLeg, {"cut": world.chunks}),
+        ]
 
     def _purge(self, purge: Purge) -> None:
         """As the runner's own thread does, beside the legs."""
@@ -153,13 +151,13 @@ class Command:
         log = self.world.log
         chain = Chain(log, NAMES, REDRIVE_CHAIN, self.epoch)
         chain.open()
-        redrive = Redrive(log, NAMES, chain)
+        redrive = Redrive(log, NAMES, chain, self.world.means.framing, self.world.plan_letters)
         if self._action == EXPIRE:
             fold_redrive(log, NAMES, redrive_entries_that_may_go(log, NAMES, timedelta(0)))
         chosen = list(self._chosen())
         if self._action == "import":
             changes = {Position(row["_tf_sequence"], row["_tf_ordinal"]): {"value": b"mended"} for _, t in chosen for row in t.to_pylist()}
-            for places, payload in edited_frames(Edited("file", changes), chosen):
+            for places, payload in edited_frames(Edited("file", changes), chosen, self.world.means.framing):
                 redrive.enter_edited(places, payload)
             return
         wanted = ((sequence, letters["row"].to_numpy()) for sequence, letters in chosen)
@@ -206,15 +204,56 @@ class Inline:
         return future
 
 
+class ModelTasks(LegTasks):
+    """Tasks of whichever runner is at work, in its own thread."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def run(self, session: object, run_path: str, work: Work, items: list[Form]) -> list[Form]:
+        """Each item once, and now and then a second attempt beside it, which may outlive its plan and its runner."""
+        runner = self._world.current.runner
+        reports = []
+        for item in items:
+            text = to_text(item)
+            outside = Outside(self._world, runner.epoch, "")
+            if self._world.rng.random() < 0.3:
+                self._world.attempts.append(
+                    Actor(self._world, "second attempt", lambda o=outside, t=text: work.run(o, from_text(work.item, t)), runner)
+                )
+            reports.append(from_text(work.report, to_text(work.run(outside, from_text(work.item, text)))))
+        return reports
+
+    def exchange(self, session: object, run_path: str, work: Exchange, items: list[Form], shared: Form, buckets: int) -> list[Form]:
+        """First tasks may be tried twice, the parcels of the second attempt count; a bucket's task as any other task."""
+        runner = self._world.current.runner
+        parcels: list[tuple[int, str, bytes]] = []
+        for item in items:
+            for _ in range(self._world.rng.choice([1, 1, 2])):
+                sent = list(work.send(Outside(self._world, runner.epoch, ""), from_text(work.item, to_text(item))))
+            parcels += sent
+        self._world.rng.shuffle(parcels)
+        reports = []
+        for bucket in sorted({bucket for bucket, _, _ in parcels}):
+            here = [(kind, payload) for to, kind, payload in parcels if to == bucket]
+
+            def receive(outside: Outside, item: Form, bucket: int = bucket, here: list[tuple[str, bytes]] = here) -> Form:
+                return work.receive(outside, item, bucket, here)
+
+            reports += self.run(session, run_path, Work(receive, work.shared, work.report), [shared])
+        return reports
+
+
 class World:
     """One history. Everything random comes from `rng`, and only one actor runs at a time, so a seed is a story."""
 
-    def __init__(self, seed: int, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.turn = threading.Lock()
         self.turn.acquire()
         self.current: Actor | None = None
-        self.calls = 0
+        self.calls, self.max_calls = 0, MAX_CALLS
+        self._seconds = 0.0
         self.epoch = self.command_epoch = 0
         self.window_us = self.rng.choice([0, 0, 2_000_000, 10**12])
         self.lateness_us: int | None = None
@@ -246,34 +285,23 @@ class World:
         self.leader_goes_at = 0
         self.is_mended_at_failure = False
         self.is_frozen = False
-        self._patch(patch)
+        self.means = Means(Framing(uncompressed, self._cut), Inline, lambda: SimpleNamespace(close=lambda: None))
+        # An insert of the model lasts no time, unless it is delivered late, and then it is refused like the first one: at each look it is
+        # as old as any.
+        self.leg_means = LegMeans(ModelTasks(self), wait_none(), self.clock_that_leaps)
+        self.plan_letters = self.rng.choice([2, 1000])
+        self.flush_bytes = self.rng.choice([1, 200, 10_000])
+        self.plan_frames = self.rng.choice([2, 5, 100])
+        self.step_frames = self.rng.choice([1, 2, 12])
+        self.chunk_rows = [2, 6, 1000]
+        """Of which each look at the waiting frames takes one."""
 
-    def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        """Small limits, so that a short history has many frames, plans and chunks; and the outside of the legs."""
-        for module in (
-            pipelines.protocol.append,
-            pipelines.ingest.writer,
-            pipelines.dead_letters.redrive,
-            pipelines.dead_letters.export_file,
-        ):
-            patch.setattr(module, "cut_frames", self._cut)
-        for module in (pipelines.ingest.leg, pipelines.process.frames):
-            patch.setattr(module, "ThreadPoolExecutor", Inline)
-        for module in (pipelines.ingest.leg, pipelines.process.leg):
-            patch.setattr(module, "run_in_tasks", self._run_in_tasks)
-        for module in (pipelines.ingest.writer, pipelines.ingest.leg):
-            patch.setattr(module, "encode_frame", uncompressed)
-        patch.setattr(pipelines.protocol.redrive, "MAX_PLAN_LETTERS", self.rng.choice([2, 1000]))
-        patch.setattr(pipelines.ingest.leg, "FLUSH_BYTES", self.rng.choice([1, 200, 10_000]))
-        patch.setattr(pipelines.process.leg, "MAX_FRAMES_PER_BATCH", self.rng.choice([2, 5, 100]))
-        patch.setattr(pipelines.process.arrivals, "FRAMES_PER_STEP", self.rng.choice([1, 2, 12]))
-        patch.setattr(pipelines.process.frames, "encode_frame", uncompressed)
-        patch.setattr(pipelines.process.program, "open_engine", lambda: SimpleNamespace(close=lambda: None))
-        patch.setattr(pipelines.process.leg, "run_with_exchange", self._run_with_exchange)
-        # An insert of the model lasts no time, unless it is delivered late, and then it is refused like the first one.
-        patch.setattr(pipelines.sink.settling, "INSERT_MAX_EXECUTION_SECONDS", 0)
-        patch.setattr(pipelines.sink.leg, "chunks", lambda messages: chunks(messages, max_rows=self.rng.choice([2, 6, 1000])))
-        patch.setattr(pipelines.engine.leg, "wait_exponential_jitter", lambda **_: wait_none())
+    def chunks(self, messages: Iterator[Message]) -> Iterator[Chunk]:
+        return chunks(messages, self.rng.choice(self.chunk_rows))
+
+    def clock_that_leaps(self) -> float:
+        self._seconds += 3600.0
+        return self._seconds
 
     def _cut(self, table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
         start = 0
@@ -282,42 +310,9 @@ class World:
             yield part, uncompressed(part)
             start += part.num_rows
 
-    def _run_in_tasks(self, session: object, run_path: str, work: Work, items: list[Form]) -> list[Form]:
-        """Each item once, and now and then a second attempt beside it, which may outlive its plan and its runner."""
-        runner = self.current.runner
-        reports = []
-        for item in items:
-            text = to_text(item)
-            outside = Outside(self, runner.epoch, "")
-            if self.rng.random() < 0.3:
-                self.attempts.append(Actor(self, "second attempt", lambda o=outside, t=text: work.run(o, from_text(work.item, t)), runner))
-            reports.append(from_text(work.report, to_text(work.run(outside, from_text(work.item, text)))))
-        return reports
-
-    def _run_with_exchange(
-        self, session: object, run_path: str, exchange: Exchange, items: list[Form], shared: Form, buckets: int
-    ) -> list[Form]:
-        """First tasks may be tried twice, the parcels of the second attempt count; a bucket's task as any other task."""
-        runner = self.current.runner
-        parcels: list[tuple[int, str, bytes]] = []
-        for item in items:
-            for _ in range(self.rng.choice([1, 1, 2])):
-                sent = list(exchange.send(Outside(self, runner.epoch, ""), from_text(exchange.item, to_text(item))))
-            parcels += sent
-        self.rng.shuffle(parcels)
-        reports = []
-        for bucket in sorted({bucket for bucket, _, _ in parcels}):
-            here = [(kind, payload) for to, kind, payload in parcels if to == bucket]
-
-            def receive(outside: Outside, item: Form, bucket: int = bucket, here: list[tuple[str, bytes]] = here) -> Form:
-                return exchange.receive(outside, item, bucket, here)
-
-            reports += self._run_in_tasks(session, run_path, Work(receive, exchange.shared, exchange.report), [shared])
-        return reports
-
     def call(self) -> None:
         self.calls += 1
-        if self.calls > MAX_CALLS:
+        if self.calls > self.max_calls:
             raise AssertionError("the history does not come to an end")
         if self.calls == self.leader_goes_at:
             self.topic.silent.add(1)

@@ -34,8 +34,8 @@ def waits(case: LegCase) -> None:
 
 
 @pytest.mark.parametrize("full", ["out", "ledger"])
-def test_retrying_a_full_stream_makes_nothing_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
-    case = LegCase(tmp_path, monkeypatch, BUCKETS)
+def test_retrying_a_full_stream_makes_nothing_grow(tmp_path: Path, full: str) -> None:
+    case = LegCase(tmp_path, BUCKETS)
     for start in (0, 1000):
         case.send([event(number) for number in range(start, start + 1000)])
         case.go_on()
@@ -64,8 +64,8 @@ def _beside_the_limit(case: LegCase, plan: object, args: tuple[object, ...], bod
         case.log.max_bytes = limits
 
 
-def test_runs_of_attempts_by_other_processes_go_with_the_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = LegCase(tmp_path, monkeypatch, BUCKETS)
+def test_runs_of_attempts_by_other_processes_go_with_the_done(tmp_path: Path) -> None:
+    case = LegCase(tmp_path, BUCKETS)
     case.send([event(number) for number in range(1000)])
     case.log.max_bytes = {OUT: 1}
     for _ in range(3):
@@ -77,13 +77,13 @@ def test_runs_of_attempts_by_other_processes_go_with_the_done(tmp_path: Path, mo
     assert case.files() == case.listed()
 
 
-def test_runs_of_an_attempt_of_an_earlier_start_go_with_the_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = LegCase(tmp_path, monkeypatch, BUCKETS)
+def test_runs_of_an_attempt_of_an_earlier_start_go_with_the_done(tmp_path: Path) -> None:
+    killed = LegCase(tmp_path, BUCKETS)
     killed.send([event(number) for number in range(1000)])
     killed.log.max_bytes = {OUT: 1}
     waits(killed)
     assert killed.files()
-    case = LegCase(tmp_path, monkeypatch, BUCKETS, killed.log, epoch=2)
+    case = LegCase(tmp_path, BUCKETS, killed.log, epoch=2)
     case.process.start_offset()
     case.log.max_bytes = {}
     case.go_on()
@@ -92,7 +92,7 @@ def test_runs_of_an_attempt_of_an_earlier_start_go_with_the_done(tmp_path: Path,
 
 
 def test_a_file_that_could_not_be_ended_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = LegCase(tmp_path, monkeypatch, 1)
+    case = LegCase(tmp_path, 1)
     case.send([event(number) for number in range(100)])
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     for _ in range(3):

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-import pipelines.ingest.writer
 from pipelines.errors import InvariantError, RetryableError
 from pipelines.ingest.writer import PartitionWriter, check_cover, last_offset
 from pipelines.protocol.append import Appender, Tail, Written
-from pipelines.protocol.records import RAW_SCHEMA, decode_frame, encode_frame
+from pipelines.protocol.records import RAW_SCHEMA, Framing, decode_frame, encode_frame
 from pipelines.testing import Fault, MemoryLog, records
 
 STREAM = "tf-p-raw"
@@ -17,17 +16,13 @@ SUBJECT = "tf.p.raw.s.0"
 EMPTY = RAW_SCHEMA.empty_table()
 
 
-@pytest.fixture(autouse=True)
-def two_rows_per_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
-        for start in range(0, table.num_rows, 2):
-            yield table.slice(start, 2), encode_frame(table.slice(start, 2))
-
-    monkeypatch.setattr(pipelines.ingest.writer, "cut_frames", cut_frames)
+def two_rows_per_frame(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
+    for start in range(0, table.num_rows, 2):
+        yield table.slice(start, 2), encode_frame(table.slice(start, 2))
 
 
 def writer(log: MemoryLog, start: int, end: int, tail: Tail[int] | None = None, run: str = "1") -> PartitionWriter:
-    appender = Appender(log, STREAM, SUBJECT, last_offset, end - 1, tail)
+    appender = Appender(log, STREAM, SUBJECT, last_offset, end - 1, tail, Framing(cut=two_rows_per_frame))
     return PartitionWriter(appender, start, end, {"Tf-Run": run})
 
 

@@ -10,7 +10,7 @@ import pipelines.process.leg
 from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, steps
 from pipelines.protocol.records import HEADER_BYTES, Message, cut_frames, decode_frame
 from pipelines.protocol.stream_limits import MAX_CONTENT_BYTES
-from pipelines.testing import FIRST_INSTANT, MemoryLog
+from pipelines.testing import FIRST_INSTANT, ManualClock, MemoryLog
 
 
 def frame(sequence: int, content_bytes: int) -> Arrived:
@@ -31,8 +31,8 @@ def test_a_frame_of_records_packed_250_to_1_is_bounded() -> None:
     assert len(parts) < 8
 
 
-def test_raw_and_out_frames_tell_what_they_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = LegCase(tmp_path, monkeypatch, 2)
+def test_raw_and_out_frames_tell_what_they_take(tmp_path: Path) -> None:
+    case = LegCase(tmp_path, 2)
     case.send([event(number, 400_000) for number in range(60)])
     case.go_on()
     for role in ("raw", "out"):
@@ -45,10 +45,14 @@ def test_raw_and_out_frames_tell_what_they_take(tmp_path: Path, monkeypatch: pyt
 def test_a_plan_ends_before_its_frames_take_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines.process.leg, "DRIVER_FRAMES", 3)
     monkeypatch.setattr(pipelines.process.leg, "PLAN_BYTES", 700_000)
-    case = LegCase(tmp_path, monkeypatch, 1)
     scans: list[tuple[int, int]] = []
-    scan = MemoryLog.scan
-    monkeypatch.setattr(MemoryLog, "scan", lambda self, stream, after, to: scans.append((after, to)) or scan(self, stream, after, to))
+
+    class Scanned(MemoryLog):
+        def scan(self, stream: str, after: int, to: int) -> list[Message]:
+            scans.append((after, to))
+            return super().scan(stream, after, to)
+
+    case = LegCase(tmp_path, 1, Scanned(ManualClock()))
     for number in range(20):
         case.send([event(number, 100_000)])
     done = []

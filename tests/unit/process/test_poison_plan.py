@@ -13,8 +13,8 @@ from support.programs import program
 from tenacity import wait_none
 
 from pipelines.connectors.duckdb import open_engine
-from pipelines.engine import leg
 from pipelines.engine.execute import Work, _attempt, _Failure, _revive
+from pipelines.engine.leg import LegMeans
 from pipelines.errors import HaltError, UndecidedError
 from pipelines.process import frames
 from pipelines.process import leg as process
@@ -103,7 +103,7 @@ def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:
     chain.open()
     chain.plan(ProcessPlan(start=3, to=6, config="v1"))
     connections = SimpleNamespace(names=NAMES, log=log, keep=lambda _, make: configuration(key))
-    made = ProcessLeg(connections, chain, SimpleNamespace(lost=Event()), Path("run"), Event())
+    made = ProcessLeg(connections, chain, SimpleNamespace(lost=Event()), Path("run"), Event(), LegMeans(pause=wait_none()))
     made._undecided = [POISON]
     return made
 
@@ -137,7 +137,6 @@ def test_a_record_passed_by_an_earlier_attempt_stays_passed(subject: str, last: 
 
 
 def test_a_decision_of_unknown_outcome_is_appended_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leg, "wait_exponential_jitter", lambda **_: wait_none())
     log = MemoryLog()
     made, attempts = leg_with_plan(log), []
 

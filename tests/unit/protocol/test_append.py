@@ -6,11 +6,10 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-import pipelines.protocol.append
 from pipelines.errors import FencedError, InvariantError, RetryableError
 from pipelines.protocol.append import Appender, Tail, Written, append_rows, last_position
 from pipelines.protocol.positions import Position
-from pipelines.protocol.records import Message, decode_frame, encode_frame
+from pipelines.protocol.records import FRAMING, Framing, Message, decode_frame, encode_frame
 from pipelines.testing import Fault, MemoryLog
 
 STREAM = "tf-p-out"
@@ -28,8 +27,9 @@ TABLE = rows((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1))
 POSITIONS = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
 
 
-def appender(log: MemoryLog, tail: Tail[Position] | None = None, limit: Position = FAR) -> Appender[Position]:
-    return Appender(log, STREAM, SUBJECT, last_position, limit, tail)
+def appender(log: MemoryLog, tail: Tail[Position] | None = None, limit: Position = FAR, cut: list[int] | None = None) -> Appender[Position]:
+    framing = FRAMING if cut is None else in_frames_of(cut)
+    return Appender(log, STREAM, SUBJECT, last_position, limit, tail, framing)
 
 
 def stored(log: MemoryLog) -> list[list[tuple[int, int]]]:
@@ -42,10 +42,12 @@ def flat(log: MemoryLog) -> list[tuple[int, int]]:
 
 
 @pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def cut() -> list[int]:
     """Sizes of the next frames; the last one repeats."""
-    sizes = [2]
+    return [2]
 
+
+def in_frames_of(sizes: list[int]) -> Framing:
     def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
         start = 0
         while start < table.num_rows:
@@ -53,8 +55,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             yield part, encode_frame(part)
             start += part.num_rows
 
-    monkeypatch.setattr(pipelines.protocol.append, "cut_frames", cut_frames)
-    return sizes
+    return Framing(cut=cut_frames)
 
 
 def test_a_frame_says_which_positions_it_covers() -> None:
@@ -75,7 +76,7 @@ def test_extra_headers_go_with_the_frame() -> None:
 
 def test_frames_follow_each_other_without_reading_the_tail_again(cut: list[int]) -> None:
     log = MemoryLog()
-    writer = appender(log, Tail(0, None))
+    writer = appender(log, Tail(0, None), cut=cut)
     log.last = None
     append_rows(writer, TABLE)
     assert stored(log) == [[(1, 0), (1, 1)], [(2, 0), (2, 1)], [(3, 0), (3, 1)]]
@@ -110,9 +111,9 @@ def test_what_lies_beyond_the_tail_is_written(rows_before: int) -> None:
 def test_a_stale_tail_is_read_again(cut: list[int], rows_before: int, size: int) -> None:
     """Another attempt, cut elsewhere, came after this one looked."""
     log = MemoryLog()
-    late = appender(log)
+    late = appender(log, cut=cut)
     assert late.tail == Tail(0, None)
-    append_rows(appender(log), TABLE.slice(0, rows_before))
+    append_rows(appender(log, cut=cut), TABLE.slice(0, rows_before))
     cut[:] = [size]
     append_rows(late, TABLE)
     assert flat(log) == POSITIONS
@@ -120,7 +121,7 @@ def test_a_stale_tail_is_read_again(cut: list[int], rows_before: int, size: int)
 
 def test_two_attempts_that_alternate_write_each_row_once(cut: list[int]) -> None:
     log = MemoryLog()
-    one, other = appender(log), appender(log)
+    one, other = appender(log, cut=cut), appender(log, cut=cut)
     assert one.tail == other.tail == Tail(0, None)
     publish, turns = log.publish, [other, one, other]
 
@@ -140,7 +141,7 @@ def test_two_attempts_that_alternate_write_each_row_once(cut: list[int]) -> None
 def test_a_lost_acknowledgement_is_found_on_the_subject(cut: list[int], nth: int) -> None:
     log = MemoryLog()
     log.fail_publish(Fault.LOST_ACKNOWLEDGEMENT, nth)
-    append_rows(appender(log), TABLE)
+    append_rows(appender(log, cut=cut), TABLE)
     assert stored(log) == [[(1, 0), (1, 1)], [(2, 0), (2, 1)], [(3, 0), (3, 1)]]
 
 
@@ -148,7 +149,7 @@ def test_a_lost_acknowledgement_is_found_on_the_subject(cut: list[int], nth: int
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_missing_frame_is_retryable_and_may_be_repeated(cut: list[int], nth: int, fault: Fault) -> None:
     log = MemoryLog()
-    writer = appender(log)
+    writer = appender(log, cut=cut)
     log.fail_publish(fault, nth)
     with pytest.raises(RetryableError):
         append_rows(writer, TABLE)
@@ -162,7 +163,7 @@ def test_a_missing_frame_is_retryable_and_may_be_repeated(cut: list[int], nth: i
 
 def test_a_frame_delayed_beyond_the_repetition_loses(cut: list[int]) -> None:
     log = MemoryLog()
-    writer = appender(log)
+    writer = appender(log, cut=cut)
     log.fail_publish(Fault.DELAYED)
     with pytest.raises(RetryableError):
         append_rows(writer, TABLE)
@@ -173,9 +174,9 @@ def test_a_frame_delayed_beyond_the_repetition_loses(cut: list[int]) -> None:
 
 def test_a_tail_beyond_the_limit_is_a_newer_runner(cut: list[int]) -> None:
     log = MemoryLog()
-    old = appender(log, limit=Position(3, 9))
+    old = appender(log, limit=Position(3, 9), cut=cut)
     assert old.tail == Tail(0, None)
-    append_rows(appender(log), rows(*POSITIONS, (4, 0)))
+    append_rows(appender(log, cut=cut), rows(*POSITIONS, (4, 0)))
     with pytest.raises(FencedError, match="beyond"):
         append_rows(old, TABLE)
     assert flat(log) == [*POSITIONS, (4, 0)]
@@ -183,9 +184,9 @@ def test_a_tail_beyond_the_limit_is_a_newer_runner(cut: list[int]) -> None:
 
 def test_a_tail_at_the_limit_is_another_attempt_at_the_range(cut: list[int]) -> None:
     log = MemoryLog()
-    late = appender(log, limit=Position(3, 1))
+    late = appender(log, limit=Position(3, 1), cut=cut)
     assert late.tail == Tail(0, None)
-    append_rows(appender(log), TABLE)
+    append_rows(appender(log, cut=cut), TABLE)
     assert append_rows(late, TABLE) == []
 
 

@@ -1,12 +1,13 @@
 """How large the ledger grows: what a batch adds does not depend on frames, runs or buckets, and a day of batches has its limit."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from support.leg_case import LEDGER, NAMES, LegCase, event
 
-from pipelines.ingest.writer import PartitionWriter
+from pipelines.engine.connections import Means
+from pipelines.protocol.records import Framing, encode_frame
 from pipelines.testing import MAX_PAYLOAD_BYTES
 
 BATCHES_A_DAY = 4 * 86_400
@@ -28,8 +29,8 @@ def stored(case: LegCase, first: int) -> bytes:
     )
 
 
-def test_a_day_of_four_batches_a_second_is_below_200_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = LegCase(tmp_path, monkeypatch, buckets=64)
+def test_a_day_of_four_batches_a_second_is_below_200_megabytes(tmp_path: Path) -> None:
+    case = LegCase(tmp_path, buckets=64)
     run_batches(case, 20, 250)
     begun = case.log.messages(LEDGER)[-1].sequence + 1
     assert len(case.listed()) > 64 * 4, "the plateau"
@@ -42,8 +43,8 @@ def test_a_day_of_four_batches_a_second_is_below_200_megabytes(tmp_path: Path, m
     assert max(case.chain_bytes("ingest")[-20:]) < 700
 
 
-def test_entries_are_as_long_for_1024_buckets_as_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    many, one = (LegCase(tmp_path / str(buckets), monkeypatch, buckets) for buckets in (1024, 1))
+def test_entries_are_as_long_for_1024_buckets_as_for_one(tmp_path: Path) -> None:
+    many, one = (LegCase(tmp_path / str(buckets), buckets) for buckets in (1024, 1))
     for case in (many, one):
         run_batches(case, 2, 3000)
     assert len(many.lists()) > 900
@@ -51,16 +52,15 @@ def test_entries_are_as_long_for_1024_buckets_as_for_one(tmp_path: Path, monkeyp
     assert max(len(message.payload) for message in many.log.messages(NAMES.stream("runs"))) < MAX_PAYLOAD_BYTES
 
 
-def test_a_done_is_as_long_for_thousands_of_frames_as_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = LegCase(tmp_path, monkeypatch, 1)
-    write = PartitionWriter.write
+def test_a_done_is_as_long_for_thousands_of_frames_as_for_one(tmp_path: Path) -> None:
+    case = LegCase(tmp_path, 1)
 
-    def in_single_records(self: PartitionWriter, records: pa.Table, next_offset: int) -> None:
-        """As records of the largest size would come: a frame for each."""
+    def a_frame_for_each(records: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
+        """As records of the largest size would come."""
         for at in range(records.num_rows):
-            write(self, records.slice(at, 1), next_offset - records.num_rows + at + 1)
+            yield records.slice(at, 1), encode_frame(records.slice(at, 1))
 
-    monkeypatch.setattr(PartitionWriter, "write", in_single_records)
+    case.means = Means(Framing(cut=a_frame_for_each))
     case.send([b""] * 4000)
     assert case.ingest.chain.state.done.body.counts["frames"] == 4000
     assert case.chain_bytes("ingest")[-1] < 700

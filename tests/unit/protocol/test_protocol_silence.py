@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from support.protocol_outside import NAMES, Topic
 from support.protocol_stages import configuration
-from support.protocol_world import Runner, World
+from support.protocol_world import MAX_CALLS, Runner, World
 
 import pipelines.ingest.leg
 import pipelines.ingest.narrowing
@@ -29,22 +29,21 @@ NARROWED = pipelines.ingest.narrowing.narrowed
 
 @contextmanager
 def world_of_two_partitions(seed: int, driver_offsets: int) -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch:
-        world = World(seed, patch)
-        world.window_us, world.config = 0, configuration("bad", 0)
-        world.max_age, world.log.max_bytes = None, {}
-        world.begins_at_latest = world.expires = False
-        world.table.refused, world.driver_offsets = None, driver_offsets
-        world.topic = Topic(world, {0: 0, SILENT: 7})
-        # Frames are written as soon as there is something to write.
-        patch.setattr(pipelines.ingest.leg, "FLUSH_BYTES", 1)
-        for number in range(24):
-            world.topic.produce(number % 2, b"good", gap=number % 3)
-        try:
-            yield world
-        finally:
-            for actor in world.actors():
-                actor.kill()
+    world = World(seed)
+    world.window_us, world.config = 0, configuration("bad", 0)
+    world.max_age, world.log.max_bytes = None, {}
+    world.begins_at_latest = world.expires = False
+    world.table.refused, world.driver_offsets = None, driver_offsets
+    world.topic = Topic(world, {0: 0, SILENT: 7})
+    # Frames are written as soon as there is something to write.
+    world.flush_bytes = 1
+    for number in range(24):
+        world.topic.produce(number % 2, b"good", gap=number % 3)
+    try:
+        yield world
+    finally:
+        for actor in world.actors():
+            actor.kill()
 
 
 def chain_of_ingest(world: World) -> ChainState:
@@ -96,9 +95,6 @@ def started(world: World) -> Runner:
     return runner
 
 
-def nothing(_: World) -> None: ...
-
-
 def strike(call: int, kind: str, world: World) -> None:
     world.strike = (world.calls + call, kind)
 
@@ -112,8 +108,15 @@ IN_DRIVER_OR_TASKS = pytest.mark.parametrize("driver_offsets", [IN_DRIVER, IN_TA
 
 @IN_DRIVER_OR_TASKS
 def test_a_partition_may_lose_its_leader_before_every_call(driver_offsets: int) -> None:
+    lose_the_leader_before_every_call(driver_offsets)
+
+
+def lose_the_leader_before_every_call(driver_offsets: int, max_calls: int = MAX_CALLS) -> None:
+    def at_most(world: World) -> None:
+        world.max_calls = max_calls
+
     for call in range(1, CALLS + 1):
-        told(f"no leader from call {call}", lambda c=call: history(c, c, nothing, driver_offsets))
+        told(f"no leader from call {call}", lambda c=call: history(c, c, at_most, driver_offsets))
 
 
 def test_a_publish_may_be_late_until_the_leader_is_back() -> None:
@@ -157,7 +160,7 @@ def plans_less_than_was_left(done: IngestDone, start: Offsets, end: Offsets) -> 
     return {}
 
 
-BEFORE_EVERY_CALL = partial(test_a_partition_may_lose_its_leader_before_every_call, IN_DRIVER)
+BEFORE_EVERY_CALL = partial(lose_the_leader_before_every_call, IN_DRIVER)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +186,5 @@ def test_a_narrowing_that_is_wrong_is_found(
 
 def test_a_plan_not_narrowed_holds_up_the_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IngestLeg, "_narrow", lambda *_: None)
-    monkeypatch.setattr("support.protocol_world.MAX_CALLS", 6000)
     with pytest.raises(AssertionError, match="does not come to an end"):
-        test_a_partition_may_lose_its_leader_before_every_call(IN_DRIVER)
+        lose_the_leader_before_every_call(IN_DRIVER, max_calls=6000)

@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import pytest
 
-import pipelines.protocol.purge
 from pipelines.connectors.nats.client import StreamState
 from pipelines.dead_letters.stream import read_frames
 from pipelines.errors import DataLossError, RetryableError
@@ -94,8 +93,8 @@ class Pipeline:
             self.process(sequence)
             self.confirm(sequence)
 
-    def purge(self, leg: str, max_age: timedelta = 3 * HOUR) -> Purge:
-        return Purge(self.log, NAMES, SINGLE, LegId.parse(leg), max_age)
+    def purge(self, leg: str, max_age: timedelta = 3 * HOUR, **limits: int) -> Purge:
+        return Purge(self.log, NAMES, SINGLE, LegId.parse(leg), max_age, **limits)
 
     def held(self, stream: str) -> list[int]:
         return [message.sequence for message in self.log.messages(stream)]
@@ -257,11 +256,10 @@ def test_letters_around_unconfirmed_frames_make_room() -> None:
     assert made.held(RAW) == [last, *ends], "confirmed by now, and below what was decided"
 
 
-def test_a_chain_never_folded_is_walked_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines.protocol.purge, "ENTRIES_PER_CALL", 8)
+def test_a_chain_never_folded_is_walked_in_several_calls() -> None:
     made = Pipeline()
     made.hours(10)
-    purge = made.purge("process", HOUR)
+    purge = made.purge("process", HOUR, entries_per_call=8)
     purge.by_age()
     assert made.held(RAW) == [3, 4, 5, 6, 7, 8, 9, 10]
     for _ in range(4):

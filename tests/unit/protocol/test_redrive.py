@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.connectors.nats.client import fetch_whole
-from pipelines.dead_letters import redrive as legs_redrive
-from pipelines.dead_letters.redrive import taken
+from pipelines.dead_letters.redrive import Portion, taken
 from pipelines.errors import RetryableError
 from pipelines.process.dead_letter_rows import LETTER_SCHEMA
-from pipelines.protocol import redrive
 from pipelines.protocol.bodies import REDRIVE_CHAIN, RedriveDone, RedrivePlan
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import REDRIVE, Names
@@ -38,10 +36,7 @@ def test_rows_become_ranges_and_rows_again(rows: np.ndarray) -> None:
 @given(st.lists(ascending_rows, max_size=8), st.integers(1, 40), st.integers(1, 9))
 def test_portions_hold_each_letter_once_and_are_minimal(rows: list, letters: int, ranges: int) -> None:
     wanted = [(sequence, found) for sequence, found in enumerate(rows, start=5) if len(found)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redrive, "MAX_PLAN_LETTERS", letters)
-        patch.setattr(redrive, "MAX_PLAN_RANGES", ranges)
-        portions = list(batches(wanted))
+    portions = list(batches(wanted, letters, ranges))
     found = [(sequence, row) for places in portions for sequence, listed in places for row in rows_of(listed).tolist()]
     assert found == [(sequence, row) for sequence, listed in wanted for row in listed.tolist()]
     for places in portions:
@@ -86,7 +81,7 @@ def letters() -> pa.Table:
 
 def test_letters_of_two_sources_enter_on_their_own_subjects() -> None:
     rows = [{**letters().to_pylist()[0], "source": source, "_tf_partition": p} for source, p in [("a", 2), ("b", 2), ("a", 0), ("a", 2)]]
-    found = legs_redrive.Portion.of(pa.Table.from_pylist(rows, schema=LETTER_SCHEMA), 10)
+    found = Portion.of(pa.Table.from_pylist(rows, schema=LETTER_SCHEMA), 10)
     assert [(str(key), share.places.tolist()) for key, share in found.shares()] == [("a/2", [10, 13]), ("a/0", [12]), ("b/2", [11])]
 
 
@@ -135,15 +130,14 @@ def with_two_plans(log: MemoryLog) -> MemoryLog:
     return log
 
 
-def test_planned_letters_are_known_although_a_replica_lags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planned_letters_are_known_although_a_replica_lags() -> None:
     """A plan that is missed would let its letters enter a second time."""
-    monkeypatch.setattr(legs_redrive, "LAG_SECONDS", 0.5)
     attempts = np.ones(4, dtype=np.int32)
     for lag in (1, 2, 4):
         log = with_two_plans(_LaggingLog(lag, 3))
-        assert taken(log, NAMES).states(7, attempts, 5).tolist() == ["redriven", "redriven", "redriven", "open"]
+        assert taken(log, NAMES, 0.5).states(7, attempts, 5).tolist() == ["redriven", "redriven", "redriven", "open"]
     with pytest.raises(RetryableError, match="not served yet by the replica"):
-        taken(with_two_plans(_LaggingLog(1, 10**9)), NAMES)
+        taken(with_two_plans(_LaggingLog(1, 10**9)), NAMES, 0.5)
 
 
 def test_what_the_leader_does_not_have_is_not_waited_for() -> None:

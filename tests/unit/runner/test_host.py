@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import pipelines.runner.queries
 from pipelines.engine.leg import LegStatus
 from pipelines.errors import HaltError, RetryableError, StateDamagedError
 from pipelines.host import is_of_host, raise_file_limit
@@ -147,21 +146,20 @@ class Started(Queries):
     error = "org.apache.spark.SparkException: java.io.IOException: No space left on device"
 
     def _start(self, leg: object) -> None:
-        self.starts = [*getattr(self, "starts", []), pipelines.runner.queries.time.monotonic()]
+        self.starts = [*getattr(self, "starts", []), self._clock()]
         self._running[leg.name] = SimpleNamespace(isActive=False, exception=lambda: self.error, status={"message": ""})
 
 
-def leg_of(told: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Started, SimpleNamespace, SimpleNamespace]:
+def leg_of(told: list[str]) -> tuple[Started, SimpleNamespace, SimpleNamespace]:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(pipelines.runner.queries, "time", SimpleNamespace(monotonic=lambda: clock.now))
     chain = SimpleNamespace(open=lambda: None)
     leg = SimpleNamespace(name="process", status=LegStatus(), failure=None, chain=chain, patiently=lambda attempt: attempt())
-    return Started(None, Path("run/run.json"), {"process": leg}, {}, told.append), leg, clock
+    return Started(None, Path("run/run.json"), {"process": leg}, {}, told.append, lambda: clock.now), leg, clock
 
 
-def test_a_full_disk_below_spark_is_waited_for_never_a_halt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_below_spark_is_waited_for_never_a_halt() -> None:
     told: list[str] = []
-    queries, leg, clock = leg_of(told, monkeypatch)
+    queries, leg, clock = leg_of(told)
     queries._start(leg)
     for _ in range(400):
         queries.look()
@@ -174,8 +172,8 @@ def test_a_full_disk_below_spark_is_waited_for_never_a_halt(monkeypatch: pytest.
     assert (leg.status.state, "make room" in leg.status.message) == ("waiting", True)
 
 
-def test_after_a_batch_waits_for_the_host_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    queries, leg, clock = leg_of([], monkeypatch)
+def test_after_a_batch_waits_for_the_host_begin_anew() -> None:
+    queries, leg, clock = leg_of([])
     queries._start(leg)
     for _ in range(100):
         queries.look()

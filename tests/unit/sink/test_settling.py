@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 from support.memory_table import MemoryTable
 
-import pipelines.sink.settling
 from pipelines.connectors.sinks import Table
 from pipelines.errors import HaltError, RetryableError
 from pipelines.sink.settling import Sent, stored_rows
@@ -36,13 +35,8 @@ def positions(sequences: list[int]) -> pa.Table:
     )
 
 
-def ask(sink: MemoryTable, rows: pa.Table, since: float | None = None, is_certain: bool = False) -> list[int]:
-    return stored_rows(sink, Sent("db.t", rows, "work", since, "refused"), WITHIN, is_certain).tolist()
-
-
-@pytest.fixture(autouse=True)
-def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines.sink.settling.time, "monotonic", lambda: 1000.0)
+def ask(sink: MemoryTable, rows: pa.Table, age_seconds: float | None = None, is_certain: bool = False) -> list[int]:
+    return stored_rows(sink, Sent("db.t", rows, "work", age_seconds, "refused"), WITHIN, is_certain).tolist()
 
 
 @pytest.mark.parametrize(("stored", "expected"), [([], []), ([5, 7, 99], [0, 2]), ([7, 6, 5], [0, 1, 2])])
@@ -63,8 +57,8 @@ def test_an_insert_at_work_is_waited_for() -> None:
 def test_what_was_sent_earlier_is_waited_for_in_full(table: Table, at_work: int | None, seconds: int) -> None:
     asked = asked_of(table, [5], at_work)
     with pytest.raises(RetryableError, match="waiting until no earlier insert"):
-        ask(asked, positions([5]), since=1000.0 - seconds + 1)
-    assert ask(asked, positions([5]), since=1000.0 - seconds) == [0]
+        ask(asked, positions([5]), age_seconds=seconds - 1)
+    assert ask(asked, positions([5]), age_seconds=seconds) == [0]
 
 
 WITHOUT = positions([5]).drop_columns(["_tf_arrival"])
@@ -82,4 +76,4 @@ def test_an_unclear_table_is_trusted_if_nothing_can_be_stored(table: Table, rows
     with pytest.raises(HaltError, match="may have stored some of its rows"):
         ask(asked_of(table, []), rows)
     with pytest.raises(HaltError, match="may have stored some of its rows"):
-        ask(asked_of(one_part, []), rows, since=0.0, is_certain=True)
+        ask(asked_of(one_part, []), rows, age_seconds=1000.0, is_certain=True)
