@@ -1,4 +1,4 @@
-"""A model of the protocol of lanes, before their code: what is decided, why, and 100,000 histories that try to break it.
+"""A model of the protocol of lanes, before their code: what is decided, why, and histories that try to break it.
 
 Lanes, drivers and tasks (tests/support/lanes/) run over an in-memory log, a Kafka whose partitions grow, expire and lose leaders, a table
 with a window of tokens, and segments that a kill loses until they are durable. A seed decides, call by call, who goes on. Every process
@@ -39,7 +39,8 @@ What was decided
 
 Not modelled: redrive, poison, a second hop, event time. Atomic publishing of a poll is left out: without it there are more cases.
 
-`TALLYFLOW_MODEL_HISTORIES` (default 300) says how many histories are played, the same everywhere; `TALLYFLOW_MODEL_SEED` plays one.
+`TALLYFLOW_MODEL_HISTORIES` (default 300) says how many histories are played, the same everywhere, from the seed `TALLYFLOW_MODEL_FIRST`
+(default 0) on, so that two processes may share them; `TALLYFLOW_MODEL_SEED` plays one. A history costs about 13 ms of CPU.
 """
 
 import os
@@ -128,7 +129,8 @@ def test_every_record_of_random_histories_is_accounted_for() -> None:
     if seed := os.environ.get("TALLYFLOW_MODEL_SEED"):
         play(int(seed))
         return
-    for seed in range(int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "300"))):
+    first = int(os.environ.get("TALLYFLOW_MODEL_FIRST", "0"))
+    for seed in range(first, first + int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "300"))):
         try:
             play(seed)
         except BaseException as error:
