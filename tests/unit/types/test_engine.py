@@ -45,6 +45,14 @@ def test_a_field_may_be_named_as_the_source_is(engine: Engine) -> None:
     assert found.to_pylist() == ["x"]
 
 
+def test_a_column_that_was_answered_about_is_let_go(engine: Engine) -> None:
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    column = pa.array(["x" * 1000] * 1000, memory_pool=pool)
+    engine.ask("SELECT length(v) FROM _tf_values", column)
+    del column
+    assert pool.bytes_allocated() == 0
+
+
 @settings(max_examples=40, deadline=None)
 @given(texts=st.lists(st.none() | st.text(max_size=20), max_size=50))
 def test_large_columns_are_answered_as_small_ones_are(texts: list[str | None]) -> None:
