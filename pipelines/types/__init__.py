@@ -1,1 +1,1 @@
-"""The types of values: ClickHouse column types and identifiers, source fields, instants, Arrow arrays. Pure."""
+"""The types of values: ClickHouse column types and identifiers, source fields, instants, Arrow arrays, the engine of expressions. Pure."""

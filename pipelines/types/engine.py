@@ -21,10 +21,10 @@ warnings.filterwarnings("ignore", "Arrow output on a DB-API result", UserWarning
 
 
 class _Source:
-    """A registered source: whatever `table` is when a statement reads it."""
+    """A registered source: whatever `table` is when a statement reads it, `empty` between statements: a slice would keep all its memory."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
+    def __init__(self, kind: pa.DataType) -> None:
+        self.table = self.empty = pa.table({"v": pa.nulls(0, kind)})
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.table.__arrow_c_stream__(requested_schema)
@@ -48,12 +48,12 @@ class Engine:
             else:
                 answer = self.connection.execute(f"EXECUTE {self._statement(name, sql, values.type)}").to_arrow_table()
         finally:
-            source.table = source.table.slice(0, 0)
+            source.table = source.empty
         return [one_chunk(column) for column in answer.columns]
 
     def _source(self, kind: pa.DataType) -> tuple[str, _Source]:
         if kind not in self._sources:
-            name, source = f"_tf_values_{len(self._sources)}", _Source(pa.table({"v": pa.nulls(0, kind)}))
+            name, source = f"_tf_values_{len(self._sources)}", _Source(kind)
             self.connection.register(name, source)
             self._sources[kind] = name, source
         return self._sources[kind]

@@ -45,6 +45,12 @@ def test_a_field_may_be_named_as_the_source_is(engine: Engine) -> None:
     assert found.to_pylist() == ["x"]
 
 
+def test_a_column_that_was_answered_about_is_let_go(engine: Engine) -> None:
+    before = pa.total_allocated_bytes()
+    engine.ask("SELECT length(v) FROM _tf_values", pa.array(["x" * 1000] * 1000))
+    assert pa.total_allocated_bytes() - before < 100_000
+
+
 @settings(max_examples=40, deadline=None)
 @given(texts=st.lists(st.none() | st.text(max_size=20), max_size=50))
 def test_large_columns_are_answered_as_small_ones_are(texts: list[str | None]) -> None:
