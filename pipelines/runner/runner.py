@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from filelock import Timeout
 from py4j.protocol import Py4JError
@@ -50,9 +50,10 @@ from pipelines.process.program import compile_program
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all, leg_lock
-from pipelines.protocol.ledger import Chain, read_chain
+from pipelines.protocol.ledger import Chain, ChainState, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import INGEST, PROCESS, SINK, LegId, for_every_kind
+from pipelines.runner.caught_up import has_reached_the_end
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
 from pipelines.runner.queries import Queries, SparkEngine
@@ -382,23 +383,17 @@ class Runner:
         return any(lease.lost.is_set() for lease in self.leases.values())
 
     def is_caught_up(self) -> bool:
-        """Return True if our legs, and the legs before them, have confirmed everything up to the frozen ends of the topic."""
+        """Return True if our legs, and the legs before them, have confirmed everything up to the frozen ends of the sources."""
         try:
-            return all(self._has_reached_the_end(leg) for leg in self.topology.up_to(self.legs))
+            return all(
+                has_reached_the_end(leg, self._state(leg), self._targets or {}, self.log, self.names)
+                for leg in self.topology.up_to(self.legs)
+            )
         except RetryableError:
             return False
 
-    def _has_reached_the_end(self, leg: LegId) -> bool:
-        """Return True if the leg has reached its end.
-
-        Ask in the order of the data: the input of each is complete once the legs upstream have reached their ends.
-        """
-        state = self.legs[leg].chain.state if leg in self.legs else read_chain(self.log, self.names, leg.chain)
-        if leg.reads is None:
-            reached = state.to or {}
-            return all(reached.get(str(p), 0) >= end for p, end in (self._targets or {}).get(leg, {}).items())
-        stream = self.log.state(self.names.stream(leg.reads))
-        return stream is not None and (state.to or 0) >= stream.last_sequence
+    def _state(self, leg: LegId) -> ChainState[Any, Any]:
+        return self.legs[leg].chain.state if leg in self.legs else read_chain(self.log, self.names, leg.chain)
 
     def request_stop(self) -> None:
         self.stop_requested.set()

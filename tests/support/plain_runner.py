@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.cli.app import app
 from pipelines.engine.leg import Leg, ReplanError, StoppedError
-from pipelines.engine.ranges import RANGE_SCHEMA, StreamRanges, _KafkaRangeReader, offset_text
+from pipelines.engine.ranges import RANGE_SCHEMA, StreamRanges, _SourceRangeReader, offset_text
 from pipelines.errors import HaltError
 from pipelines.runner.queries import SparkEngine
 
@@ -25,7 +25,7 @@ from pipelines.runner.queries import SparkEngine
 IDLE_SECONDS = 0.05
 
 
-class KafkaPlanner(_KafkaRangeReader):
+class SourcePlanner(_SourceRangeReader):
     """Where few records come it waits before the next range; a stop need not."""
 
     def __init__(self, options: Mapping[str, str], stop: threading.Event) -> None:
@@ -62,7 +62,7 @@ class PlainQueries:
             self._threads.append(thread)
 
     def _work(self, leg: Leg, options: dict[str, str]) -> None:
-        reader = KafkaPlanner(options, leg.stop) if leg.name == "ingest" else StreamRanges(options).streamReader(RANGE_SCHEMA)
+        reader = SourcePlanner(options, leg.stop) if leg.name == "ingest" else StreamRanges(options).streamReader(RANGE_SCHEMA)
         start, batch = reader.initialOffset(), 0
         offsets = Path(self._run_path).parent / f"checkpoint-{leg.name}" / "offsets"
         offsets.mkdir(parents=True)

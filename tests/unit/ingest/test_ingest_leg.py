@@ -14,6 +14,7 @@ from pipelines.ingest.leg import IngestLeg, _stored_frames, check_ends
 from pipelines.protocol.append import Tail
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
+from pipelines.protocol.topology import Topology
 from pipelines.testing import MemoryLog
 
 NAMES = Names("orders")
@@ -32,9 +33,10 @@ def test_an_end_before_the_confirmed_one_is_a_named_loss() -> None:
 
 def leg(confirmed: dict[str, int], ends: dict[int, int]) -> Any:
     """As much of the leg as looks at ends."""
-    config = SimpleNamespace(sources=[SimpleNamespace(source_id="orders")])
+    config = SimpleNamespace(topology=Topology.of(["orders"], [""]))
     source = SimpleNamespace(words=ORDERS, known_ends=lambda partitions, _: ({p: ends[p] for p in partitions if p in ends}, {}))
     found = IngestLeg.__new__(IngestLeg)
+    found.name = config.topology.ingests[0]
     found.connections = SimpleNamespace(config=config, source=lambda _: source)  # type: ignore[assignment]
     found.chain = SimpleNamespace(state=SimpleNamespace(to=confirmed, plan=None))  # type: ignore[assignment]
     found.patiently = lambda attempt: attempt()  # type: ignore[method-assign]

@@ -22,8 +22,8 @@ def dead_letters(case: LegCase) -> list[tuple[str, str, str, str]]:
     return [(row["source"], row["stage"], row["code"], row["message"]) for frame in frames for row in frame.to_pylist()]
 
 
-def test_every_row_is_in_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: MemoryTable) -> None:
-    case = LegCase(tmp_path, monkeypatch, 2, table=table)
+def test_every_row_is_in_the_table_once(tmp_path: Path, table: MemoryTable) -> None:
+    case = LegCase(tmp_path, 2, table=table)
     for numbers in ((1, 2, 3), (4, 5)):
         case.send([event(number) for number in numbers])
         case.go_on()
@@ -32,36 +32,36 @@ def test_every_row_is_in_the_table_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert case.delivery.chain.state.totals["rows_out"] == 5
 
 
-def test_a_lost_answer_is_settled_by_the_same_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: MemoryTable) -> None:
-    killed = LegCase(tmp_path, monkeypatch, 2, table=table)
+def test_a_lost_answer_is_settled_by_the_same_token(tmp_path: Path, table: MemoryTable) -> None:
+    killed = LegCase(tmp_path, 2, table=table)
     killed.send([event(1), event(2)])
     killed.go_on()
     table.loses_answers = True
     with pytest.raises(StoppedError, match="no answer"):
         killed.deliver()
     table.loses_answers = False
-    case = LegCase(tmp_path, monkeypatch, 2, killed.log, epoch=2, table=table)
+    case = LegCase(tmp_path, 2, killed.log, epoch=2, table=table)
     case.deliver()
     assert sorted(table.ids) == [1, 2]
     assert len(table.tokens) == 1
 
 
-def test_a_row_stored_and_then_refused_is_no_dead_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: MemoryTable) -> None:
-    killed = LegCase(tmp_path, monkeypatch, 2, table=table)
+def test_a_row_stored_and_then_refused_is_no_dead_letter(tmp_path: Path, table: MemoryTable) -> None:
+    killed = LegCase(tmp_path, 2, table=table)
     killed.send([event(1), event(2)])
     killed.go_on()
     table.loses_answers = True
     with pytest.raises(StoppedError):
         killed.deliver()
     table.loses_answers, table.refused = False, {2}
-    case = LegCase(tmp_path, monkeypatch, 2, killed.log, epoch=2, table=table)
+    case = LegCase(tmp_path, 2, killed.log, epoch=2, table=table)
     case.deliver()
     assert sorted(table.ids) == [1, 2]
     assert dead_letters(case) == []
 
 
-def test_a_refused_row_is_a_dead_letter_of_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: MemoryTable) -> None:
-    case = LegCase(tmp_path, monkeypatch, 2, table=table)
+def test_a_refused_row_is_a_dead_letter_of_its_source(tmp_path: Path, table: MemoryTable) -> None:
+    case = LegCase(tmp_path, 2, table=table)
     case.send([event(number) for number in range(1, 6)])
     case.go_on()
     table.refused = {2}

@@ -1,0 +1,24 @@
+"""Whether a run has confirmed everything up to the ends of its sources."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.connectors.nats.client import JetStream
+from pipelines.protocol.ledger import ChainState
+from pipelines.protocol.naming import Names
+from pipelines.protocol.topology import LegId
+
+Targets = Mapping[LegId, Mapping[int, int]]
+"""The frozen ends of the sources: by ingest leg, the next offset of each partition."""
+
+
+def has_reached_the_end(leg: LegId, state: ChainState[Any, Any], targets: Targets, log: JetStream, names: Names) -> bool:
+    """Return True if the leg has confirmed its whole input: up to the target of a source, or all of the stream that it reads.
+
+    Ask in the order of the data: the input of a leg is complete once the legs upstream have reached their ends.
+    """
+    if leg.reads is None:
+        reached = state.to or {}
+        return all(reached.get(str(partition), 0) >= end for partition, end in targets.get(leg, {}).items())
+    stream = log.state(names.stream(leg.reads))
+    return stream is not None and (state.to or 0) >= stream.last_sequence
