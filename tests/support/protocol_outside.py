@@ -22,7 +22,7 @@ from pipelines.key_store.store import KeyedStore
 from pipelines.protocol.ledger import Entry
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
-from pipelines.testing import Fault, ManualClock, MemoryLog, records, stream_of
+from pipelines.testing import SINGLE, Fault, ManualClock, MemoryLog, records, stream_of
 from support.protocol_stages import modelled
 
 if TYPE_CHECKING:
@@ -353,7 +353,7 @@ class Outside(Kept):
         sink = SimpleNamespace(delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
         # The clock may step back by minutes in a long history; what is told of it has a test of its own.
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
-        self.config = SimpleNamespace(sources=[source], sink=sink, on_error=OnError(), resources=resources)
+        self.config = SimpleNamespace(sources=[source], topology=SINGLE, sink=sink, on_error=OnError(), resources=resources)
         limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self._world, self._stores, self.means = world, {}, world.means
         versions = {"stage_config": version, "accepted_config": version}
