@@ -45,9 +45,9 @@ def compare(directory: Path, live_keys: Sequence[int]) -> Iterator[Comparison]:
     try:
         for keys in live_keys:
             theirs_ms, theirs_cpu_ms = spark.measure(keys)
-            place = directory / f"ours-{keys}"
-            ours = stage.measure(place, keys, BATCH_EVENTS)
-            shutil.rmtree(place)
+            store_directory = directory / f"ours-{keys}"
+            ours = stage.measure(store_directory, keys, BATCH_EVENTS)
+            shutil.rmtree(store_directory)
             yield Comparison(keys, ours.batch_ms, ours.cpu_us * BATCH_EVENTS / 1e3, theirs_ms, theirs_cpu_ms)
     finally:
         spark.close()

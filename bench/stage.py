@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 
 from pipelines.connectors.duckdb import open_engine
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.dedup import dedup, with_keys
@@ -50,7 +50,7 @@ class _Stage:
     def __init__(self, engine: duckdb.DuckDBPyConnection, directory: Path, window_events: int) -> None:
         self._engine, self._window = engine, window_events
         self.directory = directory
-        self.stores = [KeyedStore(Place.local(directory / str(bucket))) for bucket in range(BUCKETS)]
+        self.stores = [KeyedStore(Storage.local(directory / str(bucket))) for bucket in range(BUCKETS)]
         self._sequence = 0
         self.seen = 0
 
@@ -78,7 +78,7 @@ class _Stage:
             has_turn = bucket_with_turn(span[1], BUCKETS) == bucket
             store.open(store.add(found.entries, span, self.seen - self._window, has_turn))
             for facts in {*before} - {*store.live}:
-                store.place.delete(facts.name)
+                store.storage.delete(facts.name)
         self._sequence += 1
         self.seen += events.num_rows
 
@@ -89,7 +89,7 @@ class _Stage:
         """Seconds to open all runs anew, as a start does."""
         begun = time.perf_counter()
         for store in self.stores:
-            KeyedStore(store.place).open(store.live)
+            KeyedStore(store.storage).open(store.live)
         return time.perf_counter() - begun
 
 

@@ -23,7 +23,7 @@ from pipelines.connectors.duckdb import open_engine
 from pipelines.demo.orders import Recipe, orders
 from pipelines.engine.connections import Kept
 from pipelines.host import collect_rarely
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.buckets import key_owners, live_runs, shares
@@ -84,7 +84,7 @@ class _Connections(Kept):
 
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self._stores:
-            self._stores[bucket] = KeyedStore(Place.local(self._directory / str(bucket)))
+            self._stores[bucket] = KeyedStore(Storage.local(self._directory / str(bucket)))
         return self._stores[bucket]
 
     def discard_engine(self) -> None:

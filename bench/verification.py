@@ -46,9 +46,9 @@ def measure(stack: LocalStack, topic: str, events: int, duplicates: int) -> Veri
 def _verify(stack: LocalStack, pipeline: MeasuredPipeline) -> Verified:
     servers = {name: int(stack.server(name).pid or 0) for name in ("kafka", "nats", "clickhouse")}
     command = [sys.executable, "-m", "pipelines.cli", "verify", str(pipeline.file), "--json"]
-    said = pipeline.directory / "verified.json"
+    output_file = pipeline.directory / "verified.json"
     begun = time.monotonic()
-    with said.open("wb") as output, subprocess.Popen(command, env=pipeline.environment, stdout=output) as process:
+    with output_file.open("wb") as output, subprocess.Popen(command, env=pipeline.environment, stdout=output) as process:
         meter = Meter(process.pid, servers)
         before = meter.read()
         used, peak = before, 0
@@ -58,7 +58,7 @@ def _verify(stack: LocalStack, pipeline: MeasuredPipeline) -> Verified:
             time.sleep(LOOK_SECONDS)
     seconds = time.monotonic() - begun
     if process.returncode:
-        raise RuntimeError(f"the verification ended with {process.returncode}: {said.read_text()[:2000]}")
-    counts = json.loads(said.read_text())["counts"]
+        raise RuntimeError(f"the verification ended with {process.returncode}: {output_file.read_text()[:2000]}")
+    counts = json.loads(output_file.read_text())["counts"]
     cpu = {group: spent for group, spent in used.since(before).items() if spent}
     return Verified(counts["records"], counts["rows"], seconds, cpu, peak)

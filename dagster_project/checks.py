@@ -125,8 +125,8 @@ def results(names: Sequence[str], evaluate: Callable[[str], CheckResult], log: C
 def asset_check_result(result: CheckResult, check: Check, asset: dg.AssetKey) -> dg.AssetCheckResult:
     """Return the result for Dagster's page, with the severity that the file gives the check."""
     metadata: dict[str, Any] = {**result.facts, **examples_metadata(result.examples)}
-    if result.not_judged:
-        metadata["not evaluated"] = result.not_judged
+    if result.not_evaluated:
+        metadata["not evaluated"] = result.not_evaluated
     severity = AssetCheckSeverity.WARN if result.is_mild else _SEVERITIES[check.severity]
     return dg.AssetCheckResult(
         passed=result.passed, asset_key=asset, check_name=result.check, severity=severity, description=result.message, metadata=metadata

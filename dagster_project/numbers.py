@@ -56,20 +56,20 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
     names = Names(config.pipeline_id)
     with closing(JetStream(config.nats).connect()) as log:
         account = tally(log, names, config.topology)
-        states = {seam: log.state(names.stream(role)) for seam, role in _STREAMS.items()}
+        states = {name: log.state(names.stream(role)) for name, role in _STREAMS.items()}
         _, listed = live_lists(log, names)
         confirmed_to = read_chain(log, names, SINK_CHAIN).to or 0
     rows = [facts[1] for runs in listed.values() for facts in runs]
-    stream_bytes = {seam: state.bytes for seam, state in states.items() if state}
+    stream_bytes = {name: state.bytes for name, state in states.items() if state}
     raw = states[RAW]
     stream_id = raw.metadata.get(STREAM_ID_KEY, "") if raw else ""
     return Account(account, stream_bytes, sum(rows), len(rows), confirmed_to, stream_id, lag)
 
 
-def numbers(account: Account, seam: str) -> dict[str, int | float]:
+def numbers(account: Account, name: str) -> dict[str, int | float]:
     """Return the numbers of one asset: keys of `PLOTTED`, without those that are unknown now."""
     ingests, (process,), sinks = map(account.tally.of_kind, KINDS)
-    letters = account.tally.letters
+    dead_letters = account.tally.dead_letters
     waiting_rows = sum(sink.waiting for sink in sinks)
     found: dict[str, dict[str, int | float]] = {
         RAW: {"rows": sum(ingest.outcomes[RAW_ROWS.label] for ingest in ingests), "waiting_rows": process.waiting},
@@ -81,17 +81,17 @@ def numbers(account: Account, seam: str) -> dict[str, int | float]:
             "residue": account.tally.residue,
         },
         DEAD_LETTERS: {
-            "dead_letters": letters.rows_in,
-            "still_there": letters.waiting,
-            "entered_again": letters.outcomes["entered again"],
-            "discarded": letters.outcomes["discarded"],
-            "dead_letters_percent": _percent(letters.rows_in, process.rows_in),
+            "dead_letters": dead_letters.rows_in,
+            "still_there": dead_letters.waiting,
+            "entered_again": dead_letters.outcomes["entered again"],
+            "discarded": dead_letters.outcomes["discarded"],
+            "dead_letters_percent": _percent(dead_letters.rows_in, process.rows_in),
         },
     }
-    numbers = found[seam]
-    if seam in account.stream_bytes:
-        numbers["stream_bytes"] = account.stream_bytes[seam]
-    if account.lag is not None and "lag_offsets" in PLOTTED[seam]:
+    numbers = found[name]
+    if name in account.stream_bytes:
+        numbers["stream_bytes"] = account.stream_bytes[name]
+    if account.lag is not None and "lag_offsets" in PLOTTED[name]:
         numbers["lag_offsets"] = account.lag
     return numbers
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from dagster_project.assets import stream_names as seam_names
+from dagster_project.assets import stream_names as asset_names
 from dagster_project.assets.streams import asset_key
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 
@@ -30,7 +30,7 @@ class TallyflowTranslator:
 
 def translated(defs: dg.Definitions, files: PipelineFiles, translator: TallyflowTranslator) -> dg.Definitions:
     """Return the definitions with the translator's specs. Raise ValueError for a spec with another key."""
-    shown = {asset_key(pipeline, name): Shown(pipeline, name) for pipeline in files.pipelines for name in seam_names.ALL}
+    shown = {asset_key(pipeline, name): Shown(pipeline, name) for pipeline in files.pipelines for name in asset_names.ALL}
 
     def translate(spec: dg.AssetSpec) -> dg.AssetSpec:
         if spec.key not in shown:

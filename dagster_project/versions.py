@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from dagster_project.assets.streams import asset_key, seams, topic_key
+from dagster_project.assets.streams import asset_key, stream_assets, topic_key
 from dagster_project.dagster_private import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
@@ -33,20 +33,20 @@ class Version:
     config: str
 
 
-def tags_of_seams(pipeline: Pipeline, version: Version, topics: Mapping[dg.AssetKey, str]) -> dict[str, dict[str, str]]:
+def tags_of_assets(pipeline: Pipeline, version: Version, topics: Mapping[dg.AssetKey, str]) -> dict[str, dict[str, str]]:
     """Return by asset the tags that a materialization must carry.
 
     `topics`: data versions of `topic_versions`.
     """
     own = {CODE_VERSION_TAG: version.config, DATA_VERSION_TAG: version.stream_id, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
     found = {}
-    for seam in seams(pipeline):
+    for asset in stream_assets(pipeline):
         tags = dict(own)
-        for one in seam.inputs:
+        for one in asset.inputs:
             key = one if isinstance(one, dg.AssetKey) else asset_key(pipeline, one)
             tags[get_input_data_version_tag(key)] = topics.get(key, version.stream_id)
             tags[get_input_event_pointer_tag(key)] = NULL_EVENT_POINTER
-        found[seam.name] = tags
+        found[asset.name] = tags
     return found
 
 
@@ -62,7 +62,7 @@ def topic_versions(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline]) 
 
 def known_tags(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline]) -> dict[dg.AssetKey, Tags]:
     """Return the tags of the newest materialization of each asset, in one query; assets without one are absent."""
-    keys = [asset_key(pipeline, seam.name) for pipeline in pipelines for seam in seams(pipeline)]
+    keys = [asset_key(pipeline, asset.name) for pipeline in pipelines for asset in stream_assets(pipeline)]
     entries = [record.asset_entry for record in instance.get_asset_records(keys)]
     return {one.asset_key: one.last_materialization.tags or {} for one in entries if one.last_materialization}
 

@@ -107,12 +107,12 @@ class RefusedError(TallyflowError):
 class UndecidedError(TallyflowError):
     """A stage crashes on each of these records; nothing beyond the first of them in its bucket was written.
 
-    `places`: (sequence, ordinal, Kafka partition, stage, message) each.
+    `records`: (sequence, ordinal, Kafka partition, stage, message) each.
     """
 
-    def __init__(self, message: str, places: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, message: str, records: Sequence[Sequence[Any]]) -> None:
         super().__init__(message)
-        self.places = [list(place) for place in places]
+        self.records = [list(record) for record in records]
 
 
 class ConflictError(TallyflowError):

@@ -22,7 +22,7 @@ _REFUSALS = {
     errno.EPERM: "give this process the rights to it",
     errno.EROFS: "it is mounted read-only: repair the disk, or mount it writable",
 }
-_WORDS = {
+_PHRASES = {
     "No space left on device": errno.ENOSPC,
     "Disk quota exceeded": errno.EDQUOT,
     "Too many open files": errno.EMFILE,
@@ -48,9 +48,9 @@ def refusal(error: OSError) -> str:
     return _REFUSALS.get(error.errno or 0, "")
 
 
-def remedy_in_words(words: str) -> str:
+def remedy_by_text(text: str) -> str:
     """Return the remedy, as `remedy` does, for the message of another process."""
-    return next((_REMEDIES[number] for said, number in _WORDS.items() if said in words), "")
+    return next((_REMEDIES[number] for phrase, number in _PHRASES.items() if phrase in text), "")
 
 
 def is_of_host(error: Exception) -> bool:
@@ -59,7 +59,7 @@ def is_of_host(error: Exception) -> bool:
     A missing file is not such an error: it is a bug of the reader. DuckDB opens no files but its spill files.
     """
     if isinstance(error, OSError):
-        return bool(remedy(error) or refusal(error) or (error.errno is None and remedy_in_words(str(error))))
+        return bool(remedy(error) or refusal(error) or (error.errno is None and remedy_by_text(str(error))))
     return isinstance(error, (TallyflowError, MemoryError, duckdb.IOException, duckdb.InterruptException))
 
 

@@ -31,7 +31,7 @@ def bound_log(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         log.write_text(f"(earlier lines were cut at {max_bytes:,} bytes)\n{end}")
 
 
-def last_words(log: Path) -> str:
+def last_message(log: Path) -> str:
     """Return the last message of ours in a log, with the faults that it lists; empty if there is none."""
     lines = [line for line in _tail(log).splitlines() if line.strip() and not _OF_JAVA.match(line)]
     return "\n".join(reversed([*_message(lines)]))

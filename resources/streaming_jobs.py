@@ -40,7 +40,7 @@ from pipelines.control.control import (
     write_desired,
     write_launched,
 )
-from pipelines.control.job_state import JobState, judge
+from pipelines.control.job_state import JobState, summarize
 from pipelines.control.processes import ProcessIdentity, spawn
 from pipelines.errors import ConfigurationError, HaltError, RetryableError
 from pipelines.home import default_home
@@ -51,13 +51,13 @@ from pipelines.runner.preflight import check_shape, check_supported, check_types
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
 from resources.nats import NatsResource
-from resources.runner_log import bound_log, last_words, new_log
+from resources.runner_log import bound_log, last_message, new_log
 
 ANSWER_WITHIN = timedelta(seconds=1)
 _ADOPT_WITHIN = timedelta(seconds=3)
 _POLL_SECONDS = 0.1
 _LOG = logging.getLogger("tallyflow.streaming_jobs")
-Tell = Callable[[str], None]
+Announce = Callable[[str], None]
 """Receives the progress of a start, a line at a time."""
 
 
@@ -127,11 +127,11 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         missing = tuple(leg for leg in absent if leg not in halts)
         if not runners:
             if launched and launched.process.is_running():
-                return JobState(pipeline_id, "starting", last_words(Path(launched.log)), pid=launched.pid, desired=wanted)
+                return JobState(pipeline_id, "starting", last_message(Path(launched.log)), pid=launched.pid, desired=wanted)
             if halts:
                 return _halted(JobState(pipeline_id, "halted", missing=missing, desired=wanted), halts)
-            words = last_words(Path(launched.log)) if launched and wanted == "running" else ""
-            return JobState(pipeline_id, "stopped", words, missing=missing, desired=wanted)
+            ending = last_message(Path(launched.log)) if launched and wanted == "running" else ""
+            return JobState(pipeline_id, "stopped", ending, missing=missing, desired=wanted)
         with ThreadPoolExecutor(len(runners), "ask") as pool:
             answers = [*pool.map(lambda runner: ask_patiently(runner, ANSWER_WITHIN), runners)]
         version, pid = stage_config_version(runners[0]), runners[0]["pid"]
@@ -139,13 +139,13 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         if silent:
             message = f"process {', '.join(silent)} lives and does not answer within {ANSWER_WITHIN.total_seconds():.0f} s"
             return JobState(pipeline_id, "unreachable", message, missing=missing, pid=pid, config_version=version, desired=wanted)
-        told = [snapshot for snapshot, _ in answers if snapshot is not None]
-        if len(told) < len(runners):
+        snapshots = [snapshot for snapshot, _ in answers if snapshot is not None]
+        if len(snapshots) < len(runners):
             message = "a system that is away delays the account of the runner"
             return JobState(pipeline_id, "waiting", message, missing=missing, pid=pid, config_version=version, desired=wanted)
-        snapshot = together(told)
-        state, message = judge(snapshot, config.topology, datetime.now(UTC), config.alerts.stuck_after, config.sink.max_delay_time)
-        judged = JobState(
+        snapshot = together(snapshots)
+        state, message = summarize(snapshot, config.topology, datetime.now(UTC), config.alerts.stuck_after, config.sink.max_delay_time)
+        summarized = JobState(
             pipeline_id,
             state,
             message,
@@ -159,7 +159,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             snapshot=snapshot,
             desired=wanted,
         )
-        return _halted(judged, halts) if halts else judged
+        return _halted(summarized, halts) if halts else summarized
 
     def _halts(self, directory: Path, legs: tuple[LegId, ...], path: Path) -> dict[LegId, Halt]:
         """Return the halts at which runners of these legs have ended, if the file is unchanged. A faulty file repairs nothing."""
@@ -174,14 +174,20 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return {leg: halt for leg, halt in halts.items() if halt.file == now}
 
     def start(
-        self, path: Path, *, accept: bool = False, legs: Collection[str] = (), until_caught_up: bool = False, tell: Tell = _LOG.debug
+        self,
+        path: Path,
+        *,
+        accept: bool = False,
+        legs: Collection[str] = (),
+        until_caught_up: bool = False,
+        announce: Announce = _LOG.debug,
     ) -> Started:
         """Start the stopped ones of `legs`, or of all legs, and wait until they run; with `until_caught_up`, until the runner has ended.
 
         `legs`: what `Topology.select` takes; raise ValueError for an unknown one. From then on the pipeline should run, even if this
         process is killed meanwhile. Raise ConfigurationError for the file. Raise HaltError with the runner's own last words if it ends or
         a leg halts; then the earlier desired state holds. Raise RetryableError if it is still starting after the time for a start: it
-        continues, look again. `tell` receives the progress of the start when it changes.
+        continues, look again. `announce` receives the progress of the start when it changes.
         """
         begun = time.monotonic()
         config = self.config(path)
@@ -194,12 +200,12 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             wanted = _with_legs(before, chosen)
             if not until_caught_up:
                 write_desired(directory, wanted)
-        tell(f"launched process {launched.pid}, its log is {launched.log}" if launched else "a runner is there already, or on its way")
+        announce(f"launched process {launched.pid}, its log is {launched.log}" if launched else "a runner is there already, or on its way")
         if until_caught_up:
             self._wait_for_the_end(pipeline_id, launched)
         else:
             try:
-                launched = self._wait_until_ready(path, config, chosen, launched, tell)
+                launched = self._wait_until_ready(path, config, chosen, launched, announce)
             except HaltError:
                 _take_back(directory, wanted, before)
                 raise
@@ -220,16 +226,16 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         note_stop(directory)
         return self._end(directory, kill_after)
 
-    def drain(self, path: Path, *, tell: Tell = _LOG.debug) -> Started:
+    def drain(self, path: Path, *, announce: Announce = _LOG.debug) -> Started:
         """Stop the pipeline and run it until all records that Kafka holds at that moment are in ClickHouse.
 
         Raise as `start` and `stop` do.
         """
         self._check_startable(path)
         self.stop(path)
-        return self.start(path, until_caught_up=True, tell=tell)
+        return self.start(path, until_caught_up=True, announce=announce)
 
-    def restart(self, path: Path, *, accept: bool = False, kill_after: timedelta | None = None, tell: Tell = _LOG.debug) -> Started:
+    def restart(self, path: Path, *, accept: bool = False, kill_after: timedelta | None = None, announce: Announce = _LOG.debug) -> Started:
         """Stop the pipeline's runners and start the legs that should run here, or all. Raise as `start` and `stop` do.
 
         Raise HaltError if the pipeline was stopped meanwhile. With a file that cannot be started, the runners continue.
@@ -240,11 +246,11 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         self._check_startable(path)
         self._end(directory, kill_after)
         if desired is None or desired.state == "stopped":
-            return self.start(path, accept=accept, tell=tell)
+            return self.start(path, accept=accept, announce=announce)
         if read_desired(directory) == Desired("stopped"):
             raise HaltError(f"restarting {directory.name}: it was stopped meanwhile and stays so; start it if it is to run")
         legs = [config.topology.option(leg) for leg in desired.legs if leg in config.topology.legs]
-        return self.start(path, accept=accept, legs=legs, tell=tell)
+        return self.start(path, accept=accept, legs=legs, announce=announce)
 
     def _check_startable(self, path: Path) -> None:
         """Check the file before the runners are stopped: raise ConfigurationError or HaltError for a file that no start would take."""
@@ -282,13 +288,13 @@ class StreamingJobs(dg.ConfigurableResource[None]):
     def _launch(
         self, path: Path, directory: Path, topology: Topology, legs: tuple[LegId, ...], accept: bool, until_caught_up: bool
     ) -> Launched:
-        words = ["run", str(path.resolve()), *(word for leg in legs for word in ("--leg", topology.option(leg)))]
-        words += ["--connect-timeout", str(self.connect_timeout_seconds), *self.run_options]
-        words += ["--accept"] if accept else []
-        words += ["--until-caught-up"] if until_caught_up else []
+        arguments = ["run", str(path.resolve()), *(word for leg in legs for word in ("--leg", topology.option(leg)))]
+        arguments += ["--connect-timeout", str(self.connect_timeout_seconds), *self.run_options]
+        arguments += ["--accept"] if accept else []
+        arguments += ["--until-caught-up"] if until_caught_up else []
         log = new_log(directory)
         forget_halts(directory, legs)
-        process = spawn([*self.command, *words], self._runner_environment(), Path.cwd(), log)
+        process = spawn([*self.command, *arguments], self._runner_environment(), Path.cwd(), log)
         launched = Launched(process.pid, process.start, legs, str(log))
         write_launched(directory, launched)
         return launched
@@ -299,10 +305,10 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return {name: value for name, value in self.environment().items() if not name.startswith("DAGSTER_") and name not in left_out}
 
     def _wait_until_ready(
-        self, path: Path, config: PipelineConfig, legs: tuple[LegId, ...], launched: Launched | None, tell: Tell
+        self, path: Path, config: PipelineConfig, legs: tuple[LegId, ...], launched: Launched | None, announce: Announce
     ) -> Launched | None:
         """Wait until all of `legs` run here; return None if another start's runner has them."""
-        told = ""
+        last_message = ""
         pipeline_id = config.pipeline_id
         deadline = time.monotonic() + self.start_timeout_seconds
         while True:
@@ -310,7 +316,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
                 self._check_adopted(pipeline_id, legs, launched)
                 launched = None
             state = self.look(path, config)
-            told = _tell_news(state, told, tell)
+            last_message = _announce_change(state, last_message, announce)
             is_settled = "halted" in state.legs.values() or (state.snapshot is not None and state.snapshot["ready"])
             if {*legs} <= {*state.legs} and is_settled:
                 break
@@ -338,19 +344,19 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             if {*legs} <= {leg for runner in find_runners(directory) for leg in runner["legs"]}:
                 return
             time.sleep(_POLL_SECONDS)
-        words = last_words(Path(ended.log)) or "it said nothing"
-        raise HaltError(f"starting {pipeline_id}: the runner has ended: {words}")
+        ending = last_message(Path(ended.log)) or "it said nothing"
+        raise HaltError(f"starting {pipeline_id}: the runner has ended: {ending}")
 
     def _wait_for_the_end(self, pipeline_id: str, launched: Launched | None) -> None:
         if launched is None:
             raise HaltError(f"draining {pipeline_id}: a runner was started meanwhile; stop it first")
-        if not launched.process.wait_gone(timedelta(seconds=self.drain_timeout_seconds)):
+        if not launched.process.wait_ended(timedelta(seconds=self.drain_timeout_seconds)):
             self._end(self.directory(pipeline_id), None)
             raise RetryableError(
                 f"draining {pipeline_id}: not caught up after {self.drain_timeout_seconds:.0f} s; what is done is done, drain again"
             )
         if launched.process.exit_code() != 0:
-            raise HaltError(f"draining {pipeline_id}: the runner has ended: {last_words(Path(launched.log)) or 'it said nothing'}")
+            raise HaltError(f"draining {pipeline_id}: the runner has ended: {last_message(Path(launched.log)) or 'it said nothing'}")
 
     def _end(self, directory: Path, kill_after: timedelta | None) -> bool:
         patience = kill_after if kill_after is not None else timedelta(seconds=self.stop_timeout_seconds)
@@ -364,12 +370,12 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return count > 0
 
 
-def _tell_news(state: JobState, told: str, tell: Tell) -> str:
+def _announce_change(state: JobState, last_message: str, announce: Announce) -> str:
     """Report the state with its reason and the legs' states, if they have changed; return the last report."""
     legs = ", ".join(f"{leg} {word}" for leg, word in state.legs.items())
     now = ": ".join(filter(None, (state.state, legs, state.message)))
-    if now != told:
-        tell(now)
+    if now != last_message:
+        announce(now)
     return now
 
 
@@ -387,10 +393,10 @@ def _take_back(directory: Path, wanted: Desired, before: Desired | None) -> None
 
 def _halted(state: JobState, halts: dict[LegId, Halt]) -> JobState:
     """Return the state with legs whose runners have ended at their halts."""
-    said = [state.message] if state.state == "halted" and state.message else []
-    said += [f"{legs}: {halt.message}" for halt, legs in by_halt(halts).items()]
+    messages = [state.message] if state.state == "halted" and state.message else []
+    messages += [f"{legs}: {halt.message}" for halt, legs in by_halt(halts).items()]
     halt = state.halt or next(iter(halts.values())).mark
-    return replace(state, state="halted", message="; ".join(said), halted=(*halts,), halt=halt)
+    return replace(state, state="halted", message="; ".join(messages), halted=(*halts,), halt=halt)
 
 
 def _absent(desired: Desired | None, running: list[LegId]) -> tuple[LegId, ...]:

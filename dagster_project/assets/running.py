@@ -13,13 +13,13 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_project.assets.stream_names import TABLE
-from dagster_project.assets.streams import asset_key, seams, specs, topic_specs
+from dagster_project.assets.streams import asset_key, specs, stream_assets, topic_specs
 from dagster_project.failures import errors_as_failures
 from dagster_project.jobs.repairs import check_same_pipeline, note_pipeline
 from dagster_project.numbers import ROW_COUNT, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.run_config import read_config, schema_of
-from dagster_project.versions import Version, tags_of_seams, topic_versions
+from dagster_project.versions import Version, tags_of_assets, topic_versions
 from pipelines.config import version_of
 from pipelines.control.control import file_version, find_runners
 from resources.streaming_jobs import Started, StreamingJobs
@@ -73,18 +73,18 @@ def _assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         about_job = _about_job(started, directory)
         # An adopted runner may have an older version than the file.
         version = Version(account.stream_id, file_version(find_runners(directory)) or version_of(config_now))
-        tags = tags_of_seams(pipeline, version, topic_versions(context.instance, [pipeline]))
-        for seam in seams(pipeline):
-            key = asset_key(pipeline, seam.name)
+        tags = tags_of_assets(pipeline, version, topic_versions(context.instance, [pipeline]))
+        for asset in stream_assets(pipeline):
+            key = asset_key(pipeline, asset.name)
             if key in context.selected_asset_keys:
-                found, told = numbers(account, seam.name), about_job if seam.name == TABLE else {}
+                found, metadata = numbers(account, asset.name), about_job if asset.name == TABLE else {}
                 if ROW_COUNT in found and config.mode is Mode.UNTIL_CAUGHT_UP:
                     context.log_event(dg.AssetObservation(key, metadata={ROW_COUNT: found[ROW_COUNT]}))
                 yield dg.MaterializeResult(
                     asset_key=key,
-                    metadata={**without_row_count(found), **told},
+                    metadata={**without_row_count(found), **metadata},
                     # Includes the assets upstream, which this run may have started without materializing them.
-                    tags=tags[seam.name],
+                    tags=tags[asset.name],
                 )
 
     return run
@@ -101,16 +101,16 @@ def _run(pipeline: Pipeline, config: RunPipeline, jobs: StreamingJobs) -> Starte
 
 def _about_job(started: Started, directory: Path) -> dict[str, Any]:
     """Return facts on the job for the table's page, beside its numbers: state, version, logs and status pages."""
-    told: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "state": started.state.state,
         "config version": started.state.config_version or "unknown",
         # Logs of the runner and of Spark, and Spark's checkpoints with its progress.
         "directory": dg.MetadataValue.path(str(directory)),
     }
     if started.log:
-        told["log"] = dg.MetadataValue.path(str(started.log))
+        metadata["log"] = dg.MetadataValue.path(str(started.log))
     for runner in find_runners(directory):
-        told[f"status of {', '.join(runner['legs'])}"] = dg.MetadataValue.url(f"http://127.0.0.1:{runner['port']}/status")
+        metadata[f"status of {', '.join(runner['legs'])}"] = dg.MetadataValue.url(f"http://127.0.0.1:{runner['port']}/status")
     if started.state.message:
-        told["message"] = started.state.message
-    return told
+        metadata["message"] = started.state.message
+    return metadata

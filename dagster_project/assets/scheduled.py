@@ -11,7 +11,7 @@ from dagster_project.assets.stream_names import COMPACTION, DEAD_LETTERS, DEDUP,
 from dagster_project.assets.streams import PIPELINE_TAG, has_dedup, op_name, spec_behind
 from dagster_project.dagster_private import UnresolvedAssetJobDefinition
 from dagster_project.failures import RETRY, errors_as_failures
-from dagster_project.jobs.repairs import Letters, WithSpark, compacted, note_pipeline, reprocessing
+from dagster_project.jobs.repairs import DeadLetterChoice, WithSpark, compacted, note_pipeline, reprocessing
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.run_config import read_config, schema_of
 from dagster_project.schedule_status import schedule_of
@@ -73,12 +73,12 @@ def _reprocessed(pipeline: Pipeline) -> dg.AssetsDefinition:
     @dg.multi_asset(
         specs=[spec_behind(pipeline, REPROCESSED, DEAD_LETTERS, text)],
         name=op_name(pipeline, REPROCESSED),
-        config_schema=schema_of(Letters),
+        config_schema=schema_of(DeadLetterChoice),
         retry_policy=RETRY,
     )
     def reprocessed(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
         note_pipeline(context, pipeline)
-        selection = read_config(context, Letters).selection()
+        selection = read_config(context, DeadLetterChoice).selection()
         with errors_as_failures(), reprocessing(streaming_jobs, pipeline) as work:
             outcome = work.enter(selection)
         left = {f"left_{state}": count for state, count in outcome.left.items()}

@@ -2,7 +2,7 @@
 
     kafka/<topic>  ->  raw_stream  ->  dedup_store  ->  out_stream  ->  clickhouse_table
                                                      ->  dead_letters
-A new stage is one more entry in `seams`: its name, its inputs, and its storage.
+A new stage is one more entry in `stream_assets`: its name, its inputs, and its storage.
 """
 
 import re
@@ -42,7 +42,7 @@ def has_dedup(pipeline: Pipeline) -> bool:
 
 
 @dataclass(frozen=True)
-class Seam:
+class StreamAsset:
     """One asset of a pipeline. `inputs` are topics' keys or names of other assets.
 
     Freshness belongs to out, not to the table: a materialization resets the table's checks until they run again.
@@ -56,7 +56,7 @@ class Seam:
     freshness: dg.FreshnessPolicy | None = None
 
 
-def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
+def stream_assets(pipeline: Pipeline) -> tuple[StreamAsset, ...]:
     """Return the assets of a pipeline in the order of the data."""
     config, names = pipeline.config, pipeline.names
     nats = config.nats.servers[0]
@@ -65,7 +65,7 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
         return {"dagster/uri": f"{nats}/{names.stream(role)}", "stream": names.stream(role), "subjects": names.subjects(role)}
 
     found = [
-        Seam(
+        StreamAsset(
             RAW,
             frozenset({"nats", "spark"}),
             "Every record of the topic, once, unchanged: frames on a JetStream stream.",
@@ -74,9 +74,9 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
         )
     ]
     if has_dedup(pipeline):
-        found.append(_dedup_seam(pipeline))
+        found.append(_dedup_asset(pipeline))
     found += [
-        Seam(
+        StreamAsset(
             OUT,
             frozenset({"nats", "spark"}),
             "Typed rows in the order of their positions, ready for the table.",
@@ -84,8 +84,8 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
             stream("out"),
             _freshness(config.checks.freshness),
         ),
-        _table_seam(pipeline),
-        Seam(
+        _table_asset(pipeline),
+        StreamAsset(
             DEAD_LETTERS,
             frozenset({"nats"}),
             "Records that a stage or ClickHouse rejected, in full, each with its reason.",
@@ -96,13 +96,13 @@ def seams(pipeline: Pipeline) -> tuple[Seam, ...]:
     return tuple(found)
 
 
-def _dedup_seam(pipeline: Pipeline) -> Seam:
+def _dedup_asset(pipeline: Pipeline) -> StreamAsset:
     config = next(transform.config for transform in pipeline.config.transforms if transform.type == "dedup")
-    told = {"key": ", ".join(config.key), "window": str(config.time_window), "measured on": config.time_field or "arrival"}
-    return Seam(DEDUP, frozenset({"spark", "file"}), "The keys accepted within the window, in immutable files.", (RAW,), told)
+    metadata = {"key": ", ".join(config.key), "window": str(config.time_window), "measured on": config.time_field or "arrival"}
+    return StreamAsset(DEDUP, frozenset({"spark", "file"}), "The keys accepted within the window, in immutable files.", (RAW,), metadata)
 
 
-def _table_seam(pipeline: Pipeline) -> Seam:
+def _table_asset(pipeline: Pipeline) -> StreamAsset:
     sink = pipeline.config.sink
     connection = sink.connection_params
     scheme = "https" if connection.secure else "http"
@@ -113,7 +113,7 @@ def _table_seam(pipeline: Pipeline) -> Seam:
         "dagster/column_schema": _table_schema(pipeline),
         "dagster/column_lineage": _lineage(pipeline),
     }
-    return Seam(TABLE, frozenset({"clickhouse", "table"}), "The rows of the pipeline, each exactly once.", (OUT,), metadata)
+    return StreamAsset(TABLE, frozenset({"clickhouse", "table"}), "The rows of the pipeline, each exactly once.", (OUT,), metadata)
 
 
 def _freshness(check: FreshnessCheck) -> dg.FreshnessPolicy | None:
@@ -143,17 +143,17 @@ def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:
     reference = {"dagster/code_references": file_reference(pipeline)}
     return [
         dg.AssetSpec(
-            asset_key(pipeline, seam.name),
-            deps=[one if isinstance(one, dg.AssetKey) else asset_key(pipeline, one) for one in seam.inputs],
-            description=seam.description,
-            metadata={**seam.metadata, **reference},
-            kinds=set(seam.kinds),
-            freshness_policy=seam.freshness,
+            asset_key(pipeline, asset.name),
+            deps=[one if isinstance(one, dg.AssetKey) else asset_key(pipeline, one) for one in asset.inputs],
+            description=asset.description,
+            metadata={**asset.metadata, **reference},
+            kinds=set(asset.kinds),
+            freshness_policy=asset.freshness,
             skippable=True,
             code_version=version_of(pipeline.config),
             **about(pipeline),
         )
-        for seam in seams(pipeline)
+        for asset in stream_assets(pipeline)
     ]
 
 
@@ -174,7 +174,7 @@ def spec_behind(
 
     It has the kinds of that asset.
     """
-    kinds = next(seam.kinds for seam in seams(pipeline) if seam.name == after)
+    kinds = next(asset.kinds for asset in stream_assets(pipeline) if asset.name == after)
     return dg.AssetSpec(
         asset_key(pipeline, name),
         deps=[asset_key(pipeline, after)],
@@ -193,15 +193,15 @@ def about(pipeline: Pipeline) -> dict[str, Any]:
     return {"group_name": pipeline.key, "owners": list(metadata.owners), "tags": _tags(metadata.tags)}
 
 
-def _tags(words: Iterable[str]) -> dict[str, str]:
+def _tags(texts: Iterable[str]) -> dict[str, str]:
     """Convert tags to Dagster's: `tier:gold` is the key `tier` with the value `gold`; another tag is a key; a key has one value."""
     tags: dict[str, str] = {}
-    for word in words:
-        name, _, value = (_TAG.sub("_", part)[:_TAG_LENGTH] for part in word.partition(":"))
+    for text in texts:
+        name, _, value = (_TAG.sub("_", part)[:_TAG_LENGTH] for part in text.partition(":"))
         if name and name not in tags:
             tags[name] = value
         else:
-            tags[_TAG.sub("_", word)[:_TAG_LENGTH]] = ""
+            tags[_TAG.sub("_", text)[:_TAG_LENGTH]] = ""
     return tags
 
 

@@ -127,16 +127,16 @@ def build(files: PipelineFiles) -> dg.Definitions:
         description="Adds ended hours in which records arrived to the partitions of verification.",
     )
     def list_hours(context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs) -> dg.SensorResult:
-        requests, told = [], []
+        requests, messages = [], []
         now = get_current_datetime()
         for pipeline, seen in look_at_all(files.pipelines, lambda one: hours_seen(streaming_jobs.config(one.path), now)):
             if isinstance(seen, TallyflowError):
-                told.append(f"{pipeline.config.pipeline_id}: {seen}")
+                messages.append(f"{pipeline.config.pipeline_id}: {seen}")
                 continue
             found = hours_not_listed(context.instance, pipeline, seen)
             if found:
                 requests.append(partitions(pipeline).build_add_request(found))
-                told.append(f"{pipeline.config.pipeline_id}: {', '.join(found)}")
-        return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=dg.SkipReason("; ".join(told) or "no new hour"))
+                messages.append(f"{pipeline.config.pipeline_id}: {', '.join(found)}")
+        return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=dg.SkipReason("; ".join(messages) or "no new hour"))
 
     return dg.Definitions(sensors=[list_hours])

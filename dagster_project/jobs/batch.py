@@ -25,9 +25,9 @@ from pipelines.proof.put_back import put_back
 from pipelines.proof.verification.run import Request, verify
 from pipelines.proof.verification.slices import verify_in_tasks
 from resources.spark import SparkResource
-from resources.streaming_jobs import StreamingJobs, Tell
+from resources.streaming_jobs import Announce, StreamingJobs
 
-Work = Callable[[StreamingJobs, SparkResource, Pipeline, Any, Tell], dict[str, Any]]
+Work = Callable[[StreamingJobs, SparkResource, Pipeline, Any, Announce], dict[str, Any]]
 
 
 class OfKeys(OfPipeline, WithSpark):
@@ -74,31 +74,31 @@ def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: W
     return job_of(files, name, config_class, run, description)
 
 
-def _compact(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Tell) -> dict[str, Any]:
+def _compact(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Announce) -> dict[str, Any]:
     return compacted(jobs, pipeline, pyspark if config.with_spark else None)
 
 
-def _rebuild_state(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Tell) -> dict[str, Any]:
+def _rebuild_state(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Announce) -> dict[str, Any]:
     with key_state(jobs, pipeline) as keys:
         tasks = spark_tasks(jobs, keys.connections.run, pyspark) if config.with_spark else None
         return asdict(rebuild(keys, tasks=tasks))
 
 
-def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config: PutBackMissing, tell: Tell) -> dict[str, Any]:
+def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config: PutBackMissing, announce: Announce) -> dict[str, Any]:
     """Insert missing rows. Raise Failure with the findings if something still differs; unproven rows are only reported."""
     resolved = jobs.config(pipeline.path)
     since, until = instant("since", config.since), instant("until", config.until)
     with closing(JetStream(resolved.nats).connect()) as log:
         request = Request(jobs.directory(resolved.pipeline_id), since, until)
-        found = put_back(resolved, log, request, config.feed_views, as_lines(tell))
+        found = put_back(resolved, log, request, config.feed_views, as_lines(announce))
     metadata = {"missing": found.missing, "put back": found.rows, **report_metadata(found.after)}
     if found.after.findings:
-        words = f"{count_of(found.rows, 'row')} put back; verified afterwards: {summary(found.after)}"
-        raise dg.Failure(words, metadata={**metadata, **examples_metadata(found.after.examples())}, allow_retries=False)
+        message = f"{count_of(found.rows, 'row')} put back; verified afterwards: {summary(found.after)}"
+        raise dg.Failure(message, metadata={**metadata, **examples_metadata(found.after.examples())}, allow_retries=False)
     return metadata
 
 
-def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: Verify, tell: Tell) -> dict[str, Any]:
+def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: Verify, announce: Announce) -> dict[str, Any]:
     """Verify the table. Raise Failure with the findings if something differs."""
     resolved = jobs.config(pipeline.path)
     since, until = instant("since", config.since), instant("until", config.until)
@@ -106,9 +106,9 @@ def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, con
     with closing(JetStream(resolved.nats).connect()) as log:
         if config.with_spark:
             run = RunSpec.beside(pipeline.path.read_text(), resolved)
-            report = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), as_lines(tell))
+            report = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), as_lines(announce))
         else:
-            report = verify(resolved, log, request, as_lines(tell))
+            report = verify(resolved, log, request, as_lines(announce))
     metadata = report_metadata(report)
     if report.findings:
         raise dg.Failure(summary(report), metadata={**metadata, **examples_metadata(report.examples())}, allow_retries=False)

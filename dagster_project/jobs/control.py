@@ -15,7 +15,7 @@ from pydantic import Field
 from dagster_project.assets.stream_names import COMPACTION, REPROCESSED
 from dagster_project.assets.streams import asset_key
 from dagster_project.failures import RETRY, errors_as_failures
-from dagster_project.jobs.repairs import Letters, check_same_pipeline, key_state, note_pipeline, reprocessing
+from dagster_project.jobs.repairs import DeadLetterChoice, check_same_pipeline, key_state, note_pipeline, reprocessing
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.run_config import read_config, schema_of
 from pipelines.dead_letters.dry_run import rehearse
@@ -24,7 +24,7 @@ from pipelines.dead_letters.stream import DeadLetters
 from pipelines.dead_letters.triage import Selection
 from pipelines.protocol.positions import Position, record_position
 from pipelines.protocol.topology import KINDS
-from resources.streaming_jobs import Started, StreamingJobs, Tell
+from resources.streaming_jobs import Announce, Started, StreamingJobs
 
 _NOTHING_CHANGED = "nothing was changed"
 _MADE_BY = {"compact_keys": COMPACTION, "reprocess_dead_letters": REPROCESSED}
@@ -32,7 +32,7 @@ _MADE_BY = {"compact_keys": COMPACTION, "reprocess_dead_letters": REPROCESSED}
 IF_WANTED_TAG = "tallyflow/if_wanted"
 """Tag of the runs that sensors launch to start a pipeline: skip it if its desired state is `stopped` when the run begins."""
 _LEFT_ALONE: dict[str, Any] = {"state": "skipped: its desired state is stopped"}
-Work = Callable[[StreamingJobs, Pipeline, Any, Tell], dict[str, Any]]
+Work = Callable[[StreamingJobs, Pipeline, Any, Announce], dict[str, Any]]
 
 
 class OfPipeline(dg.Config):
@@ -65,7 +65,7 @@ class Restart(OfPipeline):
     kill_after_seconds: float | None = Field(default=60.0, ge=0, description="As for stop_pipeline.")
 
 
-class Chosen(OfPipeline, Letters):
+class Chosen(OfPipeline, DeadLetterChoice):
     """The dead letters that match every given field."""
 
     key: str | None = Field(default=None, description="Only dead letters with this Kafka key.")
@@ -74,9 +74,9 @@ class Chosen(OfPipeline, Letters):
     )
 
     def selection(self) -> Selection:
-        """Return the selection. Raise Failure as `Letters` does, and for text that is not a position."""
+        """Return the selection. Raise Failure as `DeadLetterChoice` does, and for text that is not a position."""
         named = self.key is not None or bool(self.positions)
-        chosen = Letters.selection(self.model_copy(update={"everything": self.everything or named}))
+        chosen = DeadLetterChoice.selection(self.model_copy(update={"everything": self.everything or named}))
         key = self.key.encode() if self.key is not None else None
         return replace(chosen, key=key, positions=frozenset(map(_position, self.positions)) if self.positions else None)
 
@@ -130,8 +130,8 @@ def done(context: dg.OpExecutionContext, name: str, pipeline: Pipeline, work: Ca
     note_pipeline(context, pipeline)
     with errors_as_failures():
         metadata = work(pipeline)
-    words = ", ".join(f"{key} {getattr(value, 'value', value)}" for key, value in metadata.items() if not _is_long(value))
-    context.log.info(f"{name} {pipeline.config.pipeline_id}: {words}")
+    summary = ", ".join(f"{key} {getattr(value, 'value', value)}" for key, value in metadata.items() if not _is_long(value))
+    context.log.info(f"{name} {pipeline.config.pipeline_id}: {summary}")
     if name in _MADE_BY and not metadata.get(_NOTHING_CHANGED):
         context.log_event(dg.AssetMaterialization(asset_key(pipeline, _MADE_BY[name]), metadata=metadata))
     return dg.Output(None, metadata=metadata)
@@ -161,8 +161,8 @@ def known(files: PipelineFiles, pipeline_id: str) -> Pipeline:
         if pipeline_id in (pipeline.config.pipeline_id, pipeline.key):
             return pipeline
     ids = ", ".join(pipeline.config.pipeline_id for pipeline in files.pipelines) or "none"
-    told = f"; faulty files: {', '.join(one.path.name for one in files.faulty)}" if files.faulty else ""
-    raise dg.Failure(f"unknown pipeline in {files.directory}; known: {ids}{told}", allow_retries=False)
+    faulty = f"; faulty files: {', '.join(one.path.name for one in files.faulty)}" if files.faulty else ""
+    raise dg.Failure(f"unknown pipeline in {files.directory}; known: {ids}{faulty}", allow_retries=False)
 
 
 def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline) -> bool:
@@ -170,28 +170,28 @@ def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline) -> bool:
     return jobs.look(pipeline.path, pipeline.config).desired == "stopped"
 
 
-def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start, tell: Tell) -> dict[str, Any]:
+def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start, announce: Announce) -> dict[str, Any]:
     known = pipeline.config.topology.names
     if not config.legs or not known >= {*config.legs}:
         raise dg.Failure(f"legs: give one or more of {', '.join(pipeline.config.topology.options)}", allow_retries=False)
-    return _told(jobs.start(pipeline.path, accept=config.accept, legs=config.legs, tell=tell))
+    return _started_metadata(jobs.start(pipeline.path, accept=config.accept, legs=config.legs, announce=announce))
 
 
-def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop, _: Tell) -> dict[str, Any]:
+def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop, _: Announce) -> dict[str, Any]:
     # By id: a pipeline whose file is faulty now can still be stopped.
     return {"stopped a runner": jobs.stop_pipeline(pipeline.config.pipeline_id, kill_after=_limit(config.kill_after_seconds))}
 
 
-def _drain(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline, tell: Tell) -> dict[str, Any]:
-    return _told(jobs.drain(pipeline.path, tell=tell))
+def _drain(jobs: StreamingJobs, pipeline: Pipeline, _: OfPipeline, announce: Announce) -> dict[str, Any]:
+    return _started_metadata(jobs.drain(pipeline.path, announce=announce))
 
 
-def _restart(jobs: StreamingJobs, pipeline: Pipeline, config: Restart, tell: Tell) -> dict[str, Any]:
+def _restart(jobs: StreamingJobs, pipeline: Pipeline, config: Restart, announce: Announce) -> dict[str, Any]:
     limit = _limit(config.kill_after_seconds)
-    return _told(jobs.restart(pipeline.path, accept=config.accept, kill_after=limit, tell=tell))
+    return _started_metadata(jobs.restart(pipeline.path, accept=config.accept, kill_after=limit, announce=announce))
 
 
-def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess, _: Tell) -> dict[str, Any]:
+def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess, _: Announce) -> dict[str, Any]:
     chosen = replace(config.selection(), not_rejected_by=config.not_rejected_by)
     if config.dry_run:
         return _rehearsed(jobs, pipeline, chosen)
@@ -200,14 +200,14 @@ def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess, _: Te
 
 
 def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> dict[str, Any]:
-    with closing(DeadLetters(jobs.config(pipeline.path))) as letters, key_state(jobs, pipeline, needs_dedup=False) as keys:
-        found = rehearse(jobs.config(pipeline.path), keys, letters.frames(replace(chosen, states=chosen.states_that_enter)))
+    with closing(DeadLetters(jobs.config(pipeline.path))) as dead_letters, key_state(jobs, pipeline, needs_dedup=False) as keys:
+        found = rehearse(jobs.config(pipeline.path), keys, dead_letters.frames(replace(chosen, states=chosen.states_that_enter)))
     again = {f"rejected again: {one.stage} {one.code} ({one.fingerprint})": one.letters for one in found.rejected}
     counts = {"letters": found.letters, "would pass": found.passed, "duplicates": found.duplicates, "late": found.late}
     return {_NOTHING_CHANGED: True, **counts, "only an insert can tell": found.refused, **again}
 
 
-def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard, _: Tell) -> dict[str, Any]:
+def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard, _: Announce) -> dict[str, Any]:
     chosen = config.selection()
     if not config.reason.strip():
         raise dg.Failure("reason: required; it is recorded in the ledger", allow_retries=False)
@@ -215,7 +215,7 @@ def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard, _: Tell) 
         return _taken("discarded", work.discard(chosen, config.reason))
 
 
-def _told(started: Started) -> dict[str, Any]:
+def _started_metadata(started: Started) -> dict[str, Any]:
     log = {"log": dg.MetadataValue.path(str(started.log))} if started.log else {}
     state = started.state
     return {

@@ -20,7 +20,7 @@ from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
 
 
-class Letters(dg.Config):
+class DeadLetterChoice(dg.Config):
     """The dead letters to redrive: those that match every given field. Parked ones are skipped."""
 
     everything: bool = Field(default=False, description="All dead letters, if no other field narrows the selection.")

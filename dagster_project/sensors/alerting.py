@@ -44,12 +44,12 @@ def build(files: PipelineFiles, jobs: Iterable[str]) -> dg.Definitions:
         pipeline = pipeline_of(files, run, once_only)
         if pipeline is None:
             return dg.SkipReason(f"run {run.run_id} belongs to no pipeline")
-        words = words_of(context.instance, run)
-        if words is None:
+        message = failure_message(context.instance, run)
+        if message is None:
             return dg.SkipReason("a blocking check has failed; alert_failed_checks sends the alert")
-        if cause_of(words) == _cause_before(context.instance, files, run, pipeline, once_only):
+        if cause_of(message) == _cause_before(context.instance, files, run, pipeline, once_only):
             return dg.SkipReason(f"{run.job_name} failed for the same cause as before; alert already sent")
-        tallyflow_alerts.send(Alert(pipeline, f"{run.job_name} failed: {words}", f"see run {run.run_id} in Dagster"))
+        tallyflow_alerts.send(Alert(pipeline, f"{run.job_name} failed: {message}", f"see run {run.run_id} in Dagster"))
         return None
 
     @dg.sensor(
@@ -60,13 +60,13 @@ def build(files: PipelineFiles, jobs: Iterable[str]) -> dg.Definitions:
     )
     def failed_checks(context: dg.SensorEvaluationContext, tallyflow_alerts: AlertsResource) -> dg.SensorResult:
         memory = decisions.recalled(ChecksMemory, decisions.read_cursor(context.cursor)) or ChecksMemory()
-        told = []
+        messages = []
         for pipeline in files.pipelines:
             failed, memory = newly_failed(context.instance, watched(pipeline), memory)
             if failed:
                 tallyflow_alerts.send(Alert(pipeline.config.pipeline_id, "; ".join(failed), _REMEDY))
-                told.append(f"{pipeline.config.pipeline_id}: {'; '.join(failed)}")
-        skip = dg.SkipReason("; ".join(told) or "no check has newly failed")
+                messages.append(f"{pipeline.config.pipeline_id}: {'; '.join(failed)}")
+        skip = dg.SkipReason("; ".join(messages) or "no check has newly failed")
         return dg.SensorResult(skip_reason=skip, cursor=json.dumps(asdict(memory)))
 
     return dg.Definitions(sensors=[failed_runs, failed_checks])
@@ -82,7 +82,7 @@ class ChecksMemory:
     """By check the results that were read, and, by check and partition, the cause of the last alert."""
 
     looked: Mapping[str, Looked] = field(default_factory=dict)
-    told: Mapping[str, str] = field(default_factory=dict)
+    causes: Mapping[str, str] = field(default_factory=dict)
 
 
 def watched(pipeline: Pipeline) -> list[dg.AssetCheckKey]:
@@ -100,7 +100,7 @@ def newly_failed(instance: dg.DagsterInstance, keys: list[dg.AssetCheckKey], mem
 
     A check that passes again is forgotten; a warning changes nothing.
     """
-    looked, told = dict(memory.looked), dict(memory.told)
+    looked, causes = dict(memory.looked), dict(memory.causes)
     failed: list[str] = []
     for key, seen, results in results_since(instance, keys, memory.looked):
         name = key.to_user_string()
@@ -108,21 +108,21 @@ def newly_failed(instance: dg.DagsterInstance, keys: list[dg.AssetCheckKey], mem
         for partition, result in results:
             label = f"{name} {partition}" if partition else name
             if result.passed:
-                told.pop(label, None)
+                causes.pop(label, None)
             elif result.severity is dg.AssetCheckSeverity.ERROR:
                 cause = cause_of(result.description or "")
-                if told.get(label) != cause:
+                if causes.get(label) != cause:
                     failed.append(f"check {key.name}{f' of {partition}' if partition else ''} failed: {result.description}")
-                told[label] = cause
-    return failed, ChecksMemory(looked, told)
+                causes[label] = cause
+    return failed, ChecksMemory(looked, causes)
 
 
-def cause_of(words: str) -> str:
+def cause_of(message: str) -> str:
     """Return the message without the parts that vary: of a number only its length stays."""
-    return _NUMBER.sub(lambda found: "0" * sum(one.isdigit() for one in found.group()), words)[:500]
+    return _NUMBER.sub(lambda found: "0" * sum(one.isdigit() for one in found.group()), message)[:500]
 
 
-def words_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
+def failure_message(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
     """Return the message of the run's first failed step; None if only blocking checks have failed."""
     events = instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
     failures = [one.event_log_entry.dagster_event.step_failure_data for one in events if one.event_log_entry.dagster_event]
@@ -135,8 +135,8 @@ def words_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
     errors = [one.error for one in others if one.error]
     if not errors:
         ended = instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE).records
-        said = [one.event_log_entry.dagster_event.message for one in ended if one.event_log_entry.dagster_event]
-        return str(said[-1]) if said and said[-1] else "the run has ended"
+        messages = [one.event_log_entry.dagster_event.message for one in ended if one.event_log_entry.dagster_event]
+        return str(messages[-1]) if messages and messages[-1] else "the run has ended"
     error = errors[0]
     while error.cause is not None:
         # The cause follows "exceeded max retries".
@@ -173,8 +173,8 @@ def _cause_before(
     for one in instance.get_run_records(ended, limit=_RUNS_LOOKED_AT):
         before = one.dagster_run
         if before.run_id != run.run_id and pipeline_of(files, before, once_only) == pipeline and _same_work(before, run):
-            words = words_of(instance, before) if before.status is dg.DagsterRunStatus.FAILURE else None
-            return cause_of(words) if words is not None else None
+            message = failure_message(instance, before) if before.status is dg.DagsterRunStatus.FAILURE else None
+            return cause_of(message) if message is not None else None
     return None
 
 

@@ -21,7 +21,7 @@ from dagster_project.pipeline_files import Pipeline, PipelineFiles, read_pipelin
 from dagster_project.schedule_status import sensor_status
 from dagster_project.sensors import decisions
 from dagster_project.sensors.alerting import pipelines_of
-from dagster_project.sensors.decisions import Decision, FileSeen, LagMemory, Letters, LettersMemory, Trouble
+from dagster_project.sensors.decisions import DeadLetters, DeadLettersMemory, Decision, FileSeen, LagMemory, Trouble
 from dagster_project.sensors.side_by_side import look_at_all
 from pipelines.config import PipelineConfig, run_digest
 from pipelines.connectors.nats.client import JetStream
@@ -101,15 +101,15 @@ def build(files: PipelineFiles) -> dg.Definitions:
         default_status=status,
         description="Redrives dead letters once when the pipeline runs with a new configuration; sends an alert for the others.",
     )
-    def watch_letters(
+    def watch_dead_letters(
         context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
     ) -> dg.SensorResult:
         tick = _Tick(context, files, tallyflow_alerts)
-        for pipeline, letters in tick.look(lambda pipeline: look_at_letters(pipeline, streaming_jobs, tick.now)):
-            before = tick.memory(pipeline, LettersMemory) or LettersMemory()
-            decision, memory = decisions.dead_letters(letters, before, tick.now, pipeline.config.alerts)
-            requests = [_reprocess(pipeline, letters)] if decision.action == "reprocess" else []
-            tick.decided(pipeline, decision, memory, DEAD_LETTERS, {"still_there": letters.waiting}, requests)
+        for pipeline, dead_letters in tick.look(lambda pipeline: look_at_dead_letters(pipeline, streaming_jobs, tick.now)):
+            before = tick.memory(pipeline, DeadLettersMemory) or DeadLettersMemory()
+            decision, memory = decisions.on_dead_letters(dead_letters, before, tick.now, pipeline.config.alerts)
+            requests = [_reprocess(pipeline, dead_letters)] if decision.action == "reprocess" else []
+            tick.decided(pipeline, decision, memory, DEAD_LETTERS, {"still_there": dead_letters.waiting}, requests)
         return tick.result()
 
     @dg.sensor(
@@ -135,11 +135,11 @@ def build(files: PipelineFiles) -> dg.Definitions:
                 requests.append(_request("restart_pipeline", pipeline, {}, key, _IF_WANTED))
             faults = f": {seen[path].faults}" if change == "faulty" else ""
             tallyflow_alerts.send(Alert(name, f"pipeline file {path} is {change}{faults}", _FILE_REMEDIES[change]))
-        told = "; ".join(f"{path} is {change}" for path, change in changes.items())
-        skip = None if requests else dg.SkipReason(told or f"{count_of(len(seen), 'file')}, unchanged")
+        listed = "; ".join(f"{path} is {change}" for path, change in changes.items())
+        skip = None if requests else dg.SkipReason(listed or f"{count_of(len(seen), 'file')}, unchanged")
         return dg.SensorResult(requests, skip_reason=skip, cursor=json.dumps({path: one.mark for path, one in seen.items()}))
 
-    return dg.Definitions(jobs=[*control.values()], sensors=[keep_running, watch_lag, watch_letters, watch_files])
+    return dg.Definitions(jobs=[*control.values()], sensors=[keep_running, watch_lag, watch_dead_letters, watch_files])
 
 
 class _Tick:
@@ -149,7 +149,7 @@ class _Tick:
         self._files, self._alerts, self._log = files, alerts, context.log
         self._before = decisions.read_cursor(context.cursor) or {}
         self._memory: dict[str, Any] = {}
-        self._words: list[str] = []
+        self._messages: list[str] = []
         self._requests: list[dg.RunRequest] = []
         self._events: list[dg.AssetObservation] = []
         self.now = datetime.now(UTC).timestamp()
@@ -169,7 +169,7 @@ class _Tick:
 
     def keep(self, pipeline: Pipeline, why: str) -> None:
         """Keep the memory of a pipeline about which nothing is decided now."""
-        self._words.append(f"{pipeline.config.pipeline_id}: {why}")
+        self._messages.append(f"{pipeline.config.pipeline_id}: {why}")
         if pipeline.key in self._before:
             self._memory[pipeline.key] = self._before[pipeline.key]
 
@@ -177,26 +177,26 @@ class _Tick:
         self,
         pipeline: Pipeline,
         decision: Decision,
-        memory: Trouble | LagMemory | LettersMemory | None,
-        seam: str = "",
+        memory: Trouble | LagMemory | DeadLettersMemory | None,
+        asset_name: str = "",
         numbers: Mapping[str, int] | None = None,
         requests: list[dg.RunRequest] | None = None,
     ) -> None:
-        self._words.append(f"{pipeline.config.pipeline_id}: {decision.why}")
+        self._messages.append(f"{pipeline.config.pipeline_id}: {decision.why}")
         if memory is not None:
             self._memory[pipeline.key] = asdict(memory)
         self._requests += requests or []
         if decision.action == "alert":
             self._alerts.send(Alert(pipeline.config.pipeline_id, decision.what, decision.remedy))
-            if seam:
-                self._events.append(dg.AssetObservation(asset_key(pipeline, seam), description=decision.what, metadata=numbers))
+            if asset_name:
+                self._events.append(dg.AssetObservation(asset_key(pipeline, asset_name), description=decision.what, metadata=numbers))
 
     def result(self) -> dg.SensorResult:
-        words = "; ".join(self._words) or "no pipelines"
+        summary = "; ".join(self._messages) or "no pipelines"
         if self._requests:
-            self._log.info(words)
+            self._log.info(summary)
         # Dagster calls a tick without a run skipped, even if it has reported something.
-        skip = None if self._requests else dg.SkipReason(words)
+        skip = None if self._requests else dg.SkipReason(summary)
         return dg.SensorResult(self._requests, skip_reason=skip, asset_events=self._events, cursor=json.dumps(self._memory))
 
 
@@ -209,7 +209,7 @@ _FILE_REMEDIES = {
 }
 
 
-def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Letters:
+def look_at_dead_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> DeadLetters:
     """Read the dead letters from NATS, and the version from the runner's directory.
 
     Zero for a pipeline that was never started. Raises RetryableError while NATS is away.
@@ -219,13 +219,13 @@ def look_at_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) -> Lett
     runners = find_runners(jobs.directory(config.pipeline_id))
     with closing(JetStream(config.nats)) as log:
         if log.connect().state(names.stream("ledger")) is None:
-            return Letters(0, 0, timedelta(), None)
-        waiting = tally(log, names, config.topology).letters.waiting
+            return DeadLetters(0, 0, timedelta(), None)
+        waiting = tally(log, names, config.topology).dead_letters.waiting
         stream = log.state(names.stream("dlq"))
         first = log.get(names.stream("dlq"), stream.first_sequence) if stream and stream.messages else None
     oldest = timedelta(seconds=max(0.0, now - first.time.timestamp())) if first else timedelta()
     version = stage_config_version(runners[0]) if runners else None
-    return Letters(waiting, stream.last_sequence if stream else 0, oldest, version)
+    return DeadLetters(waiting, stream.last_sequence if stream else 0, oldest, version)
 
 
 def _busy(context: dg.SensorEvaluationContext, files: PipelineFiles) -> set[str]:
@@ -247,9 +247,11 @@ def _restart(pipeline: Pipeline, state: JobState, decision: Decision, trouble: T
     return _request("restart_pipeline", pipeline, {"kill_after_seconds": KILL_AFTER_SECONDS}, key, _IF_WANTED)
 
 
-def _reprocess(pipeline: Pipeline, letters: Letters) -> dg.RunRequest:
-    config = {"everything": True, "not_rejected_by": letters.config_version}
-    return _request("reprocess_dead_letters", pipeline, config, f"dlq:{pipeline.key}:{letters.config_version}:{letters.last_sequence}")
+def _reprocess(pipeline: Pipeline, dead_letters: DeadLetters) -> dg.RunRequest:
+    config = {"everything": True, "not_rejected_by": dead_letters.config_version}
+    return _request(
+        "reprocess_dead_letters", pipeline, config, f"dlq:{pipeline.key}:{dead_letters.config_version}:{dead_letters.last_sequence}"
+    )
 
 
 def _request(plain: str, pipeline: Pipeline, config: dict[str, Any], key: str, tags: Mapping[str, str] | None = None) -> dg.RunRequest:

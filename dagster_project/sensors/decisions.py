@@ -60,7 +60,7 @@ class Decision:
 class Trouble:
     """The memory of a pipeline that is unhealthy, or was a short time ago.
 
-    `silent_since`: since when the runner is unreachable or stuck, else None. `told`: the halt of the last alert. `given_up`: an alert
+    `silent_since`: since when the runner is unreachable or stuck, else None. `alerted`: the halt of the last alert. `given_up`: an alert
     was sent because the runner does not stay up.
     """
 
@@ -68,7 +68,7 @@ class Trouble:
     attempts: int = 0
     last_attempt: float = 0.0
     silent_since: float | None = None
-    told: str = ""
+    alerted: str = ""
     given_up: bool = False
     well_since: float = 0.0
 
@@ -82,36 +82,36 @@ def health(state: JobState, before: Trouble | None, now: float, alerts: Alerts) 
     if state.desired != "running":
         return Decision("none", "its desired state is stopped"), None
     if state.state in ("running", "waiting", "starting") and not state.missing:
-        return Decision("none", _words(state)), _calmer(before, now)
+        return Decision("none", _summary(state)), _calmer(before, now)
     trouble = replace(before, well_since=0.0) if before else Trouble(now)
     silent_since = (now if trouble.silent_since is None else trouble.silent_since) if state.state in ("unreachable", "stuck") else None
     trouble = replace(trouble, silent_since=silent_since)
     if state.state == "halted":
         halt = f"halted: {state.halt}"
-        if trouble.told != halt:
+        if trouble.alerted != halt:
             remedy = "fix what the message names, then launch restart_pipeline"
-            return Decision("alert", _words(state), f"halted: {state.message}", remedy), replace(trouble, told=halt)
+            return Decision("alert", _summary(state), f"halted: {state.message}", remedy), replace(trouble, alerted=halt)
         if not state.missing:
-            return Decision("none", f"{_words(state)}; alert already sent"), trouble
+            return Decision("none", f"{_summary(state)}; alert already sent"), trouble
     if state.state == "starting" or (silent_since is not None and now - silent_since < PATIENCE.total_seconds()):
-        return Decision("none", f"{_words(state)}; waiting"), trouble
+        return Decision("none", f"{_summary(state)}; waiting"), trouble
     return _again(state, trouble, now, alerts.max_restarts)
 
 
 def _again(state: JobState, trouble: Trouble, now: float, max_restarts: int) -> tuple[Decision, Trouble]:
     """Decide on the next restart once its pause is over, or on an alert after enough restarts."""
     if trouble.attempts >= max_restarts:
-        what = f"gave up after {count_of(trouble.attempts, 'restart')}: {_words(state)}"
+        what = f"gave up after {count_of(trouble.attempts, 'restart')}: {_summary(state)}"
         if trouble.given_up:
             return Decision("none", f"{what}; alert already sent"), trouble
         remedy = "read the runner's log, fix the cause, then launch start_pipeline"
         return Decision("alert", what, what, remedy), replace(trouble, given_up=True)
     wait = trouble.last_attempt + _pause(trouble.attempts) - now
     if trouble.attempts and wait > 0:
-        return Decision("none", f"{_words(state)}; restart {trouble.attempts + 1} of {max_restarts} in {wait:,.0f} s"), trouble
+        return Decision("none", f"{_summary(state)}; restart {trouble.attempts + 1} of {max_restarts} in {wait:,.0f} s"), trouble
     again = replace(trouble, attempts=trouble.attempts + 1, last_attempt=now, given_up=False)
     action: Action = "start" if trouble.silent_since is None else "restart"
-    return Decision(action, f"{_words(state)}; restart {again.attempts} of {max_restarts}", number=again.attempts), again
+    return Decision(action, f"{_summary(state)}; restart {again.attempts} of {max_restarts}", number=again.attempts), again
 
 
 def _calmer(trouble: Trouble | None, now: float) -> Trouble | None:
@@ -127,7 +127,7 @@ def _pause(attempts: int) -> float:
     return float(min(FIRST_PAUSE.total_seconds() * 2 ** min(attempts - 1, 16), LONGEST_PAUSE.total_seconds()))
 
 
-def _words(state: JobState) -> str:
+def _summary(state: JobState) -> str:
     missing = f", without {', '.join(state.missing)}" if state.missing and state.state != "stopped" else ""
     return f"{state.state}{missing}" + (f" ({state.message})" if state.message else "")
 
@@ -138,7 +138,7 @@ class LagMemory:
 
     since: float
     first: int
-    told: float = 0.0
+    alerted: float = 0.0
 
 
 def lag(offsets: int | None, before: LagMemory | None, now: float, alerts: Alerts) -> tuple[Decision, LagMemory | None]:
@@ -150,17 +150,17 @@ def lag(offsets: int | None, before: LagMemory | None, now: float, alerts: Alert
         return Decision("none", f"lag {offsets:,} < {limit.offsets:,}"), None
     before = before or LagMemory(now, offsets)
     minutes = (now - before.since) / 60
-    words = f"lag {count_of(offsets, 'offset')}, at least {limit.offsets:,} for {minutes:,.0f} min, {before.first:,} at first"
+    summary = f"lag {count_of(offsets, 'offset')}, at least {limit.offsets:,} for {minutes:,.0f} min, {before.first:,} at first"
     if now - before.since < limit.lasting.total_seconds() or offsets < before.first:
-        return Decision("none", words), before
-    if before.told and now - before.told < alerts.repeat_after.total_seconds():
-        return Decision("none", f"{words}; alert already sent"), before
+        return Decision("none", summary), before
+    if before.alerted and now - before.alerted < alerts.repeat_after.total_seconds():
+        return Decision("none", f"{summary}; alert already sent"), before
     remedy = "find the slowest leg with `tallyflow status`; more cores or larger batches raise its rate, see docs/tuning.md"
-    return Decision("alert", words, f"falls behind: {words}", remedy), replace(before, told=now)
+    return Decision("alert", summary, f"falls behind: {summary}", remedy), replace(before, alerted=now)
 
 
 @dataclass(frozen=True)
-class Letters:
+class DeadLetters:
     """The dead letters of a pipeline.
 
     How many wait, the last sequence of their stream, the age of its first frame, and the config version of the running job (None: not
@@ -174,15 +174,15 @@ class Letters:
 
 
 @dataclass(frozen=True)
-class LettersMemory:
+class DeadLettersMemory:
     """The last config version that the pipeline was seen running with (empty: none yet), and the sequence of the last alert."""
 
     version: str = ""
-    told: int = 0
-    told_at: float = 0.0
+    alerted: int = 0
+    alerted_at: float = 0.0
 
 
-def dead_letters(letters: Letters, before: LettersMemory, now: float, alerts: Alerts) -> tuple[Decision, LettersMemory]:
+def on_dead_letters(dead_letters: DeadLetters, before: DeadLettersMemory, now: float, alerts: Alerts) -> tuple[Decision, DeadLettersMemory]:
     """Decide whether to redrive the dead letters: once, when the job runs with a configuration that they were not tried with.
 
     The configuration is that of the file and the table. Dead letters that this version has rejected stay. Otherwise decide on an alert.
@@ -190,23 +190,23 @@ def dead_letters(letters: Letters, before: LettersMemory, now: float, alerts: Al
     No endless loop: a version is tried once, and `dead_letters.max_attempts` of the file parks what is rejected again and again. The first
     version that a pipeline is seen running with repairs nothing: it is only noted.
     """
-    if letters.waiting == 0:
-        return Decision("none", "no dead letters wait"), replace(before, version=letters.config_version or before.version)
-    limit, age_seconds = alerts.dead_letters, letters.oldest.total_seconds()
-    words = f"{count_of(letters.waiting, 'dead letter')} waiting, the oldest {age_seconds:,.0f} s old"
-    if letters.config_version and not before.version:
-        before = replace(before, version=letters.config_version)
-    if letters.config_version and letters.config_version != before.version:
-        changed = f"{words}; redriving with the new configuration {letters.config_version}"
-        return Decision("reprocess", changed), replace(before, version=letters.config_version)
-    if letters.waiting < limit.count and letters.oldest < limit.age:
-        return Decision("none", f"{words}: fewer than {limit.count:,}, younger than {limit.age.total_seconds():,.0f} s"), before
-    if letters.last_sequence <= before.told:
-        return Decision("none", f"{words}; alert already sent, no new ones"), before
-    if before.told and now - before.told_at < alerts.repeat_after.total_seconds():
-        return Decision("none", f"{words}; an alert was sent a short time ago"), before
+    if dead_letters.waiting == 0:
+        return Decision("none", "no dead letters wait"), replace(before, version=dead_letters.config_version or before.version)
+    limit, age_seconds = alerts.dead_letters, dead_letters.oldest.total_seconds()
+    summary = f"{count_of(dead_letters.waiting, 'dead letter')} waiting, the oldest {age_seconds:,.0f} s old"
+    if dead_letters.config_version and not before.version:
+        before = replace(before, version=dead_letters.config_version)
+    if dead_letters.config_version and dead_letters.config_version != before.version:
+        changed = f"{summary}; redriving with the new configuration {dead_letters.config_version}"
+        return Decision("reprocess", changed), replace(before, version=dead_letters.config_version)
+    if dead_letters.waiting < limit.count and dead_letters.oldest < limit.age:
+        return Decision("none", f"{summary}: fewer than {limit.count:,}, younger than {limit.age.total_seconds():,.0f} s"), before
+    if dead_letters.last_sequence <= before.alerted:
+        return Decision("none", f"{summary}; alert already sent, no new ones"), before
+    if before.alerted and now - before.alerted_at < alerts.repeat_after.total_seconds():
+        return Decision("none", f"{summary}; an alert was sent a short time ago"), before
     remedy = "`tallyflow dlq groups` lists the causes and their fixes; apply them and restart, or launch discard_dead_letters"
-    return Decision("alert", words, words, remedy), replace(before, told=letters.last_sequence, told_at=now)
+    return Decision("alert", summary, summary, remedy), replace(before, alerted=dead_letters.last_sequence, alerted_at=now)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Any
 import dagster as dg
 
 from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
-from dagster_project.assets.streams import REPORTED_EVERY, asset_key, seams
+from dagster_project.assets.streams import REPORTED_EVERY, asset_key, stream_assets
 from dagster_project.numbers import ROW_COUNT, Account, nothing_waits, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.schedule_status import sensor_status
 from dagster_project.sensors.decisions import read_cursor, recalled
 from dagster_project.sensors.side_by_side import look_at_all
-from dagster_project.versions import Tags, Version, is_known, known_tags, tags_of_seams, topic_versions
+from dagster_project.versions import Tags, Version, is_known, known_tags, tags_of_assets, topic_versions
 from pipelines.control.control import file_version, find_runners
 from pipelines.control.job_state import JobState
 from pipelines.counts import count_of
@@ -36,14 +36,14 @@ _ALSO = {DEAD_LETTERS: ("still_there", "dead_letters_percent"), DEDUP: ("keys", 
 
 @dataclass(frozen=True)
 class Seen:
-    """A pipeline at one look. `account` is None before the first start or while NATS is away; `said` is the reason.
+    """A pipeline at one look. `account` is None before the first start or while NATS is away; `reason` says why.
 
     `version` is None if the runner does not report it.
     """
 
     state: JobState | None
     account: Account | None
-    said: str = ""
+    reason: str = ""
     version: Version | None = None
 
 
@@ -67,16 +67,16 @@ def look(pipeline: Pipeline, jobs: StreamingJobs) -> Seen:
         return Seen(state, None, str(error))
 
 
-def observed(seen: Seen, seam_names: list[str]) -> dict[str, Any]:
+def observed(seen: Seen, asset_names: list[str]) -> dict[str, Any]:
     """Return the table's metadata: at most 12 plotted numbers, and the state."""
     if seen.state is None or seen.account is None:
         return {}
-    told: dict[str, Any] = dict(numbers(seen.account, TABLE))
-    for seam, names in _ALSO.items():
-        if seam in seam_names:
-            found = numbers(seen.account, seam)
-            told |= {f"{seam}/{name}": found[name] for name in names if name in found}
-    return {**told, "state": seen.state.state, "message": seen.state.message or "none"}
+    shown: dict[str, Any] = dict(numbers(seen.account, TABLE))
+    for asset, names in _ALSO.items():
+        if asset in asset_names:
+            found = numbers(seen.account, asset)
+            shown |= {f"{asset}/{name}": found[name] for name in names if name in found}
+    return {**shown, "state": seen.state.state, "message": seen.state.message or "none"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def ended_as(seen: Seen, before: Reported) -> dict[str, Any]:
     return {"state": seen.state.state, "message": seen.state.message or "none"}
 
 
-def _words(account: Account) -> str:
+def _summary(account: Account) -> str:
     table = numbers(account, TABLE)
     lag = "unknown" if account.lag is None else f"{account.lag:,}"
     return f"reported {count_of(int(table[ROW_COUNT]), 'row')}, {table['waiting_rows']:,} waiting, lag {lag}"
@@ -112,11 +112,11 @@ def is_reported(account: Account, last: float | None, now: datetime) -> bool:
 def _events(pipeline: Pipeline, seen: Seen, account: Account, materialized: Mapping[str, Tags | None]) -> Iterator[Event]:
     """Yield the materializations of the assets in `materialized`, with these tags, and the observation of the table."""
     description = "nothing waits" if nothing_waits(account) else "running"
-    for seam in seams(pipeline):
-        if seam.name in materialized:
-            metadata, tags = without_row_count(numbers(account, seam.name)), materialized[seam.name]
-            yield dg.AssetMaterialization(asset_key(pipeline, seam.name), description=description, metadata=metadata, tags=tags)
-    yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, [seam.name for seam in seams(pipeline)]))
+    for asset in stream_assets(pipeline):
+        if asset.name in materialized:
+            metadata, tags = without_row_count(numbers(account, asset.name)), materialized[asset.name]
+            yield dg.AssetMaterialization(asset_key(pipeline, asset.name), description=description, metadata=metadata, tags=tags)
+    yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, [asset.name for asset in stream_assets(pipeline)]))
 
 
 def build(files: PipelineFiles) -> dg.Definitions:
@@ -135,19 +135,19 @@ def build(files: PipelineFiles) -> dg.Definitions:
         known, topics = known_tags(context.instance, files.pipelines), topic_versions(context.instance, files.pipelines)
         events: list[Event] = []
         cursor: dict[str, Reported] = {}
-        words = []
+        messages = []
         for pipeline, found in look_at_all(files.pipelines, lambda one: look(one, streaming_jobs)):
             seen = found if isinstance(found, Seen) else Seen(None, None, str(found))
             before = reported.get(pipeline.key, Reported())
             if seen.account is None:
-                words.append(f"{pipeline.config.pipeline_id}: {seen.said}")
+                messages.append(f"{pipeline.config.pipeline_id}: {seen.reason}")
                 ended = ended_as(seen, before)
                 if ended:
                     events.append(dg.AssetObservation(asset_key(pipeline, TABLE), metadata=ended))
                 cursor[pipeline.key] = Reported(before.fresh, ended["state"]) if ended else before
                 continue
-            words.append(f"{pipeline.config.pipeline_id}: {_words(seen.account)}")
-            tags = tags_of_seams(pipeline, seen.version, topics) if seen.version else {}
+            messages.append(f"{pipeline.config.pipeline_id}: {_summary(seen.account)}")
+            tags = tags_of_assets(pipeline, seen.version, topics) if seen.version else {}
             last = before.fresh
             is_due = is_reported(seen.account, last, now)
             materialized: dict[str, Tags | None] = {OUT: tags.get(OUT)} if is_due else {}
@@ -160,7 +160,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         return dg.SensorResult(
             asset_events=events,
             cursor=json.dumps({key: asdict(one) for key, one in cursor.items()}),
-            skip_reason=dg.SkipReason("; ".join(words)),
+            skip_reason=dg.SkipReason("; ".join(messages)),
         )
 
     return dg.Definitions(sensors=[observe])

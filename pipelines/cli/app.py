@@ -22,7 +22,7 @@ from pipelines.cli import plan as plan_commands
 from pipelines.cli import redrive as redrive_commands
 from pipelines.cli import state as state_commands
 from pipelines.cli import verify as verify_commands
-from pipelines.cli.arguments import AsJson, File, directory_of, err, errors_as_exit, out, selected, tell
+from pipelines.cli.arguments import AsJson, File, announce, directory_of, err, errors_as_exit, out, selected
 from pipelines.config import json_schema, load, notes
 from pipelines.config.source_ids import only_source
 from pipelines.counts import count_of
@@ -98,7 +98,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
-    from pipelines.dead_letters.reprocess import expire_letters
+    from pipelines.dead_letters.reprocess import expire_dead_letters
     from pipelines.runner.queries import SparkEngine
     from pipelines.runner.runner import Runner, RunOptions
     from pipelines.runner.status import StatusServer
@@ -111,7 +111,7 @@ def run(
         for note in notes(config):
             err.print(f"note: {note}", style="yellow", markup=False)
         options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames, accept)
-        runner = Runner(config, file.read_text(), default_home(), options, expire_letters, tell, engine)
+        runner = Runner(config, file.read_text(), default_home(), options, expire_dead_letters, announce, engine)
         runner.on_start = StatusServer
         try:
             runner.run()
@@ -203,10 +203,10 @@ def _ask(directory: Path) -> dict[str, Any] | None:
 
 def _status_view(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
     """Return the table of the legs, followed by the advice on the streams."""
-    told = [facts["advice"] for facts in now["streams"].values() if facts["advice"]]
+    warnings = [facts["advice"] for facts in now["streams"].values() if facts["advice"]]
     if now["purge_failure"]:
-        told.append(f"purging the streams failed and will be retried: {now['purge_failure']}")
-    return Group(_status_table(now, before), *(Text(line) for line in told))
+        warnings.append(f"purging the streams failed and will be retried: {now['purge_failure']}")
+    return Group(_status_table(now, before), *(Text(line) for line in warnings))
 
 
 def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
@@ -248,7 +248,7 @@ app.command("rebuild-state")(state_commands.rebuild_state)
 app.command("reset-clock")(state_commands.reset_clock)
 for command in (redrive_commands.reprocess, redrive_commands.discard, redrive_commands.export):
     dlq_commands.app.command()(command)
-dlq_commands.app.command("import")(redrive_commands.import_letters)
+dlq_commands.app.command("import")(redrive_commands.import_dead_letters)
 app.add_typer(dlq_commands.app, name="dlq")
 app.add_typer(plan_commands.app, name="plan")
 

@@ -75,7 +75,7 @@ def directory_of(config: PipelineConfig) -> Path:
     return Names(config.pipeline_id).directory(default_home())
 
 
-def tell(text: str) -> None:
+def announce(text: str) -> None:
     """Print a line of progress on standard error."""
     err.print(text, markup=False, highlight=False)
 

@@ -31,9 +31,9 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
         with closing(JetStream(config.nats).connect()) as log:
             found = account(log, Names(config.pipeline_id), config.topology, since)
     if as_json:
-        *legs, letters = ({**asdict(leg), "residue": leg.residue} for leg in (*found.legs, found.letters))
-        told = {"since": since, "residue": found.residue, "legs": legs, "dead_letters": letters}
-        print_json({"pipeline": config.pipeline_id, **told})
+        *legs, dead_letters = ({**asdict(leg), "residue": leg.residue} for leg in (*found.legs, found.dead_letters))
+        facts = {"since": since, "residue": found.residue, "legs": legs, "dead_letters": dead_letters}
+        print_json({"pipeline": config.pipeline_id, **facts})
     else:
         from pipelines.proof.terminal import tally_table
 

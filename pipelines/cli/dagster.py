@@ -170,8 +170,8 @@ def write_instance(directory: Path, postgres_url: str) -> None:
     if not instance.exists():
         instance.write_text(_INSTANCE.read_text() + (_POSTGRES.read_text() if postgres_url else ""))
     elif postgres_url and POSTGRES_VARIABLE not in instance.read_text():
-        told = f"{POSTGRES_VARIABLE} is set, but {instance} does not use it: delete that file to have it recreated"
-        out.print(told, markup=False, highlight=False, soft_wrap=True)
+        notice = f"{POSTGRES_VARIABLE} is set, but {instance} does not use it: delete that file to have it recreated"
+        out.print(notice, markup=False, highlight=False, soft_wrap=True)
         return
     if postgres_url.startswith(("postgresql://", "postgres://")):
         raise HaltError(f"starting Dagster: {POSTGRES_VARIABLE} names no driver; start it with postgresql+psycopg2://")
@@ -190,14 +190,14 @@ def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None
         )
     log = directory / "dagster.log"
     settings = {"DAGSTER_DISABLE_TELEMETRY": "yes", SCHEDULES_VARIABLE: "running", **environment, HOME_VARIABLE: str(directory)}
-    _tell_home(directory, environment.get(HOME_VARIABLE, ""))
+    _show_ignored_home(directory, environment.get(HOME_VARIABLE, ""))
     command = [sys.executable, "-m", "dagster_project.web.dev", "dev", "-h", HOST, "-p", str(chosen), "-m", "dagster_project.definitions"]
     with log.open("wb") as output:
         # In its own session: Ctrl-C reaches this process only, which ends the others in their order.
         process = subprocess.Popen(command, env=settings, cwd=_ROOT, stdout=output, stderr=output, start_new_session=True)  # noqa: S603
         try:
             _wait_until_up(process, url, log)
-            _tell(url, log)
+            _show_address(url, log)
             process.wait()
             raise HaltError(f"running Dagster: it exited by itself; see {log}")
         finally:
@@ -206,14 +206,14 @@ def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None
                 _stop_pipelines(home)
 
 
-def _tell_home(directory: Path, foreign: str) -> None:
+def _show_ignored_home(directory: Path, foreign: str) -> None:
     """Warn that another DAGSTER_HOME is ignored.
 
     Its own dagster.yaml may lack our limits, and two runs could then start one pipeline at the same time.
     """
     if foreign and Path(foreign).resolve() != directory.resolve():
-        told = f"ignoring {HOME_VARIABLE} of your shell: this Dagster uses {directory}, with its own runs and settings"
-        out.print(told, markup=False, highlight=False, soft_wrap=True)
+        notice = f"ignoring {HOME_VARIABLE} of your shell: this Dagster uses {directory}, with its own runs and settings"
+        out.print(notice, markup=False, highlight=False, soft_wrap=True)
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
@@ -226,11 +226,11 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, log: Path) -> N
                 if httpx.get(f"{url}/server_info", timeout=5, trust_env=False).is_success:
                     return
             time.sleep(_POLL_SECONDS)
-    words = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
-    raise HaltError(f"starting Dagster: no answer at {url}; the end of {log}:\n{words}")
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
+    raise HaltError(f"starting Dagster: no answer at {url}; the end of {log}:\n{tail}")
 
 
-def _tell(url: str, log: Path) -> None:
+def _show_address(url: str, log: Path) -> None:
     for line in (
         f"Dagster: {url}",
         "  1. Catalog, group orders_demo: the pipeline from topic to table. Nothing is running yet.",
@@ -248,8 +248,8 @@ def _end(process: "subprocess.Popen[bytes]", patience: timedelta = _END_WITHIN) 
     if not (left := _left_of(process, patience)):
         return
     named = ", ".join(str(one.pid) for one in left)
-    told = f"Dagster did not stop within {patience.total_seconds():.0f} s; killing process {named}. Pipelines are not affected"
-    err.print(told, markup=False, highlight=False, soft_wrap=True)
+    notice = f"Dagster did not stop within {patience.total_seconds():.0f} s; killing process {named}. Pipelines are not affected"
+    err.print(notice, markup=False, highlight=False, soft_wrap=True)
     for one in left:
         with suppress(psutil.NoSuchProcess):
             one.kill()

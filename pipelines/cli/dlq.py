@@ -45,8 +45,8 @@ State = Annotated[
 def dead_letters(file: File) -> "Iterator[DeadLetters]":
     from pipelines.dead_letters.stream import DeadLetters
 
-    with errors_as_exit(), closing(DeadLetters(load(file))) as letters:
-        yield letters
+    with errors_as_exit(), closing(DeadLetters(load(file))) as reader:
+        yield reader
 
 
 def selection(
@@ -85,8 +85,8 @@ def groups(
     as_json: AsJson = False,
 ) -> None:
     """Group dead letters by cause: show the count, first and last arrival, an example and the likely fix of each group."""
-    with dead_letters(file) as letters, progress_bar() as progress:
-        found = letters.groups(selection(stage, None, since, until, key, state), progress)
+    with dead_letters(file) as reader, progress_bar() as progress:
+        found = reader.groups(selection(stage, None, since, until, key, state), progress)
     if as_json:
         print_json([{**plain_group(one), "remedy": one.remedy} for one in found])
         return
@@ -109,20 +109,20 @@ def print_groups(found: "Iterable[Group]") -> None:
             one.message,
             f"from {utc(one.first)} to {utc(one.last)}",
             f"for example {one.topic} partition {one.partition} offset {one.offset}, raw position {one.position}",
-            *([told_copies(one.copies_dropped, one.copies_counted_from)] if one.copies_dropped else []),
+            *([copies_text(one.copies_dropped, one.copies_counted_from)] if one.copies_dropped else []),
             *([f"likely fix: {one.remedy}"] if one.remedy else []),
         ):
             out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def told_copies(count: int, counted_from: datetime | None) -> str:
+def copies_text(count: int, counted_from: datetime | None) -> str:
     """Return a sentence on how many copies dedup has dropped."""
     since = f", since {utc(counted_from)} (earlier records were purged)" if counted_from else ""
     return f"dedup dropped {count_of(count, 'copy')} of these records in their favor{since}"
 
 
 @app.command("list")
-def list_letters(
+def list_dead_letters(
     file: File,
     stage: Stage = None,
     group: GroupName = None,
@@ -134,8 +134,8 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List dead letters by position, without their contents."""
-    with dead_letters(file) as letters:
-        found, count = letters.list(selection(stage, group, since, until, key, state), limit)
+    with dead_letters(file) as reader:
+        found, count = reader.list(selection(stage, group, since, until, key, state), limit)
     rows = found.to_pylist()
     if as_json:
         print_json({"letters": [_plain(row) for row in rows], "selected": count})
@@ -167,8 +167,8 @@ def show(
 ) -> None:
     """Show one dead letter in full: the record's bytes, its origin, and why it was rejected."""
     wanted = parse_position(position)
-    with dead_letters(file) as letters, progress_bar() as progress:
-        found = letters.at(wanted, progress).to_pylist()
+    with dead_letters(file) as reader, progress_bar() as progress:
+        found = reader.at(wanted, progress).to_pylist()
     if not found:
         err.print(f"no dead letter at position {position}", style="red", highlight=False)
         raise typer.Exit(1)

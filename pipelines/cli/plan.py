@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, File, directory_of, errors_as_exit, out, print_json, selected, tell, utc
+from pipelines.cli.arguments import AsJson, File, announce, directory_of, errors_as_exit, out, print_json, selected, utc
 from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
@@ -97,10 +97,10 @@ def _abandon(file: Path, leg: str, reason: str, waiting: bool, not_stored: bool,
     if len(sinks) > 1:
         options = ", ".join(map(config.topology.option, sinks))
         raise HaltError(f"giving up a plan of {leg}: there are several sinks: give one of {options}")
-    with closing(Abandonment(config, reached(config, file.read_text(), sinks[0], directory_of(config)), tell)) as work:
+    with closing(Abandonment(config, reached(config, file.read_text(), sinks[0], directory_of(config)), announce)) as work:
         found = work.find(waiting, not_stored)
         if not as_json:
-            _tell(found)
+            _show(found)
         count = 0
         if not is_rehearsal:
             if found.rows and not yes:
@@ -112,7 +112,7 @@ def _abandon(file: Path, leg: str, reason: str, waiting: bool, not_stored: bool,
         out.print(f"{count_of(count, 'row')} abandoned; `tallyflow dlq list FILE --stage sink` lists them", highlight=False)
 
 
-def _tell(found: "GivenUp") -> None:
+def _show(found: "GivenUp") -> None:
     if found.table:
         out.print(
             f"open plan for {found.table}: {count_of(found.stored, 'row')} in the table already, which stay; {found.refused:,} refused; "
@@ -131,6 +131,6 @@ def _tell(found: "GivenUp") -> None:
 
 def _ask(found: "GivenUp") -> None:
     """Ask for the number of rows as confirmation. Raise Abort for any other answer."""
-    said = typer.prompt(f"To abandon these rows, type their number ({found.rows:,})")
-    if said.replace(",", "").strip() != str(found.rows):
+    answer = typer.prompt(f"To abandon these rows, type their number ({found.rows:,})")
+    if answer.replace(",", "").strip() != str(found.rows):
         raise typer.Abort

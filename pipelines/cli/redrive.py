@@ -16,12 +16,12 @@ from pipelines.cli.dlq import (
     Stage,
     State,
     Until,
+    copies_text,
     dead_letters,
     parse_position,
     plain_group,
     print_groups,
     selection,
-    told_copies,
 )
 from pipelines.config import load
 from pipelines.counts import count_of
@@ -104,8 +104,8 @@ def reprocess(
         return
     with _reprocessing(file) as work:
         outcome = work.enter(chosen)
-    _tell(outcome, "redriven; the pipeline processes them when it runs", as_json)
-    _tell_missing(chosen, outcome)
+    _show(outcome, "redriven; the pipeline processes them when it runs", as_json)
+    _show_missing(chosen, outcome)
 
 
 def discard(
@@ -125,19 +125,19 @@ def discard(
     chosen = _wanted(selection(stage, group, since, until, key), position, everything)
     from pipelines.protocol.redrive import WAITING
 
-    with dead_letters(file) as letters, progress_bar() as progress:
-        found = letters.groups(replace(chosen, states=WAITING), progress)
+    with dead_letters(file) as reader, progress_bar() as progress:
+        found = reader.groups(replace(chosen, states=WAITING), progress)
     copies = sum(one.copies_dropped for one in found)
     if copies:
         counted_from = next((one.copies_counted_from for one in found if one.copies_counted_from), None)
-        err.print(f"{told_copies(copies, counted_from)}: if these are discarded, their keys have no row in the table", highlight=False)
+        err.print(f"{copies_text(copies, counted_from)}: if these are discarded, their keys have no row in the table", highlight=False)
     count = sum(one.letters for one in found)
     if count and not yes:
         typer.confirm(f"Discard {count_of(count, 'dead letter')} permanently?", abort=True)
     with _reprocessing(file) as work:
         outcome = work.discard(chosen, reason)
-    _tell(outcome, "discarded", as_json, copies_dropped=copies)
-    _tell_missing(chosen, outcome)
+    _show(outcome, "discarded", as_json, copies_dropped=copies)
+    _show_missing(chosen, outcome)
 
 
 def export(
@@ -154,15 +154,15 @@ def export(
     from pipelines.dead_letters.export_file import line_of
 
     count = 0
-    with dead_letters(file) as letters, _new_file(target) as lines:
-        for table in letters.frames(selection(stage, group, since, until, key, state)):
+    with dead_letters(file) as reader, _new_file(target) as lines:
+        for table in reader.frames(selection(stage, group, since, until, key, state)):
             for row in table.to_pylist():
                 lines.write(line_of(row) + "\n")
             count += table.num_rows
     out.print(f"{count_of(count, 'dead letter')} written to {target}", highlight=False, soft_wrap=True)
 
 
-def import_letters(file: File, source: Source, as_json: AsJson = False) -> None:
+def import_dead_letters(file: File, source: Source, as_json: AsJson = False) -> None:
     """Redrive the dead letters of an edited export file, each with its edited content."""
     from pipelines.dead_letters.export_file import read_edited
 
@@ -170,10 +170,10 @@ def import_letters(file: File, source: Source, as_json: AsJson = False) -> None:
         edited = read_edited(source)
     with _reprocessing(file) as work:
         outcome = work.enter_edited(edited)
-    _tell(outcome, "redriven as edited; the pipeline processes them when it runs", as_json)
+    _show(outcome, "redriven as edited; the pipeline processes them when it runs", as_json)
 
 
-def _tell(outcome: "Outcome", done: str, as_json: bool, **more: int) -> None:
+def _show(outcome: "Outcome", done: str, as_json: bool, **more: int) -> None:
     if as_json:
         print_json({**asdict(outcome), **more})
         return
@@ -188,7 +188,7 @@ def _tell(outcome: "Outcome", done: str, as_json: bool, **more: int) -> None:
         err.print(f"{count_of(count, 'dead letter')} skipped: {why[state]}", highlight=False)
 
 
-def _tell_missing(chosen: "Selection", outcome: "Outcome") -> None:
+def _show_missing(chosen: "Selection", outcome: "Outcome") -> None:
     """Report a selection that matches nothing, and positions without a dead letter."""
     found = outcome.taken + sum(outcome.left.values())
     if chosen.positions and found < len(chosen.positions):
@@ -201,19 +201,19 @@ def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
     from pipelines.dead_letters.dry_run import rehearse
     from pipelines.maintenance.inspect import KeyState
 
-    with dead_letters(file) as letters:
+    with dead_letters(file) as reader:
         config = load(file)
         with closing(KeyState(config, file.read_text(), default_home(), needs_dedup=False)) as state:
-            found = rehearse(config, state, letters.frames(replace(chosen, states=chosen.states_that_enter)))
+            found = rehearse(config, state, reader.frames(replace(chosen, states=chosen.states_that_enter)))
     if as_json:
         print_json({**asdict(found), "rejected": [plain_group(one) for one in found.rejected]})
         return
-    _tell_rehearsal(found)
+    _show_rehearsal(found)
     if not found.letters:
         err.print(NOTHING_FITS, highlight=False)
 
 
-def _tell_rehearsal(found: "Rehearsal") -> None:
+def _show_rehearsal(found: "Rehearsal") -> None:
     again = sum(one.letters for one in found.rejected)
     out.print(f"{count_of(found.letters, 'dead letter')} would be redriven; nothing was changed", highlight=False)
     out.print(f"  {found.passed:,} would pass to the sink", highlight=False)

@@ -58,17 +58,17 @@ def why(
     if as_json:
         print_json(asdict(found))
         return
-    for line in _told(found):
+    for line in _lines(found):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _told(found: "KeyHistory") -> Iterator[str]:
+def _lines(found: "KeyHistory") -> Iterator[str]:
     key = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.key.items())
     if found.accepted is None:
         yield f"{key}: not in the key store (bucket {found.bucket}). No record with this key was accepted, or the key has expired."
         return
     yield f"{key}: accepted {_where(found.accepted)} (bucket {found.bucket})"
-    ended = "expired: the next record with this key is accepted" if found.is_over else "until then copies are dropped"
+    ended = "expired: the next record with this key is accepted" if found.is_expired else "until then copies are dropped"
     yield f"expires {_time(found.expires)}; {ended}"
     since = f"since {utc(found.counted_from)} (earlier records were purged)" if found.counted_from else "since"
     yield f"{count_of(found.duplicates, 'copy')} dropped {since}, in {count_of(found.records_scanned, 'record')} scanned"

@@ -176,10 +176,10 @@ def _scalar(field: dict[str, Any]) -> str:
     if "exclusiveMinimum" in field:
         low = field["exclusiveMinimum"] + 1
     names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "object": "object"}
-    words = names[field["type"]]
+    text = names[field["type"]]
     if low is not None:
-        words += f", {low} to {field['maximum']}" if "maximum" in field else f", {low} or more"
-    return words
+        text += f", {low} to {field['maximum']}" if "maximum" in field else f", {low} or more"
+    return text
 
 
 def _link(reference: str) -> str:

@@ -51,14 +51,14 @@ def faults_of(error: ValidationError, tree: Any) -> Iterator[Fault]:
         # A default that would be made from a field which has its own fault.
         if details["type"] == "default_factory_not_called" or isinstance(details["input"], Unavailable):
             continue
-        location, model = _place(details["loc"], tree)
+        location, model = _locate(details["loc"], tree)
         if details["type"] in ("union_tag_invalid", "union_tag_not_found"):
             location = (*location, "type")
         sentence = _sentence(details, location, model)
         yield Fault(path_text(location), sentence + _shown(details, location, sentence))
 
 
-def _place(loc: Location, tree: Any) -> tuple[Location, type[Model] | None]:
+def _locate(loc: Location, tree: Any) -> tuple[Location, type[Model] | None]:
     """Return the path in the file and the model that holds its last part; pydantic adds the names of union members."""
     path: list[str | int] = []
     holder: type[Model] | None = PipelineConfig

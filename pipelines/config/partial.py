@@ -34,9 +34,9 @@ class Partial:
             if item is None:
                 self._default(name, field)
             else:
-                self._judge(name, field, item)
+                self._check(name, field, item)
 
-    def _judge(self, name: str, field: FieldInfo, raw: Any) -> None:
+    def _check(self, name: str, field: FieldInfo, raw: Any) -> None:
         models = models_in(field.annotation)
         try:
             self._values[name] = _adapter(self._model, name).validate_python(raw)

@@ -265,12 +265,12 @@ def stop_runners(directory: Path, legs: Collection[str] | None, patience: timede
 
     A runner of several legs is stopped as a whole. It finishes batches in work first.
     """
-    told = processes(directory, legs)
-    for process in told:
+    signaled = processes(directory, legs)
+    for process in signaled:
         process.send(signal.SIGTERM)
     deadline = time.monotonic() + patience.total_seconds()
-    while left := [process for process in told if process.is_running()]:
+    while left := [process for process in signaled if process.is_running()]:
         if time.monotonic() > deadline:
             break
         time.sleep(POLL_SECONDS)
-    return len(told), left
+    return len(signaled), left

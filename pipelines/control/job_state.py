@@ -44,7 +44,7 @@ class JobState:
         return self.pid is not None
 
 
-def judge(
+def summarize(
     snapshot: Mapping[str, Any], topology: Topology, now: datetime, stuck_after: timedelta, sink_delay: timedelta = timedelta()
 ) -> tuple[State, str]:
     """Return (state, message) of runners that answer.
@@ -54,9 +54,9 @@ def judge(
     """
     legs = snapshot["legs"]
     for state in ("halted", "waiting"):
-        said = [f"{name}: {leg['message']}" for name, leg in legs.items() if leg["state"] == state]
-        if said:
-            return ("halted" if state == "halted" else "waiting"), "; ".join(said)
+        messages = [f"{name}: {leg['message']}" for name, leg in legs.items() if leg["state"] == state]
+        if messages:
+            return ("halted" if state == "halted" else "waiting"), "; ".join(messages)
     if not snapshot["ready"]:
         return "starting", "the legs are being started"
     if not snapshot["healthy"]:

@@ -87,7 +87,7 @@ class ProcessIdentity:
         finally:
             os.close(descriptor)
 
-    def wait_gone(self, timeout: timedelta) -> bool:
+    def wait_ended(self, timeout: timedelta) -> bool:
         """Return whether the process has ended within `timeout`."""
         deadline = time.monotonic() + timeout.total_seconds()
         while self.is_running():
@@ -99,13 +99,13 @@ class ProcessIdentity:
     def stop(self, patience: timedelta) -> None:
         """End the process with SIGTERM, and with SIGKILL after `patience`; return after it has ended."""
         self.send(signal.SIGTERM)
-        if not self.wait_gone(patience):
+        if not self.wait_ended(patience):
             self.kill()
 
     def kill(self) -> None:
         """End the process with SIGKILL; return after it has ended. Raise TimeoutError if the kernel holds it for 30 s."""
         self.send(signal.SIGKILL)
-        if not self.wait_gone(timedelta(seconds=30)):
+        if not self.wait_ended(timedelta(seconds=30)):
             raise TimeoutError(f"killing process {self.pid}: still there 30 s after SIGKILL")
 
 

@@ -1,6 +1,6 @@
 """Copies that dedup dropped in favor of records that became dead letters after it: discarding such a dead letter loses them, too.
 
-In: the dead letters, and the records that dedup has processed (`judged`). Dedup remembers the key of a dead letter that it had accepted;
+In: the dead letters, and the records that dedup has processed (`replayed`). Dedup remembers the key of a dead letter that it had accepted;
 the copies are the later records of that key, up to the first that dedup accepted again. A record that was redriven and refused again
 represents its earlier dead letter. Nothing is written.
 """
@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
-from pipelines.dead_letters.dry_run import frames_of_letters
+from pipelines.dead_letters.dry_run import frames_of_dead_letters
 from pipelines.dead_letters.triage import COPIES_COLUMN, COUNTED_FROM_COLUMN, Selection
 from pipelines.key_store.index import Words
-from pipelines.maintenance.replay import Judged, judged, start_at
+from pipelines.maintenance.replay import Replayed, replayed, start_at
 from pipelines.process import stage_config
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.fingerprints import with_fingerprints
@@ -60,20 +60,20 @@ class DroppedCopies:
     is_cut: Mask
     since: datetime | None
 
-    def of(self, letters: pa.Table) -> pa.Table:
-        """Return `letters` with COPIES_COLUMN and COUNTED_FROM_COLUMN.
+    def of(self, dead_letters: pa.Table) -> pa.Table:
+        """Return `dead_letters` with COPIES_COLUMN and COUNTED_FROM_COLUMN.
 
         COPIES_COLUMN is 0 if dedup had not accepted the record, null if its key cannot be determined. COUNTED_FROM_COLUMN is an instant if
         copies before it may be missing, else null.
         """
-        is_past, since = pc.fill_null(letters.column("past_dedup"), False), pa.scalar(self.since, INSTANT)
-        known = pc.index_in(pa.array(position_keys(letters)), pa.array(self.codes))
+        is_past, since = pc.fill_null(dead_letters.column("past_dedup"), False), pa.scalar(self.since, INSTANT)
+        known = pc.index_in(pa.array(position_keys(dead_letters)), pa.array(self.codes))
         copies = pc.if_else(is_past, pa.array(self.copies).take(known), pa.scalar(0, pa.int64()))
         counted_from = pc.if_else(pa.array(self.is_cut).take(known), since, pa.scalar(None, INSTANT))
-        return letters.append_column(COPIES_COLUMN, copies).append_column(COUNTED_FROM_COLUMN, counted_from)
+        return dead_letters.append_column(COPIES_COLUMN, copies).append_column(COUNTED_FROM_COLUMN, counted_from)
 
 
-class CopiesByLetter:
+class CopiesByDeadLetter:
     """Counts the copies of accepted records, a table of _ACCEPTED. It needs all records that dedup processed after the first, in order."""
 
     def __init__(self, engine: duckdb.DuckDBPyConnection, accepted: pa.Table, window_us: int) -> None:
@@ -82,7 +82,7 @@ class CopiesByLetter:
         engine.execute("CREATE TABLE accepted AS FROM _tf_accepted")
         engine.execute("CREATE TABLE seen (dead_letter UBIGINT, code UBIGINT, is_copy BOOLEAN)")
 
-    def add(self, found: Judged) -> None:
+    def add(self, found: Replayed) -> None:
         hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
         columns = [position_keys(found.rows), hi, lo, found.times, found.watermarks]
         self._engine.register("_tf_rows", pa.table(columns, names=["code", "hi", "lo", "at_us", "watermark_us"]))
@@ -109,20 +109,22 @@ def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wan
         roots, accepted = _accepted(engine, config, frames, wanted)
         if not accepted.num_rows:
             return _counted({}, {}, purged)
-        copies = CopiesByLetter(counting.connection, accepted, config.dedup.window_us)
+        copies = CopiesByDeadLetter(counting.connection, accepted, config.dedup.window_us)
         first, arrival_us = (accepted.column(name)[0].as_py() for name in ("dead_letter", "at_us"))
         start = start_at(log, names, config, first >> ORDINAL_BITS, arrival_us, purged.below)
-        over_us = pc.max(accepted.column("at_us")).as_py() + config.dedup.window_us
-        for portion in judged(log, names, engine, config, start, done.body.to, progress):
+        expired_us = pc.max(accepted.column("at_us")).as_py() + config.dedup.window_us
+        for portion in replayed(log, names, engine, config, start, done.body.to, progress):
             copies.add(portion)
-            if not config.dedup.time_field and portion.times.max(initial=0) >= over_us:
+            if not config.dedup.time_field and portion.times.max(initial=0) >= expired_us:
                 break
         counts = dict.fromkeys(accepted.column("dead_letter").to_pylist(), 0) | copies.counts()
     return _counted(roots, counts, purged)
 
 
 def _counted(roots: dict[int, int], counts: dict[int, int], purged: Purged) -> DroppedCopies:
-    known = sorted((letter, counts[root], root >> ORDINAL_BITS < purged.below) for letter, root in roots.items() if root in counts)
+    known = sorted(
+        (dead_letter, counts[root], root >> ORDINAL_BITS < purged.below) for dead_letter, root in roots.items() if root in counts
+    )
     codes, copies, is_cut = zip(*known, strict=True) if known else ((), (), ())
     return DroppedCopies(np.array(codes, dtype=np.uint64), np.array(copies, dtype=np.int64), np.array(is_cut, dtype=bool), purged.since)
 
@@ -144,15 +146,15 @@ def _accepted(engine: Engine, config: Program, frames: Iterable[pa.Table], wante
             roots[code] = roots.get(packed_record(origin), code) if origin else code
         selected.update(position_keys(wanted.of(with_fingerprints(past))).tolist())
         keyed.append(_keyed(engine, config, past))
-    roots = {letter: root for letter, root in roots.items() if letter in selected}
+    roots = {dead_letter: root for dead_letter, root in roots.items() if dead_letter in selected}
     together = pa.concat_tables(keyed)
     is_root = pc.is_in(together.column("dead_letter"), value_set=pa.array(sorted(roots.values()), pa.uint64()))
     return roots, together.filter(is_root).sort_by("dead_letter")
 
 
-def _keyed(engine: Engine, config: Program, letters: pa.Table) -> pa.Table:
+def _keyed(engine: Engine, config: Program, dead_letters: pa.Table) -> pa.Table:
     """Return _ACCEPTED of the dead letters' own records, except for records that the stages before dedup would reject today."""
-    rows = run(config, engine, list(frames_of_letters([letters], []))).rows
-    here = letters.take(rows.column("_tf_ordinal"))
+    rows = run(config, engine, list(frames_of_dead_letters([dead_letters], []))).rows
+    here = dead_letters.take(rows.column("_tf_ordinal"))
     times = rows.column(TIME_COLUMN) if config.dedup.time_field else here.column("_tf_arrival").cast(pa.int64())
     return pa.table([pa.array(position_keys(here)), *(rows.column(name) for name in KEY_COLUMNS), times], schema=_ACCEPTED)

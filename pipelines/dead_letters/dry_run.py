@@ -27,7 +27,7 @@ from pipelines.process.program import Program, compile_program, run, together
 from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
-from pipelines.protocol.redrive import records_of_letters
+from pipelines.protocol.redrive import records_of_dead_letters
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Rehearsal:
     rejected: tuple[Group, ...]
 
 
-def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table]) -> Rehearsal:
+def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.Table]) -> Rehearsal:
     """Try dead letters, of one topic per table. Nothing is written.
 
     Raise HaltError if the table is missing, ConfigurationError if it does not fit the mapping, RetryableError while a system is away.
     """
-    remaining = (table for table in letters if table.num_rows)
+    remaining = (table for table in dead_letters if table.num_rows)
     first = next(remaining, None)
     if first is None:
         return Rehearsal(0, 0, 0, 0, 0, ())
@@ -59,11 +59,11 @@ def rehearse(config: PipelineConfig, state: KeyState, letters: Iterable[pa.Table
     tried: list[pa.Table] = []
     rows, rejected = [], []
     frames: list[Arrived] = []
-    for step in steps(frames_of_letters(itertools.chain([first], remaining), tried)):
+    for step in steps(frames_of_dead_letters(itertools.chain([first], remaining), tried)):
         frames += step
         made = run(stage, state.connections.engine, step)
         rows.append(made.rows)
-        rejected.append(made.letters)
+        rejected.append(made.dead_letters)
     passed = together(rows)
     accepted, duplicates, late = passed.num_rows, 0, 0
     if stage.dedup.key:
@@ -84,14 +84,14 @@ def _stages_now(config: PipelineConfig) -> Program:
     return compile_program(config, table)
 
 
-def frames_of_letters(letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
+def frames_of_dead_letters(dead_letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
     """Yield dead letters, none of the tables empty, as their future raw frames; append them to `tried`."""
     now = datetime.now(UTC)
-    for number, table in enumerate(letters, start=1):
+    for number, table in enumerate(dead_letters, start=1):
         tried.append(table)
         headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0", HEADER_BYTES: str(table.nbytes)}
         subject = Names("rehearsal").redriven("letters", 0)
-        yield Arrived(Message(subject, number, now, encode_frame(records_of_letters(table)), headers), microseconds(now))
+        yield Arrived(Message(subject, number, now, encode_frame(records_of_dead_letters(table)), headers), microseconds(now))
 
 
 def _judged(state: KeyState, chain: ProcessState, stage: Program, rows: pa.Table, frames: list[Arrived]) -> tuple[int, int, int]:

@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import ConfigurationError, Fault
-from pipelines.process.dead_letter_rows import LETTER_SCHEMA
+from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.positions import Position, record_position
 from pipelines.protocol.records import FRAMING, MAX_RECORD_BYTES, UNREADABLE_HEADER, Framing
-from pipelines.protocol.redrive import MAX_PLAN_RANGES, Places, ranges_of
+from pipelines.protocol.redrive import MAX_PLAN_RANGES, RowRanges, ranges_of
 
 MAX_FAULTS = 20
 """Limit of the reported faults: in a file of another program every line may be one."""
 MAX_LINE_BYTES = 8 * MAX_RECORD_BYTES
 """Limit of a line: JSON writes a byte of text as six at most."""
-_TOLD = ("stage", "code", "field", "message", "fingerprint", "state", "attempts")
+_DESCRIBED = ("stage", "code", "field", "message", "fingerprint", "state", "attempts")
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,21 @@ class Edited:
         return frozenset(self.changes)
 
 
-def line_of(letter: dict[str, Any]) -> str:
-    """Return one dead letter, a row of `LETTER_SCHEMA` with `fingerprint` and `state`, as a line without its end."""
-    size = letter["oversize"]
+def line_of(dead_letter: dict[str, Any]) -> str:
+    """Return one dead letter, a row of `DEAD_LETTER_SCHEMA` with `fingerprint` and `state`, as a line without its end."""
+    size = dead_letter["oversize"]
     record = {
-        "position": f"{letter['_tf_sequence']}.{letter['_tf_ordinal']}",
-        "source": letter["source"],
-        "topic": letter["_tf_topic"],
-        "partition": letter["_tf_partition"],
-        "offset": letter["_tf_offset"],
-        "arrival": letter["_tf_arrival"].isoformat(timespec="microseconds"),
-        **{name: letter[name] for name in _TOLD},
+        "position": f"{dead_letter['_tf_sequence']}.{dead_letter['_tf_ordinal']}",
+        "source": dead_letter["source"],
+        "topic": dead_letter["_tf_topic"],
+        "partition": dead_letter["_tf_partition"],
+        "offset": dead_letter["_tf_offset"],
+        "arrival": dead_letter["_tf_arrival"].isoformat(timespec="microseconds"),
+        **{name: dead_letter[name] for name in _DESCRIBED},
         **({"value_bytes": size["bytes"], "value_sha256": size["sha256"].hex()} if size else {}),
-        "key": _written(letter["key"]),
-        "headers": [[_written(name), _written(value)] for name, value in letter["headers"] or []],
-        "value": _written(letter["value"]),
+        "key": _written(dead_letter["key"]),
+        "headers": [[_written(name), _written(value)] for name, value in dead_letter["headers"] or []],
+        "value": _written(dead_letter["value"]),
     }
     return json.dumps(record, ensure_ascii=False)
 
@@ -144,37 +144,37 @@ def _read_content(value: Any, name: str) -> bytes | None:
     raise ValueError(f"{name} must be a string, null, or an object with base64")
 
 
-def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]], framing: Framing = FRAMING) -> Iterator[tuple[Places, bytes]]:
+def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]], framing: Framing = FRAMING) -> Iterator[tuple[RowRanges, bytes]]:
     """Yield (places, frame) of dead letters with their new content, in portions that one plan holds.
 
     `found` are the dead letters that may be taken, by frame, with `row`. An edited value is the whole record, even if the dead letter held
     only its head. Raise ConfigurationError, before the first portion, for such a dead letter without an edited value.
     """
-    letters = [(sequence, {**row, **edited.changes[_position(row)]}) for sequence, table in found for row in table.to_pylist()]
+    dead_letters = [(sequence, {**row, **edited.changes[_position(row)]}) for sequence, table in found for row in table.to_pylist()]
     faults = []
-    for _, letter in letters:
-        if "value" in edited.changes[_position(letter)]:
-            letter["oversize"] = None
-            letter["headers"] = [pair for pair in letter["headers"] or [] if pair[0] != UNREADABLE_HEADER]
-        elif letter["oversize"]:
+    for _, dead_letter in dead_letters:
+        if "value" in edited.changes[_position(dead_letter)]:
+            dead_letter["oversize"] = None
+            dead_letter["headers"] = [pair for pair in dead_letter["headers"] or [] if pair[0] != UNREADABLE_HEADER]
+        elif dead_letter["oversize"]:
             only_head = "the dead letter holds only the head of the record; add the whole record as `value`"
-            faults.append(Fault(f"position {letter['_tf_sequence']}.{letter['_tf_ordinal']}", only_head))
+            faults.append(Fault(f"position {dead_letter['_tf_sequence']}.{dead_letter['_tf_ordinal']}", only_head))
     if faults:
         raise ConfigurationError(f"reading {edited.name}", faults)
-    for start in range(0, len(letters), MAX_PLAN_RANGES):
-        portion = letters[start : start + MAX_PLAN_RANGES]
+    for start in range(0, len(dead_letters), MAX_PLAN_RANGES):
+        portion = dead_letters[start : start + MAX_PLAN_RANGES]
         done = 0
-        for part, payload in framing.cut(pa.Table.from_pylist([letter for _, letter in portion], schema=LETTER_SCHEMA)):
-            yield _places(portion[done : done + part.num_rows]), payload
+        for part, payload in framing.cut(pa.Table.from_pylist([dead_letter for _, dead_letter in portion], schema=DEAD_LETTER_SCHEMA)):
+            yield _row_ranges(portion[done : done + part.num_rows]), payload
             done += part.num_rows
 
 
-def _places(letters: list[tuple[int, dict[str, Any]]]) -> Places:
+def _row_ranges(dead_letters: list[tuple[int, dict[str, Any]]]) -> RowRanges:
     rows: dict[int, list[int]] = {}
-    for sequence, letter in letters:
-        rows.setdefault(sequence, []).append(letter["row"])
+    for sequence, dead_letter in dead_letters:
+        rows.setdefault(sequence, []).append(dead_letter["row"])
     return [(sequence, ranges_of(np.array(found))) for sequence, found in rows.items()]
 
 
-def _position(letter: dict[str, Any]) -> Position:
-    return Position(letter["_tf_sequence"], letter["_tf_ordinal"])
+def _position(dead_letter: dict[str, Any]) -> Position:
+    return Position(dead_letter["_tf_sequence"], dead_letter["_tf_ordinal"])

@@ -23,18 +23,18 @@ from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.positions import Position, SourcePartition
-from pipelines.protocol.records import FRAMING, HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Framing, decode_frame, place_of_frame
+from pipelines.protocol.records import FRAMING, HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Framing, decode_frame, describe_frame
 from pipelines.protocol.redrive import (
     DISCARD,
     ENTER,
-    MAX_PLAN_LETTERS,
+    MAX_PLAN_DEAD_LETTERS,
     STATE_AFTER,
-    Places,
+    RowRanges,
     Rows,
     Taken,
     batches,
     count,
-    records_of_letters,
+    records_of_dead_letters,
     rows_of,
 )
 
@@ -50,13 +50,13 @@ class Portion:
     records: pa.Table
     topics: pa.ChunkedArray
     sources: pa.ChunkedArray
-    places: Rows
+    ordinals: Rows
 
     @classmethod
-    def of(cls, letters: pa.Table, first: int) -> "Portion":
+    def of(cls, dead_letters: pa.Table, first: int) -> "Portion":
         """Return the portion of dead letters whose places begin at `first`."""
-        places = np.arange(first, first + letters.num_rows)
-        return cls(records_of_letters(letters), letters.column("_tf_topic"), letters.column("source"), places)
+        ordinals = np.arange(first, first + dead_letters.num_rows)
+        return cls(records_of_dead_letters(dead_letters), dead_letters.column("_tf_topic"), dead_letters.column("source"), ordinals)
 
     def shares(self) -> Iterator[tuple[SourcePartition, "Portion"]]:
         """Yield the records of each partition of each source, in the order of their first records."""
@@ -65,8 +65,8 @@ class Portion:
             is_of_source = pc.equal(self.sources, source)
             for partition in pc.unique(partitions.filter(is_of_source)).to_pylist():
                 mine = pc.and_(is_of_source, pc.equal(partitions, partition))
-                places = self.places[mine.to_numpy()]
-                share = Portion(self.records.filter(mine), self.topics.filter(mine), self.sources.filter(mine), places)
+                ordinals = self.ordinals[mine.to_numpy()]
+                share = Portion(self.records.filter(mine), self.topics.filter(mine), self.sources.filter(mine), ordinals)
                 yield SourcePartition(source, partition), share
 
 
@@ -96,7 +96,7 @@ class Redrive:
         names: Names,
         chain: Chain[RedrivePlan, RedriveDone],
         framing: Framing = FRAMING,
-        plan_letters: int = MAX_PLAN_LETTERS,
+        plan_letters: int = MAX_PLAN_DEAD_LETTERS,
     ) -> None:
         """Create and finish the open plan. `plan_letters`: the most dead letters of one plan."""
         self._log: Any = log
@@ -117,21 +117,21 @@ class Redrive:
         """Mark dead letters as discarded; return their number. They stay in the dlq stream until it purges them. Raise as `enter`."""
         return self._take(wanted, DISCARD, reason=reason)
 
-    def enter_edited(self, places: Places, records: bytes) -> int:
-        """Redrive the dead letters at `places` with the content of `records`, a frame of dead letters in the order of the places."""
-        return self._plan(places, ENTER, records=base64.b64encode(records).decode())
+    def enter_edited(self, row_ranges: RowRanges, records: bytes) -> int:
+        """Redrive the dead letters at `row_ranges` with the content of `records`, a frame of dead letters in their order."""
+        return self._plan(row_ranges, ENTER, records=base64.b64encode(records).decode())
 
     def _take(self, wanted: Iterable[tuple[int, Rows]], action: Action, reason: str = "") -> int:
-        return sum(self._plan(places, action, reason) for places in batches(wanted, self._plan_letters))
+        return sum(self._plan(row_ranges, action, reason) for row_ranges in batches(wanted, self._plan_letters))
 
-    def _plan(self, places: Places, action: Action, reason: str = "", records: str = "") -> int:
+    def _plan(self, row_ranges: RowRanges, action: Action, reason: str = "", records: str = "") -> int:
         number = self._chain.state.to or 0
-        letters = tuple((sequence, tuple(ranges)) for sequence, ranges in places)
-        plan = RedrivePlan(start=number, to=number + 1, action=action, letters=letters, reason=reason, records=records)
+        dead_letters = tuple((sequence, tuple(ranges)) for sequence, ranges in row_ranges)
+        plan = RedrivePlan(start=number, to=number + 1, action=action, letters=dead_letters, reason=reason, records=records)
         self._chain.plan(plan)
         reach("redrive.after-plan")
         self._finish(plan)
-        return count(places)
+        return count(row_ranges)
 
     def _finish(self, plan: RedrivePlan) -> None:
         if plan.action == ENTER:
@@ -153,8 +153,8 @@ class Redrive:
     def _portions(self, plan: RedrivePlan) -> Iterator[Portion]:
         """Yield the plan's records, one stored frame at a time."""
         if plan.records:
-            letters = decode_frame(base64.b64decode(plan.records))
-            yield Portion.of(letters, 0)
+            dead_letters = decode_frame(base64.b64decode(plan.records))
+            yield Portion.of(dead_letters, 0)
             return
         stream, first = self._names.stream("dlq"), 0
         for sequence, ranges in plan.letters:
@@ -164,14 +164,14 @@ class Redrive:
                     f"reading dead letters: an open plan needs frame {sequence} of {stream}, which is missing; restore the stream from a "
                     "backup"
                 )
-            letters = decode_frame(message.payload, place_of_frame(message)).take(pa.array(rows_of(ranges)))
-            yield Portion.of(letters, first)
-            first += letters.num_rows
+            dead_letters = decode_frame(message.payload, describe_frame(message)).take(pa.array(rows_of(ranges)))
+            yield Portion.of(dead_letters, first)
+            first += dead_letters.num_rows
 
 
 def _append_share(appender: Appender[Position], number: int, share: Portion, partition: int) -> None:
     """Append records of one partition of a source after the subject's tail; records that another attempt has written are left out."""
-    records, places = share.records, share.places
+    records, ordinals = share.records, share.ordinals
     headers = {HEADER_TOPIC: share.topics[0].as_py(), HEADER_PARTITION: str(partition)}
     while True:
         tail = appender.tail.position
@@ -181,11 +181,11 @@ def _append_share(appender: Appender[Position], number: int, share: Portion, par
                 f"plan {number}, too"
             )
         if tail is not None and tail.sequence == number:
-            here = int(np.searchsorted(places, tail.ordinal, side="right"))
-            records, places = records.slice(here), places[here:]
+            here = int(np.searchsorted(ordinals, tail.ordinal, side="right"))
+            records, ordinals = records.slice(here), ordinals[here:]
         done = 0
         for part, payload in appender.framing.cut(records):
-            first, last = (Position(number, int(places[at])) for at in (done, done + part.num_rows - 1))
+            first, last = (Position(number, int(ordinals[at])) for at in (done, done + part.num_rows - 1))
             if appender.append(payload, first, last, part.num_rows, {**headers, HEADER_BYTES: str(part.nbytes)}) is None:
                 break
             reach("redrive.between-frames")

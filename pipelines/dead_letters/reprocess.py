@@ -27,7 +27,7 @@ from pipelines.protocol.existence import check_started
 from pipelines.protocol.lease import Lease
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
-from pipelines.protocol.purge import bytes_free_for_redrive, fold_redrive, purge_lease, purge_letters, redrive_entries_that_may_go
+from pipelines.protocol.purge import bytes_free_for_redrive, fold_redrive, purge_dead_letters, purge_lease, redrive_entries_that_may_go
 from pipelines.protocol.records import instant
 from pipelines.protocol.redrive import WAITING, Rows, can_enter
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
@@ -79,13 +79,13 @@ class Reprocessing:
         """
         left: Counter[str] = Counter()
         frames = self._frames(selection.states_that_enter, selection, left, needs_whole=True)
-        return Outcome(self._redrive.enter(_places(self._with_room(frames))), dict(left))
+        return Outcome(self._redrive.enter(_rows_by_frame(self._with_room(frames))), dict(left))
 
     def discard(self, selection: Selection, reason: str) -> Outcome:
         """Discard the selected dead letters, including parked ones."""
         left: Counter[str] = Counter()
         frames = self._frames(WAITING, selection, left, needs_whole=False)
-        return Outcome(self._redrive.discard(_places(frames), reason), dict(left))
+        return Outcome(self._redrive.discard(_rows_by_frame(frames), reason), dict(left))
 
     def expire(self, before: datetime) -> Outcome:
         """Discard the dead letters that were rejected before the instant; delete their frames once all their dead letters were taken.
@@ -96,23 +96,23 @@ class Reprocessing:
             self._log, self._names, redrive_entries_that_may_go(self._log, self._names, self._config.resources.nats.stream.max_age)
         )
         outcome = self.discard(Selection(until=before), "older than dead_letters.max_age")
-        purge_letters(self._log, self._names, frames_that_may_go(self._log, self._names, taken(self._log, self._names), before))
+        purge_dead_letters(self._log, self._names, frames_that_may_go(self._log, self._names, taken(self._log, self._names), before))
         return outcome
 
     def enter_edited(self, edited: Edited) -> Outcome:
         """Redrive the dead letters of a file with their content there, except for dead letters taken since it was written."""
         left: Counter[str] = Counter()
         frames = list(self._frames(WAITING, Selection(positions=edited.positions), left, needs_whole=False))
-        unknown = len(edited.positions) - sum(letters.num_rows for _, letters in frames) - left.total()
+        unknown = len(edited.positions) - sum(dead_letters.num_rows for _, dead_letters in frames) - left.total()
         if unknown:
             raise ConfigurationError(
                 f"reading {edited.name}",
                 [Fault("", f"{unknown} of its {len(edited.positions)} positions hold no dead letter of this pipeline")],
             )
         count = 0
-        for places, frame in edited_frames(edited, frames):
+        for row_ranges, frame in edited_frames(edited, frames):
             self._check_room()
-            count += self._redrive.enter_edited(places, frame)
+            count += self._redrive.enter_edited(row_ranges, frame)
         return Outcome(count, dict(left))
 
     def _with_room(self, frames: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[int, pa.Table]]:
@@ -126,15 +126,15 @@ class Reprocessing:
         """Yield the selected dead letters that may be taken, by frame; count the others in `left`."""
         known = taken(self._log, self._names)
         for sequence, frame in with_states(read_frames(self._log, self._names), known, self._config.dead_letters.max_attempts):
-            letters = selection.of(with_fingerprints(frame))
-            is_wanted = to_mask(pc.is_in(letters.column("state"), value_set=pa.array(sorted(states))))
-            left.update(letters.filter(pa.array(~is_wanted)).column("state").to_pylist())
+            dead_letters = selection.of(with_fingerprints(frame))
+            is_wanted = to_mask(pc.is_in(dead_letters.column("state"), value_set=pa.array(sorted(states))))
+            left.update(dead_letters.filter(pa.array(~is_wanted)).column("state").to_pylist())
             if needs_whole:
-                is_short = is_wanted & ~can_enter(letters)
+                is_short = is_wanted & ~can_enter(dead_letters)
                 left.update({"oversize": int(is_short.sum())} if is_short.any() else {})
                 is_wanted &= ~is_short
             if is_wanted.any():
-                yield sequence, letters.filter(pa.array(is_wanted))
+                yield sequence, dead_letters.filter(pa.array(is_wanted))
 
     def _check_room(self) -> None:
         """Raise RetryableError if the raw stream is so full that ingest needs the rest."""
@@ -150,11 +150,11 @@ class Reprocessing:
             )
 
 
-def _places(frames: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[int, Rows]]:
-    return ((sequence, letters.column("row").to_numpy()) for sequence, letters in frames)
+def _rows_by_frame(frames: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[int, Rows]]:
+    return ((sequence, dead_letters.column("row").to_numpy()) for sequence, dead_letters in frames)
 
 
-def expire_letters(config: PipelineConfig, directory: Path, log: JetStream) -> None:
+def expire_dead_letters(config: PipelineConfig, directory: Path, log: JetStream) -> None:
     """Expire the dead letters of a pipeline by `dead_letters.max_age` and the arrival of the last processed record.
 
     It does nothing, and takes no lease, without that limit, before the first record, or if no dead letter is that old. While a command
@@ -176,7 +176,7 @@ def _is_anything_to_expire(config: PipelineConfig, names: Names, log: JetStream,
     old = Selection(until=before, states=WAITING)
     frames = with_states(read_frames(log, names), known, config.dead_letters.max_attempts)
     return (
-        any(old.of(letters).num_rows for _, letters in frames)
+        any(old.of(dead_letters).num_rows for _, dead_letters in frames)
         or bool(frames_that_may_go(log, names, known, before))
         or redrive_entries_that_may_go(log, names, config.resources.nats.stream.max_age) > 0
     )

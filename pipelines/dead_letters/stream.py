@@ -11,14 +11,14 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream, check_contiguous
 from pipelines.dead_letters.dropped_copies import dropped_copies
 from pipelines.dead_letters.redrive import taken
-from pipelines.dead_letters.triage import Group, Selection, groups, letter_at, listed
+from pipelines.dead_letters.triage import Group, Selection, dead_letter_at, groups, listed
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import PurgeLog, read_purged
-from pipelines.protocol.records import decode_frame, place_of_frame
+from pipelines.protocol.records import decode_frame, describe_frame
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN, Taken
 
 
@@ -40,33 +40,33 @@ class DeadLetters:
         return groups(self._with_copies(selection, progress), selection)
 
     def list(self, selection: Selection, limit: int) -> tuple[pa.Table, int]:
-        return listed(self._letters(), selection, limit)
+        return listed(self._dead_letters(), selection, limit)
 
     def at(self, position: Position, progress: Progress = no_progress) -> pa.Table:
         """Return the dead letter, with the copies that dedup dropped in favor of it."""
-        return letter_at(self._with_copies(Selection(positions=frozenset({position})), progress), position)
+        return dead_letter_at(self._with_copies(Selection(positions=frozenset({position})), progress), position)
 
     def frames(self, selection: Selection) -> Iterator[pa.Table]:
         """Yield the selected dead letters, with `fingerprint` and `state`, one stored frame at a time."""
-        return (letters for frame in self._letters() if (letters := selection.of(with_fingerprints(frame))).num_rows)
+        return (dead_letters for frame in self._dead_letters() if (dead_letters := selection.of(with_fingerprints(frame))).num_rows)
 
     def _with_copies(self, selection: Selection, progress: Progress) -> Iterator[pa.Table]:
-        counted = dropped_copies(self._log.connect(), self._names, self._letters(), selection, progress)
-        return map(counted.of, self._letters())
+        counted = dropped_copies(self._log.connect(), self._names, self._dead_letters(), selection, progress)
+        return map(counted.of, self._dead_letters())
 
-    def _letters(self) -> Iterator[pa.Table]:
+    def _dead_letters(self) -> Iterator[pa.Table]:
         log = self._log.connect()
         check_started(log, self._names)
         known = taken(log, self._names)
-        return (letters for _, letters in with_states(read_frames(log, self._names), known, self._max_attempts))
+        return (dead_letters for _, dead_letters in with_states(read_frames(log, self._names), known, self._max_attempts))
 
 
 def with_states(frames: Iterator[tuple[int, pa.Table]], known: Taken, max_attempts: int) -> Iterator[tuple[int, pa.Table]]:
     """Yield the frames, each with its dead letters' `state` and their `row` in it."""
-    for sequence, letters in frames:
-        states = known.states(sequence, letters.column("attempts").to_numpy(), max_attempts)
-        rows = pa.array(np.arange(letters.num_rows))
-        yield sequence, letters.append_column("state", pa.array(states, pa.string())).append_column("row", rows)
+    for sequence, dead_letters in frames:
+        states = known.states(sequence, dead_letters.column("attempts").to_numpy(), max_attempts)
+        rows = pa.array(np.arange(dead_letters.num_rows))
+        yield sequence, dead_letters.append_column("state", pa.array(states, pa.string())).append_column("row", rows)
 
 
 def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
@@ -89,7 +89,7 @@ def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
             sequence = message.sequence - 1
         check_contiguous(stream, [message.sequence], sequence, message.sequence)
         sequence = message.sequence
-        yield sequence, decode_frame(message.payload, place_of_frame(message))
+        yield sequence, decode_frame(message.payload, describe_frame(message))
     check_contiguous(stream, [], sequence, state.last_sequence)
 
 
@@ -109,9 +109,9 @@ def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: dateti
         last[message.subject] = message.sequence
         if message.subject in ended:
             continue
-        letters = decode_frame(message.payload, place_of_frame(message))
-        is_taken = np.isin(known.states(message.sequence, letters.column("attempts").to_numpy(), 1), (REDRIVEN, DISCARDED)).all()
-        if is_taken and pc.max(letters.column("_tf_arrival")).as_py() < before:
+        dead_letters = decode_frame(message.payload, describe_frame(message))
+        is_taken = np.isin(known.states(message.sequence, dead_letters.column("attempts").to_numpy(), 1), (REDRIVEN, DISCARDED)).all()
+        if is_taken and pc.max(dead_letters.column("_tf_arrival")).as_py() < before:
             below[message.subject] = message.sequence + 1
         else:
             ended.add(message.subject)

@@ -1,6 +1,6 @@
 """Dead letters for operators: the dead letters of one cause as one group, with the remedy, and single ones by their position.
 
-In: dead letters as the dlq stream holds them (`dead_letter_rows.LETTER_SCHEMA`), frame by frame, so that memory holds one frame. Nothing
+In: dead letters of the dlq stream (`dead_letter_rows.DEAD_LETTER_SCHEMA`), frame by frame, so that memory holds one frame. Nothing
 here changes anything.
 """
 
@@ -68,8 +68,8 @@ class Selection:
         """The states of the dead letters that a redrive takes: parked ones only where positions are named."""
         return WAITING if self.positions else frozenset({OPEN})
 
-    def of(self, letters: pa.Table) -> pa.Table:
-        """Return the selected dead letters; `letters` has the column `fingerprint`, and `state` if `states` are given."""
+    def of(self, dead_letters: pa.Table) -> pa.Table:
+        """Return the selected dead letters; `dead_letters` has the column `fingerprint`, and `state` if `states` are given."""
         tests: list[tuple[str, Callable[..., pa.ChunkedArray], object]] = [
             ("stage", pc.equal, self.stage),
             ("fingerprint", pc.equal, self.fingerprint),
@@ -80,14 +80,14 @@ class Selection:
         ]
         for name, test, wanted in tests:
             if wanted is not None:
-                column = letters.column(name)
-                letters = letters.filter(pc.fill_null(test(column, pa.scalar(wanted, column.type)), False))
+                column = dead_letters.column(name)
+                dead_letters = dead_letters.filter(pc.fill_null(test(column, pa.scalar(wanted, column.type)), False))
         if self.states is not None:
-            letters = letters.filter(pc.is_in(letters.column("state"), value_set=pa.array(sorted(self.states), pa.string())))
+            dead_letters = dead_letters.filter(pc.is_in(dead_letters.column("state"), value_set=pa.array(sorted(self.states), pa.string())))
         if self.positions is not None:
-            places = zip(*(letters.column(name).to_pylist() for name in ("_tf_sequence", "_tf_ordinal")), strict=True)
-            letters = letters.filter(pa.array([Position(*place) in self.positions for place in places], pa.bool_()))
-        return letters
+            positions = zip(*(dead_letters.column(name).to_pylist() for name in ("_tf_sequence", "_tf_ordinal")), strict=True)
+            dead_letters = dead_letters.filter(pa.array([Position(*position) in self.positions for position in positions], pa.bool_()))
+        return dead_letters
 
 
 @dataclass(frozen=True)
@@ -122,16 +122,16 @@ def groups(frames: Iterable[pa.Table], selection: Selection) -> list[Group]:
     """Return the selected dead letters by cause, the largest group first."""
     found: dict[str, Group] = {}
     for frame in frames:
-        letters = selection.of(with_fingerprints(frame))
-        for one in _groups_of(letters):
+        dead_letters = selection.of(with_fingerprints(frame))
+        for one in _groups_of(dead_letters):
             before = found.get(one.fingerprint)
             found[one.fingerprint] = _together(before, one) if before else one
     return sorted(found.values(), key=lambda group: (-group.letters, group.fingerprint))
 
 
-def _groups_of(letters: pa.Table) -> Iterator[Group]:
-    for name in pc.unique(letters.column("fingerprint")).to_pylist():
-        members = letters.filter(pc.equal(letters.column("fingerprint"), name))
+def _groups_of(dead_letters: pa.Table) -> Iterator[Group]:
+    for name in pc.unique(dead_letters.column("fingerprint")).to_pylist():
+        members = dead_letters.filter(pc.equal(dead_letters.column("fingerprint"), name))
         limits = pc.min_max(members.column("_tf_arrival")).as_py()
         example = members.slice(0, 1).to_pylist()[0]
         yield Group(
@@ -166,14 +166,14 @@ def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tupl
     kept: pa.Table | None = None
     count = 0
     for frame in frames:
-        letters = selection.of(with_fingerprints(frame))
-        count += letters.num_rows
-        together = letters if kept is None else pa.concat_tables([kept, letters]).unify_dictionaries()
+        dead_letters = selection.of(with_fingerprints(frame))
+        count += dead_letters.num_rows
+        together = dead_letters if kept is None else pa.concat_tables([kept, dead_letters]).unify_dictionaries()
         kept = together.sort_by([("_tf_sequence", "ascending"), ("_tf_ordinal", "ascending")]).slice(0, limit)
     return (kept if kept is not None else pa.table({})), count
 
 
-def letter_at(frames: Iterable[pa.Table], position: Position) -> pa.Table:
+def dead_letter_at(frames: Iterable[pa.Table], position: Position) -> pa.Table:
     """Return the dead letter of the record at `position`, with `fingerprint`, as a table of one row; without rows if there is none."""
     for frame in frames:
         is_it = pc.and_(pc.equal(frame.column("_tf_sequence"), position.sequence), pc.equal(frame.column("_tf_ordinal"), position.ordinal))

@@ -135,7 +135,7 @@ class _Timing:
     through: float
     ended: float
 
-    def told(self, events: int) -> str:
+    def summary(self, events: int) -> str:
         first, name = (self.started, "the start") if self.ready is None else (self.ready, "the report that it is ready")
         seconds = max(self.through - first, _POLL_SECONDS)
         before = f"{first - self.started:.1f} s startup before, " if self.ready is not None else ""
@@ -155,7 +155,7 @@ def _through(log: JetStream, config: PipelineConfig) -> int:
     if log.state(names.stream("ledger")) is None:
         return 0
     found = tally(log, names, config.topology)
-    return found.letters.rows_in + sum(leg.outcomes.get(one.label, 0) for leg in found.legs for one in (CONFIRMED, DUPLICATE))
+    return found.dead_letters.rows_in + sum(leg.outcomes.get(one.label, 0) for leg in found.legs for one in (CONFIRMED, DUPLICATE))
 
 
 class _Stage:
@@ -187,7 +187,7 @@ class _Stage:
         self._console.print(f"[bold red]NOT accounted for: {'; '.join(reason for applies, reason in reasons if applies)}.[/]")
         return False
 
-    def _say(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         self._console.print(f"   {text}", soft_wrap=True)
 
     def _produce(self, recipe: Recipe, count: int) -> ProduceSummary:
@@ -208,7 +208,7 @@ class _Stage:
             )
         bad = ", ".join(f"{count} {kind}" for kind, count in made.bad_kinds.items())
         kinds = f"{made.good:,} good, {count_of(made.duplicates, 'copy')}, {made.bad:,} bad{f' ({bad})' if bad else ''}"
-        self._say(f"{kinds}; {made.bytes / 1e6:,.1f} MB in {made.seconds:.1f} s")
+        self._show(f"{kinds}; {made.bytes / 1e6:,.1f} MB in {made.seconds:.1f} s")
         return made
 
     def _run_pipeline(self, expected: int) -> bool:
@@ -219,7 +219,7 @@ class _Stage:
         with closing(JetStream(self._config.nats).connect()) as nats, self._runner(log) as runner, _bar(self._console) as bar:
             timing = self._watch(runner, nats, bar, expected)
         if timing is not None:
-            self._say(timing.told(expected))
+            self._show(timing.summary(expected))
         if timing is not None and runner.returncode == 0:
             return True
         what = (
@@ -315,12 +315,12 @@ class _Stage:
         duplicates = duplicates_by_key(records)
         rows = _positions(table_batches(self._config.sink, POSITION_SCHEMA.names))
         with closing(JetStream(self._config.nats).connect()) as log:
-            letters = _positions(read_dead_letters(log, self._names, (*POSITION_SCHEMA.names, "code")), ("code", pa.string()))
+            dead_letters = _positions(read_dead_letters(log, self._names, (*POSITION_SCHEMA.names, "code")), ("code", pa.string()))
             contents = verify(self._config, log, Request(self._directory, with_kafka=True))
-        positions = compare_positions(records, rows, letters, produced.bad, duplicates)
+        positions = compare_positions(records, rows, dead_letters, produced.bad, duplicates)
         is_as_produced = (len(records), len(duplicates)) == (produced.produced, produced.duplicates)
         lines = [*positions.lines(), f"records produced: {produced.produced:,}, found in Kafka: {len(records):,}"]
-        lines += [*contents.lines(), f"dead letters by reason: {_reasons(letters)}"]
+        lines += [*contents.lines(), f"dead letters by reason: {_reasons(dead_letters)}"]
         for report in (positions, contents):
             for finding in report.findings:
                 self._console.print(examples_table(finding))
@@ -335,6 +335,6 @@ def _positions(batches: Iterable[pa.Table], *columns: tuple[str, pa.DataType]) -
     return pa.concat_tables([schema.empty_table(), *(batch.select(schema.names).cast(schema) for batch in batches)])
 
 
-def _reasons(letters: pa.Table) -> str:
-    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(letters["code"]).to_pylist()}
+def _reasons(dead_letters: pa.Table) -> str:
+    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(dead_letters["code"]).to_pylist()}
     return ", ".join(f"{count} {code}" for code, count in sorted(counts.items())) or "none"

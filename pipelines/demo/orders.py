@@ -151,10 +151,10 @@ def _with_copies(recipe: Recipe, block: int, events: Events, sources: Events) ->
     if is_copy.any():
         candidates = np.concatenate([np.arange(len(sources)), len(sources) + good])
         known = len(sources) + np.cumsum(is_good)[is_copy]
-        places = np.arange(len(events)) + len(sources)
-        places[is_copy] = candidates[(_random(recipe, block, 1).random(len(known)) * known).astype(np.int64)]
+        indices = np.arange(len(events)) + len(sources)
+        indices[is_copy] = candidates[(_random(recipe, block, 1).random(len(known)) * known).astype(np.int64)]
         keys, values = (
-            pa.concat_arrays([before, now]).take(pa.array(places))
+            pa.concat_arrays([before, now]).take(pa.array(indices))
             for before, now in ((sources.keys, events.keys), (sources.values, events.values))
         )
         events = Events(keys, values, events.kinds)
@@ -194,7 +194,7 @@ def _render(recipe: Recipe, block: int) -> tuple[pa.Array, pa.Array]:
     numbers = np.arange(recipe.block_events, dtype=np.int64) + block * recipe.block_events
     digits = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), 8, "0")
     keys = pc.binary_join_element_wise(f"o{recipe.seed}-", digits, "")
-    places, dishes, tags, notes, prices = _fragments()
+    addresses, dishes, tags, notes, prices = _fragments()
     dish = random.integers(0, len(_DISHES), len(numbers))
     quantity = random.integers(0, _MAX_QUANTITY, len(numbers))
     pieces = [
@@ -202,7 +202,7 @@ def _render(recipe: Recipe, block: int) -> tuple[pa.Array, pa.Array]:
         keys,
         '","customer":{"id":',
         pa.array(random.integers(1, _CUSTOMERS + 1, len(numbers))).cast(pa.string()),
-        _pick(places, random.integers(0, len(places), len(numbers))),
+        _pick(addresses, random.integers(0, len(addresses), len(numbers))),
         _pick(dishes, dish * _MAX_QUANTITY + quantity),
         _pick(prices, random.integers(0, len(prices), len(numbers))),
         _pick(tags, dish),
@@ -224,13 +224,13 @@ def _fragments() -> tuple[pa.Array, ...]:
     def text(value: object) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
-    places = [f',"city":{text(city)}}},"restaurant":{text(restaurant)},' for city in _CITIES for restaurant in _RESTAURANTS]
+    addresses = [f',"city":{text(city)}}},"restaurant":{text(restaurant)},' for city in _CITIES for restaurant in _RESTAURANTS]
     dishes = [f'"dish":{text(dish)},"quantity":{n + 1},"price":' for dish, _ in _DISHES for n in range(_MAX_QUANTITY)]
     tags = [f',"tags":{text(tags)},' for _, tags in _DISHES]
     # ASCII escapes for every other text, since encoders differ.
     texts = [f'"note":{json.dumps(note, ensure_ascii=index % 2 == 0)},' for index, note in enumerate(_NOTES)]
     prices = [text(cents // 100 if cents % 100 == 0 else cents / 100) for cents in _PRICES]
-    return tuple(pa.array(pieces, pa.string()) for pieces in (places, dishes, tags, ["", '"note":null,', *texts], prices))
+    return tuple(pa.array(pieces, pa.string()) for pieces in (addresses, dishes, tags, ["", '"note":null,', *texts], prices))
 
 
 def _draw_notes(random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:

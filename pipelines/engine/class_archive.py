@@ -63,8 +63,8 @@ def make_archive(path: Path) -> None:
         except subprocess.TimeoutExpired as error:
             raise HaltError(f"preparing Spark: it was not through after {_MAKE_SECONDS} s") from error
         if not made.exists():
-            words = ended.stderr[-1000:]
-            raise HaltError(f"preparing Spark: no archive was written (exit code {ended.returncode}); its last words: {words}")
+            tail = ended.stderr[-1000:]
+            raise HaltError(f"preparing Spark: no archive was written (exit code {ended.returncode}); its last words: {tail}")
         made.replace(path)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -19,9 +19,9 @@ from pipelines.connectors.sources import Source, open_source
 from pipelines.engine.run_spec import RunSpec, load_run, read_run
 from pipelines.errors import HaltError
 from pipelines.host import collect_rarely
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
-from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_place
+from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_storage
 from pipelines.protocol.records import FRAMING, Framing
 from pipelines.types.engine import Engine
 
@@ -113,7 +113,7 @@ class Connections(Kept):
     def dedup_store(self, bucket: int) -> KeyedStore:
         """Return the bucket's key store; the caller opens the segments that the last `done` lists."""
         if bucket not in self._dedup_stores:
-            self._dedup_stores[bucket] = KeyedStore(Place.at(dedup_place(self.run.state_place, bucket)))
+            self._dedup_stores[bucket] = KeyedStore(Storage.at(dedup_storage(self.run.state_storage, bucket)))
         return self._dedup_stores[bucket]
 
     def discard_engine(self) -> None:

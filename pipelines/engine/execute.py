@@ -62,11 +62,11 @@ _PARCELS = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload",
 
 @dataclass(frozen=True)
 class _Failure(Form):
-    """An error of ours, and the `places` of an UndecidedError."""
+    """An error of ours, and the `records` of an UndecidedError."""
 
     error: Text
     message: Text
-    places: tuple[tuple[Count, Count, Count, Text, Text], ...] = ()
+    records: tuple[tuple[Count, Count, Count, Text, Text], ...] = ()
 
 
 def run_here(connections: Connections, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
@@ -95,7 +95,7 @@ def _in_tasks(session: SparkSession, connect: Connect, work: Work[ItemT, ReportT
     try:
         rows = session.range(0, len(texts), 1, len(texts)).mapInArrow(tasks, "item long, report string, failure string").collect()
     except PySparkException as error:
-        raise HaltError(f"running {len(texts)} tasks: {last_words(str(error))}") from error
+        raise HaltError(f"running {len(texts)} tasks: {last_message(str(error))}") from error
     if sorted(row["item"] for row in rows) != list(range(len(texts))):
         raise InvariantError(f"running {len(texts)} tasks: {len(rows)} reports came back")
     return _reports(work.report, sorted(rows, key=lambda row: row["item"]))
@@ -159,7 +159,7 @@ def _exchanged(
     try:
         rows = sent.repartitionById(buckets, "bucket").mapInArrow(receive, "report string, failure string").collect()
     except PySparkException as error:
-        raise HaltError(f"running {len(texts) + buckets} tasks: {last_words(str(error))}") from error
+        raise HaltError(f"running {len(texts) + buckets} tasks: {last_message(str(error))}") from error
     return _reports(work.report, rows)
 
 
@@ -222,13 +222,13 @@ def _attempt(connect: Connect, work: Work[ItemT, ReportT], text: str) -> tuple[s
 
 
 def _failure(error: TallyflowError) -> str:
-    places = tuple(map(tuple, error.places)) if isinstance(error, UndecidedError) else ()
-    return to_text(_Failure(type(error).__name__, str(error), places))
+    records = tuple(map(tuple, error.records)) if isinstance(error, UndecidedError) else ()
+    return to_text(_Failure(type(error).__name__, str(error), records))
 
 
 def _revive(failure: _Failure) -> TallyflowError:
-    if failure.places:
-        return UndecidedError(failure.message, failure.places)
+    if failure.records:
+        return UndecidedError(failure.message, failure.records)
     kind = getattr(errors, failure.error, HaltError)
     if not issubclass(kind, HaltError | errors.RetryableError | errors.ConflictError):
         kind = HaltError
@@ -236,12 +236,12 @@ def _revive(failure: _Failure) -> TallyflowError:
     return revived
 
 
-def last_words(text: str) -> str:
+def last_message(text: str) -> str:
     """Return the end of the last Python traceback in `text`, the kind of error and its message; without a traceback the first line."""
-    told, was_indented = "", False
+    last_line, was_indented = "", False
     for line in text.splitlines():
         if was_indented and _ERROR.match(line):
-            told = line
+            last_line = line
         was_indented = line.startswith(" ") if line.strip() else was_indented
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (told or next((line for line in lines if _ERROR.match(line)), None) or next(iter(lines), ""))[:500]
+    return (last_line or next((line for line in lines if _ERROR.match(line)), None) or next(iter(lines), ""))[:500]

@@ -28,7 +28,7 @@ class RunSpec:
     """One start of a runner. `epochs` by leg, `identities` by the ids of its sources; new plans name the version `stage_config`.
 
     Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are processed in the driver, larger ones in tasks.
-    `state_place` is the directory or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty
+    `state_storage` is the directory or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty
     for none. `resolved`: the `resolved_digest` of the driver's configuration, empty for any. `file_version`: the version of the file's
     configuration (`config.version_of`), to detect a later change of the file.
     """
@@ -41,16 +41,16 @@ class RunSpec:
     stage_config: str
     driver_offsets: int
     driver_frames: int
-    state_place: str
+    state_storage: str
     accepted_config: str = ""
     file_version: str = ""
     resolved: str = ""
 
     @classmethod
-    def beside(cls, config_text: str, config: PipelineConfig, state_place: str = "") -> "RunSpec":
+    def beside(cls, config_text: str, config: PipelineConfig, state_storage: str = "") -> "RunSpec":
         """Return the run of work beside the stream, which plans nothing. `config`: the text as this process has resolved it."""
         name = f"pipeline {config.pipeline_id}"
-        return cls(config_text, name, {}, {}, {}, "", 0, 0, state_place, resolved=resolved_digest(config))
+        return cls(config_text, name, {}, {}, {}, "", 0, 0, state_storage, resolved=resolved_digest(config))
 
     def save(self, path: Path) -> None:
         write_whole(path, self.text())

@@ -262,11 +262,11 @@ def check_ends(words: Words, confirmed: Mapping[str, int], ends: Mapping[int, in
 
     `confirmed` are next offsets by partition; a partition that is missing in `ends` is skipped.
     """
-    gone = {int(p): (offset, ends[int(p)]) for p, offset in confirmed.items() if ends.get(int(p), offset) < offset}
-    if gone:
-        told = ", ".join(f"partition {p} at {end}, and {offset} was confirmed" for p, (offset, end) in sorted(gone.items())[:5])
+    shortened = {int(p): (offset, ends[int(p)]) for p, offset in confirmed.items() if ends.get(int(p), offset) < offset}
+    if shortened:
+        listed = ", ".join(f"partition {p} at {end}, and {offset} was confirmed" for p, (offset, end) in sorted(shortened.items())[:5])
         raise DataLossError(
-            f"reading {words}: it ends before what was read: {told}. {words.system} lost records ({words.losses}), and will give their "
+            f"reading {words}: it ends before what was read: {listed}. {words.system} lost records ({words.losses}), and will give their "
             f"offsets to other records, which would never be read. Restore the {words.noun}, "
             "or delete the pipeline and start it anew, or use another pipeline_id"
         )

@@ -17,7 +17,7 @@ _ROWS_PER_KEY = 4
 """Rows of uncovered segments to read per key that is looked up: after a start all are covered within half a window."""
 
 
-class Cover:
+class BucketFilter:
     """Which hashes may be in the segments that it covers."""
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class Cover:
         is_possible = np.zeros(len(sought.hi), dtype=bool)
         for words in self.generations.values():
             is_possible |= sought.pass_filter(words)
-        places: Rows = is_possible.nonzero()[0]
-        return places
+        indices: Rows = is_possible.nonzero()[0]
+        return indices
 
     def add(self, facts: RunFacts, hi: Words, lo: Words, merged: Iterable[RunFacts], live_rows: int) -> None:
         """Cover a segment of these hashes and those of `merged`, unless one of `merged` is not covered."""

@@ -36,9 +36,9 @@ class Sought:
         """Build the lookup of these hashes; `hi` is best sorted: filters and segments are then read in order."""
         return cls(hi, lo, hi >> _HALF, _PATTERNS.take((lo >> (np.uint64(64) - _PATTERN_BITS)).view(np.int64)))
 
-    def take(self, places: Rows) -> "Sought":
+    def take(self, indices: Rows) -> "Sought":
         """Return the hashes at these places."""
-        return Sought(self.hi[places], self.lo[places], self.upper[places], self.pattern[places])
+        return Sought(self.hi[indices], self.lo[indices], self.upper[indices], self.pattern[indices])
 
     def slots(self, count: int) -> Rows:
         """Return the slot of each hash, of `count` equal slots of the range of `hi`; `count` < 2^32."""
@@ -96,8 +96,8 @@ class Index:
 
     def may_hold(self, sought: Sought) -> Rows:
         """Return the places of the hashes that may be in the segment; the others are not."""
-        places: Rows = sought.pass_filter(self.filter).nonzero()[0]
-        return places
+        indices: Rows = sought.pass_filter(self.filter).nonzero()[0]
+        return indices
 
     def first_row(self, sought: Sought, at: Rows) -> Rows:
         """Return the first row at which each hash at these places may be; the number of rows if none is left."""

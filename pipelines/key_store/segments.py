@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pipelines.errors import StateDamagedError
 from pipelines.key_store.index import Index, Rows, Sought, Words
-from pipelines.key_store.storage import Header, Place
+from pipelines.key_store.storage import Header, Storage
 
 _ENTRY: dict[str, type[np.generic]] = {"hi": np.uint64, "lo": np.uint64, "time": np.int64, "sequence": np.uint64, "ordinal": np.uint32}
 """The two halves of the key's hash, and the accepted record: its time (microseconds since 1970, UTC) and its raw position."""
@@ -68,9 +68,9 @@ def by_hash(hi: Words, lo: Words) -> Rows:
     The place replaces the low bits of `hi`, which uniform hashes do not need, and plain numbers are sorted: 10 ns instead of the 70 ns of
     a stable sort of places (62,500 hashes).
     """
-    places = np.uint64(len(hi).bit_length())
-    packed = np.sort((hi >> places << places) | np.arange(len(hi), dtype=np.uint64))
-    order = (packed & ((np.uint64(1) << places) - np.uint64(1))).view(np.int64)
+    bits = np.uint64(len(hi).bit_length())
+    packed = np.sort((hi >> bits << bits) | np.arange(len(hi), dtype=np.uint64))
+    order = (packed & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
     ordered = hi[order]
     if not (ordered[1:] >= ordered[:-1]).all():
         order = np.argsort(hi, kind="stable")
@@ -91,9 +91,9 @@ class RunFacts(NamedTuple):
     digest: str
 
 
-def write_run(place: Place, name: str, entries: Entries) -> RunFacts:
+def write_run(storage: Storage, name: str, entries: Entries) -> RunFacts:
     """Write the entries (sorted, not empty) as a new file; durable on return. Raise FileExistsError if the name is taken."""
-    return Run.write(place, name, entries).facts
+    return Run.write(storage, name, entries).facts
 
 
 def _header(entries: Entries, index: Index) -> Header:
@@ -144,23 +144,23 @@ class Run:
         self._is_checked = np.zeros(self._unchecked, dtype=bool)
 
     @classmethod
-    def write(cls, place: Place, name: str, entries: Entries) -> "Run":
+    def write(cls, storage: Storage, name: str, entries: Entries) -> "Run":
         """Write the entries (sorted, not empty) as a new file, durable on return, and read them from memory."""
         index = Index.of(entries.hi, entries.lo)
         header = _header(entries, index)
-        place.write(name, _one_row([*entries.columns(), index.filter, index.first_rows]), header)
+        storage.write(name, _one_row([*entries.columns(), index.filter, index.first_rows]), header)
         facts = RunFacts(name, len(entries), int(entries.time.max()), _digest(header))
-        return cls(f"{place.path}/{name}", facts, entries, index, None)
+        return cls(f"{storage.path}/{name}", facts, entries, index, None)
 
     @classmethod
-    def open(cls, place: Place, facts: RunFacts, is_own: bool = False) -> "Run":
+    def open(cls, storage: Storage, facts: RunFacts, is_own: bool = False) -> "Run":
         """Map the file. Raise StateDamagedError if it is missing, or is not the listed one.
 
         `is_own`: this process has just written the file, so its blocks need no check.
         """
-        where = f"{place.path}/{facts.name}"
+        where = f"{storage.path}/{facts.name}"
         try:
-            batch, header = place.read(facts.name)
+            batch, header = storage.read(facts.name)
             found_format = json.loads(header.get(b"run", b"{}")).get("format")
             if found_format not in (None, _FORMAT):
                 wrong = f"it is of format {found_format}, and this release reads {_FORMAT}"

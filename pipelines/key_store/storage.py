@@ -20,7 +20,7 @@ Header = dict[bytes, bytes]
 
 
 @dataclass(frozen=True)
-class Place:
+class Storage:
     """A directory. Files are written once, under new names; nothing is renamed or changed.
 
     Every method raises RetryableError if the file system is away or full, HaltError if it denies access.
@@ -30,18 +30,18 @@ class Place:
     path: str
 
     @classmethod
-    def local(cls, directory: Path) -> "Place":
+    def local(cls, directory: Path) -> "Storage":
         return cls(fs.LocalFileSystem(), str(directory))
 
     @classmethod
-    def at(cls, place: str) -> "Place":
+    def at(cls, uri: str) -> "Storage":
         """Open a directory of this machine, or a URI of pyarrow's file systems. Raise HaltError for a URI that none of them can read."""
-        if "://" not in place:
-            return cls.local(Path(place))
-        address = place.partition("?")[0]
+        if "://" not in uri:
+            return cls.local(Path(uri))
+        address = uri.partition("?")[0]
         with _reaching(address):
             try:
-                return cls(*fs.FileSystem.from_uri(place))
+                return cls(*fs.FileSystem.from_uri(uri))
             except (pa.ArrowInvalid, NotImplementedError) as error:
                 raise HaltError(f"opening the key store at {address}: {error}; correct state_uri") from error
 
@@ -131,12 +131,12 @@ def _whole_or_none(remove: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _reaching(place: str) -> Iterator[None]:
+def _reaching(where: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
         refused = refusal(error) or ("give this process the rights to it" if any(code in str(error) for code in _REFUSALS) else "")
-        doing, to_do = f"reaching the key store at {place}: {error}", refused or remedy(error)
+        doing, to_do = f"reaching the key store at {where}: {error}", refused or remedy(error)
         raise (HaltError if refused else RetryableError)(f"{doing}; {to_do}" if to_do else doing) from error

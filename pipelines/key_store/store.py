@@ -16,10 +16,10 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.key_store.bucket_filter import Cover
+from pipelines.key_store.bucket_filter import BucketFilter
 from pipelines.key_store.index import Sought, Words
 from pipelines.key_store.segments import Entries, Run, RunFacts, by_hash, write_run
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.types.vectors import Mask
 
 FAN, SMALL_FAN = 16, 8
@@ -58,22 +58,22 @@ class _Added:
 class KeyedStore:
     """One bucket's keys. Keeps its segments open from batch to batch. Not thread-safe."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
         self._open: dict[RunFacts, Run] = {}
         self._added: _Added | None = None
-        self.cover = Cover()
+        self.bucket_filter = BucketFilter()
         self.live: tuple[RunFacts, ...] = ()
         """The segments that are read, oldest first."""
 
     def open(self, listed: Sequence[RunFacts]) -> None:
         """Read these segments from now on, as the last `done` lists them. Raise StateDamagedError for a missing or foreign one."""
         known = self._open if self._added is None else {**self._open, self._added.run.facts: self._added.run}
-        self._open = {facts: known.get(facts) or Run.open(self.place, facts) for facts in listed}
+        self._open = {facts: known.get(facts) or Run.open(self.storage, facts) for facts in listed}
         if self._added is not None and self._added.live != tuple(listed):
             self._added = None
         self.live = tuple(listed)
-        self.cover.keep([*listed, self._added.run.facts] if self._added else listed)
+        self.bucket_filter.keep([*listed, self._added.run.facts] if self._added else listed)
 
     def checked(self) -> Iterator[Entries]:
         """Return the entries of each live segment, oldest first, every block checked."""
@@ -86,12 +86,12 @@ class KeyedStore:
             np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint32)
         )
         everything = Sought.of(hi, lo)
-        self.cover.read([self._open[facts] for facts in self.live], count, self._rows())
-        possible = self.cover.may_hold(everything)
+        self.bucket_filter.read([self._open[facts] for facts in self.live], count, self._rows())
+        possible = self.bucket_filter.may_hold(everything)
         few = everything.take(possible)
         # Newest first: an entry in a newer segment wins, and is not looked up in older ones.
         for facts in reversed(self.live):
-            run, is_covered = self._open[facts], facts in self.cover
+            run, is_covered = self._open[facts], facts in self.bucket_filter
             if is_covered and not len(possible):
                 continue
             at, rows = run.find(few if is_covered else everything)
@@ -119,11 +119,11 @@ class KeyedStore:
         attempt at the range, returns the same listing and writes nothing, unless the segment was deleted meanwhile: another start deletes
         segments that no `done` lists, while this process may still live.
         """
-        live = self._not_over(expired)
+        live = self._not_expired(expired)
         if not len(entries):
             return live
         content = (span, expired, has_turn, *(zlib.crc32(np.ascontiguousarray(each).data) for each in (entries.sequence, entries.ordinal)))
-        if self._added is not None and self._added.content == content and self.place.size(self._added.run.facts.name):
+        if self._added is not None and self._added.content == content and self.storage.size(self._added.run.facts.name):
             return self._added.listing
         taken = merged_runs([facts.rows for facts in live], len(entries), has_turn)
         rest, merged = live[: len(live) - taken], live[len(live) - taken :]
@@ -133,11 +133,11 @@ class KeyedStore:
         if not len(entries):
             return rest
         start = min([span[0], *(int(facts.name.split("-", 1)[0]) for facts in merged)])
-        written = Run.write(self.place, run_name((start, span[1]), span[1]), entries)
+        written = Run.write(self.storage, run_name((start, span[1]), span[1]), entries)
         # A small segment is soon merged again and is read from memory until then; a large one is mapped, so that it can leave memory.
         is_small = len(entries) <= _SMALLEST_TIER_ROWS
-        run = written if is_small else Run.open(self.place, written.facts, is_own=True)
-        self.cover.add(written.facts, new.hi, new.lo, merged, self._rows())
+        run = written if is_small else Run.open(self.storage, written.facts, is_own=True)
+        self.bucket_filter.add(written.facts, new.hi, new.lo, merged, self._rows())
         self._added = _Added(self.live, content, run, [*rest, written.facts])
         return self._added.listing
 
@@ -146,19 +146,19 @@ class KeyedStore:
 
         Writes nothing if nothing is gained.
         """
-        live = self._not_over(expired)
+        live = self._not_expired(expired)
         together = merge([self._open[facts].checked_entries() for facts in live], expired) if live else None
         if together is None or not len(together):
             return []
         if len(live) == 1 and len(together) == live[0].rows:
             return live
         spans = [facts.name.split(".", 1)[0].split("-") for facts in live]
-        return [write_run(self.place, run_name((int(spans[0][0]), int(spans[-1][1])), made_for), together)]
+        return [write_run(self.storage, run_name((int(spans[0][0]), int(spans[-1][1])), made_for), together)]
 
     def _rows(self) -> int:
         return sum(facts.rows for facts in self.live)
 
-    def _not_over(self, expired: int) -> list[RunFacts]:
+    def _not_expired(self, expired: int) -> list[RunFacts]:
         """Return the live segments without the oldest ones that have expired as a whole."""
         first = next((number for number, facts in enumerate(self.live) if facts.newest > expired), len(self.live))
         return list(self.live[first:])

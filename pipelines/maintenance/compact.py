@@ -148,7 +148,7 @@ def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Com
     while "offered" in outcomes and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         outcomes = state.settled(lambda found: _outcomes(state.lists(found), merged))
-    return [_told(state, one, outcome) for one, outcome in zip(merged, outcomes, strict=True)]
+    return [_summary(state, one, outcome) for one, outcome in zip(merged, outcomes, strict=True)]
 
 
 def _outcomes(runs: Lists, merged: list[MergedRuns]) -> list[str]:
@@ -167,7 +167,7 @@ def _names(runs: Listing) -> set[str]:
     return {name for name, *_ in runs}
 
 
-def _told(state: KeyState, one: MergedRuns, outcome: str) -> Compacted:
+def _summary(state: KeyState, one: MergedRuns, outcome: str) -> Compacted:
     if outcome == "overtaken":
         _delete(state, one.bucket, one.output, kept=one.inputs)
     return one.compacted(outcome)
@@ -175,7 +175,7 @@ def _told(state: KeyState, one: MergedRuns, outcome: str) -> Compacted:
 
 def _delete(state: KeyState, bucket: int, runs: Listing, kept: Listing) -> None:
     for name in _names(runs) - _names(kept):
-        state.connections.dedup_store(bucket).place.delete(name)
+        state.connections.dedup_store(bucket).storage.delete(name)
 
 
 def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[MergedRuns]:
@@ -205,7 +205,7 @@ def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
 
     Raise InvariantError for a missing key.
     """
-    new = KeyedStore(store.place)
+    new = KeyedStore(store.storage)
     new.open(after)
     for facts, entries in zip(store.live, store.checked(), strict=True):
         for start in range(0, len(entries), BLOCK_ROWS):
@@ -213,10 +213,12 @@ def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
             known, found = store.find(part.hi, part.lo), new.find(part.hi, part.lo)
             is_same = found.is_found & (found.sequence == known.sequence) & (found.ordinal == known.ordinal)
             if (~is_same & (known.time > expired)).any():
-                raise InvariantError(f"compacting {store.place.path}: a live key of {facts.name} is not in the new run; nothing was listed")
+                raise InvariantError(
+                    f"compacting {store.storage.path}: a live key of {facts.name} is not in the new run; nothing was listed"
+                )
     return sum(int((entries.time > expired).sum()) for entries in new.checked())
 
 
 def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> Extent:
-    oldest = min((instant(int(Run.open(store.place, facts).entries.time.min())) for facts in runs), default=None)
-    return Extent(sum(facts.rows for facts in runs), sum(store.place.size(facts.name) for facts in runs), len(runs), oldest)
+    oldest = min((instant(int(Run.open(store.storage, facts).entries.time.min())) for facts in runs), default=None)
+    return Extent(sum(facts.rows for facts in runs), sum(store.storage.size(facts.name) for facts in runs), len(runs), oldest)

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.nats.client import JetStream
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.protocol.existence import never_started
 from pipelines.protocol.lease import acquire_all
 from pipelines.protocol.naming import PUT_BACK, REDRIVE, ROLES, Names
@@ -19,7 +19,7 @@ class Deletion:
     def __init__(self, config: PipelineConfig, directory: Path, keep_table: bool) -> None:
         self._config, self._directory = config, directory
         self._names = Names(config.pipeline_id)
-        self._state_place = self._names.state_place(directory, config.state_uri)
+        self._state_storage = self._names.state_storage(directory, config.state_uri)
         self._drops_table = config.sink.create_table and not keep_table
 
     def lines(self) -> list[str]:
@@ -32,7 +32,7 @@ class Deletion:
         lines = [f"stream {name} ({state.messages:,} messages, {state.bytes:,} bytes)" for name, state in found.items()]
         lines.append(f"directory {self._directory}")
         if self._config.state_uri:
-            lines.append(f"key stores {self._state_place}")
+            lines.append(f"key stores {self._state_storage}")
         if self._drops_table:
             lines.append(f"table {self._config.sink.connection_params.database}.{self._config.sink.table} with all its rows")
         return lines
@@ -53,7 +53,7 @@ class Deletion:
             if self._drops_table:
                 with closing(ClickHouse(self._config.sink)) as clickhouse:
                     clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
-            Place.at(self._state_place).delete_all()
+            Storage.at(self._state_storage).delete_all()
             # The ledger, the last of ROLES, is deleted last: until then a repeated delete still meets the leases.
             for role in ROLES:
                 log.delete_stream(self._names.stream(role))

@@ -19,7 +19,7 @@ from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, StateDamagedError
 from pipelines.key_store.store import KeyedStore
-from pipelines.maintenance.replay import Start, judged, start_at
+from pipelines.maintenance.replay import Start, replayed, start_at
 from pipelines.process.buckets import live_runs
 from pipelines.process.dedup import KEY_COLUMNS, with_keys
 from pipelines.process.parse.step import parse
@@ -33,7 +33,7 @@ from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names, bucket_of_key
 from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import read_purged
-from pipelines.protocol.records import RAW_SCHEMA, decode_frame, instant, place_of_frame, with_positions
+from pipelines.protocol.records import RAW_SCHEMA, decode_frame, describe_frame, instant, with_positions
 from pipelines.protocol.run_lists import Listing, Lists, RunLists
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Seen:
 class KeyHistory:
     """The history of a key. `accepted` is its last accepted record, None if the store has none.
 
-    `is_over`: its window has ended by the pipeline's clock, so the next record of the key will be accepted. `duplicates`: records
+    `is_expired`: its window has ended by the pipeline's clock, so the next record of the key will be accepted. `duplicates`: records
     dropped since it was accepted, or since `counted_from`, if the raw stream was purged up to there; the first SHOWN_DUPLICATES of them
     are in `dropped`. `records_scanned` were read for this.
     """
@@ -89,7 +89,7 @@ class KeyHistory:
     bucket: int
     accepted: Seen | None
     expires: datetime | None
-    is_over: bool
+    is_expired: bool
     duplicates: int
     dropped: tuple[Seen, ...]
     records_scanned: int
@@ -103,8 +103,8 @@ class KeyState:
         """Create without connecting. Raise HaltError if the pipeline has no dedup and `needs_dedup` is set."""
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
-        place = self.names.state_place(self.directory, config.state_uri)
-        run = RunSpec.beside(config_text, config, place)
+        storage = self.names.state_storage(self.directory, config.state_uri)
+        run = RunSpec.beside(config_text, config, storage)
         self.connections = Connections(run, keep_partitions=False, config=config)
         self._lists = RunLists(self.connections.log, self.names)
         if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
@@ -150,11 +150,11 @@ class KeyState:
 
     def check_written(self, bucket: int, runs: Listing) -> None:
         """Raise HaltError for a new segment that a task has written and this process does not find; it must not be listed."""
-        place = self.connections.dedup_store(bucket).place
+        storage = self.connections.dedup_store(bucket).storage
         for name, *_ in runs:
-            if not place.size(name):
+            if not storage.size(name):
                 raise HaltError(
-                    f"writing the key store of {self.names.pipeline}: a task has written {name}, and it is not at {place.path} here; "
+                    f"writing the key store of {self.names.pipeline}: a task has written {name}, and it is not at {storage.path} here; "
                     "nothing was listed; use workers of this host, or set state_uri to a place that all of them share"
                 )
 
@@ -176,7 +176,7 @@ class KeyState:
         found = []
         for bucket in range(self.buckets(state)):
             store = self.store(state, bucket)
-            sizes = [store.place.size(facts.name) for facts in store.live]
+            sizes = [store.storage.size(facts.name) for facts in store.live]
             found.append(BucketState(bucket, sum(facts.rows for facts in store.live), sum(sizes), len(sizes)))
         window = timedelta(microseconds=config.dedup.window_us)
         return StoreState(self.names.pipeline, config.dedup.key, window, clock(state, config), tuple(found))
@@ -184,7 +184,7 @@ class KeyState:
     def why(self, texts: Sequence[str], progress: Progress = no_progress) -> KeyHistory:
         """Return the history of the key whose fields have these values, in the order of the file's `key`.
 
-        It reads the raw stream from the accepted record on, about a microsecond per record; `tell` receives the frames read and their
+        It reads the raw stream from the accepted record on, about a microsecond per record; `progress` receives the frames read and their
         total. Raise ConfigurationError for a value that is not of its field's type.
         """
         return self.settled(lambda state: self._why(state, texts, progress))
@@ -202,8 +202,8 @@ class KeyState:
         start = start_at(self.connections.log, self.names, config, first.sequence, int(found.time[0]), purged.below)
         duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, start, progress)
         now = clock(state, config)
-        is_over, counted_from = now is not None and expires <= now, purged.since if first.sequence < purged.below else None
-        return KeyHistory(values, bucket, self._seen(at, first), expires, is_over, duplicates, tuple(dropped), scanned, counted_from)
+        is_expired, counted_from = now is not None and expires <= now, purged.since if first.sequence < purged.below else None
+        return KeyHistory(values, bucket, self._seen(at, first), expires, is_expired, duplicates, tuple(dropped), scanned, counted_from)
 
     def _hashed(self, config: Program, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
         """Return the key's values by field, and its hash, as the stages themselves read a record with these fields."""
@@ -233,7 +233,7 @@ class KeyState:
         message = self.connections.log.get(self.names.stream("raw"), position.sequence)
         if message is None:
             return Seen(at, str(position), None, None, None)
-        row = decode_frame(message.payload, place_of_frame(message)).slice(position.ordinal, 1).to_pylist()[0]
+        row = decode_frame(message.payload, describe_frame(message)).slice(position.ordinal, 1).to_pylist()[0]
         return Seen(at, str(position), message.headers["Tf-Topic"], row["partition"], row["offset"])
 
     def _copies(
@@ -243,7 +243,7 @@ class KeyState:
         assert state.done is not None
         count = records = 0
         shown: list[Seen] = []
-        for found in judged(self.connections.log, self.names, self.connections.engine, config, start, state.done.body.to, progress):
+        for found in replayed(self.connections.log, self.names, self.connections.engine, config, start, state.done.body.to, progress):
             hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
             mine = found.rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
             later = [row for row in mine if Position(row["_tf_sequence"], row["_tf_ordinal"], 0) > first]

@@ -35,7 +35,7 @@ from pipelines.sink.chunks import Chunk, Pieces, Rows, chunks
 from pipelines.sink.settling import NEEDED_COLUMNS, Sent, stored_rows
 from pipelines.sink.waiting import headers
 
-Tell = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def open_plans(log: JetStream, names: Names, topology: Topology) -> list[OpenPla
     """Return the open plan of each leg that has one, in the order of the data. Raise HaltError for a pipeline that was never started."""
     check_started(log, names)
     states = {leg: read_chain(log, names, leg.chain) for leg in topology.legs}
-    return [_told(log, names, leg, state, state.plan) for leg, state in states.items() if state.plan is not None]
+    return [_described(log, names, leg, state, state.plan) for leg, state in states.items() if state.plan is not None]
 
 
-def _told(log: JetStream, names: Names, leg: LegId, state: ChainState[Plan, Done], plan: Entry[Plan]) -> OpenPlan:
+def _described(log: JetStream, names: Names, leg: LegId, state: ChainState[Plan, Done], plan: Entry[Plan]) -> OpenPlan:
     body, after = plan.body, state.done.sequence if state.done else 0
     entries = log.fetch(names.stream("ledger"), names.chain(leg), after, plan.sequence)
     since = next(message.time for message in entries if leg.chain.decode(message).kind == Plan.KIND)
@@ -134,11 +134,11 @@ class Abandonment:
         self,
         config: PipelineConfig,
         reached: Reached,
-        tell: Tell,
+        announce: Announce,
         wait: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._names, self._tell, self._wait, self._clock = config, Names(config.pipeline_id), tell, wait, clock
+        self._config, self._names, self._announce, self._wait, self._clock = config, Names(config.pipeline_id), announce, wait, clock
         self._log, self._sink, self._connections = reached.log, reached.sink, reached.connections
         assert reached.leg.reads is not None
         self._out = reached.leg.reads
@@ -305,5 +305,5 @@ class Abandonment:
             except RetryableError as waiting:
                 if self._clock() > deadline:
                     raise
-                self._tell(str(waiting))
+                self._announce(str(waiting))
                 self._wait(0.5)

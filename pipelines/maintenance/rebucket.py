@@ -16,7 +16,7 @@ from pipelines.key_store.segments import Entries, RunFacts, write_run
 from pipelines.key_store.store import merge, run_name
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.buckets import listed, live_runs
-from pipelines.process.dead_letter_rows import LETTER_SCHEMA
+from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.program import Program
 from pipelines.protocol.append import Appender, last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan, ProcessState
@@ -81,7 +81,7 @@ def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: P
         chain.restate(replace(found.done.body, runs=pages, buckets=buckets))
         for bucket, facts in old.items():
             for one in facts:
-                state.connections.dedup_store(bucket).place.delete(one.name)
+                state.connections.dedup_store(bucket).storage.delete(one.name)
     counted = [sum(facts.rows for runs in each.values() for facts in runs) for each in (old, new)]
     return Rebucketed(before, buckets, *counted)
 
@@ -94,7 +94,7 @@ def _new_runs(state: KeyState, found: ProcessState, config: Program, bucket: int
     if together is None or not len(together):
         return []
     to = found.done.body.to
-    return [write_run(state.connections.dedup_store(bucket).place, run_name((0, to), to), together)]
+    return [write_run(state.connections.dedup_store(bucket).storage, run_name((0, to), to), together)]
 
 
 def _parts(state: KeyState, found: ProcessState, bucket: int, buckets: int) -> Iterator[Entries]:
@@ -114,7 +114,7 @@ def _mark(state: KeyState, buckets: int, end: Position) -> None:
         marks = (
             ("out", names.out(bucket), positions),
             ("duplicates", names.duplicates(bucket), positions),
-            ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket), encode_frame(LETTER_SCHEMA.empty_table())),
+            ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket), encode_frame(DEAD_LETTER_SCHEMA.empty_table())),
         )
         for role, subject, payload in marks:
             Appender(log, names.stream(role), subject, last_position, end).append(payload, end, end, 0)

@@ -48,7 +48,7 @@ class Rebuilt:
 def rebuild(state: KeyState, progress: Progress = no_progress, tasks: Tasks | None = None) -> Rebuilt:
     """Write the store anew, up to the last `done`; an open plan is left for the next start. Safe to kill, and to repeat.
 
-    `progress` counts the frames read. Without `tasks` it runs in this process. Raise FencedError while the process leg is up,
+    `progress` counts the frames read. Without `tasks` it runs here. Raise FencedError while the process leg is up,
     DataLossError if the streams do not reach back to the oldest live key, InvariantError if the counts differ from the ledger's; then
     nothing was listed.
     """
@@ -62,7 +62,7 @@ def rebuild(state: KeyState, progress: Progress = no_progress, tasks: Tasks | No
         resets = found.done.body.clock_resets
         way = Here(state.connections, resets) if tasks is None else InTasks(state.connections, resets, tasks)
         rebuilding = _Rebuilding(state, found.done.body, found.done.sequence, way)
-        rebuilding.judge_all(progress)
+        rebuilding.replay_all(progress)
         result = rebuilding.result()
         chain.restate(replace(found.done.body, runs=RunLists(state.connections.log, state.names).write(None, rebuilding.runs)))
         return result
@@ -88,13 +88,13 @@ class _Rebuilding:
         self._clock_us = self._from = 0
         self._watermarks = NOTHING
         self._totals_before: dict[str, int] = {}
-        self._accepted_places: Words | None = None
+        self._accepted_positions: Words | None = None
         self._poison: dict[tuple[int, int], Poison] = {}
         """Decisions of plans about records on which a stage ends, by sequence and ordinal."""
         self.runs: Lists = {}
         """The new segments by bucket, in the ledger's form."""
 
-    def judge_all(self, progress: Progress) -> None:
+    def replay_all(self, progress: Progress) -> None:
         """Replay all needed frames up to the last `done`, in portions of one configuration."""
         log, stream, to = self._state.connections.log, self._state.names.stream("raw"), self._done.to
         purged = read_purged(log, self._state.names, "raw")
@@ -107,7 +107,7 @@ class _Rebuilding:
         begin = self._from
         for start, end, version in self._ranges(begin):
             for frames in self._way.portions(start, min(end, to), self._clock_us, self._done.buckets):
-                self._judge(frames, version)
+                self._replay(frames, version)
                 progress("replaying the raw stream", self._from - begin, to - begin)
 
     def _entries(self) -> Iterator[Open | ProcessPlan | ProcessDone]:
@@ -124,14 +124,14 @@ class _Rebuilding:
         def newest_us(done: ProcessDone) -> int:
             return done.watermarks.newest_us if config.dedup.time_field else done.clock_us
 
-        over = [done for done in self._entries() if isinstance(done, ProcessDone) and newest_us(done) <= expired]
-        if not over or over[-1].to < purged.below:
+        ended = [done for done in self._entries() if isinstance(done, ProcessDone) and newest_us(done) <= expired]
+        if not ended or ended[-1].to < purged.below:
             raise DataLossError(
                 f"rebuilding the key store: {self._state.names.stream('raw')} was purged up to sequence {purged.below} and no longer holds "
                 "all records whose keys have not expired. Restore the key store or the streams from a backup, or delete the pipeline and "
                 "start it anew. To prevent this, set resources.nats.stream.max_age longer than the window, and max_bytes large enough"
             )
-        return over[-1]
+        return ended[-1]
 
     def _begin_at(self, done: ProcessDone) -> None:
         """Prepare to replay the records after `done` by the rows on out. Raise DataLossError if the out stream lacks rows."""
@@ -139,8 +139,8 @@ class _Rebuilding:
         self._totals_before = dict(done.totals)
         totals = {name: self._counted(name) for name in self._done.totals}
         rows_out, missing = totals.get(WRITTEN.total, 0), residue(PROCESS_CHAIN.leg, totals.get("rows_in", 0), totals)
-        self._accepted_places = self._places_in_out()
-        found = len(self._accepted_places)
+        self._accepted_positions = self._positions_in_out()
+        found = len(self._accepted_positions)
         if found != rows_out or missing:
             raise DataLossError(
                 f"rebuilding the key store: of {rows_out + missing:,} accepted records whose keys have not expired, "
@@ -148,7 +148,7 @@ class _Rebuilding:
                 "pipeline and start it anew"
             )
 
-    def _places_in_out(self) -> Words:
+    def _positions_in_out(self) -> Words:
         """Return the positions of the out rows whose records are replayed, sorted."""
         log, names = self._state.connections.log, self._state.names
         out = log.state(names.stream("out"))
@@ -173,14 +173,14 @@ class _Rebuilding:
             if not isinstance(plan, ProcessPlan) or plan.to > self._done.to or plan.start < begin:
                 continue
             start, to, version = plan.start, plan.to, plan.config
-            self._poison |= {(place[0], place[1]): place for place in plan.poison}
+            self._poison |= {(poison[0], poison[1]): poison for poison in plan.poison}
             if ranges and ranges[-1][2] == version:
                 ranges[-1] = (ranges[-1][0], to, version)
             else:
                 ranges.append((start, to, version))
         return ranges
 
-    def _judge(self, frames: list[Arrived], version: str) -> None:
+    def _replay(self, frames: list[Arrived], version: str) -> None:
         """Replay one portion through the stages and write its keys to the stores."""
         config, to = config_of(self._state.connections, version), frames[-1].message.sequence
         before, behind = (EndOfRange(clock_us, self._watermarks) for clock_us in (self._clock_us, frames[-1].arrival_us))
@@ -192,10 +192,10 @@ class _Rebuilding:
             expired=config.dedup.expired_us(before),
             expired_after=config.dedup.expired_us(behind),
             watermarks=self._watermarks,
-            poison=tuple(place for (sequence, _), place in self._poison.items() if self._from < sequence <= to),
+            poison=tuple(poison for (sequence, _), poison in self._poison.items() if self._from < sequence <= to),
             runs=self.runs,
         )
-        for report in self._way.judge(frames, item, self._accepted_places):
+        for report in self._way.replay(frames, item, self._accepted_positions):
             self._take(report)
         self._from, self._clock_us = to, frames[-1].arrival_us
 
@@ -207,16 +207,16 @@ class _Rebuilding:
             self._watermarks = report.watermarks
         for bucket, runs in report.runs.items():
             self._state.check_written(int(bucket), runs)
-            place = self._state.connections.dedup_store(int(bucket)).place
+            storage = self._state.connections.dedup_store(int(bucket)).storage
             for name in {run[0] for run in self.runs.get(bucket, [])} - {run[0] for run in runs}:
-                place.delete(name)
+                storage.delete(name)
             self.runs[bucket] = runs
 
     def result(self) -> Rebuilt:
         """Return the counts. Raise InvariantError if they differ from the ledger's."""
         counted = tuple(self._counted(name) for name in ("rows_in", WRITTEN.total, DUPLICATE.total))
         # No row on out may be counted as a copy now.
-        dropped = 0 if self._accepted_places is None else counted[2]
+        dropped = 0 if self._accepted_positions is None else counted[2]
         found = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)
         if found != counted:
             raise InvariantError(

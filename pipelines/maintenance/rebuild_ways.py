@@ -40,7 +40,7 @@ FRAMES_PER_PORTION = 120
 FRAMES_PER_SCAN = 2_000
 RECORDS_PER_BUCKET = 500_000
 """Records of a portion of tasks per bucket: this bounds the memory of a bucket's task."""
-_JUDGED = ("_tf_sequence", "_tf_ordinal", "_tf_arrival", *KEY_COLUMNS, TIME_COLUMN, BEFORE_COLUMN, PAST_COLUMN)
+_REPLAYED_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_arrival", *KEY_COLUMNS, TIME_COLUMN, BEFORE_COLUMN, PAST_COLUMN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Way(Protocol):
     def portions(self, after: int, to: int, clock_us: int, buckets: int) -> Iterator[list[Arrived]]:
         """Yield all frames from `after` (exclusive) to `to`; `clock_us`: the arrival of the frame at `after`."""
 
-    def judge(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
+    def replay(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
         """Replay a portion.
 
         `accepted`: positions of the accepted records (`positions.packed`), sorted, if dedup is not applied again.
@@ -110,9 +110,11 @@ class Here:
         while portion := list(islice(frames, FRAMES_PER_PORTION)):
             yield portion
 
-    def judge(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
+    def replay(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
         config, counts = config_of(self._connections, item.config), new_counts()
-        rows = pa.concat_tables([_judged_rows(self._connections, item, step, counts) for step in steps(frames)], promote_options="default")
+        rows = pa.concat_tables(
+            [_replayed_rows(self._connections, item, step, counts) for step in steps(frames)], promote_options="default"
+        )
         times = frame_times(rows, frames, item.watermarks, config)
         kept = rows if accepted is None else among(rows, accepted)
         parts = shares(kept, key_owners(kept, item.buckets))
@@ -149,7 +151,7 @@ class InTasks:
         )
         return arrivals(messages, clock_us, self._resets)
 
-    def judge(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
+    def replay(self, frames: list[Arrived], item: RebuildItem, accepted: Words | None) -> list[RebuildReport]:
         subjects = (self._connections.names.subjects("raw"),)
         items = []
         for share in _cut(frames, self._tasks.slots):
@@ -164,7 +166,7 @@ def send_keys(connections: Connections, item: SliceItem) -> Iterator[Parcel]:
     """Take a slice of the portion through the stages; yield the input of dedup to the key's bucket, and the frames' times to all."""
     config, counts = config_of(connections, item.config), new_counts()
     for step in steps(fetched(connections, item.share, item.start, item.to)):
-        rows = _judged_rows(connections, item, step, counts)
+        rows = _replayed_rows(connections, item, step, counts)
         if config.dedup.time_field:
             yield from times_to_all(rows, step, item.buckets)
         if item.accepted is not None:
@@ -205,11 +207,11 @@ def _add(connections: Connections, item: RebuildItem, bucket: int, rows: pa.Tabl
     return RebuildReport(accepted=found.accepted.num_rows, duplicates=found.duplicates.num_rows, runs={str(bucket): listed(runs)})
 
 
-def _judged_rows(connections: Connections, item: RebuildItem, step: Sequence[Arrived], counts: dict[str, int]) -> pa.Table:
+def _replayed_rows(connections: Connections, item: RebuildItem, step: Sequence[Arrived], counts: dict[str, int]) -> pa.Table:
     """Return the input of dedup for the rows that pass the stages; records that a plan has decided are not tried again."""
     made = run(config_of(connections, item.config), connections.engine, step, item.poison)
     add_counts(counts, made.counts)
-    return made.rows.select([name for name in _JUDGED if name in made.rows.column_names])
+    return made.rows.select([name for name in _REPLAYED_COLUMNS if name in made.rows.column_names])
 
 
 def _cut(frames: list[Arrived], most: int) -> Iterator[list[Arrived]]:

@@ -31,7 +31,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Replayed:
     """Rows of some frames, in position order, with KEY_COLUMNS: the rows that dedup has compared and that were not late.
 
     `times`: the times on which the window is measured. `watermarks` are NEVER if these are arrivals. `records`: the number of records in
@@ -65,7 +65,9 @@ def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
     return found
 
 
-def judged(log: JetStream, names: Names, engine: Engine, config: Program, start: Start, to: int, progress: Progress) -> Iterator[Judged]:
+def replayed(
+    log: JetStream, names: Names, engine: Engine, config: Program, start: Start, to: int, progress: Progress
+) -> Iterator[Replayed]:
     """Yield the rows after `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
     before = start.watermarks
     done = read_chain(log, names, PROCESS_CHAIN).done
@@ -82,9 +84,9 @@ def judged(log: JetStream, names: Names, engine: Engine, config: Program, start:
             rows = rows.filter(pc.invert(pc.fill_null(rows.column(PAST_COLUMN), False)))
         if frames is None:
             times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
-            yield Judged(rows, times, np.full(rows.num_rows, NEVER), records)
+            yield Replayed(rows, times, np.full(rows.num_rows, NEVER), records)
             continue
         times = rows.column(TIME_COLUMN).to_numpy()
         marks = frames.watermarks(rows, config.dedup.lateness_us)
-        is_judged = times >= marks
-        yield Judged(rows.filter(pa.array(is_judged)), times[is_judged], marks[is_judged], records)
+        is_timely = times >= marks
+        yield Replayed(rows.filter(pa.array(is_timely)), times[is_timely], marks[is_timely], records)

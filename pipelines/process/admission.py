@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.engine.connections import Connections
-from pipelines.process.rejection_limit import PLANNED, PLANNED_BEFORE, Breaker, halt_at
+from pipelines.process.rejection_limit import PLANNED, PLANNED_BEFORE, RejectionLimit, halt_at
 
 STAGES, LATE = "stages", "late"
 
@@ -20,18 +20,18 @@ def admit(connections: Connections, version: str, stage: str, seen: tuple[int, s
 
     `stage`: STAGES, or LATE for records that dedup rejects as late: these are checked after the exchange, where other processes see other
     records. `seen`: the number of records that come from Kafka, their share, and the raw sequence up to which they were read
-    (`Breaker.judge`).
+    (`RejectionLimit.check`).
     """
     if version == connections.run.stage_config and connections.config.on_error.rejected == "halt":
         halt_at(rejected)
     records, share, to = seen
     # Records that were dead letters before cannot flood the stream: there are only as many as an operator has redriven.
     fresh = rejected.filter(pc.equal(rejected.column("attempts"), 1)) if rejected.num_rows else rejected
-    _breaker(connections, stage, version).judge(records, fresh, share, to)
+    _rejection_limit(connections, stage, version).check(records, fresh, share, to)
 
 
-def _breaker(connections: Connections, stage: str, version: str) -> Breaker:
+def _rejection_limit(connections: Connections, stage: str, version: str) -> RejectionLimit:
     """Return the rejection limit of a stage, for plans of one configuration."""
     percent = 100 if version == connections.run.accepted_config else connections.config.on_error.max_rejected_percent
     ways = PLANNED if version == connections.run.stage_config else PLANNED_BEFORE
-    return connections.keep(("breaker", stage, version), lambda: Breaker(percent, ways))
+    return connections.keep(("rejection_limit", stage, version), lambda: RejectionLimit(percent, ways))

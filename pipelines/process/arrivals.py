@@ -18,7 +18,7 @@ from pipelines.protocol.records import (
     Message,
     check_columns,
     decode_frame,
-    place_of_frame,
+    describe_frame,
     with_positions,
 )
 
@@ -80,7 +80,7 @@ def steps(frames: Iterable[Arrived], most_bytes: int = STEP_BYTES, most_frames: 
 
 def records_of(message: Message, arrival_us: int) -> pa.Table:
     """Return the frame's records with their positions. Raise HaltError for a frame that was not written by Tallyflow."""
-    what = place_of_frame(message)
+    what = describe_frame(message)
     table = decode_frame(message.payload, what)
     check_columns(table, RAW_SCHEMA, HISTORY_SCHEMA, what)
     if HEADER_TOPIC not in message.headers:

@@ -17,7 +17,7 @@ from pipelines.key_store.segments import RunFacts
 from pipelines.key_store.store import bucket_with_turn
 from pipelines.process.admission import LATE, admit
 from pipelines.process.arrivals import read_again
-from pipelines.process.dead_letter_rows import letters
+from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.program import Program
@@ -63,11 +63,11 @@ class Buckets:
         refused = [] if rejected is None else [rejected]
         if rows is not None:
             late = self._append_first_of_keys(bucket, rows, frames, counts)
-            letters_of_late = self._late_letters(late) if late.num_rows else late
+            late_dead_letters = self._late_dead_letters(late) if late.num_rows else late
             seen = (rows.num_rows, str(bucket), self._item.to)
-            admit(self._connections, self._item.config, LATE, seen, letters_of_late)
+            admit(self._connections, self._item.config, LATE, seen, late_dead_letters)
             if late.num_rows:
-                refused.append(letters_of_late)
+                refused.append(late_dead_letters)
                 counts.update({REJECTED.total: late.num_rows, "rejected.dedup.late": late.num_rows})
         reach("process.between-frames")
         if refused:
@@ -91,13 +91,13 @@ class Buckets:
         counts.update({WRITTEN.total: found.accepted.num_rows, DUPLICATE.total: found.duplicates.num_rows})
         return late
 
-    def _late_letters(self, late: pa.Table) -> pa.Table:
+    def _late_dead_letters(self, late: pa.Table) -> pa.Table:
         """Return the dead letters for late rows; their bytes did not cross the exchange and are read again from their raw frames."""
         field = self._config.dedup.time_field
         rejections = Rejections("dedup", late.num_rows)
         rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
         records = read_again(self._connections.log, self._connections.names.stream("raw"), late)
-        return letters(records, rejections.split(late, late).rejected, self._item.config, source=None)
+        return dead_letters(records, rejections.split(late, late).rejected, self._item.config, source=None)
 
     def tails(self) -> dict[str, SubjectTail]:
         """Return the subjects' ends as the next plan remembers them."""

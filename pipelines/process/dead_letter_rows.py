@@ -1,6 +1,6 @@
 """Dead letters: every rejected record with its original bytes, its coordinates and the reason for the rejection.
 
-In: the stage input of a range (raw records with positions) and the `rejected` rows of its stages. Out: LETTER_SCHEMA, sorted by raw
+In: the stage input of a range (raw records with positions) and the `rejected` rows of its stages. Out: DEAD_LETTER_SCHEMA, sorted by raw
 position, one row per rejected record. A dead letter's identity is the raw position at which the record was rejected, and all its values are
 functions of the log, so a replay writes the same dead letter or nothing. Nothing is kept here; dead letters are stored in the dlq stream.
 """
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pipelines.protocol.positions import position_keys
 from pipelines.protocol.records import HEADERS_TYPE, HISTORY_SCHEMA, INSTANT, OVERSIZE_TYPE, POSITION_FIELDS
 
-LETTER_SCHEMA = pa.schema(
+DEAD_LETTER_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
         ("value", pa.binary()),
@@ -40,10 +40,10 @@ one. `past_dedup`: dedup, if there is one, has accepted the record. `origin`: th
 was redriven; null for a record that comes from Kafka. `source`: the id of its source in the pipeline file.
 """
 
-_NONE = LETTER_SCHEMA.empty_table()
+_NONE = DEAD_LETTER_SCHEMA.empty_table()
 
 
-def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str | None, past_dedup: bool = False) -> pa.Table:
+def dead_letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str | None, past_dedup: bool = False) -> pa.Table:
     """Return the dead letters for `rejected`; each of its rows names a record of `records` (in any order; every position at most once).
 
     `source`: the id of the records' source; None if their column `source` has it. `past_dedup`: the records were rejected after dedup.
@@ -60,13 +60,13 @@ def letters(records: pa.Table, rejected: pa.Table, config_version: str, source: 
     if rows[-1] >= len(present) or not np.array_equal(present[rows], wanted):
         raise KeyError("a stage rejected a position that is not among its input")
     originals = records.take(pa.array(rows))
-    columns = {name: originals.column(name) for name in originals.column_names if name in LETTER_SCHEMA.names}
+    columns = {name: originals.column(name) for name in originals.column_names if name in DEAD_LETTER_SCHEMA.names}
     columns |= {name: rejected.column(name) for name in ("stage", "code", "field", "message")}
     columns["config_version"] = pa.repeat(pa.scalar(config_version), rejected.num_rows)
     if source is not None:
         columns["source"] = pa.repeat(pa.scalar(source), rejected.num_rows)
     columns |= _history(originals, past_dedup)
-    return pa.table([columns[name] for name in LETTER_SCHEMA.names], schema=LETTER_SCHEMA)
+    return pa.table([columns[name] for name in DEAD_LETTER_SCHEMA.names], schema=DEAD_LETTER_SCHEMA)
 
 
 def _history(records: pa.Table, past_dedup: bool) -> dict[str, pa.ChunkedArray]:

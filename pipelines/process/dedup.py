@@ -97,7 +97,7 @@ def dedup(
     order = by_hash(hi, lo)
     groups = _Groups(hi[order], lo[order])
     known = find(groups.hi, groups.lo)
-    is_duplicate, last = judge(groups.of, times[order], window_us, known, None if watermarks is None else watermarks[order])
+    is_duplicate, last = mark_duplicates(groups.of, times[order], window_us, known, None if watermarks is None else watermarks[order])
     is_dropped = np.zeros(len(order), dtype=bool)
     is_dropped[order[is_duplicate]] = True
     has_accepted = last >= 0
@@ -119,7 +119,7 @@ class _Groups:
         self.hi, self.lo = hi[is_first], lo[is_first]
 
 
-def judge(group: Rows, times: Times, window_us: int, known: Found, watermarks: Times | None) -> tuple[Mask, Rows]:
+def mark_duplicates(group: Rows, times: Times, window_us: int, known: Found, watermarks: Times | None) -> tuple[Mask, Rows]:
     """Return (mask of the duplicates, the last accepted record of each group or -1); records are sorted by group, then by position.
 
     Each pass decides, for all groups at once, the records up to and including the next accepted one. There are as many passes as the

@@ -23,10 +23,10 @@ def fingerprint(stage: str, code: str, field: str, message: str) -> str:
     return hashlib.sha256(_MARK.join((stage, code, field, plain)).encode()).hexdigest()[:12]
 
 
-def with_fingerprints(letters: pa.Table) -> pa.Table:
-    """Return `letters` with the column `fingerprint`."""
-    parts = [pc.fill_null(letters.column(name), "") for name in CAUSE]
+def with_fingerprints(dead_letters: pa.Table) -> pa.Table:
+    """Return `dead_letters` with the column `fingerprint`."""
+    parts = [pc.fill_null(dead_letters.column(name), "") for name in CAUSE]
     causes = one_chunk(pc.binary_join_element_wise(*parts, _MARK)).dictionary_encode()
     # Never more marks than there are parts, whatever the message holds.
     known = pa.array([fingerprint(*cause.split(_MARK, len(CAUSE) - 1)) for cause in causes.dictionary.to_pylist()], pa.string())
-    return letters.append_column("fingerprint", known.take(causes.indices))
+    return dead_letters.append_column("fingerprint", known.take(causes.indices))

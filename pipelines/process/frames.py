@@ -32,7 +32,7 @@ from pipelines.protocol.naming import is_redriven
 from pipelines.protocol.records import decode_parcel
 
 BUCKET_THREADS = 8
-ROWS, LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
+ROWS, DEAD_LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
 """Kinds of parcels that cross the exchange."""
 
 
@@ -63,7 +63,7 @@ def before_exchange(connections: Connections, item: ProcessItem) -> Iterator[Par
             for bucket, part in shares(rows, key_owners(rows, config.buckets)):
                 yield bucket, ROWS, connections.means.framing.encode(part)
             for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
-                yield bucket, LETTERS, connections.means.framing.encode(part)
+                yield bucket, DEAD_LETTERS, connections.means.framing.encode(part)
             if config.dedup.time_field:
                 yield from times_to_all(rows, step, config.buckets)
     yield 0, COUNTS, json.dumps(counts).encode()
@@ -106,7 +106,7 @@ def after_exchange(connections: Connections, item: ProcessItem, bucket: int, par
     for kind, payload in parcels:
         if kind == COUNTS:
             counts.update(json.loads(payload))
-    rows, rejected = ([decode_parcel(payload) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, LETTERS))
+    rows, rejected = ([decode_parcel(payload) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, DEAD_LETTERS))
     counts.update(buckets.append_bucket(bucket, together(rows) if rows else None, together(rejected) if rejected else None, frames))
     reach("process.after-publish")
     return _report(buckets, counts, frames)
@@ -195,12 +195,12 @@ def _admitted(
         connections.discard_engine()
         raise
     seen = (sum(frame.message.rows for frame in step if not is_redriven(frame.message.subject)), share, step[-1].message.sequence)
-    admit(connections, item.config, STAGES, seen, made.letters)
-    if found := undecided(made.letters, item.poison):
+    admit(connections, item.config, STAGES, seen, made.dead_letters)
+    if found := undecided(made.dead_letters, item.poison):
         connections.discard_engine()
         raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
     add_counts(counts, made.counts)
-    return made.rows, made.letters
+    return made.rows, made.dead_letters
 
 
 def undecided(rejected: pa.Table, decided: Decided) -> list[list[Any]]:

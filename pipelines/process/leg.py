@@ -126,14 +126,14 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         ahead = timedelta(microseconds=done.clock_us - arrival_by(done.clock_resets, sys.maxsize, now_us))
         self.status.warning = ""
         if ahead > limits.max_clock_ahead:
-            told = (
+            warning = (
                 f"the arrival of the last record is {format_duration(ahead)} ahead of NATS's clock, which was ahead and stepped back: "
                 "until it is there again the windows of dedup stand still, and records are dropped as copies of older ones; set the "
                 "clock of the server right, stop the pipeline and run `tallyflow reset-clock`"
             )
             if limits.clock_ahead == "halt":
-                raise HaltError(f"judging by arrival: {told}; or wait, or say `clock_ahead: warn` in resources.nats")
-            self.status.warning = told
+                raise HaltError(f"judging by arrival: {warning}; or wait, or say `clock_ahead: warn` in resources.nats")
+            self.status.warning = warning
 
     def _finish(self, session: SparkSession, plan: Entry[ProcessPlan]) -> None:
         """Finish the plan; then delete the segments that the new `done` no longer lists, or that failed attempts have left."""
@@ -146,7 +146,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             return
         for bucket, names in before.items():
             for name in names - now.get(bucket, set()):
-                self.connections.dedup_store(int(bucket)).place.delete(name)
+                self.connections.dedup_store(int(bucket)).storage.delete(name)
 
     def _listed(self) -> dict[str, set[str]]:
         """Return the names of the live segments, by bucket."""
@@ -160,10 +160,10 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             return
         listed, done_to = self._listed(), self.chain.state.to or 0
         for bucket in range(config.buckets):
-            place = self.connections.dedup_store(bucket).place
-            for name in place.names():
+            storage = self.connections.dedup_store(bucket).storage
+            for name in storage.names():
                 if name not in listed.get(str(bucket), set()) and made_for(name) <= done_to:
-                    place.delete(name)
+                    storage.delete(name)
 
     def covers(self, end: dict[str, int]) -> bool:
         return (self.chain.state.to or 0) >= end["sequence"]
@@ -201,7 +201,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             try:
                 return self._execute(session, body)
             except UndecidedError as error:
-                self._undecided = error.places
+                self._undecided = error.records
 
     def _decide(self, plan: ProcessPlan) -> ProcessPlan:
         """Return the plan with the records on which a stage ends: from now on every attempt makes them dead letters.
@@ -229,14 +229,14 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         for sequence, ordinal, partition, *_ in self._undecided:
             # With dedup nothing is written before every record of the plan has passed the stages.
             places = range(config.buckets) if config.dedup.key else [bucket_of_partition(partition, config.buckets)]
-            place = Position(plan.start + 1, 0) if config.dedup.key else Position(sequence, ordinal)
+            storage = Position(plan.start + 1, 0) if config.dedup.key else Position(sequence, ordinal)
             for bucket in places:
-                first[bucket] = min(first.get(bucket, place), place)
+                first[bucket] = min(first.get(bucket, storage), storage)
         names, log = self.connections.names, self.connections.log
-        for bucket, place in first.items():
+        for bucket, storage in first.items():
             for role, subject in (("out", names.out(bucket)), ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))):
                 last = log.last(names.stream(role), subject)
-                if last is not None and not last_position(last) < place:
+                if last is not None and not last_position(last) < storage:
                     raise HaltError(
                         f"processing raw {plan.start}-{plan.to}: {self._undecided[0][4]} "
                         f"(raw position {self._undecided[0][0]}.{self._undecided[0][1]}), and an earlier attempt has passed it: an error "
@@ -310,8 +310,8 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         adopted = dict(runs)
         for bucket, one in stored_form(Offers, offer).buckets.items():
             present = runs.get(bucket, [])
-            place = self.connections.dedup_store(int(bucket)).place
-            if digest_of_names(present[: one.count]) == one.names and all(place.size(listed[0]) for listed in one.output):
+            storage = self.connections.dedup_store(int(bucket)).storage
+            if digest_of_names(present[: one.count]) == one.names and all(storage.size(listed[0]) for listed in one.output):
                 adopted[bucket] = [*one.output, *present[one.count :]]
         self._seen_offer = offer.sequence
         return adopted

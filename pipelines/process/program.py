@@ -21,10 +21,10 @@ from pipelines.config.sources import SchemaField
 from pipelines.connectors.duckdb import open_engine
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.arrivals import Arrived, records_of
-from pipelines.process.dead_letter_rows import letters
+from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.isolation import Decided, take_out
 from pipelines.process.mapping.step import TargetColumn
-from pipelines.process.steps import Columns, Context, Passed, Place, State, Step, kinds, pass_through
+from pipelines.process.steps import Columns, Context, Passed, Rank, State, Step, kinds, pass_through
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
 from pipelines.process.steps.mapping import MappedColumn, MapToTable
 from pipelines.process.steps.parse import Parse
@@ -55,9 +55,9 @@ class Program:
 
     def __post_init__(self) -> None:
         names = [step.name for step in self.steps]
-        if [step.place for step in self.steps] != [Place.FIRST, *[Place.TRANSFORM] * (len(names) - 2), Place.LAST]:
+        if [step.rank for step in self.steps] != [Rank.FIRST, *[Rank.TRANSFORM] * (len(names) - 2), Rank.LAST]:
             raise ValueError(f"the steps {', '.join(names)} do not begin with the one {Parse.name} and end with the one {MapToTable.name}")
-        keyed = [place for place, step in enumerate(self.steps) if step.state is State.PER_BUCKET]
+        keyed = [index for index, step in enumerate(self.steps) if step.state is State.PER_BUCKET]
         if keyed and keyed != [len(names) - 2]:
             raise ValueError(f"step {names[keyed[0]]} must be the last one before {MapToTable.name}, and the only one with state")
 
@@ -133,8 +133,8 @@ class Program:
         """The steps before the exchange, each with the fields that no later step reads."""
         known: Columns = {}
         path = []
-        for place, step in enumerate(self.steps):
-            known, later = step.columns_out(known), self.steps[place + 1 :]
+        for index, step in enumerate(self.steps):
+            known, later = step.columns_out(known), self.steps[index + 1 :]
             needed = frozenset[str]().union(*(one.fields_read() for one in later)) if later else frozenset(known)
             path.append((step, frozenset(known.keys() - needed)))
             known = {name: kind for name, kind in known.items() if name in needed}
@@ -149,7 +149,7 @@ class Made:
     """
 
     rows: pa.Table
-    letters: pa.Table
+    dead_letters: pa.Table
     counts: dict[str, int]
 
 
@@ -169,7 +169,7 @@ def run(
     if rejected.num_rows:
         reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
         counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
-    return Made(passed.rows, letters(records, rejected, program.version, program.source), counts)
+    return Made(passed.rows, dead_letters(records, rejected, program.version, program.source), counts)
 
 
 def run_records(
@@ -226,7 +226,7 @@ def compile_program(config: PipelineConfig, table: TableFacts) -> Program:
     """
     source = only_source(config)
     fields = source.schema_fields
-    transforms = (f"transforms[{place}]" for place in range(len(config.transforms)))
+    transforms = (f"transforms[{index}]" for index in range(len(config.transforms)))
     paths = [f"sources[{config.sources.index(source)}].schema_fields", *transforms, "sink.mapping"]
     steps = (
         Parse(tuple((field.name, field.type) for field in fields)),

@@ -66,7 +66,7 @@ class Sample:
         """The sample to which the next records are added: empty after a sample that was checked."""
         return Sample() if self.is_enough else self
 
-    def judge(self, percent: int, ways: str) -> None:
+    def check(self, percent: int, ways: str) -> None:
         """Raise HaltError, with the `ways` to continue, if the sample is large enough and one cause rejected more than `percent` of it."""
         worst = max(self.causes.values(), key=lambda cause: cause.records, default=None)
         if worst is None or not self.is_enough or worst.records * 100 <= percent * self.records:
@@ -78,34 +78,34 @@ class Sample:
         )
 
 
-class Breaker:
+class RejectionLimit:
     """Checks the records of one leg that one process sees; thread-safe. 100 percent never stops anything."""
 
     def __init__(self, percent: int, ways: str = PLANNED) -> None:
         self._percent, self._ways = percent, ways
         self._sample = Sample()
         self._counted: dict[str, int] = {}
-        self._told = ""
+        self._halted = ""
         self._lock = threading.Lock()
 
-    def judge(self, records: int, rejected: pa.Table, share: str, to: int) -> None:
+    def check(self, records: int, rejected: pa.Table, share: str, to: int) -> None:
         """Count `records`, of which `rejected` (dead letters) are not written yet. Raise HaltError if they must not be written.
 
         `share` and `to` name the records: all records of a share up to raw sequence `to`. Records are counted once, however often their
         plan is tried again. After the first HaltError every later call raises it, too.
         """
         with self._lock:
-            if self._told:
-                raise HaltError(self._told)
+            if self._halted:
+                raise HaltError(self._halted)
             if to <= self._counted.get(share, 0):
                 return
             self._counted[share] = to
             sample = self._sample.plus(records, causes_of(rejected))
             self._sample = sample.rest
             try:
-                sample.judge(self._percent, self._ways)
+                sample.check(self._percent, self._ways)
             except HaltError as halt:
-                self._told = str(halt)
+                self._halted = str(halt)
                 raise
 
 
@@ -117,31 +117,31 @@ def causes_of(rejected: pa.Table) -> list[Cause]:
     found = []
     for counted in pc.value_counts(names).to_pylist():
         first = rejected.slice(pc.index(names, counted["values"]).as_py(), 1)
-        found.append(Cause(counted["values"], _reason(first), place_of(first), counted["counts"]))
+        found.append(Cause(counted["values"], _reason(first), describe_position(first), counted["counts"]))
     return found
 
 
 def halt_at(rejected: pa.Table) -> None:
     """Raise HaltError with the first of some dead letters, in position order, that are not written yet; return if there is none."""
     if rejected.num_rows:
-        raise halt_for(_reason(rejected), place_of(rejected))
+        raise halt_for(_reason(rejected), describe_position(rejected))
 
 
-def halt_for(reason: str, place: str) -> HaltError:
+def halt_for(reason: str, position: str) -> HaltError:
     """Return the halt for a record at which `on_error.rejected: halt` stops."""
     return HaltError(
-        f"stopping at a rejected record, as `on_error.rejected: halt` requires: {place}: {reason}. No record of its batch became a dead "
+        f"stopping at a rejected record, as `on_error.rejected: halt` requires: {position}: {reason}. No record of its batch became a dead "
         "letter, and none is lost. Correct the mapping, the table or the producer, or set `rejected: dead_letter`, and start again"
     )
 
 
-def place_of(letters: pa.Table) -> str:
-    """Return the position of the first of `letters`, in Kafka and on raw."""
-    (row,) = letters.slice(0, 1).select(["_tf_topic", "_tf_partition", "_tf_offset", "_tf_sequence", "_tf_ordinal"]).to_pylist()
+def describe_position(dead_letters: pa.Table) -> str:
+    """Return the position of the first of `dead_letters`, in Kafka and on raw."""
+    (row,) = dead_letters.slice(0, 1).select(["_tf_topic", "_tf_partition", "_tf_offset", "_tf_sequence", "_tf_ordinal"]).to_pylist()
     coordinates = f"{row['_tf_topic']} partition {row['_tf_partition']} offset {row['_tf_offset']}"
     return f"{coordinates} (raw position {row['_tf_sequence']}.{row['_tf_ordinal']})"
 
 
-def _reason(letters: pa.Table) -> str:
-    (row,) = letters.slice(0, 1).select(["stage", "code", "field", "message"]).to_pylist()
+def _reason(dead_letters: pa.Table) -> str:
+    (row,) = dead_letters.slice(0, 1).select(["stage", "code", "field", "message"]).to_pylist()
     return f"{row['stage']}: {row['code']}{' of ' + row['field'] if row['field'] else ''}: {row['message']}"

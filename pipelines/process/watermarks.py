@@ -79,7 +79,7 @@ class FrameTimes:
     def of_rows(cls, rows: Iterable[tuple[int, int, int, int]], before: Watermarks, window_us: int) -> "FrameTimes":
         """Build the times from (sequence, partition, newest time, records), in any order."""
         ordered = sorted(rows)
-        sequences, *facts = (np.array([row[place] for row in ordered], dtype=np.int64) for place in range(4))
+        sequences, *facts = (np.array([row[index] for row in ordered], dtype=np.int64) for index in range(4))
         partitions, newest, records = facts
         return cls(sequences.astype(np.uint64), partitions, newest, records, before, window_us)
 
@@ -107,7 +107,7 @@ class FrameTimes:
     def _walk(self) -> tuple[Times, Times, Watermarks]:
         """(Its partition's newest time before each frame, the combined watermark before it, the watermarks after the last)."""
         known = sorted({*self.before.partitions, *self.partitions.tolist()} - {_NO_PARTITION})
-        place = {partition: number for number, partition in enumerate(known)}
+        index_of = {partition: number for number, partition in enumerate(known)}
         facts = [self.before.partitions.get(partition) for partition in known]
         newest = np.array([NEVER if fact is None else fact[0] for fact in facts], dtype=np.int64)
         seen = np.array([NEVER if fact is None else fact[1] for fact in facts], dtype=np.int64)
@@ -119,7 +119,7 @@ class FrameTimes:
             combined_before[number] = combined
             if partition == _NO_PARTITION:
                 continue
-            at = place[partition]
+            at = index_of[partition]
             own_before[number] = newest[at]
             count += records
             if records or seen[at] == NEVER:
@@ -127,7 +127,7 @@ class FrameTimes:
             holding = newest[seen >= count - IDLE_RECORDS]
             combined = max(combined, min(int(holding.min()), int(newest.max()) - self.window_us))
         newest_of_all = max(self.before.newest_us, int(self.newest.max(initial=NEVER)))
-        partitions = {partition: (int(newest[at]), int(seen[at])) for partition, at in place.items() if seen[at] != NEVER}
+        partitions = {partition: (int(newest[at]), int(seen[at])) for partition, at in index_of.items() if seen[at] != NEVER}
         return own_before, combined_before, Watermarks(combined, newest_of_all, count, partitions)
 
 

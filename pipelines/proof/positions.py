@@ -12,7 +12,7 @@ from pipelines.proof.report import Finding, Kind, Report
 
 POSITION_SCHEMA = pa.schema([("_tf_topic", pa.string()), ("_tf_partition", pa.int32()), ("_tf_offset", pa.int64())])
 """The place of a record in Kafka; one row per occurrence, in any order."""
-PLACE = "table and dead letters"
+WHERE = "table and dead letters"
 
 
 class PositionReport(Report):
@@ -41,8 +41,8 @@ def compare_positions(
     `expected_dead_letters`: the number of bad records produced, if known. Raise ValueError for a null.
     """
     none = POSITION_SCHEMA.empty_table()
-    places = {"records": records, "rows": rows, "dead_letters": dead_letters, "duplicates": none if duplicates is None else duplicates}
-    counted = _counted(places)
+    sources = {"records": records, "rows": rows, "dead_letters": dead_letters, "duplicates": none if duplicates is None else duplicates}
+    counted = _counted(sources)
     held, is_record = pc.add(counted["rows"], counted["dead_letters"]), pc.greater(counted["records"], counted["duplicates"])
     counts = {"records in Kafka": len(records), "rows": len(rows), "dead letters": len(dead_letters)}
     report = PositionReport(records["_tf_topic"][0].as_py() if len(records) else "", counts)
@@ -55,25 +55,27 @@ def compare_positions(
     }
     for kind, is_faulty in faulty.items():
         found = counted.filter(is_faulty)
-        report.find(PLACE, kind, found.num_rows, [_example(row) for row in found.slice(0, examples).to_pylist()])
+        report.find(WHERE, kind, found.num_rows, [_example(row) for row in found.slice(0, examples).to_pylist()])
     if expected_dead_letters not in (None, len(dead_letters)):
         example = {"expected": f"{expected_dead_letters:,} dead letters", "found": f"{len(dead_letters):,}"}
         report.findings.append(Finding("dead letters", "different", 1, None, [example]))
     return report
 
 
-def _counted(places: dict[str, pa.Table]) -> pa.Table:
+def _counted(sources: dict[str, pa.Table]) -> pa.Table:
     """Return each position once, sorted, with the number of times that each place holds it."""
     parts = []
-    for name, table in places.items():
+    for name, table in sources.items():
         positions = table.select(POSITION_SCHEMA.names).cast(POSITION_SCHEMA)
         if any(column.null_count for column in positions.columns):
             raise ValueError("a position is null")
-        for other in places:
+        for other in sources:
             positions = positions.append_column(other, pa.repeat(pa.scalar(int(other == name), pa.int64()), len(table)))
         parts.append(positions)
-    groups = pa.concat_tables(parts).group_by(POSITION_SCHEMA.names).aggregate([(name, "sum") for name in places])
-    ordered = groups.select([*POSITION_SCHEMA.names, *(f"{name}_sum" for name in places)]).rename_columns([*POSITION_SCHEMA.names, *places])
+    groups = pa.concat_tables(parts).group_by(POSITION_SCHEMA.names).aggregate([(name, "sum") for name in sources])
+    ordered = groups.select([*POSITION_SCHEMA.names, *(f"{name}_sum" for name in sources)]).rename_columns(
+        [*POSITION_SCHEMA.names, *sources]
+    )
     return ordered.sort_by([(name, "ascending") for name in POSITION_SCHEMA.names])
 
 

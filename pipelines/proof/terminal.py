@@ -33,7 +33,7 @@ def tally_table(pipeline: str, tally: Tally) -> Table:
     summary = f"by the ledger, {balance}; `tallyflow audit` proves it"
     title = f"tally of {pipeline}" + (f" since {tally.since:%Y-%m-%d %H:%M:%S} UTC" if tally.since else "")
     table = Table("leg", "in", "outcome", "rows", "waiting before it", "residue", title=title, caption=summary)
-    for leg in (*tally.legs, tally.letters):
+    for leg in (*tally.legs, tally.dead_letters):
         outcomes = list(leg.outcomes.items())
         for index, (outcome, rows) in enumerate(outcomes):
             is_first = index == 0

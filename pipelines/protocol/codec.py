@@ -81,9 +81,9 @@ def from_record(form: type[F], record: object) -> F:
         return value
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
-    places = [(".".join(map(str, fault["loc"])), fault) for fault in faults]
-    unknown = tuple(place for place, fault in places if fault["type"] in _UNKNOWN)
-    shown = "; ".join(f"{place[:80]}: {fault['msg'][:200]}" for place, fault in places[:_SHOWN])
+    paths = [(".".join(map(str, fault["loc"])), fault) for fault in faults]
+    unknown = tuple(path for path, fault in paths if fault["type"] in _UNKNOWN)
+    shown = "; ".join(f"{path[:80]}: {fault['msg'][:200]}" for path, fault in paths[:_SHOWN])
     raise FormError(shown, unknown)
 
 

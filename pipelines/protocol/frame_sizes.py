@@ -39,9 +39,9 @@ def _body_bytes(metadata: bytes, body: memoryview, is_dictionary: bool) -> int:
     if not buffers:
         return 0
     (count,) = struct.unpack_from("<I", metadata, buffers)
-    places = struct.unpack_from(f"<{2 * count}q", metadata, buffers + 4)
+    extents = struct.unpack_from(f"<{2 * count}q", metadata, buffers + 4)
     total = 0
-    for offset, length in zip(places[::2], places[1::2], strict=True):
+    for offset, length in zip(extents[::2], extents[1::2], strict=True):
         if not compression or length == 0:
             total += length
             continue

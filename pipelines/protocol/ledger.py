@@ -121,7 +121,7 @@ class ChainType(Generic[P_co, D_co]):
         except FormError as error:
             if error.unknown:
                 raise HaltError(
-                    f"reading {_place(message)}: it has fields that this release does not know ({', '.join(error.unknown)[:200]}), so a "
+                    f"reading {_describe(message)}: it has fields that this release does not know ({', '.join(error.unknown)[:200]}), so a "
                     "newer release has written it. Start that release; to return to this one, undo there the change that needs the "
                     "fields, and let the pipeline catch up"
                 ) from error
@@ -150,23 +150,23 @@ def _check_format(message: Message, found: object) -> None:
         raise FormError("its format is not a number of 1 or more")
     if found > FORMAT:
         raise HaltError(
-            f"reading {_place(message)}: a newer release has written it (format {found}, this release reads {FORMAT}); start the newer "
+            f"reading {_describe(message)}: a newer release has written it (format {found}, this release reads {FORMAT}); start the newer "
             "release, only it can finish the open plan"
         )
     if found < FORMAT:
         raise HaltError(
-            f"reading {_place(message)}: an earlier release has written it (format {found}, this release reads {FORMAT}); continue with "
+            f"reading {_describe(message)}: an earlier release has written it (format {found}, this release reads {FORMAT}); continue with "
             "the earlier release, or delete the pipeline (`tallyflow delete`) and start it anew"
         )
 
 
-def _place(message: Message) -> str:
+def _describe(message: Message) -> str:
     return f"{message.subject} at {message.sequence}"
 
 
 def _foreign(message: Message, reason: str) -> HaltError:
     return HaltError(
-        f"reading {_place(message)}: no entry of a ledger ({reason}); only Tallyflow may write to its streams: find the other writer, "
+        f"reading {_describe(message)}: no entry of a ledger ({reason}); only Tallyflow may write to its streams: find the other writer, "
         "revoke its rights, and restore the streams from a backup of one moment"
     )
 

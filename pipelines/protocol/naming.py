@@ -120,18 +120,18 @@ class Names:
         """
         return home / "pipelines" / self.pipeline
 
-    def state_place(self, directory: Path, state_uri: str) -> str:
+    def state_storage(self, directory: Path, state_uri: str) -> str:
         """Return the directory or URI that contains the key stores."""
         return _below(state_uri, self.pipeline) if state_uri else str(directory / "state")
 
 
-def dedup_place(state_place: str, bucket: int) -> str:
+def dedup_storage(state_storage: str, bucket: int) -> str:
     """Return the place of one bucket's segments of the dedup store."""
-    return _below(state_place, f"dedup/{bucket}")
+    return _below(state_storage, f"dedup/{bucket}")
 
 
-def _below(place: str, name: str) -> str:
-    path, mark, options = place.partition("?") if "://" in place else (place, "", "")
+def _below(storage: str, name: str) -> str:
+    path, mark, options = storage.partition("?") if "://" in storage else (storage, "", "")
     return f"{path.rstrip('/')}/{name}{mark}{options}"
 
 

@@ -101,7 +101,7 @@ def read_purged(log: Log, names: Names, role: str) -> Purged:
     return Purged.decode(message) if message else Purged()
 
 
-def purge_letters(log: PurgeLog, names: Names, may_go: Mapping[str, int]) -> None:
+def purge_dead_letters(log: PurgeLog, names: Names, may_go: Mapping[str, int]) -> None:
     """Purge dead letters below a sequence by subject, never a subject's last one: the caller knows that nothing needs them.
 
     The call is safe to repeat, and to kill: a purge that was written down and not finished is finished by the next purge of the same

@@ -193,17 +193,17 @@ def decode_columns(payload: bytes, names: Sequence[str], what: str = "a frame") 
     with _frames_of_ours_only(what):
         _check_declared(payload)
         with pa.ipc.open_stream(payload) as reader:
-            places = [reader.schema.names.index(name) if name in reader.schema.names else -1 for name in names]
-    if -1 in places:
-        raise KeyError(names[places.index(-1)])
+            indices = [reader.schema.names.index(name) if name in reader.schema.names else -1 for name in names]
+    if -1 in indices:
+        raise KeyError(names[indices.index(-1)])
     with _frames_of_ours_only(what):
-        with pa.ipc.open_stream(payload, options=pa.ipc.IpcReadOptions(included_fields=sorted(places))) as reader:
+        with pa.ipc.open_stream(payload, options=pa.ipc.IpcReadOptions(included_fields=sorted(indices))) as reader:
             table = reader.read_all().select(list(names))
         table.validate(full=True)
         return table
 
 
-def place_of_frame(message: Message) -> str:
+def describe_frame(message: Message) -> str:
     """Return the name of a stored frame in errors."""
     return f"{message.subject} at {message.sequence}"
 

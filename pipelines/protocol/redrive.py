@@ -32,11 +32,11 @@ STATES = (OPEN, PARKED, REDRIVEN, DISCARDED)
 WAITING = frozenset({OPEN, PARKED})
 STATE_AFTER = {ENTER: REDRIVEN, DISCARD: DISCARDED}
 REDRIVEN_SCHEMA = pa.schema([*RAW_SCHEMA, *HISTORY_SCHEMA])
-MAX_PLAN_LETTERS = 10_000
+MAX_PLAN_DEAD_LETTERS = 10_000
 MAX_PLAN_RANGES = 5_000
 
 Rows = npt.NDArray[np.int64]
-Places = list[tuple[int, list[tuple[int, int]]]]
+RowRanges = list[tuple[int, list[tuple[int, int]]]]
 """Dead letters by their place: frames in the order of the dlq stream, ranges of rows in each (inclusive), ascending."""
 
 
@@ -73,40 +73,42 @@ def ranges_of(rows: Rows) -> list[tuple[int, int]]:
     return [(int(rows[first]), int(rows[last])) for first, last in zip(firsts, lasts, strict=True)] if len(rows) else []
 
 
-def batches(wanted: Iterable[tuple[int, Rows]], max_letters: int = MAX_PLAN_LETTERS, max_ranges: int = MAX_PLAN_RANGES) -> Iterator[Places]:
+def batches(
+    wanted: Iterable[tuple[int, Rows]], max_letters: int = MAX_PLAN_DEAD_LETTERS, max_ranges: int = MAX_PLAN_RANGES
+) -> Iterator[RowRanges]:
     """Yield the dead letters to take, (frame, ascending rows) in stream order, in portions that one plan may name."""
-    places: Places = []
-    letters = ranges = 0
+    row_ranges: RowRanges = []
+    dead_letters = ranges = 0
     for sequence, rows in wanted:
         for start in range(0, len(rows), max_ranges):
             part = rows[start : start + max_ranges]
             found = ranges_of(part)
-            if places and (letters + len(part) > max_letters or ranges + len(found) > max_ranges):
-                yield places
-                places, letters, ranges = [], 0, 0
-            places.append((sequence, found))
-            letters += len(part)
+            if row_ranges and (dead_letters + len(part) > max_letters or ranges + len(found) > max_ranges):
+                yield row_ranges
+                row_ranges, dead_letters, ranges = [], 0, 0
+            row_ranges.append((sequence, found))
+            dead_letters += len(part)
             ranges += len(found)
-    if places:
-        yield places
+    if row_ranges:
+        yield row_ranges
 
 
-def count(places: Iterable[Any]) -> int:
-    return sum(last - first + 1 for _, ranges in places for first, last in ranges)
+def count(row_ranges: Iterable[Any]) -> int:
+    return sum(last - first + 1 for _, ranges in row_ranges for first, last in ranges)
 
 
-def can_enter(letters: pa.Table) -> Mask:
+def can_enter(dead_letters: pa.Table) -> Mask:
     """Return False for dead letters of oversize records."""
-    return to_mask(pc.is_null(letters.column("oversize")))
+    return to_mask(pc.is_null(dead_letters.column("oversize")))
 
 
-def records_of_letters(letters: pa.Table) -> pa.Table:
-    """Return REDRIVEN_SCHEMA of dead letters (`dead_letter_rows.LETTER_SCHEMA`), in their order."""
-    positions = [letters.column(name).cast(pa.string()) for name in ("_tf_sequence", "_tf_ordinal")]
+def records_of_dead_letters(dead_letters: pa.Table) -> pa.Table:
+    """Return REDRIVEN_SCHEMA of dead letters (`dead_letter_rows.DEAD_LETTER_SCHEMA`), in their order."""
+    positions = [dead_letters.column(name).cast(pa.string()) for name in ("_tf_sequence", "_tf_ordinal")]
     columns = {
-        **{name: letters.column(name) for name in ("key", "value", "headers", "timestamp", "oversize", *HISTORY_SCHEMA.names)},
-        "partition": letters.column("_tf_partition"),
-        "offset": letters.column("_tf_offset"),
+        **{name: dead_letters.column(name) for name in ("key", "value", "headers", "timestamp", "oversize", *HISTORY_SCHEMA.names)},
+        "partition": dead_letters.column("_tf_partition"),
+        "offset": dead_letters.column("_tf_offset"),
         "origin": pc.binary_join_element_wise(*positions, "."),
     }
     return pa.table([columns[name] for name in REDRIVEN_SCHEMA.names], schema=REDRIVEN_SCHEMA)

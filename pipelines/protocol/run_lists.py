@@ -115,11 +115,11 @@ class RunLists:
 
     def _read(self, reference: PageReference) -> Lists:
         pages: list[Changes] = []
-        place: Any = [reference.last, reference.digest]
-        while place:
-            page = json.loads(self._page(*place))
+        index: Any = [reference.last, reference.digest]
+        while index:
+            page = json.loads(self._page(*index))
             pages.append(page["changes"])
-            place = page["after"]
+            index = page["after"]
         lists: Lists = {}
         for changes in reversed(pages):
             for bucket, (first, end, before, behind) in changes.items():
@@ -155,13 +155,13 @@ def _change(before: Listing, after: Listing) -> Change:
 
     A batch drops the oldest and merges the newest, a compaction replaces the oldest, so the segments that stay are one stretch.
     """
-    places = {run[0]: place for place, run in enumerate(after)}
+    indices = {run[0]: index for index, run in enumerate(after)}
     stays = [run in after for run in before]
     if not any(stays):
         return 0, 0, [], after
     first = stays.index(True)
     end = first + (stays[first:].index(False) if False in stays[first:] else len(stays) - first)
-    start = places[before[first][0]]
+    start = indices[before[first][0]]
     if after[start : start + end - first] != before[first:end]:
         return 0, 0, [], after
     return first, end, after[:start], after[start + end - first :]

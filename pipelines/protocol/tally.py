@@ -62,7 +62,7 @@ class Tally:
     """
 
     legs: tuple[LegTally, ...]
-    letters: LegTally
+    dead_letters: LegTally
     since: datetime | None = None
 
     @property
@@ -73,13 +73,13 @@ class Tally:
         counts them.
         """
         ahead = sum(max(0, -leg.waiting) for leg in self.legs if not any(one.has_open_plan for one in self._upstream(leg)))
-        return sum(abs(leg.residue) for leg in (*self.legs, self.letters)) + ahead
+        return sum(abs(leg.residue) for leg in (*self.legs, self.dead_letters)) + ahead
 
     def _upstream(self, leg: LegTally) -> list[LegTally]:
         """Return the accounts of the writers of what `leg` reads."""
         reader = LegId.parse(leg.leg)
         legs = [one for one in self.legs if feeds(LegId.parse(one.leg), reader)]
-        return [*legs, self.letters] if takes_redriven(reader) else legs
+        return [*legs, self.dead_letters] if takes_redriven(reader) else legs
 
     def of_kind(self, kind: str) -> list[LegTally]:
         """Return the accounts of the legs of a kind."""
@@ -134,7 +134,7 @@ def from_chains(
             waiting = waiting_before = 0
         outcomes = counted(leg.kind, _less(totals, earlier))
         legs.append(LegTally(leg, read - read_before, outcomes, waiting, chains[leg].plan is not None, waiting_before))
-    return Tally(tuple(legs), _letters({**chains, REDRIVE: taken}, old), since)
+    return Tally(tuple(legs), _dead_letter_tally({**chains, REDRIVE: taken}, old), since)
 
 
 def _written_for(topology: Topology, leg: LegId, totals: Mapping[str, Totals]) -> int:
@@ -143,7 +143,7 @@ def _written_for(topology: Topology, leg: LegId, totals: Mapping[str, Totals]) -
     return written + (totals.get(REDRIVE, {}).get(REDRIVEN, 0) if takes_redriven(leg) else 0)
 
 
-def _letters(chains: Mapping[str, ChainState[Plan, Done]], before: Mapping[str, Totals]) -> LegTally:
+def _dead_letter_tally(chains: Mapping[str, ChainState[Plan, Done]], before: Mapping[str, Totals]) -> LegTally:
     now, old = _Letters.of({leg: state.totals for leg, state in chains.items()}), _Letters.of(before)
     outcomes = {
         "entered again": now.entered - old.entered,

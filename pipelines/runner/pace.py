@@ -104,5 +104,5 @@ def age_at(source: Source, reached: Mapping[int, int], now: datetime) -> float:
         return all(since[partition] <= offset for partition, offset in reached.items())
 
     older: Sequence[int] = AGES_SECONDS
-    place = bisect_left(older, True, key=is_younger)
-    return float(older[place - 1]) if place else 0.0
+    index = bisect_left(older, True, key=is_younger)
+    return float(older[index - 1]) if index else 0.0

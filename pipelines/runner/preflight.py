@@ -17,7 +17,7 @@ from pipelines.connectors.sinks import Sink, Table
 from pipelines.connectors.sources import Source, SourceFacts
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.process.mapping.step import TargetColumn, check_mapping
 from pipelines.process.parse.step import ParsedField, check_fields
 from pipelines.protocol.existence import check_started
@@ -76,7 +76,7 @@ def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Sour
         source.known_ends(facts[leg].partitions, CONTACT_SECONDS)
     log.connect()
     if config.state_uri:
-        Place.at(config.state_uri).names()
+        Storage.at(config.state_uri).names()
     table = sink.ensure()
     stream_ids = ensure_streams(config, log)
     check_existing_rows(config, log, sink, table)
@@ -146,10 +146,10 @@ def _shape_text(config: PipelineConfig) -> str:
 def _shape_difference(pipeline: str, before: str, now: str) -> str:
     old, new = dict(_leaves(json.loads(before))), dict(_leaves(json.loads(now)))
     changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-    told = "; ".join(f"{key} was {old.get(key)!r}, the file has {new.get(key)!r}" for key in changed)
+    edits = "; ".join(f"{key} was {old.get(key)!r}, the file has {new.get(key)!r}" for key in changed)
     way = "; stop the pipeline and run `tallyflow rebucket`, or restore the old value" if changed == ["buckets"] else ""
     return (
-        f"starting pipeline {pipeline}: {told}. These decide where a record's state is stored and may not change while the pipeline lives"
+        f"starting pipeline {pipeline}: {edits}. These decide where a record's state is stored and may not change while the pipeline lives"
         f"{way or '; restore them, or give the changed pipeline another pipeline_id and another table: it reads the topic anew'}"
     )
 

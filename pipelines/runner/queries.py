@@ -14,12 +14,12 @@ from typing import NoReturn
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.engine.execute import last_words, run_in_tasks
+from pipelines.engine.execute import last_message, run_in_tasks
 from pipelines.engine.leg import AnyLeg, StoppedError
 from pipelines.engine.ranges import offset_text
 from pipelines.engine.session import build_session, is_jvm_alive
 from pipelines.errors import HaltError
-from pipelines.host import collect_rarely, remedy_in_words
+from pipelines.host import collect_rarely, remedy_by_text
 from pipelines.protocol.topology import LegId
 from pipelines.runner.retention import LOOK_EVERY_SECONDS
 from pipelines.runner.warm import WARM, Nothing
@@ -54,10 +54,10 @@ class SparkEngine:
         run_path: Path,
         legs: Mapping[LegId, AnyLeg],
         sources: Mapping[LegId, dict[str, str]],
-        tell: Callable[[str], None],
+        announce: Callable[[str], None],
     ) -> "Queries":
         """Return the queries of the legs, not yet started."""
-        return Queries(session, run_path, legs, sources, tell)
+        return Queries(session, run_path, legs, sources, announce)
 
     def close(self, session: SparkSession) -> None:
         """Stop a session that `open` has started, unless its JVM is gone."""
@@ -83,11 +83,11 @@ class Queries:
         run_path: Path,
         legs: Mapping[LegId, AnyLeg],
         sources: Mapping[LegId, dict[str, str]],
-        tell: Callable[[str], None],
+        announce: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session, self._run_path, self._clock = session, run_path, clock
-        self._legs, self._sources, self._tell = legs, sources, tell
+        self._legs, self._sources, self._announce = legs, sources, announce
         self._running: dict[LegId, StreamingQuery] = {}
         self._restarts: dict[LegId, tuple[int, int]] = {}
         self._starts: Counter[LegId] = Counter()
@@ -144,32 +144,32 @@ class Queries:
 
     def _ended(self, leg: AnyLeg, query: StreamingQuery) -> None:
         error = query.exception()
-        words = str(error).strip() if error else "it ended without an error"
-        if leg.failure is None and (to_do := remedy_in_words(words)):
-            self._postpone(leg, last_words(words), to_do)
+        message = str(error).strip() if error else "it ended without an error"
+        if leg.failure is None and (to_do := remedy_by_text(message)):
+            self._postpone(leg, last_message(message), to_do)
             return
         count, batches = self._restarts.get(leg.name, (0, 0))
         fruitless = count + 1 if leg.status.batches == batches else 1
-        if leg.failure is None and any(name in words for name in _HALTS):
-            leg.failure = HaltError(last_words(words))
+        if leg.failure is None and any(name in message for name in _HALTS):
+            leg.failure = HaltError(last_message(message))
         if leg.failure is None and fruitless > RESTARTS_WITHOUT_PROGRESS:
-            leg.failure = HaltError(f"{leg.name}: its query ended {fruitless} times without progress, last with: {last_words(words)}")
+            leg.failure = HaltError(f"{leg.name}: its query ended {fruitless} times without progress, last with: {last_message(message)}")
         if leg.failure is not None:
             leg.status.state, leg.status.message = "halted", str(leg.failure)
-            self._tell(f"{leg.name} halted: {leg.failure}")
+            self._announce(f"{leg.name} halted: {leg.failure}")
             return
         self._restarts[leg.name] = (fruitless, leg.status.batches)
-        self._tell(f"{leg.name}: restarting the query after: {last_words(words)}")
+        self._announce(f"{leg.name}: restarting the query after: {last_message(message)}")
         self._start_again(leg)
 
-    def _postpone(self, leg: AnyLeg, told: str, to_do: str) -> None:
+    def _postpone(self, leg: AnyLeg, message: str, to_do: str) -> None:
         """Wait for room, files or memory of this host, with growing pauses; a batch in between resets the pause."""
         waited, batches = self._waited.get(leg.name, (0.0, 0))
         wait = min(MOST_WAIT_SECONDS, 2 * waited) if waited and leg.status.batches == batches else FIRST_WAIT_SECONDS
         self._waited[leg.name] = (wait, leg.status.batches)
         self._due[leg.name] = self._clock() + wait
-        leg.status.state, leg.status.message = "waiting", f"{told}; {to_do}"
-        self._tell(f"{leg.name}: waiting: {leg.status.message}")
+        leg.status.state, leg.status.message = "waiting", f"{message}; {to_do}"
+        self._announce(f"{leg.name}: waiting: {leg.status.message}")
 
     def _start_again(self, leg: AnyLeg) -> None:
         try:
@@ -177,10 +177,10 @@ class Queries:
                 leg.patiently(leg.chain.open)
                 self._start(leg)
         except Exception as error:
-            to_do = remedy_in_words(str(error))
+            to_do = remedy_by_text(str(error))
             if not to_do:
                 raise
-            self._postpone(leg, last_words(str(error)), to_do)
+            self._postpone(leg, last_message(str(error)), to_do)
 
     def stop(self) -> None:
         """Stop each query between two batches.

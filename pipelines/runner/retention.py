@@ -46,7 +46,7 @@ class StreamFacts:
         return ""
 
 
-class LetterRetention:
+class DeadLetterRetention:
     """Expires old dead letters by calling `expire` at intervals of a twentieth of `max_age`, and at most every minute."""
 
     def __init__(self, expire: Callable[[], None], max_age: timedelta) -> None:
@@ -70,7 +70,7 @@ class Retention(Rounds):
         topology: Topology,
         legs: Mapping[LegId, AnyLeg],
         max_age: timedelta,
-        letters: "LetterRetention | None",
+        dead_letters: "DeadLetterRetention | None",
         every_seconds: float = LOOK_EVERY_SECONDS,
     ) -> None:
         self.facts: tuple[StreamFacts, ...] = ()
@@ -80,7 +80,7 @@ class Retention(Rounds):
         # A short retention is kept to a twentieth of it.
         self._every_seconds = min(PURGE_AT_MOST_EVERY, max_age / 20).total_seconds()
         self._due = 0.0
-        self._letters = letters if topology.process in legs else None
+        self._dead_letters = dead_letters if topology.process in legs else None
         super().__init__("retention", every_seconds, self.look)
 
     def look(self) -> None:
@@ -95,8 +95,8 @@ class Retention(Rounds):
                     if is_due:
                         purge.by_age()
                     purge.for_room()
-            if self._letters is not None:
-                self._letters.look()
+            if self._dead_letters is not None:
+                self._dead_letters.look()
             self.facts = tuple(self._facts())
             self.failure = ""
         except TallyflowError as error:

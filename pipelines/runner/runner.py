@@ -57,14 +57,14 @@ from pipelines.runner.caught_up import has_reached_the_end
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
 from pipelines.runner.queries import Queries, SparkEngine
-from pipelines.runner.retention import LetterRetention, Retention
+from pipelines.runner.retention import DeadLetterRetention, Retention
 from pipelines.sink.ledger_copier import LedgerCopier
 from pipelines.sink.leg import SinkLeg
 from pipelines.sink.waiting import check_waiting
 
 CAUGHT_UP_SINK_DELAY_MS = 50
 JVM_END_SECONDS = 5.0
-ExpireLetters = Callable[[PipelineConfig, Path, JetStream], None]
+ExpireDeadLetters = Callable[[PipelineConfig, Path, JetStream], None]
 """Discard the dead letters that are older than the file allows; called by the runner's retention (`reprocess.expire_letters`)."""
 LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
 
@@ -111,14 +111,14 @@ class Runner:
         config_text: str,
         home: Path,
         options: RunOptions,
-        expire_letters: ExpireLetters,
-        tell: Callable[[str], None] = print,
+        expire_dead_letters: ExpireDeadLetters,
+        announce: Callable[[str], None] = print,
         engine: SparkEngine | None = None,
         leg_classes: Mapping[str, Callable[..., AnyLeg]] = LEG_CLASSES,
     ) -> None:
         self.config, self.topology = config, config.topology
         self.options = replace(options, legs=options.legs or self.topology.legs)
-        self._text, self._tell, self._expire_letters = config_text, tell, expire_letters
+        self._text, self._announce, self._expire_dead_letters = config_text, announce, expire_dead_letters
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         self.own_directory = self.directory
@@ -154,7 +154,7 @@ class Runner:
         if prepared is None:
             return
         for note in filter(None, (facts.note for facts in prepared.sources.values())):
-            self._tell(note)
+            self._announce(note)
         private_directory(self.directory)
         self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
         forget_halts(self.directory, self.options.legs)
@@ -173,7 +173,7 @@ class Runner:
                 name = f"tallyflow-{self.config.pipeline_id}"
                 session = self._engine.open(name, self.own_directory, self.options.master)
                 self.stop_on_signals()
-                queries = self._engine.queries(session, run_path, self.legs, {leg: self._ranges(leg) for leg in self.legs}, self._tell)
+                queries = self._engine.queries(session, run_path, self.legs, {leg: self._ranges(leg) for leg in self.legs}, self._announce)
                 queries.start()
                 self._keep_retention()
                 self.is_ready = True
@@ -219,7 +219,7 @@ class Runner:
 
     def _wait_for(self, error: BaseException | None) -> None:
         """Report what the start waits for: a message each time, and from the first time on at `/status`."""
-        self._tell(f"waiting: {error}")
+        self._announce(f"waiting: {error}")
         self.waits_for = (
             f"{error}; the start waits at most {self.options.connect_seconds:.0f} s: start the server, or correct its address in "
             "the pipeline file"
@@ -272,7 +272,7 @@ class Runner:
             version,
             self.options.driver_offsets,
             self.options.driver_frames,
-            self.names.state_place(self.directory, self.config.state_uri),
+            self.names.state_storage(self.directory, self.config.state_uri),
             self._planned_config() or version if self.options.accept else "",
             version_of(self.config),
             resolved_digest(self.config),
@@ -306,11 +306,11 @@ class Runner:
             self.copier.start()
 
     def _keep_retention(self) -> None:
-        letters_age = self.config.dead_letters.max_age
-        expire = partial(self._expire_letters, self.config, self.directory, self.log)
-        letters = LetterRetention(expire, letters_age) if letters_age is not None else None
+        expire_after = self.config.dead_letters.max_age
+        expire = partial(self._expire_dead_letters, self.config, self.directory, self.log)
+        dead_letters = DeadLetterRetention(expire, expire_after) if expire_after is not None else None
         max_age = self.config.resources.nats.stream.max_age
-        self.retention = Retention(self.log, self.names, self.topology, self.legs, max_age, letters, self._engine.retention_seconds)
+        self.retention = Retention(self.log, self.names, self.topology, self.legs, max_age, dead_letters, self._engine.retention_seconds)
         self.retention.start()
         self.pace = Pace(self.log, self.names, self.topology, self.sources)
         self.pace.start()
@@ -418,7 +418,7 @@ class Runner:
             try:
                 step()
             except Exception as error:
-                self._tell(f"while stopping: {type(error).__name__}: {error}")
+                self._announce(f"while stopping: {type(error).__name__}: {error}")
 
     def _last_steps(self, session: SparkSession | None, queries: Queries | None) -> Iterator[Callable[[], object]]:
         if queries is not None:
@@ -443,4 +443,4 @@ class Runner:
 
     def _end_copying(self, copier: LedgerCopier) -> None:
         if left := copier.close():
-            self._tell(f"the ledger was not copied completely; the next start continues: {left}")
+            self._announce(f"the ledger was not copied completely; the next start continues: {left}")

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelines.errors import HaltError, InvariantError
 from pipelines.protocol.bodies import PlannedPieces
 from pipelines.protocol.frame_sizes import declared_bytes
-from pipelines.protocol.records import Message, decode_frame, payloads_digest, place_of_frame
+from pipelines.protocol.records import Message, decode_frame, describe_frame, payloads_digest
 
 MAX_CHUNK_ROWS = 200_000
 MAX_CHUNK_BYTES = 128 * 1024 * 1024
@@ -153,29 +153,29 @@ class Pieces:
         if len(rows) > 1:
             return self.cut(at)
         reasons = {known for _, known in self.refused}
-        told = reason if reason in reasons or len(reasons) < MAX_REASONS else _MORE_REASONS
-        return replace(self.inserted(), refused=(*self.refused, (int(rows[0]), told)))
+        known_reason = reason if reason in reasons or len(reasons) < MAX_REASONS else _MORE_REASONS
+        return replace(self.inserted(), refused=(*self.refused, (int(rows[0]), known_reason)))
 
     def cut(self, at: int | None = None) -> "Pieces":
         """Return the next piece in halves, or with the row `at` of `to_send` alone. A single row stays unchanged."""
         rows = self.to_send()
-        places = (at, at + 1) if at is not None and 0 <= at < len(rows) else (len(rows) // 2,)
-        cuts = (int(rows[place]) for place in places if 0 < place < len(rows))
+        indices = (at, at + 1) if at is not None and 0 <= at < len(rows) else (len(rows) // 2,)
+        cuts = (int(rows[suffix]) for suffix in indices if 0 < suffix < len(rows))
         return replace(self, ends=(*cuts, *self.ends))
 
     def token(self, of_chunk: str, rows: int) -> str:
         """Return the insert token of the next piece: the chunk's own if it is the whole chunk."""
-        place = "" if (self.sent, self.ends[0]) == (0, rows) else f":{self.sent}-{self.ends[0]}"
+        suffix = "" if (self.sent, self.ends[0]) == (0, rows) else f":{self.sent}-{self.ends[0]}"
         sent = self.to_send()
         if len(sent) < self.ends[0] - self.sent:
             # ClickHouse would drop other rows under a used token as known.
-            place = f":{self.sent}-{self.ends[0]}:{hashlib.sha256(sent.tobytes()).hexdigest()[:16]}"
-        return of_chunk + place
+            suffix = f":{self.sent}-{self.ends[0]}:{hashlib.sha256(sent.tobytes()).hexdigest()[:16]}"
+        return of_chunk + suffix
 
 
 def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
     """Return the chunk's rows, `columns` only. Raise HaltError for frames whose columns differ from their configuration."""
-    tables = [decode_frame(message.payload, place_of_frame(message)) for message in chunk.messages]
+    tables = [decode_frame(message.payload, describe_frame(message)) for message in chunk.messages]
     try:
         together = pa.concat_tables([t.select(list(columns)) for t in tables if t.num_rows] or [tables[0].select(list(columns))])
     except (KeyError, pa.ArrowException) as error:

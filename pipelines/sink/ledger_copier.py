@@ -85,8 +85,8 @@ class LedgerCopier:
         except Exception as error:
             # The thread's edge: for any error the legs continue, the status shows it, and the copy is retried from the end of the table.
             self._copied_to = self._pending = None
-            words = str(error) if isinstance(error, TallyflowError) else f"{type(error).__name__}: {error}"
-            self.status.state, self.status.message = "waiting", words
+            message = str(error) if isinstance(error, TallyflowError) else f"{type(error).__name__}: {error}"
+            self.status.state, self.status.message = "waiting", message
         else:
             self.status.state, self.status.message = "running", ""
 

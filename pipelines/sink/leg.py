@@ -35,7 +35,7 @@ from pipelines.protocol.records import POSITION_COLUMNS, Message
 from pipelines.sink.abandoned import abandoned_rows, close_abandoned, closing
 from pipelines.sink.chunks import Chunk, Pieces, Rows, chunk_rows, chunks, insert_block
 from pipelines.sink.fit import check_arrow_types, misfits, way_on
-from pipelines.sink.refused_rows import Refused, place_of_row
+from pipelines.sink.refused_rows import Refused, describe_row
 from pipelines.sink.settling import Sent, stored_rows
 
 MAX_REFUSED_ROWS = 1000
@@ -45,9 +45,9 @@ Each costs inserts, and a ledger entry that names all refused rows before it.
 """
 MAX_REFUSED_IN_PLAN = 20_000
 """Limit of the refused rows of one chunk in all starts: its plan names them all, and stays below 1 MiB."""
-UNTOLD_ATTEMPTS = 3
+AMBIGUOUS_ATTEMPTS = 3
 """Refusals for a cause that may be the table's, or inserts that took too long, after which a piece is cut."""
-MAX_UNTOLD_ROWS = 3
+MAX_AMBIGUOUS_ROWS = 3
 """Consecutive rows that may be refused for such a cause before the leg halts."""
 
 
@@ -62,7 +62,7 @@ class _Tries:
     since: float | None
     too_large: InsertTooLargeError | None = None
     too_large_count: int = 0
-    untold: int = 0
+    ambiguous: int = 0
 
 
 class SinkLeg(Leg[SinkPlan, SinkDone]):
@@ -75,9 +75,9 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     """Rows of the chunk in work that this start has found refused."""
     _tries: "_Tries | None" = None
     """The attempts of this start at the piece in work."""
-    _untold_chunk = 0
-    """The end of the last chunk that was refused UNTOLD_ATTEMPTS times for a cause that may be the table's: its pieces are cut at once."""
-    _untold_rows = 0
+    _ambiguous_chunk = 0
+    """The end of the last chunk that was refused AMBIGUOUS_ATTEMPTS times for a cause that may be the table's: it is cut at once."""
+    _ambiguous_rows = 0
     """Consecutive rows, of this chunk and earlier ones, that were refused for such a cause."""
     _decided: tuple[int, Pieces] | None = None
     """The decision after the last insert, and the sequence of the plan of that insert."""
@@ -248,7 +248,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
             # An earlier runner may have sent the piece.
             self._tries = _Tries(plan.sequence, self.begun if plan.epoch != self.chain.state.epoch else None)
         tries = self._tries
-        if tries.too_large is not None and tries.too_large_count >= UNTOLD_ATTEMPTS:
+        if tries.too_large is not None and tries.too_large_count >= AMBIGUOUS_ATTEMPTS:
             # Settle the piece before it is sent again; otherwise one of its inserts would always be on its way.
             return self._after_too_large(plan, chunk, rows, pieces, tries.too_large)
         try:
@@ -259,16 +259,16 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
             if len(pieces.to_send()) > 1:
                 tries.too_large, tries.too_large_count = error, tries.too_large_count + 1
             raise
-        self._untold_rows = 0
+        self._ambiguous_rows = 0
         return pieces.inserted()
 
     def _after_refusal(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces, refusal: RefusedError) -> Pieces:
         assert self._tries is not None
-        if not refusal.is_known and self._untold_chunk != chunk.last:
-            self._tries.untold += 1
-            if self._tries.untold < UNTOLD_ATTEMPTS:
+        if not refusal.is_known and self._ambiguous_chunk != chunk.last:
+            self._tries.ambiguous += 1
+            if self._tries.ambiguous < AMBIGUOUS_ATTEMPTS:
                 raise RetryableError(f"inserting a chunk: {refusal}; retrying the same chunk with its token before it is cut") from refusal
-            self._untold_chunk = chunk.last
+            self._ambiguous_chunk = chunk.last
         if self.connections.config.sink.delivery == "exactly_once":
             stored = self._stored(plan, chunk, rows, pieces, str(refusal), refusal.is_whole)
             if len(stored):
@@ -278,7 +278,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         after = pieces.refuse(refusal.of_one_row, refusal.row)
         if after.refused != pieces.refused:
             self._check_refused(plan, chunk, row, refusal)
-            self._check_told(plan, chunk, pieces, refusal)
+            self._check_ambiguous(plan, chunk, pieces, refusal)
         return after
 
     def _after_too_large(self, plan: Entry[SinkPlan], chunk: Chunk, rows: pa.Table, pieces: Pieces, error: InsertTooLargeError) -> Pieces:
@@ -329,15 +329,15 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
                 "them from the table"
             ) from refusal
 
-    def _check_told(self, plan: Entry[SinkPlan], chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
+    def _check_ambiguous(self, plan: Entry[SinkPlan], chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
         """Raise HaltError if row after row is refused for a cause that may be the table's, and none is taken."""
         of_chunk = len(pieces.refused) if pieces.sent == len(pieces.refused) else 0
-        if not refusal.is_known and max(self._untold_rows, of_chunk) >= MAX_UNTOLD_ROWS:
+        if not refusal.is_known and max(self._ambiguous_rows, of_chunk) >= MAX_AMBIGUOUS_ROWS:
             raise HaltError(
                 f"inserting chunk {chunk.first}-{chunk.last} into {plan.body.table}: the table refuses row after row and takes none, "
                 f"with: {refusal}. Compare the table with the mapping, correct one of them and start again; the chunk waits"
             ) from refusal
-        self._untold_rows += not refusal.is_known
+        self._ambiguous_rows += not refusal.is_known
         if len(pieces.refused) >= MAX_REFUSED_IN_PLAN:
             raise HaltError(
                 f"inserting chunk {chunk.first}-{chunk.last} into {plan.body.table}: {MAX_REFUSED_IN_PLAN} of its rows are refused, "
@@ -348,11 +348,11 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         """Raise HaltError if a refused row must not become a dead letter: the next start sends it again."""
         name, reason = fingerprint("sink", "refused", "", refusal.of_one_row), f"sink: refused: {refusal.of_one_row}"
         known = self._refused_here.causes.get(name)
-        cause = Cause(name, reason, known.example if known else place_of_row(chunk, row), 1)
+        cause = Cause(name, reason, known.example if known else describe_row(chunk, row), 1)
         if self.connections.config.on_error.rejected == "halt":
             raise halt_for(reason, cause.example) from refusal
         self._refused_here = self._refused_here.plus(0, [cause])
-        self._with_chunk(chunk).judge(self._max_rejected_percent, MEND)
+        self._with_chunk(chunk).check(self._max_rejected_percent, MEND)
         if sum(each.records for each in self._refused_here.causes.values()) > MAX_REFUSED_ROWS:
             raise HaltError(
                 f"inserting chunk {chunk.first}-{chunk.last} into {plan.body.table}: more than {MAX_REFUSED_ROWS} of its rows are "

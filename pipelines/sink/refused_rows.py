@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from pipelines.engine.connections import Connections
 from pipelines.process.arrivals import read_again
-from pipelines.process.dead_letter_rows import letters
-from pipelines.process.rejection_limit import place_of
+from pipelines.process.dead_letter_rows import dead_letters
+from pipelines.process.rejection_limit import describe_position
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.append import Appender, append_rows, last_position
 from pipelines.protocol.bodies import SINK_CHAIN, SinkPlan
 from pipelines.protocol.naming import bucket_of_subject
 from pipelines.protocol.positions import Position
-from pipelines.protocol.records import Message, decode_frame, place_of_frame
+from pipelines.protocol.records import Message, decode_frame, describe_frame
 from pipelines.sink.chunks import Chunk
 
 Refused = tuple[tuple[int, str], ...]
@@ -44,17 +44,17 @@ def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refus
         rejected = pa.concat_tables(found)
         names = connections.names
         records = read_again(connections.log, names.stream("raw"), rejected)
-        table = letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source=None, past_dedup=True)
+        table = dead_letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source=None, past_dedup=True)
         stream, subject = names.stream("dlq"), names.dead_letters(SINK_CHAIN.leg, bucket)
         appender = Appender(connections.log, stream, subject, last_position, last_of[bucket], framing=connections.means.framing)
         append_rows(appender, table)
 
 
-def place_of_row(chunk: Chunk, row: int) -> str:
+def describe_row(chunk: Chunk, row: int) -> str:
     """Return the place of the record of a row of the chunk, in words."""
     for message in chunk.messages:
         if row < message.rows:
-            return place_of(decode_frame(message.payload, place_of_frame(message)).slice(row, 1))
+            return describe_position(decode_frame(message.payload, describe_frame(message)).slice(row, 1))
         row -= message.rows
     raise IndexError(row)
 
@@ -62,7 +62,7 @@ def place_of_row(chunk: Chunk, row: int) -> str:
 def _rejected_rows(message: Message, coded: list[tuple[int, str, str]]) -> pa.Table:
     """Return REJECTED_SCHEMA and `_tf_arrival` of the refused and abandoned rows of one out frame: (row, code, reason)."""
     places, codes, reasons = zip(*coded, strict=True)
-    rows = decode_frame(message.payload, place_of_frame(message)).select(_PLACE).take(pa.array(places))
+    rows = decode_frame(message.payload, describe_frame(message)).select(_PLACE).take(pa.array(places))
     rejections = Rejections("sink", len(places))
     by_code = {code: [row for row, found in enumerate(codes) if found == code] for code in ("refused", "abandoned")}
     rejections.note_each(np.array(by_code["refused"], dtype=np.int64), "refused", None, [reasons[row] for row in by_code["refused"]])

@@ -97,5 +97,5 @@ def _found(sink: Sink, sent: Sent, table: Table) -> Rows:
     stored = sink.stored_positions(table, (sequences["min"], sequences["max"]), (arrivals["min"], arrivals["max"]))
     keys = ["sequence", "ordinal", "emit", "arrival_us"]
     found = rows.join(stored.select(keys).cast(rows.select(keys).schema), keys, join_type="left semi")
-    places: Rows = np.sort(found["row"].to_numpy())
-    return places
+    indices: Rows = np.sort(found["row"].to_numpy())
+    return indices

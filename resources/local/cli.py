@@ -145,5 +145,5 @@ def _age(age: timedelta) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
-    first = next((place for place, (count, _unit) in enumerate(parts) if count), 3)
+    first = next((index for index, (count, _unit) in enumerate(parts) if count), 3)
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2])

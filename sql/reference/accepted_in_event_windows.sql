@@ -2,8 +2,8 @@
 -- That the accepted one's window is not over follows: a record within it that is not late lies behind its watermark.
 INSERT INTO accepted
 WITH RECURSIVE
-long AS MATERIALIZED (SELECT key, seed_us, seed_position FROM contested WHERE NOT is_one_window),
-members AS MATERIALIZED (SELECT key, position, at_us FROM judged SEMI JOIN long USING (key)),
+long AS MATERIALIZED (SELECT key, seed_us, seed_position FROM keys_with_copies WHERE NOT is_one_window),
+members AS MATERIALIZED (SELECT key, position, at_us FROM replayed SEMI JOIN long USING (key)),
 chain AS (
     SELECT key, min(position) AS position, arg_min(at_us, position) AS at_us
     FROM members SEMI JOIN (FROM long WHERE seed_us IS NULL) USING (key) GROUP BY key
@@ -14,4 +14,4 @@ chain AS (
     FROM chain JOIN members ON members.key = chain.key AND members.position > chain.position AND abs(members.at_us - chain.at_us) >= $window_us
     GROUP BY members.key
 )
-SELECT position FROM chain WHERE position >= $first_judged
+SELECT position FROM chain WHERE position >= $first_replayed

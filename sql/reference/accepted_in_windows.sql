@@ -2,8 +2,8 @@
 -- Of the records of one key and one arrival only the first can be accepted.
 INSERT INTO accepted
 WITH RECURSIVE
-long AS MATERIALIZED (SELECT key, seed_us FROM contested WHERE NOT is_one_window),
-turns AS MATERIALIZED (SELECT key, at_us, min(position) AS position FROM judged SEMI JOIN long USING (key) GROUP BY key, at_us),
+long AS MATERIALIZED (SELECT key, seed_us FROM keys_with_copies WHERE NOT is_one_window),
+turns AS MATERIALIZED (SELECT key, at_us, min(position) AS position FROM replayed SEMI JOIN long USING (key) GROUP BY key, at_us),
 following AS MATERIALIZED (
     SELECT turns.key, turns.at_us, later.at_us AS later_us, later.position
     FROM turns ASOF JOIN turns AS later ON turns.key = later.key AND turns.at_us + $window_us <= later.at_us

@@ -1,2 +1,2 @@
 -- The copies.
-INSERT INTO dropped SELECT position, 'copy' FROM judged SEMI JOIN contested USING (key) ANTI JOIN accepted USING (position)
+INSERT INTO dropped SELECT position, 'copy' FROM replayed SEMI JOIN keys_with_copies USING (key) ANTI JOIN accepted USING (position)

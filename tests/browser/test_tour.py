@@ -21,7 +21,7 @@ def launch(page: Page, job: str, config: str) -> None:
     page.wait(lambda: "/runs/" in page.driver.current_url and "Success" in page.text, f"a run of {job} that succeeds")
 
 
-def judge(page: Page, *expected: str) -> None:
+def check_page(page: Page, *expected: str) -> None:
     """Executes all checks of the table; waits until each has an answer, that of the dead letters with the `expected` words.
 
     The page shows the answers of the run before until it has heard of this one: `expected` must not be in those.
@@ -61,20 +61,20 @@ def test_a_first_day(deployment: Deployment, page: Page) -> None:
     page.open(*TABLE, view="overview")
     page.wait_for("Row count")
 
-    judge(page, "records are dead letters (0.")
+    check_page(page, "records are dead letters (0.")
     assert "Failed" not in page.text
     page.picture("checks")
 
     deployment.ask("ALTER TABLE orders ADD CONSTRAINT no_snacks CHECK price > 8")
     assert deployment.tallyflow("produce", ORDERS, "--count", "3000", "--seed", "2").returncode == 0
     wait_until(lambda: is_caught_up(deployment), "judged orders")
-    judge(page, "Failed", "records are dead letters (1.")
+    check_page(page, "Failed", "records are dead letters (1.")
     page.picture("checks_red")
 
     deployment.ask("ALTER TABLE orders DROP CONSTRAINT no_snacks")
     launch(page, "reprocess_dead_letters", "      everything: true\n")
     wait_until(lambda: is_caught_up(deployment), "letters that entered again")
-    judge(page, "records are dead letters (0.")
+    check_page(page, "records are dead letters (0.")
     assert "Failed" not in page.text
     assert "Unsynced" not in page.text
     page.picture("healed")

@@ -133,7 +133,7 @@ def test_a_killed_start_leaves_a_job_that_is_meant_to_run(case: PipelineCase, jo
     assert (state.desired, state.missing) == ("running", ())
 
 
-def is_told_to_end(pid: int) -> bool:
+def is_to_end(pid: int) -> bool:
     """Whether a paused process has got a SIGTERM that it has not seen yet."""
     pending = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd:"))
     return bool(int(pending.split()[1], 16) & 1 << signal.SIGTERM - 1)
@@ -145,7 +145,7 @@ def test_a_stop_in_the_middle_of_a_restart_holds(case: PipelineCase, jobs: Strea
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(2) as pool:
         restarting = pool.submit(jobs.restart, case.file, kill_after=timedelta(seconds=8))
-        wait_until(lambda: is_told_to_end(pid), "a restart that waits for the runner")
+        wait_until(lambda: is_to_end(pid), "a restart that waits for the runner")
         assert jobs.stop(case.file, kill_after=timedelta(seconds=1))
         failure = restarting.exception()
     assert "it was stopped meanwhile" in str(failure)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
 from requests import RequestException
-from support.pipeline_case import PipelineCase, kill, wait_until, with_words
+from support.pipeline_case import PipelineCase, kill, wait_until, with_text
 
 from pipelines.control.control import find_runners
 
@@ -74,7 +74,7 @@ class Dagster:
                     found.append(one)
             except ProcessLookupError:
                 continue
-        return with_words(found, words)
+        return with_text(found, words)
 
     def end(self) -> None:
         for one in self.members(""):

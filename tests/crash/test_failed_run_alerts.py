@@ -28,11 +28,11 @@ def hook() -> Iterator[Webhook]:
 @pytest.fixture
 def address(case: PipelineCase, hook: Webhook) -> Iterator[str]:
     """Of `tallyflow dagster` with the case's file, its alerts going to the webhook, and a wrong password for ClickHouse."""
-    said = case.directory / "said.txt"
+    answer = case.directory / "said.txt"
     case.create_topic()
     addresses = {"TALLYFLOW_PIPELINES": str(case.directory), "TALLYFLOW_ALERT_WEBHOOKS": hook.url}
     environment = case.environment(**addresses, CLICKHOUSE_PASSWORD=SECRET)
-    with said.open("w") as output:
+    with answer.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "pipelines.cli", "dagster", "--own-servers"],
             env=environment,
@@ -41,16 +41,16 @@ def address(case: PipelineCase, hook: Webhook) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        yield wait_until(lambda: _address(process, said), "Dagster's address")
+        yield wait_until(lambda: _address(process, answer), "Dagster's address")
     finally:
         process.terminate()
         process.wait(PATIENCE_SECONDS)
-        print(said.read_text()[-6000:])
+        print(answer.read_text()[-6000:])
 
 
-def _address(process: "subprocess.Popen[bytes]", said: Path) -> str:
-    assert process.poll() is None, said.read_text()
-    found = re.search(r"^Dagster: (http://127\.0\.0\.1:\d+)$", said.read_text(), re.MULTILINE)
+def _address(process: "subprocess.Popen[bytes]", answer: Path) -> str:
+    assert process.poll() is None, answer.read_text()
+    found = re.search(r"^Dagster: (http://127\.0\.0\.1:\d+)$", answer.read_text(), re.MULTILINE)
     return found[1] if found else ""
 
 
@@ -74,12 +74,12 @@ def test_failed_starts_and_compactions_alert_with_a_message(case: PipelineCase, 
     wait_until(lambda: hook.got, "an alert of the compaction")
     run = failed(client, "start_pipeline", case.pipeline)
     wait_until(lambda: len(hook.got) > 1, "an alert of the start")
-    compaction, said = hook.got
+    compaction, answer = hook.got
     assert compaction.startswith(f"pipeline {case.pipeline}: compact_keys failed: ")
-    assert said.startswith(f"pipeline {case.pipeline}: start_pipeline failed: starting {case.pipeline}: the runner has ended: ")
-    assert "in the sink's connection_params" in said
-    assert said.endswith(f"what to do: see run {run} in Dagster")
+    assert answer.startswith(f"pipeline {case.pipeline}: start_pipeline failed: starting {case.pipeline}: the runner has ended: ")
+    assert "in the sink's connection_params" in answer
+    assert answer.endswith(f"what to do: see run {run} in Dagster")
     logged = (case.home / "dagster" / "dagster.log").read_text()
     assert "start_pipeline failed" in logged
-    assert SECRET not in said + logged
+    assert SECRET not in answer + logged
     assert hook.url not in logged

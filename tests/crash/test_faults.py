@@ -6,7 +6,7 @@ import signal
 import psutil
 import pytest
 from pyspark.sql import SparkSession
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until, with_words
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until, with_text
 
 from pipelines.protocol.failpoints import VARIABLE
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.spark]
 
 def _of_session(words: str) -> list[psutil.Process]:
     """Processes of the shared Spark session whose command line contains `words`."""
-    return with_words(psutil.Process().children(recursive=True), words)
+    return with_text(psutil.Process().children(recursive=True), words)
 
 
 def test_a_kill_after_insert_and_a_lost_checkpoint_are_harmless(case: PipelineCase, session: SparkSession) -> None:
@@ -70,13 +70,13 @@ def test_a_killed_worker_costs_a_task_a_killed_planner_a_query(case: PipelineCas
     thread = case.in_background(runner)
     with case.load():
         case.wait_count(500)
-        said = len(case.told)
+        answer = len(case.reported)
         daemons = {one.pid for one in _of_session("pyspark.daemon pyspark.worker")}
         kill(next(one for one in _of_session("pyspark.daemon pyspark.worker") if one.ppid() in daemons))
         case.wait_count(case.count() + 1000)
-        assert len(case.told) == said
+        assert len(case.reported) == answer
         kill(_of_session("python_streaming_source_runner")[0])
-        wait_until(lambda: any("restarting the query" in words for words in case.told[said:]), "the query's new start")
+        wait_until(lambda: any("restarting the query" in words for words in case.reported[answer:]), "the query's new start")
         case.wait_count(case.count() + 1000)
     wait_until(lambda: case.count() == case.good, "all rows")
     runner.request_stop()

@@ -68,9 +68,9 @@ def test_discards_make_room_beside_a_full_raw_stream(case: PipelineCase) -> None
     case.send([b"{"] * 30 + [b'{"id": "one", "name": "a"}'] * 20)
     case.warm_run()
     limit(case, "raw", size(case, "raw"))
-    told = case.invoke("dlq", "reprocess", str(case.file), "--all")
-    assert (told.exit_code, "the rest is left to ingest" in told.stderr) == (1, True), told.output
-    assert f"raise it to 3670016 or more: `nats stream edit {case.names.stream('raw')} --max-bytes" in told.stderr
+    reported = case.invoke("dlq", "reprocess", str(case.file), "--all")
+    assert (reported.exit_code, "the rest is left to ingest" in reported.stderr) == (1, True), reported.output
+    assert f"raise it to 3670016 or more: `nats stream edit {case.names.stream('raw')} --max-bytes" in reported.stderr
     given_up = case.invoke("dlq", "discard", str(case.file), "--reason", "a test", "--yes", "--since", "2020-01-01", "--stage", "parse")
     assert (given_up.exit_code, given_up.stdout) == (0, "50 dead letters discarded\n"), given_up.output
     assert case.entered() == set()
@@ -181,7 +181,7 @@ def test_a_full_disk_of_clickhouse_is_waited_for(case: PipelineCase, options: st
             before = case.count()
             small.make_room()
             wait_until(lambda: case.count() > before, "more rows")
-        assert case.letters() == []
+        assert case.dead_letters() == []
 
 
 def test_any_message_about_missing_inodes_is_waited_for(case: PipelineCase) -> None:

@@ -28,7 +28,7 @@ def _started(case: PipelineCase, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def _drained(case: PipelineCase) -> bool:
-    return case.count() == case.good and len(case.letters()) == case.sent - case.good
+    return case.count() == case.good and len(case.dead_letters()) == case.sent - case.good
 
 
 def _end(case: PipelineCase, process: "subprocess.Popen[str]") -> str:

@@ -27,7 +27,7 @@ def test_a_nats_that_falls_silent_is_left_for_a_new_connection(proxied: Proxied)
         case.send_events(1000)
         waits(runner, "ingest", "NATS did not answer (TimeoutError)")
         wait_until(lambda: nats.connections > before, "a new connection", 60)
-    assert case.letters() == []
+    assert case.dead_letters() == []
 
 
 def in_small_chunks(case: PipelineCase) -> None:
@@ -50,7 +50,7 @@ def test_a_hundred_lost_answers_of_clickhouse_double_nothing(proxied: Proxied) -
     case.warm_run()
     assert clickhouse.cuts == 100
     case.check()
-    assert (case.count(), case.letters()) == (case.good, [])
+    assert (case.count(), case.dead_letters()) == (case.good, [])
 
 
 def test_a_clickhouse_killed_during_a_backlog_is_waited_for(case: PipelineCase) -> None:
@@ -65,4 +65,4 @@ def test_a_clickhouse_killed_during_a_backlog_is_waited_for(case: PipelineCase) 
             waits(runner, "sink", "ClickHouse did not answer")
             case.stack.server("clickhouse").start()
     assert runner.legs["sink"].status.batches > MANY // 2
-    assert case.letters() == []
+    assert case.dead_letters() == []

@@ -51,7 +51,7 @@ def _check(case: PipelineCase) -> None:
     """
     found = case.client().query(facts, {"table": case.table}).result_rows[0]
     assert tuple(found) == (case.sent, case.sent, 0, case.sent - 1, case.sent, 0)
-    assert case.letters() == []
+    assert case.dead_letters() == []
 
 
 def test_a_long_outage_of_clickhouse_is_made_up_without_loss(case: PipelineCase) -> None:

@@ -137,9 +137,9 @@ def test_a_halted_runner_stays_halted_until_its_legs_restart(case: PipelineCase,
     assert (state.state, state.missing, {*state.legs}) == ("halted", (), {"ingest", "process"})
     assert state.message.startswith("sink: ")
     assert "the table has no column 'amount'" in state.message
-    said = case.invoke("status", str(case.file)).output
-    assert "sink halted at 20" in said
-    assert "the table has no column 'amount'" in " ".join(said.split())
+    answer = case.invoke("status", str(case.file)).output
+    assert "sink halted at 20" in answer
+    assert "the table has no column 'amount'" in " ".join(answer.split())
     mend(case)
     assert jobs.start(case.file).state.state == "running"
     case.wait_count(case.good)

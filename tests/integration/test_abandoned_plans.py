@@ -65,7 +65,7 @@ def test_abandoned_rows_are_letters_and_enter_under_a_new_file(case: PipelineCas
     tried = abandon(case, "--dry-run")
     assert (tried["rows"], tried["stored"], tried["given_up"]) == (100, 0, 0)
     assert abandon(case, "--yes")["given_up"] == 100
-    assert {(letter["stage"], letter["code"], letter["message"]) for letter in case.letters()} == {
+    assert {(dead_letter["stage"], dead_letter["code"], dead_letter["message"]) for dead_letter in case.dead_letters()} == {
         ("sink", "abandoned", "the column is gone")
     }
     assert sink_of_tally(case) == {"confirmed by ClickHouse": 0, "dead letters": 0, "abandoned (dead letters)": 100}
@@ -101,7 +101,7 @@ def test_rows_waiting_behind_the_plan_are_abandoned_on_request(case: PipelineCas
     assert abandon(case, "--dry-run")["rows"] == 100
     assert abandon(case, "--waiting", "--yes")["given_up"] == 150
     case.warm_run()
-    assert (case.count(), len(case.letters())) == (0, 150)
+    assert (case.count(), len(case.dead_letters())) == (0, 150)
     assert case.invoke("audit", str(case.file)).exit_code == 0
 
 
@@ -118,7 +118,7 @@ def test_a_killed_abandonment_is_finished_as_decided(case: PipelineCase, failpoi
         assert abandon(case, "--yes")["given_up"] == 100
     case.warm_run()
     assert case.count() == 0
-    assert [letter["message"] for letter in case.letters()] == ["first"] * 100
+    assert [dead_letter["message"] for dead_letter in case.dead_letters()] == ["first"] * 100
     assert sink_of_tally(case) == {"confirmed by ClickHouse": 0, "dead letters": 0, "abandoned (dead letters)": 100}
 
 
@@ -156,17 +156,17 @@ def test_the_number_of_rows_is_asked_back(case: PipelineCase) -> None:
     arguments = ["plan", "abandon", str(case.file), "--leg", "sink", "--reason", "x"]
     environment = case.environment()
     assert CliRunner().invoke(app, arguments, env=environment, input="yes\n").exit_code == 1
-    assert case.letters() == []
+    assert case.dead_letters() == []
     assert CliRunner().invoke(app, arguments, env=environment, input="100\n").exit_code == 0
-    assert len(case.letters()) == 100
+    assert len(case.dead_letters()) == 100
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "reported"),
     [("FUNCTION file('written', 'CSV')", "no entry of a ledger"), ("default.another", "nothing was sent")],
     ids=["no name", "another"],
 )
-def test_an_insert_goes_only_to_the_table_of_the_file(case: PipelineCase, table: str, told: str) -> None:
+def test_an_insert_goes_only_to_the_table_of_the_file(case: PipelineCase, table: str, reported: str) -> None:
     """Who may write to the ledger decides no INSERT."""
     with_open_plan(case, "sink.before-insert")
     log, chain = case.log(), case.names.chain("sink")
@@ -175,6 +175,6 @@ def test_an_insert_goes_only_to_the_table_of_the_file(case: PipelineCase, table:
     forged = {**json.loads(last.payload), "table": table}
     log.publish(chain, json.dumps(forged).encode(), {}, last.sequence)
     log.close()
-    with pytest.raises(HaltError, match=told):
+    with pytest.raises(HaltError, match=reported):
         case.warm_run()
     assert case.count() == 0

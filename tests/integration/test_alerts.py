@@ -115,7 +115,7 @@ def test_without_receivers_an_alert_is_logged(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize(
-    ("beginning", "drops", "told"),
+    ("beginning", "drops", "reported"),
     [
         (b"HTTP/1.1 200 ", [b"O", b"K"], ["webhook 1: TimeoutError"]),
         (b"HTTP/1.1 200 OK\r\n", [b"X", b": y\r\n"], ["webhook 1: TimeoutError"]),
@@ -124,10 +124,10 @@ def test_without_receivers_an_alert_is_logged(caplog: pytest.LogCaptureFixture) 
     ids=["a status in drops", "a head in drops", "a body without end"],
 )
 def test_a_webhook_that_answers_without_end_holds_nobody(
-    monkeypatch: pytest.MonkeyPatch, beginning: bytes, drops: list[bytes], told: list[str]
+    monkeypatch: pytest.MonkeyPatch, beginning: bytes, drops: list[bytes], reported: list[str]
 ) -> None:
     # An answer whose head is whole is no failure, however busy the machine.
-    monkeypatch.setattr(alerts, "WEBHOOK_SECONDS", 1.0 if told else 60.0)
+    monkeypatch.setattr(alerts, "WEBHOOK_SECONDS", 1.0 if reported else 60.0)
     is_left = threading.Event()
 
     def answer(listener: socket.socket) -> None:
@@ -144,7 +144,7 @@ def test_a_webhook_that_answers_without_end_holds_nobody(
         thread = threading.Thread(target=answer, args=(listener,), daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/secret"
-        assert AlertsResource(webhook_urls=url).send(ALERT) == told
+        assert AlertsResource(webhook_urls=url).send(ALERT) == reported
         # The connection is ended, and no more of the answer is taken.
         thread.join(60)
         assert is_left.is_set()

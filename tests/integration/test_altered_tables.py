@@ -56,7 +56,7 @@ def test_a_changed_column_halts_before_the_insert_until_mended(case: PipelineCas
         case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} {remedy}")
     case.warm_run()
-    assert (case.count(), case.letters()) == (2000, [])
+    assert (case.count(), case.dead_letters()) == (2000, [])
     if "DROP" not in change:
         case.check()
 
@@ -89,5 +89,5 @@ def test_a_revoked_right_halts_under_load_until_granted_again(
     stop(case, runner)
     user("pipeline:canary-7d1f")
     case.warm_run()
-    assert (case.count(), case.letters()) == (2000, [])
+    assert (case.count(), case.dead_letters()) == (2000, [])
     case.check()

@@ -27,24 +27,24 @@ def audit(case: PipelineCase, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def assert_clean(case: PipelineCase) -> dict[str, Any]:
-    code, said = audit(case)
-    assert (code, said["verdict"], said["findings"], said["not_proven"]) == (0, "clean", [], [])
-    return said
+    code, answer = audit(case)
+    assert (code, answer["verdict"], answer["findings"], answer["not_proven"]) == (0, "clean", [], [])
+    return answer
 
 
 def not_proven(case: PipelineCase) -> dict[str, int]:
     """What nothing explains yet, by what it is; nothing is wrong, and the exit code says both."""
-    code, said = audit(case)
-    assert (code, said["verdict"], said["findings"]) == (3, "not proven", [])
-    return {gap["what"]: gap["count"] for gap in said["not_proven"]}
+    code, answer = audit(case)
+    assert (code, answer["verdict"], answer["findings"]) == (3, "not proven", [])
+    return {gap["what"]: gap["count"] for gap in answer["not_proven"]}
 
 
 def faults(case: PipelineCase) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Examples by hop and kind; there is a fault, and the exit code says so."""
-    code, said = audit(case, "--examples", "1000")
-    assert (code, said["verdict"]) == (4, "differs")
-    assert all(one["count"] == len(one["examples"]) for one in said["findings"])
-    return {(one["place"], one["kind"]): one["examples"] for one in said["findings"]}
+    code, answer = audit(case, "--examples", "1000")
+    assert (code, answer["verdict"]) == (4, "differs")
+    assert all(one["count"] == len(one["examples"]) for one in answer["findings"])
+    return {(one["place"], one["kind"]): one["examples"] for one in answer["findings"]}
 
 
 def places(examples: list[dict[str, Any]]) -> set[tuple[int, int]]:
@@ -95,11 +95,11 @@ def test_a_sound_pipeline_is_clean(case: PipelineCase, has_positions: bool) -> N
     case.warm_run()
     case.send_events(600, bad_every=100)
     case.warm_run()
-    said = assert_clean(case)
-    assert said["counts"] == {"raw": 1500, "out": 1485, "dead letters": 15, "entered again": 0, "duplicates kept": 0, "table": 1485}
+    answer = assert_clean(case)
+    assert answer["counts"] == {"raw": 1500, "out": 1485, "dead letters": 15, "entered again": 0, "duplicates kept": 0, "table": 1485}
     not_compared = [] if has_positions else ["the records of equal rows: without position columns equal rows cannot be distinguished"]
-    assert [gap["what"] for gap in said["not_compared"]] == not_compared
-    assert said["ranges"]["Kafka offsets in raw"] == {f"{case.topic}/{partition}": [0, 499] for partition in range(3)}
+    assert [gap["what"] for gap in answer["not_compared"]] == not_compared
+    assert answer["ranges"]["Kafka offsets in raw"] == {f"{case.topic}/{partition}": [0, 499] for partition in range(3)}
     shown = CliRunner().invoke(app, ["audit", str(case.file)], env=case.environment())
     assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "clean: every record that was compared is accounted for, once")
 
@@ -111,9 +111,9 @@ def test_copies_that_dedup_has_dropped_are_no_loss(case: PipelineCase, keeps: bo
     for first in (0, 1500):
         case.send(copies(1500, first=first))
         case.warm_run()
-    said = assert_clean(case)
+    answer = assert_clean(case)
     wanted = {"raw": 3000, "out": 701, "dead letters": 30, "table": 701}
-    assert said["counts"] == wanted | (
+    assert answer["counts"] == wanted | (
         {"entered again": 0, "duplicates kept": 2269} if keeps else {"entered again": 0, "duplicates kept": 0, "duplicates dropped": 2269}
     )
 
@@ -143,8 +143,8 @@ def test_copies_by_the_time_of_the_event_are_no_loss(case: PipelineCase) -> None
     case.create_topic()
     case.send([json.dumps({"id": n % 7, "name": "x", "at": 1_780_000_000 + n // 5}).encode() for n in range(400)])
     case.warm_run()
-    said = assert_clean(case)
-    assert said["counts"]["duplicates dropped"] > 100
+    answer = assert_clean(case)
+    assert answer["counts"]["duplicates dropped"] > 100
 
 
 def test_rows_that_clickhouse_refused_are_no_loss(case: PipelineCase) -> None:
@@ -161,9 +161,9 @@ def test_a_pipeline_in_traffic_has_no_fault(case: PipelineCase) -> None:
     with case.load():
         for rows in (1, 2000, 4000):
             case.wait_count(rows)
-            code, said = audit(case)
-            assert (code, said["verdict"], said["findings"]) in [(0, "clean", []), (3, "not proven", [])]
-            assert all(gap["count"] > 0 for gap in said["not_proven"])
+            code, answer = audit(case)
+            assert (code, answer["verdict"], answer["findings"]) in [(0, "clean", []), (3, "not proven", [])]
+            assert all(gap["count"] > 0 for gap in answer["not_proven"])
 
 
 def test_what_waits_before_a_leg_is_not_proven_with_its_number(case: PipelineCase) -> None:
@@ -207,8 +207,8 @@ def test_records_compacted_in_kafka_are_reported_as_no_fault(case: PipelineCase)
 
     wait_until(has_compacted, "a compaction")
     case.warm_run()
-    told = {gap["what"]: gap["count"] for gap in assert_clean(case)["not_compared"]}
-    assert told["records in raw that Kafka has compacted away since"] > 0
+    reported = {gap["what"]: gap["count"] for gap in assert_clean(case)["not_compared"]}
+    assert reported["records in raw that Kafka has compacted away since"] > 0
 
 
 def purge(case: PipelineCase, role: str, frames_left: int) -> None:
@@ -244,19 +244,19 @@ def test_what_is_purged_is_told_and_the_rest_is_judged(case: PipelineCase, has_p
         case.warm_run()
     purge(case, "raw", 1)
     purge(case, "out", 1)
-    code, said = audit(case)
-    unexplained = {gap["what"]: gap["count"] for gap in said["not_proven"]}
-    assert (code, said["verdict"], said["findings"]) == ((3, "not proven", []) if unexplained else (0, "clean", []))
+    code, answer = audit(case)
+    unexplained = {gap["what"]: gap["count"] for gap in answer["not_proven"]}
+    assert (code, answer["verdict"], answer["findings"]) == ((3, "not proven", []) if unexplained else (0, "clean", []))
     # How many depends on what the pipeline's own purge has taken before.
     unexplained.pop("records that may be copies of one that is purged", None)
-    told = {gap["what"]: gap["count"] for gap in said["not_compared"]}
-    assert [what for what in told if what.startswith("records before raw sequence")]
-    assert said["ranges"]["Kafka offsets in raw"] == {f"{case.topic}/{partition}": [200, 299] for partition in range(3)}
+    reported = {gap["what"]: gap["count"] for gap in answer["not_compared"]}
+    assert [what for what in reported if what.startswith("records before raw sequence")]
+    assert answer["ranges"]["Kafka offsets in raw"] == {f"{case.topic}/{partition}": [200, 299] for partition in range(3)}
     if not has_positions:
         assert [*unexplained] == ["rows of a table without position columns: a part of raw is purged"]
     else:
         assert unexplained == {}
-        assert told["rows of the table whose raw frames are purged"] > 200
+        assert reported["rows of the table whose raw frames are purged"] > 200
         case.client().command(f"INSERT INTO {case.table} (id, name, _tf_sequence) VALUES (-2, 'far', 999)")
         assert {*faults(case)} == {("out -> table", "extra")}
 
@@ -331,10 +331,10 @@ def test_a_removed_out_frame_leaves_records_and_rows_unexplained(case: PipelineC
 def test_a_dead_letter_that_is_removed_leaves_its_record_nowhere(case: PipelineCase) -> None:
     prepared(case)
     sequence, rows = frames(case, "dlq")[0]
-    letters = remove(case, "dlq", sequence)
+    dead_letters = remove(case, "dlq", sequence)
     found = faults(case)
-    assert places(found["raw -> out", "missing"]) == of_rows(case, letters)
-    assert len(letters) == rows
+    assert places(found["raw -> out", "missing"]) == of_rows(case, dead_letters)
+    assert len(dead_letters) == rows
 
 
 def test_a_removed_dead_letter_is_no_copy_whatever_its_key(case: PipelineCase) -> None:
@@ -377,9 +377,9 @@ def test_a_raw_frame_that_is_removed_is_missing_against_kafka(case: PipelineCase
 def test_only_so_many_faults_are_named_and_all_are_counted(case: PipelineCase) -> None:
     prepared(case)
     case.client().command(f"TRUNCATE TABLE {case.table}")
-    code, said = audit(case, "--examples", "3")
+    code, answer = audit(case, "--examples", "3")
     assert code == 4
-    assert [(one["place"], one["kind"], one["count"], len(one["examples"])) for one in said["findings"]] == [
+    assert [(one["place"], one["kind"], one["count"], len(one["examples"])) for one in answer["findings"]] == [
         ("out -> table", "missing", 594, 3)
     ]
 

@@ -43,8 +43,8 @@ def produce(case: PipelineCase, records: Sequence[Record]) -> None:
     assert producer.flush(60) == 0
 
 
-def by_offset(letters: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    return {letter["_tf_offset"]: letter for letter in letters}
+def by_offset(dead_letters: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {dead_letter["_tf_offset"]: dead_letter for dead_letter in dead_letters}
 
 
 BAD_VALUES: dict[str, tuple[bytes | None, tuple[str, str, str | None]]] = {
@@ -68,17 +68,17 @@ def test_each_bad_record_is_a_dead_letter_and_others_arrive(case: PipelineCase, 
         records += [(b"k", good(number), []), (b"key %d" % number, value, [("source", b"test")])]
     produce(case, [*records, (b"k", good(99), [])])
     case.warm_run(**way)
-    letters = by_offset(case.letters())
-    found = {name: letters[2 * number + 1] for number, name in enumerate(BAD_VALUES)}
-    told = {name: (letter["stage"], letter["code"], letter["field"]) for name, letter in found.items()}
-    assert told == {name: reason for name, (_, reason) in BAD_VALUES.items()}
-    for number, (name, letter) in enumerate(found.items()):
-        assert letter["value"] == BAD_VALUES[name][0]
-        assert letter["key"] == b"key %d" % number
-        assert letter["headers"] == [(b"source", b"test")]
-        assert letter["message"]
-        assert letter["attempts"] == 1
-        assert letter["first_time"] == letter["last_time"] == letter["_tf_arrival"]
+    dead_letters = by_offset(case.dead_letters())
+    found = {name: dead_letters[2 * number + 1] for number, name in enumerate(BAD_VALUES)}
+    reported = {name: (dead_letter["stage"], dead_letter["code"], dead_letter["field"]) for name, dead_letter in found.items()}
+    assert reported == {name: reason for name, (_, reason) in BAD_VALUES.items()}
+    for number, (name, dead_letter) in enumerate(found.items()):
+        assert dead_letter["value"] == BAD_VALUES[name][0]
+        assert dead_letter["key"] == b"key %d" % number
+        assert dead_letter["headers"] == [(b"source", b"test")]
+        assert dead_letter["message"]
+        assert dead_letter["attempts"] == 1
+        assert dead_letter["first_time"] == dead_letter["last_time"] == dead_letter["_tf_arrival"]
     assert case.count() == len(BAD_VALUES) + 1
     case.check()
 
@@ -88,14 +88,14 @@ def test_a_record_of_5_megabytes_travels_as_its_head_and_digest(case: PipelineCa
     huge = event_of_size(1, MEGABYTES_5)
     produce(case, [(b"k", good(0), []), (b"K" * 5000, huge, [("h", b"x")]), (b"k", good(2), [])])
     case.warm_run()
-    (letter,) = case.letters()
-    assert (letter["stage"], letter["code"], letter["field"]) == ("parse", "oversize", None)
-    assert str(MAX_RECORD_BYTES) in letter["message"]
-    assert (letter["_tf_topic"], letter["_tf_partition"], letter["_tf_offset"]) == (case.topic, 0, 1)
-    assert letter["oversize"] == {"bytes": MEGABYTES_5 + 5000 + 2, "sha256": hashlib.sha256(huge).digest()}
-    assert letter["value"] == huge[:OVERSIZE_HEAD_BYTES]
-    assert letter["key"] == b"K" * OVERSIZE_HEAD_BYTES
-    assert letter["headers"] is None
+    (dead_letter,) = case.dead_letters()
+    assert (dead_letter["stage"], dead_letter["code"], dead_letter["field"]) == ("parse", "oversize", None)
+    assert str(MAX_RECORD_BYTES) in dead_letter["message"]
+    assert (dead_letter["_tf_topic"], dead_letter["_tf_partition"], dead_letter["_tf_offset"]) == (case.topic, 0, 1)
+    assert dead_letter["oversize"] == {"bytes": MEGABYTES_5 + 5000 + 2, "sha256": hashlib.sha256(huge).digest()}
+    assert dead_letter["value"] == huge[:OVERSIZE_HEAD_BYTES]
+    assert dead_letter["key"] == b"K" * OVERSIZE_HEAD_BYTES
+    assert dead_letter["headers"] is None
     assert sorted(row[1] for row in case.rows()) == [0, 2]
     case.check()
 
@@ -104,7 +104,7 @@ def test_many_huge_records_in_a_row_pass_one_after_the_other(case: PipelineCase)
     case.create_topic(1, **{"max.message.bytes": str(8 * 1024 * 1024)})
     produce(case, [(None, event_of_size(number, MEGABYTES_5 // 2) if number % 3 else good(number), []) for number in range(30)])
     case.warm_run()
-    assert len(case.letters()) == 20
+    assert len(case.dead_letters()) == 20
     assert case.count() == 10
     case.check()
 
@@ -126,15 +126,15 @@ def test_the_size_limit_counts_the_whole_record_inclusively(case: PipelineCase) 
     ]
     produce(case, records)
     case.warm_run()
-    letters = by_offset(case.letters())
-    assert {offset: letter["code"] for offset, letter in letters.items()} == {
+    dead_letters = by_offset(case.dead_letters())
+    assert {offset: dead_letter["code"] for offset, dead_letter in dead_letters.items()} == {
         1: "oversize",
         3: "oversize",
         4: "invalid_json",
         5: "oversize",
         6: "oversize",
     }
-    assert letters[4]["value"] == bad
+    assert dead_letters[4]["value"] == bad
     assert sorted(row[1] for row in case.rows()) == [0, 2]
     case.check()
 
@@ -144,7 +144,7 @@ def test_a_batch_of_only_bad_records_leaves_an_empty_table(case: PipelineCase, w
     case.send([b"bad %d" % number for number in range(3000)])
     case.warm_run(accept=True, **way)
     assert case.count() == 0
-    assert len(case.letters()) == 3000
+    assert len(case.dead_letters()) == 3000
     case.check()
     case.send([good(number) for number in range(30)])
     case.warm_run()
@@ -164,8 +164,8 @@ def test_keys_and_headers_survive_into_dead_letters(case: PipelineCase) -> None:
     case.create_topic(1)
     produce(case, [(key, b"bad", each) for key, each in zip(keys, headers, strict=True)])
     case.warm_run()
-    letters = by_offset(case.letters())
-    assert [letters[offset]["key"] for offset in range(5)] == keys
+    dead_letters = by_offset(case.dead_letters())
+    assert [dead_letters[offset]["key"] for offset in range(5)] == keys
     expected = [[(name.encode(), value) for name, value in each] or None for each in headers]
-    assert [letters[offset]["headers"] for offset in range(5)] == expected
+    assert [dead_letters[offset]["headers"] for offset in range(5)] == expected
     case.check()

@@ -56,7 +56,7 @@ def test_a_clean_pipeline_passes_every_check(done: PipelineCase) -> None:
     found = look(done)
     assert {name: verdict.message for name, verdict in found.items() if not verdict.passed} == {}
     assert found["gaps"].facts == {"confirmed": 60, "found": 60, "rows of no record of the topic": 0}
-    assert {verdict.not_judged for verdict in found.values()} == {""}
+    assert {verdict.not_evaluated for verdict in found.values()} == {""}
 
 
 def test_a_row_that_was_inserted_again_is_a_duplicate_and_named(done: PipelineCase) -> None:
@@ -182,8 +182,8 @@ def test_rows_that_the_table_removes_are_missing_with_the_cause(case: PipelineCa
     case.client().command(f"OPTIMIZE TABLE {case.table} FINAL")
     assert red(case) == ({"gaps"} if missing else set())
     if missing:
-        said = f"{missing} of 60 confirmed rows are missing, and {removes} removes rows: disable this check if that is intended"
-        assert look(case, "gaps")["gaps"].message == said
+        answer = f"{missing} of 60 confirmed rows are missing, and {removes} removes rows: disable this check if that is intended"
+        assert look(case, "gaps")["gaps"].message == answer
 
 
 def test_rows_of_a_detached_partition_are_missing_until_attached(case: PipelineCase) -> None:
@@ -278,11 +278,11 @@ def test_views_that_no_sum_can_judge_are_told_and_no_fault(case: PipelineCase) -
     client.command(f"DROP TABLE {case.table}_gone")
     found = look(case, "views")["views"]
     assert found.passed, found.message
-    told = dict(one.split(": ", 1) for one in found.not_judged.split("; "))
-    assert told[f"default.{best}"].startswith("it does not hold a row for each row")
-    assert told[f"default.{old}"] == "its TTL removes rows"
-    assert told[f"default.{both}"] == "2 views fill it"
-    assert told[f"default.{case.table}_into_gone"] == "the table that it fills cannot be found"
+    reported = dict(one.split(": ", 1) for one in found.not_evaluated.split("; "))
+    assert reported[f"default.{best}"].startswith("it does not hold a row for each row")
+    assert reported[f"default.{old}"] == "its TTL removes rows"
+    assert reported[f"default.{both}"] == "2 views fill it"
+    assert reported[f"default.{case.table}_into_gone"] == "the table that it fills cannot be found"
     assert [value for name, value in found.facts.items() if name.startswith("total of default..inner_id.")] == [50]
 
 
@@ -297,8 +297,8 @@ def test_a_view_that_outlives_its_tables_rows_is_no_fault(case: PipelineCase) ->
     case.warm_run()
     client.command(f"OPTIMIZE TABLE {case.table} FINAL")
     found = look(case, "views")["views"]
-    told = f"default.{copy}: the table has fewer rows than it was given, its TTL removes some"
-    assert (found.passed, found.message, found.not_judged) == (True, "0 of 1 views compared, all complete", told)
+    reported = f"default.{copy}: the table has fewer rows than it was given, its TTL removes some"
+    assert (found.passed, found.message, found.not_evaluated) == (True, "0 of 1 views compared, all complete", reported)
 
 
 def test_a_later_view_is_a_fault_until_older_rows_are_inserted(case: PipelineCase) -> None:
@@ -315,8 +315,8 @@ def test_a_later_view_is_a_fault_until_older_rows_are_inserted(case: PipelineCas
     client, select = case.client(), f"SELECT id % 5 AS k, count() AS n FROM {case.table} GROUP BY k"
     client.command(f"CREATE TABLE {counts} (k Int64, n Nullable(UInt64)) ENGINE = SummingMergeTree ORDER BY k {WINDOW}")
     client.command(f"CREATE MATERIALIZED VIEW {counts}_view TO {counts} AS {select}")
-    told = "; a view lacks the rows that are older than itself until you insert them"
-    assert look(case, "views")["views"].message == f"default.{counts} adds up to 0, the table has 30 rows{told}"
+    reported = "; a view lacks the rows that are older than itself until you insert them"
+    assert look(case, "views")["views"].message == f"default.{counts} adds up to 0, the table has 30 rows{reported}"
     client.command(f"INSERT INTO {counts} {select}")
     assert look(case, "views")["views"].passed
 
@@ -340,9 +340,9 @@ def test_a_view_slower_than_its_table_is_no_fault_mid_insert(case: PipelineCase)
     assert running.is_alive(), "the view's target has the chunk, too"
     running.join()
     assert found.passed, found.message
-    assert "rows that are being inserted" in found.not_judged
+    assert "rows that are being inserted" in found.not_evaluated
     found = look(case, "views")["views"]
-    assert (found.passed, found.not_judged) == (True, "")
+    assert (found.passed, found.not_evaluated) == (True, "")
 
 
 def test_records_that_wait_in_kafka_are_not_fresh(case: PipelineCase) -> None:
@@ -448,7 +448,7 @@ def test_a_table_without_positions_says_what_is_not_checked(case: PipelineCase) 
     case.warm_run()
     found = look(case)
     assert {name for name, verdict in found.items() if not verdict.passed} == set()
-    assert {name for name, verdict in found.items() if verdict.not_judged} == {"duplicates", "gaps"}
+    assert {name for name, verdict in found.items() if verdict.not_evaluated} == {"duplicates", "gaps"}
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
     assert not look(case, "gaps")["gaps"].passed
 

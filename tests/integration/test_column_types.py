@@ -245,7 +245,7 @@ def test_a_verification_calls_for_the_value_that_is_stored(
             "is_past": [False],
         }
         reference.load(iter(pa.table(frame, schema=FRAME_SCHEMA).to_batches()), config)
-        reference.judge(config, Bounds(0, 2))
+        reference.evaluate(config, Bounds(0, 2))
         own.register("stored", pa.ipc.open_stream(answer).read_all())
         plain = f"c::{duckdb_type(kind)}"
         same = own.execute(f"SELECT v0 IS NOT DISTINCT FROM {plain}, hash(v0) = hash({plain}) FROM expected, stored").fetchall()

@@ -203,8 +203,8 @@ def test_tally_since_an_instant_accounts_for_what_was_done_since(case: PipelineC
         leg("process", 200, {"written to out": 198, "duplicates dropped": 0, "dead letters": 2}),
         leg("sink", 198, {"confirmed by ClickHouse": 198, "dead letters": 0}),
     ]
-    letters = leg("redrive", 2, {"entered again": 0, "discarded": 0, "still dead letters": 2}) | {"waiting": 5, "waiting_before": 3}
-    assert found["dead_letters"] == letters
+    dead_letters = leg("redrive", 2, {"entered again": 0, "discarded": 0, "still dead letters": 2}) | {"waiting": 5, "waiting_before": 3}
+    assert found["dead_letters"] == dead_letters
     whole = json.loads(tallyflow(case, "tally", str(case.file), "--since", "1h", "--json").stdout)
     assert [one["rows_in"] for one in whole["legs"]] == [500, 500, 495]
     assert "must be an instant such as" in tallyflow(case, "tally", str(case.file), "--since", "yesterday").output

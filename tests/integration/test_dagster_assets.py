@@ -68,10 +68,10 @@ def test_a_selection_starts_a_job_that_a_second_one_adopts(pipeline: DagsterCase
     case.send_events(90)
     case.wait_count(180)
     again = pipeline.materialize("clickhouse_table")
-    told = metadata(again)["clickhouse_table"]
-    assert told["state"] == "running"
-    assert "dagster/row_count" not in told
-    assert httpx.get(told["status of ingest, process, sink"], timeout=60, trust_env=False).json()["pipeline"] == case.pipeline
+    reported = metadata(again)["clickhouse_table"]
+    assert reported["state"] == "running"
+    assert "dagster/row_count" not in reported
+    assert httpx.get(reported["status of ingest, process, sink"], timeout=60, trust_env=False).json()["pipeline"] == case.pipeline
     assert find_runners(case.names.directory(case.home))[0]["pid"] == first
     restarted = pipeline.materialize("clickhouse_table", restart=True)
     assert restarted.success, failure(restarted)
@@ -80,9 +80,9 @@ def test_a_selection_starts_a_job_that_a_second_one_adopts(pipeline: DagsterCase
 
 def test_a_failed_start_says_what_to_do_without_traceback(case: PipelineCase) -> None:
     with dagster_case(case) as pipeline:
-        said = failure(pipeline.materialize("raw_stream", **CAUGHT_UP))
-    assert "create the topic, or correct" in said
-    assert "Traceback" not in said
+        answer = failure(pipeline.materialize("raw_stream", **CAUGHT_UP))
+    assert "create the topic, or correct" in answer
+    assert "Traceback" not in answer
 
 
 def test_what_was_checked_is_published(pipeline: DagsterCase) -> None:
@@ -206,8 +206,8 @@ def test_the_sensor_reports_running_pipelines_only(pipeline: DagsterCase) -> Non
     # A newest observation that says "running" would be wrong from now on; a second one that it stands still, too many.
     pipeline.jobs.stop(case.file)
     ended = pipeline.sensor("observe_pipelines", observed.cursor)
-    (told,) = ended.asset_events
-    assert (told.asset_key.path[-1], told.metadata["state"].value) == ("clickhouse_table", "stopped")
+    (stopped,) = ended.asset_events
+    assert (stopped.asset_key.path[-1], stopped.metadata["state"].value) == ("clickhouse_table", "stopped")
     assert pipeline.sensor("observe_pipelines", ended.cursor).asset_events == []
 
 

@@ -76,11 +76,11 @@ def check_guarded(address: str) -> None:
 
 
 def test_it_serves_on_loopback_and_leaves_nothing_behind(case: PipelineCase, command: "subprocess.Popen[str]") -> None:
-    said = case.directory / "said.txt"
+    output = case.directory / "said.txt"
 
     def url() -> str | None:
-        assert command.poll() is None, said.read_text()
-        found = re.search(r"^Dagster: (http://127\.0\.0\.1:\d+)$", said.read_text(), re.MULTILINE)
+        assert command.poll() is None, output.read_text()
+        found = re.search(r"^Dagster: (http://127\.0\.0\.1:\d+)$", output.read_text(), re.MULTILINE)
         return found[1] if found else None
 
     address = wait_until(url, "Dagster's address")
@@ -89,7 +89,7 @@ def test_it_serves_on_loopback_and_leaves_nothing_behind(case: PipelineCase, com
     states = {one["name"]: one["sensorState"]["status"] for one in answer["sensors"]}
     assert states["observe_pipelines"] == "RUNNING"
     check_guarded(address)
-    assert "ignoring DAGSTER_HOME of your shell" in said.read_text()
+    assert "ignoring DAGSTER_HOME of your shell" in output.read_text()
     assert list((case.directory / "foreign").iterdir()) == []
     family = psutil.Process(command.pid).children(recursive=True)
     listening = {c.laddr.ip for one in family for c in one.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
@@ -97,7 +97,7 @@ def test_it_serves_on_loopback_and_leaves_nothing_behind(case: PipelineCase, com
     home = case.home / "dagster"
     assert yaml.safe_load((home / "dagster.yaml").read_text())["telemetry"] == {"enabled": False}
     os.kill(command.pid, signal.SIGINT)
-    assert command.wait(PATIENCE_SECONDS) == 0, said.read_text()
+    assert command.wait(PATIENCE_SECONDS) == 0, output.read_text()
     assert survivors(family, 0) == []
     assert json.loads((home / "ports.json").read_text())["webserver"] == int(address.rpartition(":")[2])
 

@@ -28,7 +28,7 @@ def launch(dagster: DagsterCase, job: str, **config: Any) -> dg.ExecuteInProcess
     return dagster.defs.resolve_job_def(job).execute_in_process(instance=dagster.instance, run_config=run_config, raise_on_error=False)
 
 
-def told(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+def reported(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     assert result.success, failure(result)
     events = [event for event in result.all_events if event.is_successful_output]
     return {name: value.value for name, value in events[0].step_output_data.metadata.items()}
@@ -37,30 +37,30 @@ def told(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 def test_the_launchpad_starts_restarts_drains_and_stops(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(300)
-    first = told(launch(dagster, "start_pipeline"))
+    first = reported(launch(dagster, "start_pipeline"))
     assert (first["state"], first["adopted a runner"]) == ("running", False)
-    again = told(launch(dagster, "start_pipeline"))
+    again = reported(launch(dagster, "start_pipeline"))
     assert (again["pid"], again["adopted a runner"]) == (first["pid"], True)
-    assert told(launch(dagster, "restart_pipeline"))["pid"] != first["pid"]
+    assert reported(launch(dagster, "restart_pipeline"))["pid"] != first["pid"]
     case.send_events(300)
-    assert told(launch(dagster, "drain_pipeline"))["state"] == "stopped"
-    assert told(launch(dagster, "stop_pipeline")) == {"stopped a runner": False}
+    assert reported(launch(dagster, "drain_pipeline"))["state"] == "stopped"
+    assert reported(launch(dagster, "stop_pipeline")) == {"stopped a runner": False}
     case.check()
 
 
 def test_dead_letters_are_rehearsed_reprocessed_and_discarded(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(100, bad_every=10)
-    told(launch(dagster, "drain_pipeline"))
-    rehearsed = told(launch(dagster, "reprocess_dead_letters", everything=True, dry_run=True))
+    reported(launch(dagster, "drain_pipeline"))
+    rehearsed = reported(launch(dagster, "reprocess_dead_letters", everything=True, dry_run=True))
     assert (rehearsed["letters"], rehearsed["would pass"]) == (10, 0)
-    first = case.letters()[0]
+    first = case.dead_letters()[0]
     version, position = first["config_version"], f"{first['_tf_sequence']}.{first['_tf_ordinal']}"
-    assert told(launch(dagster, "reprocess_dead_letters", everything=True, not_rejected_by=version)) == {"entered again": 0}
-    assert told(launch(dagster, "reprocess_dead_letters", positions=[position])) == {"entered again": 1}
-    assert told(launch(dagster, "reprocess_dead_letters", positions=[position])) == {"entered again": 0, "left: redriven": 1}
-    assert told(launch(dagster, "discard_dead_letters", stage="parse", reason="broken for good"))["discarded"] == 9
-    told(launch(dagster, "drain_pipeline"))
+    assert reported(launch(dagster, "reprocess_dead_letters", everything=True, not_rejected_by=version)) == {"entered again": 0}
+    assert reported(launch(dagster, "reprocess_dead_letters", positions=[position])) == {"entered again": 1}
+    assert reported(launch(dagster, "reprocess_dead_letters", positions=[position])) == {"entered again": 0, "left: redriven": 1}
+    assert reported(launch(dagster, "discard_dead_letters", stage="parse", reason="broken for good"))["discarded"] == 9
+    reported(launch(dagster, "drain_pipeline"))
     case.check()
 
 
@@ -89,12 +89,12 @@ def failed_with(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 def test_a_verification_from_the_launchpad_fails_with_the_rows(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(300)
-    told(launch(dagster, "drain_pipeline"))
-    found = told(launch(dagster, "verify_pipeline", with_kafka=True))
+    reported(launch(dagster, "drain_pipeline"))
+    found = reported(launch(dagster, "verify_pipeline", with_kafka=True))
     assert (found["rows"], found["in Kafka"], found["is_match"], found["differences"]) == (300, 300, True, 0)
     now = datetime.now(UTC)
     assert (
-        told(launch(dagster, "verify_pipeline", since=(now + timedelta(hours=1)).isoformat()))["summary"]
+        reported(launch(dagster, "verify_pipeline", since=(now + timedelta(hours=1)).isoformat()))["summary"]
         == "nothing to compare in this range"
     )
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id IN (17, 18) SETTINGS mutations_sync = 2")
@@ -103,7 +103,7 @@ def test_a_verification_from_the_launchpad_fails_with_the_rows(dagster: DagsterC
     metadata = failed_with(result)
     assert (metadata["differences"], metadata["is_match"]) == (2, False)
     assert metadata["examples"].count("wrong") == 1
-    assert told(launch(dagster, "verify_pipeline", until=(now - timedelta(hours=9)).isoformat()))["is_match"]
+    assert reported(launch(dagster, "verify_pipeline", until=(now - timedelta(hours=9)).isoformat()))["is_match"]
     assert "since: write an instant such as" in failure(launch(dagster, "verify_pipeline", since="yesterday"))
 
 
@@ -111,19 +111,19 @@ def test_the_launchpad_puts_missing_rows_back(dagster: DagsterCase, monkeypatch:
     monkeypatch.setattr("pipelines.proof.put_back.QUIET_SECONDS", 0)
     case = dagster.case
     case.send_events(300)
-    told(launch(dagster, "drain_pipeline"))
+    reported(launch(dagster, "drain_pipeline"))
     before = sorted(case.rows())
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id IN (17, 18) SETTINGS mutations_sync = 2")
-    found = told(launch(dagster, "put_back_missing"))
+    found = reported(launch(dagster, "put_back_missing"))
     assert (found["missing"], found["put back"], found["is_match"]) == (2, 2, True)
     assert sorted(case.rows()) == before
-    again = told(launch(dagster, "put_back_missing"))
+    again = reported(launch(dagster, "put_back_missing"))
     assert (again["missing"], again["put back"]) == (0, 0)
     case.send(b'{"id": "bad"}' for _ in range(2))
-    told(launch(dagster, "drain_pipeline"))
+    reported(launch(dagster, "drain_pipeline"))
     assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id = 18 SETTINGS mutations_sync = 2")
-    beside = told(launch(dagster, "put_back_missing"))
+    beside = reported(launch(dagster, "put_back_missing"))
     assert (beside["put back"], beside["is_match"], beside["is_proven"]) == (1, True, False), "letters that wait to enter differ in nothing"
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id = 17 SETTINGS mutations_sync = 2")
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 3 SETTINGS mutations_sync = 2")
@@ -135,13 +135,13 @@ def test_a_run_is_tagged_and_reports_to_its_asset(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(100, bad_every=10)
     result = launch(dagster, "drain_pipeline")
-    told(result)
+    reported(result)
     run = dagster.instance.get_run_by_id(result.run_id)
     assert run is not None
     assert run.tags["tallyflow/pipeline"] == case.pipeline
-    told(launch(dagster, "reprocess_dead_letters", everything=True, dry_run=True))
+    reported(launch(dagster, "reprocess_dead_letters", everything=True, dry_run=True))
     assert dagster.instance.get_latest_materialization_event(dagster.key("reprocessed_letters")) is None
-    told(launch(dagster, "reprocess_dead_letters", everything=True))
+    reported(launch(dagster, "reprocess_dead_letters", everything=True))
     made = dagster.instance.get_latest_materialization_event(dagster.key("reprocessed_letters"))
     assert made is not None
     assert made.asset_materialization.metadata["entered again"].value == 10
@@ -156,12 +156,12 @@ def test_batch_work_may_be_done_in_tasks_of_the_spark_resource(case: PipelineCas
         case.warm_run()
     with dagster_case(case) as dagster:
         before = live_entries(case)
-        assert told(launch(dagster, "compact_keys", with_spark=True))["live_keys_found"] == len(before)
+        assert reported(launch(dagster, "compact_keys", with_spark=True))["live_keys_found"] == len(before)
         assert live_entries(case) == before
         shutil.rmtree(case.names.directory(case.home) / "state")
-        assert told(launch(dagster, "rebuild_state", with_spark=True))["records"] == 1200
+        assert reported(launch(dagster, "rebuild_state", with_spark=True))["records"] == 1200
         assert live_entries(case) == before
-        assert told(launch(dagster, "verify_pipeline", with_spark=True))["is_match"]
+        assert reported(launch(dagster, "verify_pipeline", with_spark=True))["is_match"]
         case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE id = 17 SETTINGS mutations_sync = 2")
         assert "different rows name" in failure(launch(dagster, "verify_pipeline", with_spark=True))
     assert session.range(3).count() == 3, "a session that was there is left running"

@@ -30,7 +30,7 @@ def ticks(dagster: DagsterCase) -> dict[str, str | int]:
 
 
 def test_a_pipeline_that_was_never_started_is_passed_over(dagster: DagsterCase) -> None:
-    assert {str(said).partition(":")[0] for said in ticks(dagster).values()} == {f"pipeline {dagster.case.pipeline} was never started"}
+    assert {str(answer).partition(":")[0] for answer in ticks(dagster).values()} == {f"pipeline {dagster.case.pipeline} was never started"}
     dagster.case.send_events(60)
     dagster.case.warm_run()
     assert ticks(dagster) == {"reprocess": 1}

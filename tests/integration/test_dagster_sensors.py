@@ -41,7 +41,7 @@ def launched(dagster: DagsterCase, data: dg.SensorResult) -> dg.ExecuteInProcess
     return result
 
 
-def said(dagster: DagsterCase, result: dg.ExecuteInProcessResult) -> str:
+def answer(dagster: DagsterCase, result: dg.ExecuteInProcessResult) -> str:
     """What the run's own code has logged, in lines."""
     return "\n".join(one.user_message for one in dagster.instance.all_logs(result.run_id) if one.dagster_event is None)
 
@@ -57,16 +57,16 @@ def test_a_killed_job_is_restarted_and_a_stopped_one_is_not(dagster: DagsterCase
     wait_until(lambda: dagster.jobs.inspect(case.file).state == "stopped", "a dead job")
     dead = dagster.sensor("keep_pipelines_running", well.cursor)
     assert dead.run_requests[0].run_key.startswith(f"start:{dagster.pipeline.key}:")
-    told = said(dagster, launched(dagster, dead))
-    assert "launched process" in told
-    assert "\nstarting" in told
-    assert "\nrunning: ingest " in told
+    reported = answer(dagster, launched(dagster, dead))
+    assert "launched process" in reported
+    assert "\nstarting" in reported
+    assert "\nrunning: ingest " in reported
     assert dagster.jobs.inspect(case.file).state == "running"
     case.send_events(300)
     case.wait_count(case.good)
     assert case.invoke("stop", str(case.file)).output == "stopped\n"
     # A run that has waited in the queue until now.
-    assert "skipped: its desired state is stopped" in said(dagster, launched(dagster, dead))
+    assert "skipped: its desired state is stopped" in answer(dagster, launched(dagster, dead))
     stopped = dagster.sensor("keep_pipelines_running", dead.cursor)
     assert stopped.skip_message == f"{case.pipeline}: its desired state is stopped"
     case.check()
@@ -90,10 +90,10 @@ def test_a_halted_runner_is_left_alone_and_alerted_once(dagster: DagsterCase, ho
     second = dagster.sensor("keep_pipelines_running", first.cursor)
     assert (first.run_requests, second.run_requests) == ([], [])
     assert "alert already sent" in second.skip_message
-    (said,) = hook.got
-    assert said.startswith(f"pipeline {case.pipeline}: halted: sink: ")
-    assert "the table has no column 'amount'" in said
-    assert "`tallyflow plan abandon" in said
+    (answer,) = hook.got
+    assert answer.startswith(f"pipeline {case.pipeline}: halted: sink: ")
+    assert "the table has no column 'amount'" in answer
+    assert "`tallyflow plan abandon" in answer
     assert mail.box.got == []
     case.client().command(f"ALTER TABLE {case.table} ADD COLUMN amount Nullable(Float64) AFTER name")
     dagster.jobs.restart(case.file)
@@ -105,14 +105,14 @@ def test_limits_count_once_the_file_is_reread(dagster: DagsterCase, hook: Webhoo
     case = dagster.case
     before = dagster.jobs.start(case.file).state
     case.send_events(30, bad_every=3)
-    wait_until(lambda: len(case.letters()) == 10, "10 dead letters")
+    wait_until(lambda: len(case.dead_letters()) == 10, "10 dead letters")
     memory = json.dumps({dagster.pipeline.key: {"version": before.config_version}})
     case.write_file(lambda document: document.update(alerts={"dead_letters": {"count": 10}}))
     assert "10 dead letters waiting" in (quiet := dagster.sensor("watch_dead_letters", memory).skip_message)
     assert "fewer than 100" in quiet
     reloaded = DagsterCase(case, dagster.instance, hook.url)
     assert "10 dead letters waiting" in reloaded.sensor("watch_dead_letters", memory).skip_message
-    assert [said.partition(", the oldest")[0] for said in hook.got] == [f"pipeline {case.pipeline}: 10 dead letters waiting"]
+    assert [answer.partition(", the oldest")[0] for answer in hook.got] == [f"pipeline {case.pipeline}: 10 dead letters waiting"]
     after = reloaded.jobs.inspect(case.file)
     assert (after.state, after.pid) == ("running", before.pid)
     assert reloaded.jobs.restart(case.file).state.config_version == before.config_version
@@ -124,7 +124,7 @@ def test_letters_enter_again_once_after_the_file_was_mended(dagster: DagsterCase
     dagster.jobs.start(case.file, accept=True)
     # Amounts such as 0.0 are no whole numbers.
     case.send_events(30)
-    wait_until(lambda: len(case.letters()) == 30, "30 dead letters")
+    wait_until(lambda: len(case.dead_letters()) == 30, "30 dead letters")
     first = dagster.sensor("watch_dead_letters")
     assert first.run_requests == []
     assert "30 dead letters waiting" in dagster.sensor("watch_dead_letters", first.cursor).skip_message
@@ -140,7 +140,7 @@ def test_letters_enter_again_once_after_the_file_was_mended(dagster: DagsterCase
 
 def test_a_tick_survives_a_nats_that_is_away_and_remembers(dagster: DagsterCase) -> None:
     dagster.jobs.start(dagster.case.file)
-    memory = json.dumps({dagster.pipeline.key: {"version": "v", "told": 3, "told_at": 5.0}})
+    memory = json.dumps({dagster.pipeline.key: {"version": "v", "alerted": 3, "alerted_at": 5.0}})
     dagster.case.stack.server("nats").kill()
     try:
         tick = dagster.sensor("watch_dead_letters", memory)

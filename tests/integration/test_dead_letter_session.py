@@ -50,8 +50,8 @@ def run(case: PipelineCase, command: str, environment: dict[str, str]) -> str:
         case.client().command(words[-1])
         return ""
     if words[0] == "tallyflow":
-        told = case.invoke(*words[1:], **environment)
-        return told.stdout + told.stderr
+        reported = case.invoke(*words[1:], **environment)
+        return reported.stdout + reported.stderr
     ended = subprocess.run(words, capture_output=True, text=True, env=case.environment(**environment), timeout=240)
     return ended.stdout + ended.stderr
 
@@ -64,10 +64,10 @@ def test_a_broken_column_is_seen_mended_and_proven(case: PipelineCase, monkeypat
     for command, shown in steps():
         if command.startswith("eval"):
             continue
-        said = run(case, command.replace(" orders ", f" {case.table} "), environment)
+        answer = run(case, command.replace(" orders ", f" {case.table} "), environment)
         for name, stands_for in ((case.pipeline, "orders-demo"), (case.topic, "orders"), (case.table, "orders")):
-            said = said.replace(name, stands_for)
-        rest = plain(said)
+            answer = answer.replace(name, stands_for)
+        rest = plain(answer)
         for line in shown:
-            assert plain(line) in rest, f"{command} did not show {line!r} but {said}"
+            assert plain(line) in rest, f"{command} did not show {line!r} but {answer}"
             rest = rest[rest.index(plain(line)) + len(plain(line)) :]

@@ -56,7 +56,7 @@ def test_a_window_may_be_measured_on_the_time_of_the_event(case: PipelineCase, w
         case.warm_run(**way)
     fate = check_event_times(case, 15, 5)
     assert min(fate[kind] for kind in ("row", "duplicate", "late", "letter")) > 20, fate
-    assert {letter["code"] for letter in case.letters()} == {"late", "null_time", "invalid_json"}
+    assert {dead_letter["code"] for dead_letter in case.dead_letters()} == {"late", "null_time", "invalid_json"}
 
 
 def test_event_time_dedup_survives_compaction_and_rebuilding(case: PipelineCase) -> None:
@@ -101,7 +101,9 @@ def test_a_null_key_is_a_dead_letter(case: PipelineCase) -> None:
     case.send([b'{"id": 1, "name": "a", "amount": 2.5}', b'{"id": 2, "name": "b"}', b'{"id": 3, "name": "c", "amount": 2.5}'], partitions=1)
     case.warm_run()
     assert [number for _, number, _, _ in case.rows()] == [1]
-    assert [(letter["stage"], letter["code"], letter["field"]) for letter in case.letters()] == [("dedup", "null_key", "amount")]
+    assert [(dead_letter["stage"], dead_letter["code"], dead_letter["field"]) for dead_letter in case.dead_letters()] == [
+        ("dedup", "null_key", "amount")
+    ]
 
 
 def test_an_edit_of_the_key_is_refused_and_loses_nothing(case: PipelineCase) -> None:

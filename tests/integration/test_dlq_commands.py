@@ -54,11 +54,11 @@ def test_groups_account_for_every_letter_and_say_what_to_do(filled: PipelineCase
 
 def test_a_list_may_be_narrowed_to_a_group_a_time_and_a_number(filled: PipelineCase) -> None:
     everything = dlq(filled, "list")
-    assert (everything["selected"], [letter["offset"] for letter in everything["letters"]]) == (5, [1, 2, 4, 5, 6])
+    assert (everything["selected"], [dead_letter["offset"] for dead_letter in everything["letters"]]) == (5, [1, 2, 4, 5, 6])
     group = dlq(filled, "groups")[0]["fingerprint"]
-    assert [letter["offset"] for letter in dlq(filled, "list", "--group", group)["letters"]] == [2, 4]
+    assert [dead_letter["offset"] for dead_letter in dlq(filled, "list", "--group", group)["letters"]] == [2, 4]
     limited = dlq(filled, "list", "--group", group, "--limit", "1")
-    assert (limited["selected"], [letter["offset"] for letter in limited["letters"]]) == (2, [2])
+    assert (limited["selected"], [dead_letter["offset"] for dead_letter in limited["letters"]]) == (2, [2])
     assert dlq(filled, "list", "--until", "2020-01-01")["selected"] == dlq(filled, "list", "--stage", "dedup")["selected"] == 0
     assert dlq(filled, "list", "--since", "2020-01-01")["selected"] == 5
     shown = filled.invoke("dlq", "list", str(filled.file), "--limit", "2")
@@ -66,7 +66,7 @@ def test_a_list_may_be_narrowed_to_a_group_a_time_and_a_number(filled: PipelineC
 
 
 def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
-    positions = {letter["offset"]: letter["position"] for letter in dlq(filled, "list")["letters"]}
+    positions = {dead_letter["offset"]: dead_letter["position"] for dead_letter in dlq(filled, "list")["letters"]}
     assert {offset: dlq(filled, "show", position)["value"] for offset, position in positions.items()} == {
         1: "{",
         2: '{"id": "one", "name": "a", "amount": null}',
@@ -90,8 +90,8 @@ def test_an_absent_letter_and_a_bad_position_are_reported(filled: PipelineCase) 
 def test_empty_and_contradictory_selections_are_reported(filled: PipelineCase) -> None:
     nothing = "no dead letter matches; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show all of them"
     for arguments in (["reprocess"], ["reprocess", "--dry-run"], ["discard", "--reason", "a test"]):
-        told = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--group", "0123456789ab")
-        assert (told.exit_code, told.stderr.strip()) == (0, nothing), told.output
+        reported = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--group", "0123456789ab")
+        assert (reported.exit_code, reported.stderr.strip()) == (0, nothing), reported.output
     missing = filled.invoke("dlq", "reprocess", str(filled.file), "--position", "9999.0", "--position", "9999.1")
     assert missing.stderr.strip() == "no dead letter at 2 of 2 positions"
     for arguments in (["reprocess", "--all"], ["discard", "--all", "--reason", "a test", "--yes"]):

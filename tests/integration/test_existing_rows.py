@@ -46,10 +46,10 @@ def test_a_second_pipeline_on_the_table_is_refused_at_its_start(case: PipelineCa
     case.send_events(30)
     case.warm_run()
     renamed(case)
-    said = refused(case)
-    assert f"table default.{case.table} holds 30 rows " in said
-    assert f"TRUNCATE TABLE default.{case.table}" in said
-    assert "existing_rows: keep" in said
+    answer = refused(case)
+    assert f"table default.{case.table} holds 30 rows " in answer
+    assert f"TRUNCATE TABLE default.{case.table}" in answer
+    assert "existing_rows: keep" in answer
 
 
 def test_the_pipeline_itself_starts_again_on_its_rows(case: PipelineCase) -> None:
@@ -114,10 +114,10 @@ def test_rows_of_a_simultaneous_start_are_seen_before_insert(
 ) -> None:
     if not has_positions:
         bare_table(case)
-    said = both(case, monkeypatch)
-    assert f"inserting the first chunk into default.{case.table}: it was empty when pipeline {case.pipeline} started" in said
-    assert "now holds 30 rows of another writer. If that is another pipeline" in said
-    assert "Nothing was sent." in said and "existing_rows: keep" in said
+    answer = both(case, monkeypatch)
+    assert f"inserting the first chunk into default.{case.table}: it was empty when pipeline {case.pipeline} started" in answer
+    assert "now holds 30 rows of another writer. If that is another pipeline" in answer
+    assert "Nothing was sent." in answer and "existing_rows: keep" in answer
 
 
 def test_rows_that_came_with_the_first_chunk_are_seen_after_it(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,8 +324,8 @@ class History:
         assert len(found) == len(rows), self.story
         assert found == {at: {"id": at[1], **row} for at, row in self.model.table.items()}, self.story
         entered = self.case.entered()
-        letters = [one for one in self.case.letters() if f"{one['_tf_sequence']}.{one['_tf_ordinal']}" not in entered]
-        at = sorted((one["_tf_partition"], one["_tf_offset"]) for one in letters)
+        dead_letters = [one for one in self.case.dead_letters() if f"{one['_tf_sequence']}.{one['_tf_ordinal']}" not in entered]
+        at = sorted((one["_tf_partition"], one["_tf_offset"]) for one in dead_letters)
         assert at == sorted([*self.model.rejected, *self.model.abandoned]), self.story
         assert json.loads(self.case.invoke("tally", str(self.case.file), "--json").stdout)["residue"] == 0
         audited = self.case.invoke("audit", str(self.case.file))

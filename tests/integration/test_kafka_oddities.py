@@ -263,11 +263,13 @@ def test_a_partition_lost_in_an_open_plan_is_left_to_its_query(
         case.wait_count(50)
         case.send([event(number) for number in range(100, 150)], partitions=2)
         case.wait_count(75)
-        wait_until(lambda: len([text for text in case.told if "restarting the query" in text]) >= 2, "a second query")
+        wait_until(lambda: len([text for text in case.reported if "restarting the query" in text]) >= 2, "a second query")
         assert ids(case) == list(range(0, 150, 2))
         silent.clear()
         case.wait_count(150)
-    assert all(f"no leader answered for partition 1 of {case.topic}, so the others go on without" in text for text in case.told), case.told
+    assert all(f"no leader answered for partition 1 of {case.topic}, so the others go on without" in text for text in case.reported), (
+        case.reported
+    )
     assert positions(case) == {0: 75, 1: 75}
     case.check()
 

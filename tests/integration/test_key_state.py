@@ -64,10 +64,10 @@ def test_why_shows_where_a_key_was_accepted_and_its_copies(case: PipelineCase) -
     assert found["key"] == {"name": "record 7", "id": 1}
     assert (found["accepted"]["topic"], found["accepted"]["partition"], found["accepted"]["offset"]) == (case.topic, 0, 0)
     assert (found["duplicates"], [seen["offset"] for seen in found["dropped"]]) == (3, [2, 4, 5])
-    assert (found["is_over"], found["records_scanned"]) == (False, 6)
-    told = case.invoke("why", str(case.file), "record 7", "1").stdout
-    assert "3 copies dropped since, in 6 records scanned" in told
-    assert f"{case.topic} partition 0 offset 0" in told
+    assert (found["is_expired"], found["records_scanned"]) == (False, 6)
+    reported = case.invoke("why", str(case.file), "record 7", "1").stdout
+    assert "3 copies dropped since, in 6 records scanned" in reported
+    assert f"{case.topic} partition 0 offset 0" in reported
     unseen = answer(case, "why", "record 7", "2")
     assert (unseen["accepted"], unseen["duplicates"]) == (None, 0)
 

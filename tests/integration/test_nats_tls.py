@@ -39,7 +39,7 @@ class Greeter:
 
     def __init__(self, info: dict[str, Any], tls: ssl.SSLContext | None = None) -> None:
         self.info, self.tls = info, tls
-        self.told = bytearray()
+        self.reported = bytearray()
         self.greeted = 0
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -65,7 +65,7 @@ class Greeter:
                 connection = self.tls.wrap_socket(connection, server_side=True)
                 self._open.append(connection)
             while piece := connection.recv(65536):
-                self.told.extend(piece)
+                self.reported.extend(piece)
                 if b"PING" in piece:
                     connection.sendall(b"PONG\r\n")
         except OSError:
@@ -119,7 +119,7 @@ def test_a_server_without_tls_is_told_nothing(login: dict[str, Any], scheme: str
         with pytest.raises(HaltError, match="the server offers no TLS, and nothing was sent to it"):
             client.connect()
         client.close()
-        assert (plain.greeted > 0, bytes(plain.told)) == (True, b"")
+        assert (plain.greeted > 0, bytes(plain.reported)) == (True, b"")
 
 
 def test_a_server_of_several_without_tls_is_told_nothing() -> None:
@@ -129,7 +129,7 @@ def test_a_server_of_several_without_tls_is_told_nothing() -> None:
         with pytest.raises(HaltError, match="offers no TLS"):
             client.connect()
         client.close()
-        assert bytes(plain.told + other.told) == b""
+        assert bytes(plain.reported + other.reported) == b""
 
 
 @pytest.mark.parametrize("info", [{"tls_required": True}, {"tls_available": True}])
@@ -140,12 +140,12 @@ def test_tls_lost_on_the_way_back_puts_nothing_in_the_clear(certificate: Path, i
         tls = {"ca_file": str(certificate)}
         client = JetStream(NatsConnection.model_validate({"url": f"tls://127.0.0.1:{server.port}", "token": "canary", "tls": tls}))
         client.connect()
-        assert b"canary" in server.told
+        assert b"canary" in server.reported
         server.info, server.tls = {}, None
-        before, server.told = server.greeted, bytearray()
+        before, server.reported = server.greeted, bytearray()
         server.drop()
         wait_until(lambda: server.greeted > before + 1, "two attempts to come back")
-        assert bytes(server.told) == b""
+        assert bytes(server.reported) == b""
         client.close()
 
 
@@ -154,4 +154,4 @@ def test_without_tls_asked_for_a_server_in_the_clear_is_used() -> None:
         client = JetStream(NatsConnection.model_validate({"url": f"nats://127.0.0.1:{plain.port}", "token": "canary"}))
         client.connect()
         client.close()
-        assert b"canary" in plain.told
+        assert b"canary" in plain.reported

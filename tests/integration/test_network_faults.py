@@ -27,7 +27,7 @@ def test_a_refused_nats_is_waited_for_without_dead_letters(proxied: Proxied, mon
         waits(runner, "ingest", "NATS did not answer")
         assert case.count() == 1000
         nats.pass_on()
-    assert case.letters() == []
+    assert case.dead_letters() == []
 
 
 def test_acknowledgements_lost_repeatedly_double_nothing(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:

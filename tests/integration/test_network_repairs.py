@@ -62,7 +62,7 @@ def check_settled(case: PipelineCase, runner: Runner) -> None:
     stop(case, runner)
     rows, unique = positions(case)
     assert rows == unique
-    assert rows + len(case.letters()) == 300
+    assert rows + len(case.dead_letters()) == 300
     case.check()
 
 
@@ -131,8 +131,8 @@ def test_rows_are_given_up_once_although_nats_is_cut(proxied: Proxied, monkeypat
     wait_until(is_given_up, "a command that comes through")
     assert nats.cuts == 3
     case.warm_run()
-    assert (case.count(), len(case.letters())) == (0, 100)
-    assert {(letter["code"], letter["message"]) for letter in case.letters()} == {("abandoned", "the column is gone")}
+    assert (case.count(), len(case.dead_letters())) == (0, 100)
+    assert {(dead_letter["code"], dead_letter["message"]) for dead_letter in case.dead_letters()} == {("abandoned", "the column is gone")}
     case.check()
     assert case.invoke("audit", str(case.file)).exit_code == 0
 

@@ -24,7 +24,7 @@ def of_size(number: int, size: int) -> bytes:
     return event(number, Random(number).randbytes(size).hex()[: size - around])
 
 
-LETTERS: dict[str, tuple[bytes, str]] = {
+DEAD_LETTERS: dict[str, tuple[bytes, str]] = {
     "deep arrays": (b"[" * DEPTH + b"]" * DEPTH, "invalid_json"),
     "deep objects": (b'{"id":' * DEPTH + b"1" + b"}" * DEPTH, "wrong_type"),
     "deep and never closed": (b"[" * DEPTH, "invalid_json"),
@@ -56,29 +56,31 @@ ROWS: dict[str, tuple[bytes, tuple[int, str, float | None]]] = {
 def test_poison_becomes_dead_letters_and_nothing_else_does(case: PipelineCase, way: dict[str, Any]) -> None:
     case.create_topic(1, **{"max.message.bytes": str(8 * KIB * KIB)})
     values = [
-        value for pair in zip((v for v, _ in [*LETTERS.values(), *ROWS.values()]), map(event, range(100)), strict=False) for value in pair
+        value
+        for pair in zip((v for v, _ in [*DEAD_LETTERS.values(), *ROWS.values()]), map(event, range(100)), strict=False)
+        for value in pair
     ]
     case.send(values, partitions=1, **{"message.max.bytes": 8 * KIB * KIB})
     runner = case.warm_run(**way)
     assert [leg.status.retries for leg in runner.legs.values()] == [0, 0, 0]
     case.check()
     # By content: a producer that sends again under load may change the order.
-    names = {value: name for name, (value, _) in {**LETTERS, **ROWS}.items()}
+    names = {value: name for name, (value, _) in {**DEAD_LETTERS, **ROWS}.items()}
     records = case.records()
-    letters = {names.get(records[le["_tf_partition"], le["_tf_offset"]], "a good record"): le["code"] for le in case.letters()}
-    assert letters == {name: code for name, (_, code) in LETTERS.items()}
+    dead_letters = {names.get(records[le["_tf_partition"], le["_tf_offset"]], "a good record"): le["code"] for le in case.dead_letters()}
+    assert dead_letters == {name: code for name, (_, code) in DEAD_LETTERS.items()}
     rows = {names.get(records[position], "a good record"): tuple(row) for position, *row in case.rows()}
     del rows["a good record"]
     assert rows == {name: row for name, (_, row) in ROWS.items()}
-    assert case.count() == len(LETTERS) + 2 * len(ROWS)
+    assert case.count() == len(DEAD_LETTERS) + 2 * len(ROWS)
 
 
 def test_one_percent_of_poison_at_volume(case: PipelineCase, session: SparkSession) -> None:
     case.session = session
     case.is_streaming = False
     case.create_topic()
-    poison = [value for value, code in LETTERS.values() if code == "invalid_json" and len(value) < 10_000]
+    poison = [value for value, code in DEAD_LETTERS.values() if code == "invalid_json" and len(value) < 10_000]
     case.send(poison[number % len(poison)] if number % 100 == 50 else event(number) for number in range(100_000))
     case.warm_run()
-    assert (case.count(), len(case.letters())) == (99_000, 1000)
+    assert (case.count(), len(case.dead_letters())) == (99_000, 1000)
     case.check()

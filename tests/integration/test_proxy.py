@@ -124,15 +124,15 @@ def test_forgotten_connections_stay_silent_and_new_ones_pass(proxy: Proxy) -> No
 
 def test_a_cut_takes_the_answer_and_not_the_request(proxy: Proxy) -> None:
     proxy.cut(3, b"INSERT", in_a_row=2)
-    told = []
+    reported = []
     for number in range(5):
         with connect(proxy) as client:
             assert ask(client, b"SELECT") == b"SELECT"
             try:
-                told.append(ask(client, b"INSERT %d" % number))
+                reported.append(ask(client, b"INSERT %d" % number))
             except ConnectionResetError:
-                told.append(b"reset")
-    assert told == [b"reset", b"reset", b"INSERT 2", b"reset", b"INSERT 4"]
+                reported.append(b"reset")
+    assert reported == [b"reset", b"reset", b"INSERT 2", b"reset", b"INSERT 4"]
     assert proxy.cuts == 3
 
 

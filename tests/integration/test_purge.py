@@ -51,7 +51,7 @@ def run_until_purged(case: PipelineCase, beyond: int = 0) -> None:
     with case.load():
         wait_until(lambda: min(purged(case, role).below for role in ("raw", "out")) > beyond, "a purge of both streams")
         wait_until(lambda: all(first_entry(case, leg).previous_done for leg in LEGS), "folded chains")
-    wait_until(lambda: case.count() + len(case.letters()) == case.sent, "the end of the load")
+    wait_until(lambda: case.count() + len(case.dead_letters()) == case.sent, "the end of the load")
     runner.request_stop()
     thread.join()
 
@@ -99,8 +99,8 @@ def test_a_small_stream_without_its_sink_makes_ingest_wait(case: PipelineCase) -
     assert f"raw stream {stream}, " in now["streams"]["raw"]["advice"]
     assert "of 6,000,000 bytes, is full: its writer waits, nothing is lost" in now["streams"]["raw"]["advice"]
     assert "the stream is full" in now["legs"]["ingest"]["message"]
-    told = case.invoke("status", str(case.file))
-    assert f"nats stream edit {stream} --max-bytes=" in " ".join(told.stdout.split())
+    reported = case.invoke("status", str(case.file))
+    assert f"nats stream edit {stream} --max-bytes=" in " ".join(reported.stdout.split())
     second = case.warm_runner(until_caught_up=False, legs=("sink",))
     case.in_background(second)
     case.wait_count(8_000)

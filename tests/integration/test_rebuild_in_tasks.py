@@ -72,16 +72,16 @@ def test_tasks_rebuild_what_is_rebuilt_here(case: PipelineCase, session: SparkSe
     prepared(case)
     before = live_entries(case)
     shutil.rmtree(store_of(case))
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     here = rebuilt(case, None)
     assert live_entries(case) == before
     shutil.rmtree(store_of(case))
-    tasks = rebuilt(case, session, progress=lambda _, done=0, total=0: told.append((done, total)))
+    tasks = rebuilt(case, session, progress=lambda _, done=0, total=0: reported.append((done, total)))
     assert live_entries(case) == before
     assert (tasks.records, tasks.accepted, tasks.duplicates) == (here.records, here.accepted, here.duplicates)
     assert tasks.duplicates > 800
-    assert len(told) > 3, "in rounds"
-    assert told[-1][0] == told[-1][1]
+    assert len(reported) > 3, "in rounds"
+    assert reported[-1][0] == reported[-1][1]
     assert run_files(case) == listed_files(case)
     case.send(copies(400, first=1600, keys=1499))
     case.warm_run()
@@ -151,7 +151,7 @@ def test_a_record_that_a_plan_has_decided_is_not_tried_again(
         shutil.rmtree(store_of(case))
         rebuilt(case, way)
         assert live_entries(case) == before
-    assert [letter["code"] for letter in case.letters()].count(INTERNAL_ERROR) == 1
+    assert [dead_letter["code"] for dead_letter in case.dead_letters()].count(INTERNAL_ERROR) == 1
 
 
 class _Killed(BaseException):
@@ -180,7 +180,7 @@ def test_a_half_way_rebuilding_lists_nothing_and_may_repeat(case: PipelineCase, 
 def test_runs_written_on_a_foreign_host_are_not_listed(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
     prepared(case)
     listed, state = listed_files(case), key_state(case)
-    elsewhere = Tasks(session, replace(state.connections.run, state_place=str(tmp_path / "other host")), {})
+    elsewhere = Tasks(session, replace(state.connections.run, state_storage=str(tmp_path / "other host")), {})
     with pytest.raises(HaltError, match=r"a task has written .* set state_uri"):
         rebuild(state, tasks=elsewhere)
     state.close()

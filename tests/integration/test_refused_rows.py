@@ -35,11 +35,11 @@ def test_rows_refused_by_a_constraint_are_dead_letters(strict: PipelineCase) -> 
     assert refused(strict) == BAD
     assert sink_totals(strict) == {"confirmed by ClickHouse": 396, "dead letters": 4}
     strict.check()
-    (letter, *_) = strict.letters()
-    assert letter["message"].startswith(
+    (dead_letter, *_) = strict.dead_letters()
+    assert dead_letter["message"].startswith(
         f"ClickHouse error 469 (VIOLATED_CONSTRAINT): Constraint `seven` for table default.{strict.table} is violated at"
     )
-    assert "Column values" not in letter["message"], "the message holds no value of the record"
+    assert "Column values" not in dead_letter["message"], "the message holds no value of the record"
     strict.send_events(5)
     strict.warm_run()
     assert sink_totals(strict) == {"confirmed by ClickHouse": 401, "dead letters": 4}
@@ -74,7 +74,7 @@ def test_an_insert_into_too_many_partitions_is_cut(case: PipelineCase) -> None:
     client.command(definition.replace("ORDER BY", "PARTITION BY id ORDER BY"))
     case.send_events(330)
     case.warm_run()
-    assert (case.count(), case.letters()) == (330, [])
+    assert (case.count(), case.dead_letters()) == (330, [])
     case.check()
 
 
@@ -88,7 +88,7 @@ def test_a_views_refusal_halts_and_once_mended_stores_once(case: PipelineCase) -
     case.send_events(100)
     with pytest.raises(HaltError, match=r"a materialized view on the table refuses these rows.*Fix the view, or detach it"):
         case.warm_run()
-    assert case.letters() == []
+    assert case.dead_letters() == []
     client.command(f"DROP VIEW {view}")
     client.command(f"CREATE MATERIALIZED VIEW {view} TO {target} AS SELECT id FROM {case.table}")
     case.warm_run()

@@ -44,7 +44,7 @@ def narrow(case: PipelineCase) -> PipelineCase:
     case.send_events(300)
     case.send([b"{", b"}", b"nonsense"])
     case.warm_run()
-    assert (case.count(), len(case.letters())) == (128, 175)
+    assert (case.count(), len(case.dead_letters())) == (128, 175)
     return case
 
 
@@ -61,7 +61,7 @@ def test_letters_of_a_mended_cause_enter_again_once(narrow: PipelineCase) -> Non
     widen(narrow)
     rehearsed = dlq(narrow, "reprocess", "--all", "--dry-run")
     assert (rehearsed["letters"], rehearsed["passed"], sum(one["letters"] for one in rehearsed["rejected"])) == (175, 172, 3)
-    assert len(narrow.letters()) == 175, "a dry run changes nothing"
+    assert len(narrow.dead_letters()) == 175, "a dry run changes nothing"
     assert dlq(narrow, "reprocess", "--group", group["fingerprint"]) == {"taken": 172, "left": {}}
     assert dlq(narrow, "reprocess", "--group", group["fingerprint"]) == {"taken": 0, "left": {"redriven": 172}}
     narrow.warm_run()
@@ -122,7 +122,7 @@ def test_two_commands_beside_traffic_take_each_letter_once(narrow: PipelineCase)
 
         ended = list(pool.map(reprocess, range(3)))
     assert any(code == 0 for code, _ in ended)
-    assert all("already holds leg redrive" in told for code, told in ended if code), ended
+    assert all("already holds leg redrive" in reported for code, reported in ended if code), ended
     narrow.wait_count(narrow.good)
     runner.request_stop()
     thread.join()
@@ -171,8 +171,8 @@ def test_discarding_an_accepted_letter_tells_of_its_copies(case: PipelineCase) -
     assert refused(case) == BAD[:2]
     shown = case.invoke("dlq", "groups", str(case.file)).stdout
     assert "  dedup dropped 4 copies of these records in their favor" in shown.splitlines()
-    told = "dedup dropped 4 copies of these records in their favor: if these are discarded, their keys have no row in the table"
-    assert told in case.invoke("dlq", "discard", str(case.file), "--all", "--reason", "test data").stderr, "before it asks"
+    reported = "dedup dropped 4 copies of these records in their favor: if these are discarded, their keys have no row in the table"
+    assert reported in case.invoke("dlq", "discard", str(case.file), "--all", "--reason", "test data").stderr, "before it asks"
     assert dlq(case, "discard", "--all", "--reason", "test data", "--yes") == {"taken": 2, "left": {}, "copies_dropped": 4}
     assert dlq(case, "groups") == []
 
@@ -185,7 +185,7 @@ def test_what_is_discarded_is_counted_and_stays_where_it_is(narrow: PipelineCase
     narrow.warm_run()
     narrow.check()
     assert account(narrow) == {"entered again": 172, "discarded": 3, "still dead letters": 0}
-    assert {letter["code"] for letter in dlq(narrow, "list", "--state", "discarded")["letters"]} == {"invalid_json"}
+    assert {dead_letter["code"] for dead_letter in dlq(narrow, "list", "--state", "discarded")["letters"]} == {"invalid_json"}
     shown = narrow.invoke("tally", str(narrow.file))
     assert "every event is accounted for" in " ".join(shown.stdout.split())
 
@@ -197,13 +197,13 @@ def test_a_record_that_is_rejected_again_and_again_is_parked(case: PipelineCase)
     case.warm_run()
     assert dlq(case, "reprocess", "--all")["taken"] == 1
     case.warm_run()
-    (letter,) = dlq(case, "list")["letters"]
-    assert (letter["state"], letter["attempts"]) == ("parked", 2)
-    assert dlq(case, "show", letter["origin"])["state"] == "redriven"
+    (dead_letter,) = dlq(case, "list")["letters"]
+    assert (dead_letter["state"], dead_letter["attempts"]) == ("parked", 2)
+    assert dlq(case, "show", dead_letter["origin"])["state"] == "redriven"
     assert dlq(case, "reprocess", "--all") == {"taken": 0, "left": {"redriven": 1, "parked": 1}}
-    assert dlq(case, "reprocess", "--position", letter["position"])["taken"] == 1
+    assert dlq(case, "reprocess", "--position", dead_letter["position"])["taken"] == 1
     case.warm_run()
-    assert [letter["attempts"] for letter in dlq(case, "list")["letters"]] == [3]
+    assert [dead_letter["attempts"] for dead_letter in dlq(case, "list")["letters"]] == [3]
     case.check()
 
 
@@ -263,7 +263,7 @@ def test_letters_beyond_retention_are_discarded_and_counted(case: PipelineCase) 
         case.send(values, partitions=1)
         case.warm_run()
     assert account(case) == {"entered again": 0, "discarded": 10, "still dead letters": 0}
-    assert len(case.letters()) == 5, "a subject keeps its last message"
+    assert len(case.dead_letters()) == 5, "a subject keeps its last message"
     before = lease_entries(case)
     assert before in (1, 2), "folded by whoever takes it next"
     case.warm_run()

@@ -14,7 +14,7 @@ from pipelines.errors import TallyflowError
 from resources.local.java import find_java
 from resources.local.kafka.broker import Kafka, render_properties
 from resources.local.ports import choose_port
-from resources.local.server import Place
+from resources.local.server import Endpoint
 from resources.local.stack import Addresses, LocalStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
@@ -39,9 +39,9 @@ def broker(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Itera
     keytool("-exportcert", "-rfc", *name, "-file", str(certificate))
     secure = f"127.0.0.1:{choose_port(())}"
 
-    def with_login(place: Place, log_directory: Path, controller_port: int) -> str:
-        plain = f"CLIENT://{place.address}"
-        text = render_properties(place, log_directory, controller_port)
+    def with_login(endpoint: Endpoint, log_directory: Path, controller_port: int) -> str:
+        plain = f"CLIENT://{endpoint.address}"
+        text = render_properties(endpoint, log_directory, controller_port)
         text = text.replace(f"listeners={plain},", f"listeners={plain},SECURE://{secure},")
         text = text.replace(f"advertised.listeners={plain}", f"advertised.listeners={plain},SECURE://{secure}")
         text = text.replace("protocol.map=", "protocol.map=SECURE:SASL_SSL,")

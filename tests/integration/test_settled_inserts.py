@@ -34,7 +34,7 @@ def test_a_refused_chunk_half_stored_beside_a_view_is_a_halt(case: PipelineCase)
     assert case.count() > 0
     client.command(f"ALTER TABLE {case.table} DROP INDEX i")
     case.warm_run()
-    assert (case.letters(), case.count()) == ([], 100)
+    assert (case.dead_letters(), case.count()) == ([], 100)
     case.check()
     assert client.query(f"SELECT count(), uniqExact(id) FROM {target}").result_rows[0] == (100, 100)
 
@@ -50,7 +50,7 @@ def test_a_table_without_positions_that_may_hold_rows_halts(case: PipelineCase) 
     case.send((event(number, "n/a" if number == 3 else "1") for number in range(100)), partitions=1)
     with pytest.raises(HaltError, match=r"the table lacks one of the columns _tf_sequence.*the same chunk is sent with its token"):
         case.warm_run()
-    assert case.letters() == []
+    assert case.dead_letters() == []
     client.command(f"ALTER TABLE {case.table} DROP INDEX i")
     case.warm_run()
     assert client.query(f"SELECT count(), uniqExact(id) FROM {case.table}").result_rows[0] == (100, 100)
@@ -87,7 +87,7 @@ def test_a_stored_chunk_refused_when_sent_again_is_confirmed(case: PipelineCase)
     case.warm_run()
     rows, unique = positions(case)
     assert rows == unique
-    assert rows + len(case.letters()) == 400
+    assert rows + len(case.dead_letters()) == 400
     case.check()
 
 
@@ -122,7 +122,7 @@ def test_an_insert_that_takes_too_long_is_cut(case: PipelineCase) -> None:
     case.client().command(f"ALTER TABLE {case.table} ADD COLUMN slow UInt8 MATERIALIZED sleepEachRow(0.005)")
     case.send_events(300, partitions=1)
     case.warm_run()
-    assert (positions(case), case.letters()) == ((300, 300), [])
+    assert (positions(case), case.dead_letters()) == ((300, 300), [])
     case.check()
 
 
@@ -148,14 +148,14 @@ def test_a_refused_row_is_a_letter_without_its_value_in_words(case: PipelineCase
     case.warm_run()
     assert refused(case) == [13]
     assert positions(case) == (39, 39)
-    (letter,) = case.letters()
-    assert letter["message"].startswith(f"ClickHouse error {code}")
-    assert letter["message"].endswith("this row failed alone") is (code in (36, 454))
+    (dead_letter,) = case.dead_letters()
+    assert dead_letter["message"].startswith(f"ClickHouse error {code}")
+    assert dead_letter["message"].endswith("this row failed alone") is (code in (36, 454))
     log = case.log()
     entries = log.fetch(case.names.stream("ledger"), case.names.chain("sink"), 0, log.state(case.names.stream("ledger")).last_sequence)
-    told = [letter["message"], *case.told, *(entry.payload.decode() for entry in entries)]
+    reported = [dead_letter["message"], *case.reported, *(entry.payload.decode() for entry in entries)]
     log.close()
-    assert not [words for words in told if "DE00" in words or "VALUE" in words]
+    assert not [words for words in reported if "DE00" in words or "VALUE" in words]
     case.check()
 
 

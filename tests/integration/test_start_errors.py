@@ -177,9 +177,9 @@ def message_of(case: PipelineCase) -> str:
 def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(300)
-    told: list[str] = []
+    reported: list[str] = []
     runner = case.warm_runner(connect_seconds=120)
-    runner._tell = told.append
+    runner._tell = reported.append
     servers = [case.stack.server(name) for name in ("kafka", "nats", "clickhouse")]
     try:
         for server in servers:
@@ -187,14 +187,14 @@ def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase) -> None:
         thread = threading.Thread(target=runner.run, daemon=True)
         thread.start()
         for server in servers:
-            seen = len(told)
-            wait_until(lambda: len(told) > seen, f"word of waiting for {server.name}")  # noqa: B023
+            seen = len(reported)
+            wait_until(lambda: len(reported) > seen, f"word of waiting for {server.name}")  # noqa: B023
             server.start()
     finally:
         case.stack.up()
     thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
-    assert all(line.startswith("waiting: ") for line in told[:seen])
+    assert all(line.startswith("waiting: ") for line in reported[:seen])
     assert case.count() == 300
     case.check()
 
@@ -351,10 +351,10 @@ def test_another_shape_is_refused_and_the_old_one_goes_on(case: PipelineCase) ->
     case.admin.create_topics([NewTopic(f"{case.topic}-other", 1, 1)])[f"{case.topic}-other"].result(30)
     case.send_events(30)
     case.warm_run()
-    for change, told in ((other_buckets, "buckets was 8, the file has 4"), (other_topic, f"{case.topic}-other")):
+    for change, reported in ((other_buckets, "buckets was 8, the file has 4"), (other_topic, f"{case.topic}-other")):
         case.write_file(change)
         message = refused(case)
-        assert told in message
+        assert reported in message
         assert "may not change while the pipeline lives" in message
     case.write_file()
     case.send_events(30)

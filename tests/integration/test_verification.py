@@ -27,24 +27,24 @@ def verify(case: PipelineCase, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def assert_match(case: PipelineCase, *arguments: str) -> dict[str, Any]:
-    code, said = verify(case, *arguments)
-    assert (said["verdict"], said["findings"], said["not_proven"], code) == ("clean", [], [], 0)
-    assert all(one["expected"] == one["found"] for one in said["checksums"])
-    return said
+    code, answer = verify(case, *arguments)
+    assert (answer["verdict"], answer["findings"], answer["not_proven"], code) == ("clean", [], [], 0)
+    assert all(one["expected"] == one["found"] for one in answer["checksums"])
+    return answer
 
 
 def not_proven(case: PipelineCase, *arguments: str) -> dict[str, int]:
     """What nothing explains yet, by the begin of what it says; nothing differs, and the exit code says both."""
-    code, said = verify(case, *arguments)
-    assert (code, said["verdict"], said["findings"]) == (3, "not proven", [])
-    return {gap["what"].split(":")[0].split(",")[0]: gap["count"] for gap in said["not_proven"]}
+    code, answer = verify(case, *arguments)
+    assert (code, answer["verdict"], answer["findings"]) == (3, "not proven", [])
+    return {gap["what"].split(":")[0].split(",")[0]: gap["count"] for gap in answer["not_proven"]}
 
 
 def findings(case: PipelineCase, *arguments: str) -> dict[tuple[str, str, str | None], dict[str, Any]]:
     """By place, kind and column; there is one, and the exit code says so."""
-    code, said = verify(case, *arguments)
-    assert (code, said["verdict"]) == (4, "differs")
-    return {(one["place"], one["kind"], one["column"]): one for one in said["findings"]}
+    code, answer = verify(case, *arguments)
+    assert (code, answer["verdict"]) == (4, "differs")
+    return {(one["place"], one["kind"], one["column"]): one for one in answer["findings"]}
 
 
 def where(found: dict[str, Any]) -> list[tuple[str, int, int]]:
@@ -74,28 +74,28 @@ def test_a_sound_table_matches(case: PipelineCase, has_positions: bool) -> None:
     if not has_positions:
         without_position_columns(case)
     prepared(case)
-    said = assert_match(case)
-    assert said["counts"] == {"records": 600, "rows": 594, "copies": 0, "rejected": 6, "refused": 0, "found": 594}
+    answer = assert_match(case)
+    assert answer["counts"] == {"records": 600, "rows": 594, "copies": 0, "rejected": 6, "refused": 0, "found": 594}
     if has_positions:
         columns = ["id", "name", "amount", "_tf_topic", "_tf_partition", "_tf_offset", "_tf_arrival"]
-        assert [one["column"] for one in said["checksums"]] == columns
-        assert said["not_compared"] == []
+        assert [one["column"] for one in answer["checksums"]] == columns
+        assert answer["not_compared"] == []
     shown = case.invoke("verify", str(case.file))
     assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "clean: ClickHouse holds the rows that the records require")
 
 
-@pytest.mark.parametrize("letters", [False, True], ids=["letters open", "a letter entered again"])
-def test_every_row_twice_is_told_in_a_table_without_positions(case: PipelineCase, letters: bool) -> None:
+@pytest.mark.parametrize("dead_letters", [False, True], ids=["letters open", "a letter entered again"])
+def test_every_row_twice_is_told_in_a_table_without_positions(case: PipelineCase, dead_letters: bool) -> None:
     without_position_columns(case)
     prepared(case)
-    if letters:
+    if dead_letters:
         assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.client().command(f"INSERT INTO {case.table} SELECT * FROM {case.table}")
-    code, said = verify(case)
-    if letters:
+    code, answer = verify(case)
+    if dead_letters:
         over = "rows that no confirmed record explains, while the pipeline writes: verify again"
-        assert (code, said["verdict"], said["findings"]) == (3, "not proven", [])
-        assert {gap["what"]: gap["count"] for gap in said["not_proven"]}[over] == 594
+        assert (code, answer["verdict"], answer["findings"]) == (3, "not proven", [])
+        assert {gap["what"]: gap["count"] for gap in answer["not_proven"]}[over] == 594
         case.warm_run()
     assert findings(case)["rows", "doubled", None]["count"] == 594
 
@@ -144,7 +144,7 @@ def test_milliseconds_become_instants_and_the_time_of_a_window(case: PipelineCas
     counts = assert_match(case)["counts"]
     rows = case.client().query(f"SELECT toString(at), at_ms, toString(text) FROM {case.table} ORDER BY at_ms LIMIT 1").result_rows
     assert rows == [("2026-05-28 20:26:40.123", first, "2026-05-28 20:26:40.123000001")]
-    assert {(one["code"], one["field"]) for one in case.letters()} == {
+    assert {(one["code"], one["field"]) for one in case.dead_letters()} == {
         ("invalid_time", "at"),
         ("invalid_value", "text"),
         ("wrong_type", "at"),
@@ -178,9 +178,9 @@ def test_a_pipeline_in_traffic_matches_as_far_as_confirmed(case: PipelineCase) -
     with case.load():
         for rows in (1, 2000, 4000):
             case.wait_count(rows)
-            code, said = verify(case)
-            assert (code, said["verdict"], said["findings"]) in [(0, "clean", []), (3, "not proven", [])]
-            assert all(gap["count"] > 0 for gap in said["not_proven"])
+            code, answer = verify(case)
+            assert (code, answer["verdict"], answer["findings"]) in [(0, "clean", []), (3, "not proven", [])]
+            assert all(gap["count"] > 0 for gap in answer["not_proven"])
 
 
 def test_a_default_that_the_table_gives_is_told(case: PipelineCase) -> None:
@@ -191,8 +191,8 @@ def test_a_default_that_the_table_gives_is_told(case: PipelineCase) -> None:
     case.create_topic(partitions=1)
     case.send([b'{"id": 1}', b'{"id": 2, "name": "x"}'], partitions=1)
     case.warm_run()
-    told = {gap["what"]: gap["count"] for gap in assert_match(case)["not_compared"]}
-    assert told == {"values of column name that the table's DEFAULT filled in": 1}
+    reported = {gap["what"]: gap["count"] for gap in assert_match(case)["not_compared"]}
+    assert reported == {"values of column name that the table's DEFAULT filled in": 1}
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'y' WHERE id = 2 SETTINGS mutations_sync = 1")
     assert where(findings(case)["rows", "different", "name"]) == [(case.topic, 0, 1)]
 
@@ -257,13 +257,13 @@ def test_a_missing_a_doubled_and_a_foreign_row_are_each_named(case: PipelineCase
         f"INSERT INTO {case.table} (id, name, _tf_sequence, _tf_ordinal) SELECT -1, 'foreign', max(_tf_sequence), 1000000 FROM {case.table}"
     )
     client.command(f"INSERT INTO {case.table} (id, name) VALUES (-2, 'stranger')")
-    code, said = verify(case)
-    found = {(one["place"], one["kind"]): one for one in said["findings"] if one["examples"][0].get("position")}
+    code, answer = verify(case)
+    found = {(one["place"], one["kind"]): one for one in answer["findings"] if one["examples"][0].get("position")}
     assert {*found} == {("rows", "missing"), ("rows", "doubled"), ("rows", "extra")}
     assert where(found["rows", "missing"]) == [(case.topic, 1, 2)]
     assert where(found["rows", "doubled"]) == [(case.topic, 2, 2)]
     assert found["rows", "extra"]["examples"][0]["expected"] == "no such raw record"
-    assert [one["count"] for one in said["findings"] if one["kind"] == "extra"] == [1, 1]
+    assert [one["count"] for one in answer["findings"] if one["kind"] == "extra"] == [1, 1]
     assert code == 4
 
 
@@ -276,8 +276,8 @@ def test_rows_of_a_dropped_copy_and_a_rejected_record_are_extra(case: PipelineCa
     for ordinal in (1, 2):
         client.command(f"INSERT INTO {case.table} SELECT * REPLACE ({ordinal} AS _tf_ordinal) FROM {case.table} LIMIT 1")
     found = findings(case)["rows", "extra", None]
-    told = [(one["offset"], one["expected"]) for one in found["examples"]]
-    assert told == [(1, "no row: a copy of an earlier record of its key"), (2, "no row: parse rejects the record")]
+    reported = [(one["offset"], one["expected"]) for one in found["examples"]]
+    assert reported == [(1, "no row: a copy of an earlier record of its key"), (2, "no row: parse rejects the record")]
 
 
 def test_a_column_of_another_type_is_named_others_compared(case: PipelineCase) -> None:
@@ -300,8 +300,8 @@ def test_rows_from_before_a_column_was_renamed_are_compared(case: PipelineCase) 
     assert {*findings(case)} == {("schema", "missing", "name")}, "while the file still maps it"
     case.write_file(TITLE)
     for _ in range(2):
-        said = assert_match(case)
-        assert ([one["column"] for one in said["checksums"]][:3], said["not_compared"]) == (["id", "title", "amount"], [])
+        answer = assert_match(case)
+        assert ([one["column"] for one in answer["checksums"]][:3], answer["not_compared"]) == (["id", "title", "amount"], [])
         case.send_events(300, bad_every=100)
         case.warm_run()
     alter(case, "UPDATE title = 'wrong' WHERE id = 7 SETTINGS mutations_sync = 1")
@@ -337,8 +337,8 @@ def test_a_column_of_another_type_in_file_and_table_is_left_out(case: PipelineCa
     prepared(case)
     alter(case, "MODIFY COLUMN amount Nullable(Float32) SETTINGS mutations_sync = 1, alter_sync = 2")
     case.write_file(mapping(lambda columns: columns[2].update(column_type="Nullable(Float32)")))
-    said = assert_match(case)
-    assert [gap["what"].split(":")[0] for gap in said["not_compared"]] == ["the values of column amount"]
+    answer = assert_match(case)
+    assert [gap["what"].split(":")[0] for gap in answer["not_compared"]] == ["the values of column amount"]
 
 
 def test_faults_without_positions_are_named_as_far_as_rows_show(case: PipelineCase) -> None:
@@ -384,9 +384,9 @@ def test_the_cause_of_removed_rows_is_named_beside_them(case: PipelineCase) -> N
     assert assert_match(case)["not_compared"] == []
     case.client().command(f"ALTER TABLE {case.table} MODIFY TTL toDateTime(_tf_arrival) - INTERVAL 1 DAY WHERE id < 7")
     case.client().command(f"OPTIMIZE TABLE {case.table} FINAL")
-    code, said = verify(case)
-    assert (code, [(one["kind"], one["count"]) for one in said["findings"]]) == (4, [("missing", 7)])
-    assert [gap["what"] for gap in said["not_compared"]] == ["rows that its TTL has removed: they are reported as missing"]
+    code, answer = verify(case)
+    assert (code, [(one["kind"], one["count"]) for one in answer["findings"]]) == (4, [("missing", 7)])
+    assert [gap["what"] for gap in answer["not_compared"]] == ["rows that its TTL has removed: they are reported as missing"]
 
 
 def test_only_so_many_faults_are_named_and_all_are_counted(case: PipelineCase) -> None:
@@ -471,8 +471,8 @@ def test_a_range_of_which_nothing_is_confirmed_is_not_whole(case: PipelineCase) 
     case.create_topic()
     case.send_events(30)
     case.run_in_turn("ingest")
-    _, said = verify(case, "--from", "1h", "--to", f"{datetime.now(UTC) + timedelta(minutes=1):%Y-%m-%dT%H:%M:%S}Z")
-    assert [gap["what"].startswith("raw frames of the range") for gap in said["not_proven"]] == [True]
+    _, answer = verify(case, "--from", "1h", "--to", f"{datetime.now(UTC) + timedelta(minutes=1):%Y-%m-%dT%H:%M:%S}Z")
+    assert [gap["what"].startswith("raw frames of the range") for gap in answer["not_proven"]] == [True]
 
 
 def test_what_is_purged_is_told_and_the_rest_is_compared(case: PipelineCase) -> None:
@@ -488,12 +488,12 @@ def test_what_is_purged_is_told_and_the_rest_is_compared(case: PipelineCase) -> 
     log = case.log()
     wait_until(lambda: log.state(case.names.stream("raw")).first_sequence > 1, "a purge")
     log.close()
-    code, said = verify(case)
-    assert (code, said["verdict"], said["findings"]) == (3, "not proven", [])
-    assert [gap["what"].startswith("records that arrived before") for gap in said["not_compared"]] == [True]
-    (unsure,) = said["not_proven"]
+    code, answer = verify(case)
+    assert (code, answer["verdict"], answer["findings"]) == (3, "not proven", [])
+    assert [gap["what"].startswith("records that arrived before") for gap in answer["not_compared"]] == [True]
+    (unsure,) = answer["not_proven"]
     assert unsure["what"].startswith("records without a row")
-    assert unsure["count"] == said["counts"]["records"] - said["counts"]["rows"] > 0
+    assert unsure["count"] == answer["counts"]["records"] - answer["counts"]["rows"] > 0
     position = case.client().query(f"SELECT max(_tf_offset) FROM {case.table}").result_rows[0][0]
     case.client().command(f"ALTER TABLE {case.table} UPDATE name = 'wrong' WHERE _tf_offset = {position} SETTINGS mutations_sync = 1")
     assert where(findings(case)["rows", "different", "name"]) == [(case.topic, 0, position)]

@@ -31,7 +31,7 @@ class Sliced:
         text = case.file.read_text()
         self._config = parse(text, name="case", environment=case.environment())
         self._tasks = Tasks(session, RunSpec.beside(text, self._config), {})
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def whole(self, **options: Any) -> dict[str, Any]:
         log = self._case.log()
@@ -42,7 +42,7 @@ class Sliced:
     def as_worth(self, **options: Any) -> dict[str, Any]:
         """In as many slices as the product itself makes."""
         log = self._case.log()
-        found = verify_in_tasks(self._config, log, self._request(options), self._tasks, self.told.append)
+        found = verify_in_tasks(self._config, log, self._request(options), self._tasks, self.reported.append)
         log.close()
         return in_order(found)
 
@@ -91,7 +91,7 @@ def test_slices_of_a_sound_table_find_what_the_whole_finds(case: PipelineCase, s
     within = {"since": borders[0], "until": borders[2]}
     assert sliced.between(borders[1:2], **within) == sliced.whole(**within)
     assert sliced.as_worth(with_kafka=True) == found
-    assert "verifying here: the range is not worth cutting" in sliced.told, "the window is as long as the range"
+    assert "verifying here: the range is not worth cutting" in sliced.reported, "the window is as long as the range"
 
 
 def test_faults_of_one_slice_are_named_as_the_whole_names_them(case: PipelineCase, session: SparkSession) -> None:
@@ -157,7 +157,7 @@ def test_a_range_is_cut_where_windows_are_short(case: PipelineCase, session: Spa
     run_timed(case)
     sliced = Sliced(case, session)
     found = sliced.as_worth()
-    assert sliced.told == ["reading the ledger", "verifying 2 slices as Spark tasks"]
+    assert sliced.reported == ["reading the ledger", "verifying 2 slices as Spark tasks"]
     assert found == sliced.whole()
     assert (found["verdict"] == "clean", min(found["counts"]["copies"], found["counts"]["rejected"]) > 0) == (True, True)
     case.client().command(f"DELETE FROM {case.table} WHERE _tf_sequence = 4")

@@ -29,17 +29,17 @@ class Deployment:
         self.home = home
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("KAFKA_", "NATS_", "CLICKHOUSE_", "ORDERS_"))}
         self.environment = {**ours, "TALLYFLOW_HOME": str(home), "COLUMNS": "200"}
-        self._said = (home / "said").open("w+")
+        self._log = (home / "said").open("w+")
         command = [sys.executable, "-m", "pipelines.cli", "dagster"]
         self._process = subprocess.Popen(
-            command, env=self.environment, cwd=ROOT, stdout=self._said, stderr=self._said, start_new_session=True
+            command, env=self.environment, cwd=ROOT, stdout=self._log, stderr=self._log, start_new_session=True
         )
         self.url = wait_until(self._url, "the address of Dagster", PATIENCE_SECONDS)
 
     def _url(self) -> str:
-        said = (self.home / "said").read_text()
-        assert self._process.poll() is None, said
-        found = re.search(r"^Dagster: (http\S+)$", said, re.MULTILINE)
+        lines = (self.home / "said").read_text()
+        assert self._process.poll() is None, lines
+        found = re.search(r"^Dagster: (http\S+)$", lines, re.MULTILINE)
         return found.group(1) if found else ""
 
     @property
@@ -66,15 +66,15 @@ class Deployment:
     def troubles(self) -> list[str]:
         """What runs that failed or have not ended say of themselves: their errors and their last events."""
         runs = httpx.post(f"{self.url}/graphql", json={"query": _RUNS}, timeout=60).json()["data"]["runsOrError"]["results"]
-        said = []
+        lines = []
         for run in runs:
             if run["status"] == "SUCCESS":
                 continue
             events = run["eventConnection"]["events"]
-            said.append(f"{run['jobName']} {run['runId'][:8]}: {run['status']}")
-            said += [str(event["error"]) for event in events if event.get("error")]
-            said += [f"  {event['timestamp']} {event['stepKey']} {event['message']}" for event in events[-_LAST_EVENTS:]]
-        return said
+            lines.append(f"{run['jobName']} {run['runId'][:8]}: {run['status']}")
+            lines += [str(event["error"]) for event in events if event.get("error")]
+            lines += [f"  {event['timestamp']} {event['stepKey']} {event['message']}" for event in events[-_LAST_EVENTS:]]
+        return lines
 
     def end(self) -> None:
         """Ctrl-C, and nothing that it started is left."""
@@ -85,5 +85,5 @@ class Deployment:
         for one in left:
             one.kill()
         print((self.home / "said").read_text())
-        self._said.close()
+        self._log.close()
         assert not left, f"processes survived Dagster: {left}"

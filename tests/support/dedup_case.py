@@ -65,12 +65,12 @@ def check_event_times(case: PipelineCase, window_seconds: int, lateness_seconds:
         else:
             fate[position], accepted[key] = "row", at
     assert Counter(position for position, *_ in case.rows()) == Counter(position for position, found in fate.items() if found == "row")
-    letters = case.letters()
-    found = {(letter["_tf_partition"], letter["_tf_offset"]): letter["code"] == "late" for letter in letters}
-    assert len(found) == len(letters)
+    dead_letters = case.dead_letters()
+    found = {(dead_letter["_tf_partition"], dead_letter["_tf_offset"]): dead_letter["code"] == "late" for dead_letter in dead_letters}
+    assert len(found) == len(dead_letters)
     assert found == {position: found == "late" for position, found in fate.items() if found in ("letter", "late")}
     records = case.records()
-    assert all(letter["value"] == records[letter["_tf_partition"], letter["_tf_offset"]] for letter in letters)
+    assert all(dead_letter["value"] == records[dead_letter["_tf_partition"], dead_letter["_tf_offset"]] for dead_letter in dead_letters)
     account = tally(log, case.names, SINGLE)
     log.close()
     assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])
@@ -105,11 +105,11 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
         key = json.loads(record["value"])["id"]
         fate[position] = "duplicate" if key in seen else "row"
         seen.add(key)
-    assert set(fate) == set(case.records()), (len(fate), len(case.records()), case.told[-20:])
+    assert set(fate) == set(case.records()), (len(fate), len(case.records()), case.reported[-20:])
     rows = Counter(position for position, *_ in case.rows())
     assert rows == Counter(position for position, found in fate.items() if found == "row")
-    letters = Counter((letter["_tf_partition"], letter["_tf_offset"]) for letter in case.letters())
-    assert letters == Counter(position for position, found in fate.items() if found == "letter")
+    dead_letters = Counter((dead_letter["_tf_partition"], dead_letter["_tf_offset"]) for dead_letter in case.dead_letters())
+    assert dead_letters == Counter(position for position, found in fate.items() if found == "letter")
     kept = Counter((row["_tf_partition"], row["_tf_offset"]) for frame in _frames(case, log, "duplicates") for row in frame)
     assert kept == Counter(position for position, found in fate.items() if found == "duplicate" and keeps_duplicates)
     account = tally(log, case.names, SINGLE)

@@ -72,10 +72,10 @@ class MockKafka:
 
 
 def _client(settings: dict[bytes, bytes]) -> ctypes.c_void_p:
-    said = ctypes.create_string_buffer(512)
+    answer = ctypes.create_string_buffer(512)
     conf = ctypes.c_void_p(_library().rd_kafka_conf_new())
     for name, value in {b"log_level": b"0", **settings}.items():
-        assert _library().rd_kafka_conf_set(conf, name, value, said, ctypes.c_size_t(512)) == 0, said.value
-    made = _library().rd_kafka_new(_PRODUCER, conf, said, ctypes.c_size_t(512))
-    assert made, said.value
+        assert _library().rd_kafka_conf_set(conf, name, value, answer, ctypes.c_size_t(512)) == 0, answer.value
+    made = _library().rd_kafka_new(_PRODUCER, conf, answer, ctypes.c_size_t(512))
+    assert made, answer.value
     return ctypes.c_void_p(made)

@@ -10,7 +10,7 @@ from pipelines.config import OnError
 from pipelines.connectors.sources import Block, SourceFacts, Words
 from pipelines.engine.connections import Kept, Means
 from pipelines.ingest.leg import IngestLeg
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
@@ -90,7 +90,7 @@ class LegCase(Kept):
 
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self.stores:
-            self.stores[bucket] = KeyedStore(Place.local(self.directory / str(bucket)))
+            self.stores[bucket] = KeyedStore(Storage.local(self.directory / str(bucket)))
         return self.stores[bucket]
 
     def source(self, source_id: str) -> Topic:

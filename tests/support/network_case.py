@@ -41,7 +41,7 @@ def running(case: PipelineCase, **options: Any) -> Iterator[Runner]:
     thread = case.in_background(runner)
     yield runner
     wait_until(lambda: case.count() >= case.good or not thread.is_alive(), "all rows")
-    wait_until(lambda: len(case.letters()) >= case.sent - case.good or not thread.is_alive(), "all dead letters")
+    wait_until(lambda: len(case.dead_letters()) >= case.sent - case.good or not thread.is_alive(), "all dead letters")
     stop(case, runner)
     assert {name: str(leg.failure) for name, leg in runner.legs.items() if leg.failure} == {}
     case.check()
@@ -57,11 +57,11 @@ def stop(case: PipelineCase, runner: Runner) -> None:
 def waits(runner: Runner, leg: str, words: str) -> None:
     """Until the leg says that it waits, and why."""
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         status = runner.legs[leg].status
         return status.state == "waiting" and words in status.message
 
-    wait_until(is_told, f"{leg} that waits because of {words!r}")
+    wait_until(is_reported, f"{leg} that waits because of {words!r}")
 
 
 def halts(runner: Runner, leg: str) -> str:

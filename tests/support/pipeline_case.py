@@ -35,7 +35,7 @@ from pipelines.cli.app import app
 from pipelines.config import parse
 from pipelines.connectors.nats.client import JetStream
 from pipelines.control.control import find_runners
-from pipelines.dead_letters.reprocess import expire_letters
+from pipelines.dead_letters.reprocess import expire_dead_letters
 from pipelines.dead_letters.stream import read_frames
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.naming import Names
@@ -96,7 +96,7 @@ class PipelineCase:
         """Of runners inside this process."""
         self.is_streaming = True
         """On that session: as streaming queries, which cost seconds to start; or with their tasks only."""
-        self.told: list[str] = []
+        self.reported: list[str] = []
         """What runners inside this process have said."""
         self._client: Client | None = None
         self._processes: list[subprocess.Popen[str]] = []
@@ -271,12 +271,12 @@ class PipelineCase:
         found = self.client().query(f"SELECT _tf_partition, _tf_offset, id, name, amount FROM {self.table}").result_rows
         return [((p, o), i, n, a) for p, o, i, n, a in found]
 
-    def letters(self) -> list[dict[str, Any]]:
+    def dead_letters(self) -> list[dict[str, Any]]:
         """All dead letters, decoded."""
         log = self.log()
-        letters = [row for _, frame in read_frames(log, self.names) for row in frame.to_pylist()]
+        dead_letters = [row for _, frame in read_frames(log, self.names) for row in frame.to_pylist()]
         log.close()
-        return letters
+        return dead_letters
 
     def entered(self) -> set[str]:
         """Positions of the letters that entered again, as their records on the raw stream tell."""
@@ -364,7 +364,7 @@ class PipelineCase:
         try:
             wait_until(lambda: self.count() >= rows, f"{rows} rows in the table")
         except AssertionError as error:
-            raise AssertionError(f"{error}; there are {self.count()}, the runner says {self.ask()}, {self.told}") from error
+            raise AssertionError(f"{error}; there are {self.count()}, the runner says {self.ask()}, {self.reported}") from error
 
     def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
         """Runs to the end inside this process: on the shared session, or without Spark where the test does not ask for one."""
@@ -390,7 +390,7 @@ class PipelineCase:
         engine = BriskEngine(self.session) if self.session and self.is_streaming else PlainEngine(self.session)
         legs = SINGLE.select(options.pop("legs", ()))
         run_options = RunOptions(legs, until_caught_up, **options)
-        return Runner(config, text, self.home, run_options, expire_letters, self.told.append, engine, self.leg_classes)
+        return Runner(config, text, self.home, run_options, expire_dead_letters, self.reported.append, engine, self.leg_classes)
 
     def in_background(self, runner: Runner) -> threading.Thread:
         thread = threading.Thread(target=runner.run, daemon=True)
@@ -430,8 +430,12 @@ class PipelineCase:
         records = {p: v for p, v in self.records().items() if p not in lost_on_purpose}
         rows = self.rows() if self.count() else []
         entered = self.entered()
-        letters = [letter for letter in self.letters() if f"{letter['_tf_sequence']}.{letter['_tf_ordinal']}" not in entered]
-        reached = Counter(position for position, *_ in rows) + Counter((le["_tf_partition"], le["_tf_offset"]) for le in letters)
+        dead_letters = [
+            dead_letter
+            for dead_letter in self.dead_letters()
+            if f"{dead_letter['_tf_sequence']}.{dead_letter['_tf_ordinal']}" not in entered
+        ]
+        reached = Counter(position for position, *_ in rows) + Counter((le["_tf_partition"], le["_tf_offset"]) for le in dead_letters)
         assert not {p: n for p, n in reached.items() if n > 1}, "doubled"
         assert not set(records) - set(reached), "lost"
         assert not set(reached) - set(records), "invented"
@@ -440,9 +444,9 @@ class PipelineCase:
             assert value is not None
             event = json.loads(value)
             assert (number, name, amount) == (event["id"], event["name"], event.get("amount")), position
-        for letter in letters:
-            if letter["oversize"] is None:
-                assert letter["value"] == records[letter["_tf_partition"], letter["_tf_offset"]]
+        for dead_letter in dead_letters:
+            if dead_letter["oversize"] is None:
+                assert dead_letter["value"] == records[dead_letter["_tf_partition"], dead_letter["_tf_offset"]]
         log = self.log()
         found = tally(log, self.names, SINGLE)
         log.close()
@@ -486,10 +490,10 @@ def family_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 def members(process: "subprocess.Popen[str]", words: str) -> list[psutil.Process]:
     """Processes of the runner's session whose command line contains `words`."""
-    return with_words(family_of(process), words)
+    return with_text(family_of(process), words)
 
 
-def with_words(processes: Iterable[psutil.Process], words: str) -> list[psutil.Process]:
+def with_text(processes: Iterable[psutil.Process], words: str) -> list[psutil.Process]:
     """Those of the live processes whose command line contains `words`."""
     found = []
     for one in processes:

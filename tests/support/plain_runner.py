@@ -46,7 +46,7 @@ class PlainQueries:
     """In place of `pipelines.runner.queries.Queries`: one thread per leg."""
 
     def __init__(
-        self, session: Any, run_path: Path, legs: Mapping[str, Leg], sources: Mapping[str, dict[str, str]], tell: Callable[[str], None]
+        self, session: Any, run_path: Path, legs: Mapping[str, Leg], sources: Mapping[str, dict[str, str]], progress: Callable[[str], None]
     ) -> None:
         self._session, self._run_path, self._sources = session, str(run_path), sources
         self._errors: list[Exception] = []

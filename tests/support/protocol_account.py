@@ -46,10 +46,10 @@ def check_account(world: "World") -> None:
     begin = {p: anchor.body.to.get(str(p), 0) for p in world.topic.held}
     read, skipped = check_raw(world, begin)
     accepted, refused, duplicates = expected_outcomes(world)
-    letters = {place(row): row for m in log.everything(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()}
-    assert len(letters) == sum(m.rows for m in log.everything(NAMES.stream("dlq"))), "a letter is there twice"
-    of_sink = {at for at, row in letters.items() if row["stage"] == "sink"}
-    abandoned = {at for at in of_sink if letters[at]["code"] == "abandoned"}
+    dead_letters = {position_of(row): row for m in log.everything(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()}
+    assert len(dead_letters) == sum(m.rows for m in log.everything(NAMES.stream("dlq"))), "a letter is there twice"
+    of_sink = {at for at, row in dead_letters.items() if row["stage"] == "sink"}
+    abandoned = {at for at in of_sink if dead_letters[at]["code"] == "abandoned"}
     # A table that was mended has refused some of these rows only.
     assert all(accepted[at][2].startswith(b"fine") for at in of_sink - abandoned)
     assert world.table.is_worse or all(at in of_sink for at, row in accepted.items() if world.table.refuses(row[2]))
@@ -58,12 +58,12 @@ def check_account(world: "World") -> None:
     assert Counter(world.table.rows) == Counter(stored), "table"
     for row in accepted:
         refused |= {row: (*accepted[row][:2], produced(accepted[row][2]))} if row in of_sink else {}
-    assert {at: (row["_tf_partition"], row["_tf_offset"], row["value"]) for at, row in letters.items()} == refused, "dead letters"
-    for row in letters.values():
-        before = letters[tuple(map(int, row["origin"].split(".")))] if row["origin"] else {"attempts": 0, "past_dedup": False}
+    assert {at: (row["_tf_partition"], row["_tf_offset"], row["value"]) for at, row in dead_letters.items()} == refused, "dead letters"
+    for row in dead_letters.values():
+        before = dead_letters[tuple(map(int, row["origin"].split(".")))] if row["origin"] else {"attempts": 0, "past_dedup": False}
         assert row["attempts"] == before["attempts"] + 1
         assert row["past_dedup"] == (row["stage"] == "sink" or before["past_dedup"])
-    redriven, discarded = check_taken(world, letters)
+    redriven, discarded = check_taken(world, dead_letters)
     waiting = [row[:2] for at, row in refused.items() if at not in redriven]
     assert max(Counter([*waiting, *(row[:2] for row in stored)]).values(), default=1) == 1, "a record is in two places"
     assert len(waiting) + len(stored) + duplicates == read
@@ -82,14 +82,18 @@ def check_account(world: "World") -> None:
     account = tally(log, NAMES, SINGLE)
     assert account.residue == 0
     assert [leg.waiting for leg in account.legs] == [0, 0, 0]
-    assert list(account.letters.outcomes.values()) == [len(redriven), len(discarded), len(letters) - len(redriven) - len(discarded)]
+    assert list(account.dead_letters.outcomes.values()) == [
+        len(redriven),
+        len(discarded),
+        len(dead_letters) - len(redriven) - len(discarded),
+    ]
 
 
-def place(row: dict[str, object]) -> tuple[int, int]:
+def position_of(row: dict[str, object]) -> tuple[int, int]:
     return row["_tf_sequence"], row["_tf_ordinal"]
 
 
-def check_taken(world: "World", letters: dict[tuple[int, int], dict]) -> tuple[set, set]:
+def check_taken(world: "World", dead_letters: dict[tuple[int, int], dict]) -> tuple[set, set]:
     """(positions of the letters that entered again, of those that were discarded): no letter twice, each as it was, or as it was edited."""
     log, taken_rows = world.log, []
     discarded = set()
@@ -99,7 +103,7 @@ def check_taken(world: "World", letters: dict[tuple[int, int], dict]) -> tuple[s
             taken_rows += [(sequence, row) for row in rows]
             if plan.body.action == DISCARD:
                 (frame,) = [stored_rows(m.payload) for m in log.everything(NAMES.stream("dlq")) if m.sequence == sequence]
-                discarded |= {place(row) for row in frame.take(rows).to_pylist()}
+                discarded |= {position_of(row) for row in frame.take(rows).to_pylist()}
     assert len(taken_rows) == len(set(taken_rows)), "a letter was taken twice"
     redriven = {}
     for message in log.everything(NAMES.stream("raw")):
@@ -108,10 +112,16 @@ def check_taken(world: "World", letters: dict[tuple[int, int], dict]) -> tuple[s
                 origin = tuple(int(part) for part in row["origin"].split("."))
                 assert origin not in redriven
                 redriven[origin] = row
-                letter = letters[origin]
-                assert row["value"] in (letter["value"], b"mended")
-                assert message.headers["Tf-Partition"] == str(letter["_tf_partition"])
-                expected = (letter["_tf_partition"], letter["_tf_offset"], letter["attempts"], letter["first_time"], letter["past_dedup"])
+                dead_letter = dead_letters[origin]
+                assert row["value"] in (dead_letter["value"], b"mended")
+                assert message.headers["Tf-Partition"] == str(dead_letter["_tf_partition"])
+                expected = (
+                    dead_letter["_tf_partition"],
+                    dead_letter["_tf_offset"],
+                    dead_letter["attempts"],
+                    dead_letter["first_time"],
+                    dead_letter["past_dedup"],
+                )
                 assert (row["partition"], row["offset"], row["attempts"], row["first_time"], row["past_dedup"]) == expected
     assert len(redriven) + len(discarded) == len(taken_rows)
     assert discarded.isdisjoint(redriven)
@@ -197,7 +207,7 @@ def assert_only_listed_runs_are_left(world: "World") -> None:
     held.state = chain
     ProcessLeg(outside, held, None, Path("run"), Event())._sweep()
     listed = {(int(bucket), name) for bucket, listing in lists.items() for name, *_ in listing}
-    assert listed == {(bucket, name) for bucket, place in world.places.items() for name in place.names()}
+    assert listed == {(bucket, name) for bucket, storage in world.storages.items() for name in storage.names()}
 
 
 def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, tuple], int]:
@@ -225,8 +235,8 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
                 refused[at] = (row["partition"], row["offset"], value)
                 continue
             before = last_of.get(kind(value))
-            is_over = before is not None and watermark is not None and before + world.window_us <= watermark
-            if not is_past and before is not None and not is_over and abs(time - before) < world.window_us:
+            is_expired = before is not None and watermark is not None and before + world.window_us <= watermark
+            if not is_past and before is not None and not is_expired and abs(time - before) < world.window_us:
                 duplicates += 1
                 continue
             if not is_past:
@@ -280,7 +290,7 @@ def watermarks_us(world: "World") -> dict[tuple[int, int], int | None]:
         places.append([(message.sequence, ordinal) for ordinal, _ in timed])
     found = marks(frames, world.window_us, IDLE_RECORDS)
     return {
-        place: None if mark is None else mark - world.lateness_us
+        partition: None if mark is None else mark - world.lateness_us
         for row, of_frame in zip(places, found, strict=True)
-        for place, mark in zip(row, of_frame, strict=True)
+        for partition, mark in zip(row, of_frame, strict=True)
     }

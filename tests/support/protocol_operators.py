@@ -138,7 +138,7 @@ def operated_chaos(world: World, steps: int) -> None:
     world.produce(rng.randint(5, 15))
     paused: set[object] = set()
     for _ in range(steps):
-        live = [runner for runner in world.runners if not runner.is_over]
+        live = [runner for runner in world.runners if not runner.is_expired]
         event = rng.random()
         if not [runner for runner in live if runner not in paused] or event < 0.04:
             paused.update(runner for runner in live if rng.random() < 0.5)

@@ -41,7 +41,7 @@ class Actor:
 
     def __init__(self, world: "World", name: str, script: Callable[[], None], runner: "Runner | Command") -> None:
         self.world, self.name, self.runner = world, name, runner
-        self.is_killed = self.is_idle = self.is_over = False
+        self.is_killed = self.is_idle = self.is_expired = False
         self.error: Exception | None = None
         self.was_overtaken = False
         self._calls = 0
@@ -60,7 +60,7 @@ class Actor:
             pass
         except Exception as error:
             self.error, self.was_overtaken = error, self.runner.is_overtaken
-        self.is_over = True
+        self.is_expired = True
         self.world.turn.release()
 
     def step(self, calls: int) -> None:
@@ -94,7 +94,7 @@ class Actor:
         self.world.current = self
 
     def kill(self) -> None:
-        if not self.is_over:
+        if not self.is_expired:
             self.is_killed = True
             self.step(0)
 
@@ -252,11 +252,11 @@ class Table:
         table = table.set_column(arrival, "_tf_arrival", table["_tf_arrival"].cast(pa.int64()))
         # A row without the column takes its DEFAULT, which is nothing.
         more = table["more"].to_pylist() if "more" in table.column_names else [b""] * table.num_rows
-        told, positions = (
+        reported, positions = (
             list(zip(*(column.to_pylist() for column in table.select(names).columns), strict=True))
             for names in (["_tf_partition", "_tf_offset", "value"], ["_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_arrival"])
         )
-        rows = [(partition, offset, value + added) for (partition, offset, value), added in zip(told, more, strict=True)]
+        rows = [(partition, offset, value + added) for (partition, offset, value), added in zip(reported, more, strict=True)]
         return rows, positions
 
 
@@ -366,7 +366,7 @@ class Outside(Kept):
 
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self._stores:
-            self._stores[bucket] = KeyedStore(self._world.places.setdefault(bucket, MemoryPlace(self._world)))
+            self._stores[bucket] = KeyedStore(self._world.storages.setdefault(bucket, MemoryStorage(self._world)))
         return self._stores[bucket]
 
     def source(self, source_id: str) -> Topic:
@@ -381,7 +381,7 @@ class Outside(Kept):
         """There is none."""
 
 
-class MemoryPlace:
+class MemoryStorage:
     """A directory of the key store, which outlives every process; each access is a call at which its caller may die."""
 
     path = "memory"

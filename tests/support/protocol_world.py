@@ -32,7 +32,7 @@ from pipelines.protocol.bodies import CHAINS, REDRIVE_CHAIN
 from pipelines.protocol.codec import Form, from_text, to_text
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.positions import Position
-from pipelines.protocol.purge import Purge, fold_redrive, purge_letters, redrive_entries_that_may_go
+from pipelines.protocol.purge import Purge, fold_redrive, purge_dead_letters, redrive_entries_that_may_go
 from pipelines.protocol.records import Framing, Message
 from pipelines.protocol.redrive import ENTER, OPEN
 from pipelines.protocol.topology import LegId
@@ -40,7 +40,7 @@ from pipelines.sink.chunks import Chunk, chunks
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import LEGS, SINGLE, ManualClock
 from support.protocol_account import check_account
-from support.protocol_outside import NAMES, Actor, MemoryPlace, ModelLog, Outside, Table, Topic
+from support.protocol_outside import NAMES, Actor, MemoryStorage, ModelLog, Outside, Table, Topic
 from support.protocol_stages import POISON, VENOM, configuration, uncompressed
 
 MAX_ATTEMPTS = 4
@@ -127,8 +127,8 @@ class Runner:
             actor.kill()
 
     @property
-    def is_over(self) -> bool:
-        return all(actor.is_over for actor in self.actors)
+    def is_expired(self) -> bool:
+        return all(actor.is_expired for actor in self.actors)
 
     @property
     def is_overtaken(self) -> bool:
@@ -160,15 +160,15 @@ class Command:
             for places, payload in edited_frames(Edited("file", changes), chosen, self.world.means.framing):
                 redrive.enter_edited(places, payload)
             return
-        wanted = ((sequence, letters["row"].to_numpy()) for sequence, letters in chosen)
+        wanted = ((sequence, dead_letters["row"].to_numpy()) for sequence, dead_letters in chosen)
         redrive.enter(wanted) if self._action == ENTER else redrive.discard(wanted, "a test")
         if self._action == EXPIRE:
-            purge_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER))
+            purge_dead_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER))
 
     def _chosen(self) -> Iterator[tuple[int, pa.Table]]:
         log, rng = self.world.log, self.world.rng
-        for sequence, letters in with_states(read_frames(log, NAMES), taken(log, NAMES), MAX_ATTEMPTS):
-            picked = letters.filter([state == OPEN and rng.random() < self._share for state in letters["state"].to_pylist()])
+        for sequence, dead_letters in with_states(read_frames(log, NAMES), taken(log, NAMES), MAX_ATTEMPTS):
+            picked = dead_letters.filter([state == OPEN and rng.random() < self._share for state in dead_letters["state"].to_pylist()])
             if picked.num_rows:
                 yield sequence, picked
 
@@ -177,8 +177,8 @@ class Command:
             actor.kill()
 
     @property
-    def is_over(self) -> bool:
-        return all(actor.is_over for actor in self.actors)
+    def is_expired(self) -> bool:
+        return all(actor.is_expired for actor in self.actors)
 
     @property
     def is_overtaken(self) -> bool:
@@ -261,7 +261,7 @@ class World:
         self.gives_up = False
         """Rows of the sink may be given up."""
         self.config = configuration("bad", self.window_us)
-        self.places: dict[int, MemoryPlace] = {}
+        self.storages: dict[int, MemoryStorage] = {}
         self.clock = ManualClock()
         self.log = ModelLog(self, self.clock)
         self.table = Table(self)
@@ -347,7 +347,7 @@ class World:
         return [*(a for r in (*self.runners, *self.commands) for a in r.actors), *self.attempts]
 
     def actors(self) -> list[Actor]:
-        return [a for a in self.everybody() if not a.is_over]
+        return [a for a in self.everybody() if not a.is_expired]
 
     def produce(self, count: int) -> None:
         for _ in range(count):
@@ -358,7 +358,7 @@ class World:
 
     def finish(self, actors: list[Actor]) -> None:
         """Runs these actors until each is over or idle."""
-        while waiting := [a for a in actors if not a.is_over and not a.is_idle]:
+        while waiting := [a for a in actors if not a.is_expired and not a.is_idle]:
             for actor in waiting:
                 if not self.is_frozen:
                     actor.step(1000)
@@ -372,7 +372,7 @@ class World:
             for actor in runner.actors:
                 actor.is_idle = False
             self.finish(list(runner.actors))
-            if runner.is_over or self.is_frozen or (self.log.publishes == before and len(runner.actors) > 1):
+            if runner.is_expired or self.is_frozen or (self.log.publishes == before and len(runner.actors) > 1):
                 return
 
     def settle(self) -> None:
@@ -383,7 +383,7 @@ class World:
         clean = self.start()
         self.drain(clean)
         # Whatever a command has left open is finished by the next one, which takes what it likes; where raw is full, once there is room.
-        while isinstance(self._finish_letters(clean).error, RetryableError):
+        while isinstance(self._finish_dead_letters(clean).error, RetryableError):
             pass
         self.check(clean)
         self.current = None
@@ -398,7 +398,7 @@ class World:
         for actor in self.actors():
             actor.kill()
 
-    def _finish_letters(self, clean: Runner) -> Actor:
+    def _finish_dead_letters(self, clean: Runner) -> Actor:
         (command,) = self.command(ENTER, self.rng.choice([0, 0.5, 1])).actors
         self.finish([command])
         self.drain(clean)

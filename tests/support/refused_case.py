@@ -20,9 +20,9 @@ def mend(case: PipelineCase) -> None:
 
 def refused(case: PipelineCase) -> list[int]:
     """Numbers of the events that are dead letters of the sink."""
-    letters = [letter for letter in case.letters() if letter["stage"] == "sink"]
-    assert {letter["code"] for letter in letters} <= {"refused"}
-    return sorted(int(re.findall(rb'"id": (\d+)', letter["value"])[0]) for letter in letters)
+    dead_letters = [dead_letter for dead_letter in case.dead_letters() if dead_letter["stage"] == "sink"]
+    assert {dead_letter["code"] for dead_letter in dead_letters} <= {"refused"}
+    return sorted(int(re.findall(rb'"id": (\d+)', dead_letter["value"])[0]) for dead_letter in dead_letters)
 
 
 PER_PART = {

@@ -16,10 +16,10 @@ MOST_EXPOSED = 4.0
 def test_a_unit_is_hardened(unit: Path) -> None:
     if (analyze := shutil.which("systemd-analyze")) is None:
         pytest.skip("systemd-analyze is not installed")
-    said = subprocess.run([analyze, "security", "--offline=true", "--no-pager", str(unit)], capture_output=True, text=True, check=False)
-    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said.stdout)
-    assert found, said.stdout + said.stderr
-    assert float(found[1]) <= MOST_EXPOSED, said.stdout
+    answer = subprocess.run([analyze, "security", "--offline=true", "--no-pager", str(unit)], capture_output=True, text=True, check=False)
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", answer.stdout)
+    assert found, answer.stdout + answer.stderr
+    assert float(found[1]) <= MOST_EXPOSED, answer.stdout
 
 
 def test_only_the_code_server_gets_what_leads_to_the_records() -> None:

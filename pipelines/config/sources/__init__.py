@@ -229,7 +229,7 @@ class KafkaSource(Model):
         """Names of every field of the source: schema fields, then columns."""
         return [field.name for field in self.schema_fields] + [column.name for column in self.columns]
 
-    def _place(self, index: int) -> Location:
+    def _location(self, index: int) -> Location:
         """Return the location of the name at this index of `field_names`."""
         column = index - len(self.schema_fields)
         return ("columns", column, "name") if column >= 0 else ("schema_fields", index, "name")
@@ -244,10 +244,10 @@ class KafkaSource(Model):
 
     def faults(self) -> Faults:
         for index, name in repeated(self.field_names):
-            yield self._place(index), f"the name {name!r} is used twice in this source"
+            yield self._location(index), f"the name {name!r} is used twice in this source"
         for index, name in enumerate(self.field_names):
             if name.startswith("_tf_"):
-                yield self._place(index), "names that start with _tf_ are reserved"
+                yield self._location(index), "names that start with _tf_ are reserved"
 
 
 def source_models() -> list[type[Model]]:

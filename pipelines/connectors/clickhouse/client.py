@@ -47,7 +47,7 @@ def _unquoted(name: str) -> str:
     return re.sub(r"\\(.)", r"\1", name[1:-1]) if name.startswith("`") else name
 
 
-def _told(settings: Mapping[str, Any]) -> str:
+def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in sorted(settings.items()))
 
 
@@ -217,12 +217,12 @@ class ClickHouse:
             mapped = map_error(doing, error, self._classes)
             if isinstance(mapped, RetryableError):
                 raise mapped from error
-            raise HaltError(f"{mapped}. Allow the user's profile what these inserts set: {_told(settings)}") from error
+            raise HaltError(f"{mapped}. Allow the user's profile what these inserts set: {_listed(settings)}") from error
         other = {name: value for name, value in found.result_rows if str(settings[name]) != value}
         if other:
             raise HaltError(
-                f"{doing}: the server uses {_told(other)}, an insert that is one atomic, deduplicated block needs "
-                f"{_told({name: settings[name] for name in other})}; remove the constraint from the user's profile and start again"
+                f"{doing}: the server uses {_listed(other)}, an insert that is one atomic, deduplicated block needs "
+                f"{_listed({name: settings[name] for name in other})}; remove the constraint from the user's profile and start again"
             )
 
     def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int, work: str = "") -> None:

@@ -53,7 +53,7 @@ def map_error(doing: str, error: Exception, classes: ErrorClasses = TABLE_CLASSE
     if code is None:
         return RetryableError(f"{doing}: {text}") if _may_pass(error, text) else HaltError(f"{doing}: {text}")
     row = classes.row(code, str(error))
-    return _of_the_server(doing, str(error), _words(str(error), code, row) if sends_rows else text, code, row, classes)
+    return _of_the_server(doing, str(error), _own_text(str(error), code, row) if sends_rows else text, code, row, classes)
 
 
 def _of_the_server(doing: str, full_text: str, text: str, code: int, row: ErrorRow | None, classes: ErrorClasses) -> TallyflowError:
@@ -82,14 +82,14 @@ def refusal(error: Exception, classes: ErrorClasses = TABLE_CLASSES) -> RefusedE
     # An error that is not in the table, or does not name its cause, may still be caused by a row.
     if not is_known and row is not None and not classes.is_vague(row):
         return None
-    words = _words(text, error.code, row)
-    at = _AT_ROW.search(words)
+    own_text = _own_text(text, error.code, row)
+    at = _AT_ROW.search(own_text)
     name = f" ({row.name})" if row else ""
     is_whole = error.code in _CHECKED_FIRST
-    return RefusedError(f"ClickHouse error {error.code}{name}: {words}", int(at[1]) - 1 if at else None, is_whole, is_known)
+    return RefusedError(f"ClickHouse error {error.code}{name}: {own_text}", int(at[1]) - 1 if at else None, is_whole, is_known)
 
 
-def _words(full_text: str, code: int, row: ErrorRow | None) -> str:
+def _own_text(full_text: str, code: int, row: ErrorRow | None) -> str:
     """Return the server's message without a value of a row.
 
     Of an error that may quote a value, only text that is known to come from the table.
@@ -117,5 +117,5 @@ def _may_pass(error: ClickHouseError, text: str) -> bool:
 
 def _first_line(text: str) -> str:
     """Return the server's own message, without the driver's wrapping."""
-    words = _SERVER.split(text, maxsplit=1)[-1]
-    return words.strip().splitlines()[0][:500] if words.strip() else "no message"
+    own_text = _SERVER.split(text, maxsplit=1)[-1]
+    return own_text.strip().splitlines()[0][:500] if own_text.strip() else "no message"

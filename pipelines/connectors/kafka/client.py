@@ -141,11 +141,13 @@ class KafkaTopic:
         """Return the result of `ask_ends` as `known_ends` does; wait for answers that are missing."""
         ends: dict[int, int] = {}
         silent: dict[int, RetryableError] = {}
-        for place, future in asked.items():
+        for asked_partition, future in asked.items():
             try:
-                ends |= self._answers({place: future})
+                ends |= self._answers({asked_partition: future})
             except RetryableError as error:
-                silent[place.partition] = RetryableError(f"partition {place.partition} of {self._topic} does not answer: {error}")
+                silent[asked_partition.partition] = RetryableError(
+                    f"partition {asked_partition.partition} of {self._topic} does not answer: {error}"
+                )
         if not ends:
             raise next(iter(silent.values()))
         return ends, silent
@@ -161,7 +163,7 @@ class KafkaTopic:
 
     def _answers(self, asked: Asked) -> dict[int, int]:
         doing = f"listing offsets of {self._topic}"
-        found = {place.partition: result.offset for place, result in self._result(doing, asked).items()}
+        found = {asked_partition.partition: result.offset for asked_partition, result in self._result(doing, asked).items()}
         unknown = [partition for partition, offset in found.items() if offset == OFFSET_INVALID]
         if unknown:
             # librdkafka 2.16 returns this, without an error, for a leader that refuses connections.
@@ -179,9 +181,9 @@ class KafkaTopic:
                 self._refresh()
             # librdkafka reports why a broker cannot be reached only to a poll.
             self._admin.poll(0)
-            told = [halt for e in self._errors if isinstance(halt := map_error(doing, e, self._classes), HaltError)]
-            if told:
-                raise told[0] from error
+            halts = [halt for e in self._errors if isinstance(halt := map_error(doing, e, self._classes), HaltError)]
+            if halts:
+                raise halts[0] from error
             mapped = RetryableError(f"{doing}: no answer") if isinstance(error, TimeoutError) else map_error(doing, error, self._classes)
             reasons = [e.str() for e in self._errors if e.code() != KafkaError._ALL_BROKERS_DOWN]
             if isinstance(mapped, RetryableError) and reasons:
@@ -265,9 +267,9 @@ class RangeReader:
             self._hold_back(open_ranges)
             quiet = [partition for partition in open_ranges if silent[partition] > GIVE_UP_SECONDS]
             if quiet:
-                told = ", ".join(f"partition {p} from offset {open_ranges[p][0]}" for p in quiet)
+                quiet_from = ", ".join(f"partition {p} from offset {open_ranges[p][0]}" for p in quiet)
                 raise RetryableError(
-                    f"reading {self._topic}: Kafka gave nothing of {told} for {GIVE_UP_SECONDS:.0f} s; check that it has a leader"
+                    f"reading {self._topic}: Kafka gave nothing of {quiet_from} for {GIVE_UP_SECONDS:.0f} s; check that it has a leader"
                 )
             if repositioned > STALL_SECONDS and any(silent[partition] > STALL_SECONDS for partition in open_ranges):
                 # An end-of-partition event comes once; after a quiet spell only a new assignment repeats it.
@@ -341,12 +343,12 @@ class RangeReader:
             return set(), is_all
         errors = list(map(Message.error, messages))
         if any(errors):
-            told = [(m, e) for m, e in zip(messages, errors, strict=True) if e is not None]
-            for _, problem in told:
+            problems = [(m, e) for m, e in zip(messages, errors, strict=True) if e is not None]
+            for _, problem in problems:
                 if problem.code() != KafkaError._PARTITION_EOF:
                     self._raise_unless_transient(problem)
             # A reader that keeps up gets an end event with every few messages: only the last one of a partition matters.
-            ends = {m.partition(): m.offset() for m, problem in told if problem.code() == KafkaError._PARTITION_EOF}
+            ends = {m.partition(): m.offset() for m, problem in problems if problem.code() == KafkaError._PARTITION_EOF}
             messages = list(compress(messages, [e is None for e in errors]))
         else:
             ends = {}

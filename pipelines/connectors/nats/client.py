@@ -22,7 +22,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from pipelines.config import NatsConnection
 from pipelines.connectors.nats.errors import TABLE_CLASSES, map_error
-from pipelines.connectors.nats.messages import direct_message, instant, place
+from pipelines.connectors.nats.messages import direct_message, instant, sequence_and_time
 from pipelines.connectors.nats.settings import NoTlsError, connection_options, new_client
 from pipelines.connectors.nats.stream_settings import check_stream
 from pipelines.error_classes import ErrorClasses
@@ -279,7 +279,7 @@ class JetStream:
             while not found or found[-1].sequence < to:
                 wanted = min(FETCH_BATCH_MESSAGES, to - (found[-1].sequence if found else after))
                 for raw in await consumer.fetch(wanted, timeout=REQUEST_TIMEOUT_SECONDS):
-                    sequence, time = place(raw)
+                    sequence, time = sequence_and_time(raw)
                     found.append(Message(raw.subject, sequence, time, b"", dict(raw.headers or {})))
             await consumer.unsubscribe()
         finally:

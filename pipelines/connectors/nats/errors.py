@@ -39,7 +39,7 @@ def _of_the_server(doing: str, error: APIError, classes: ErrorClasses) -> Tallyf
     if code == _WRONG_LAST_SEQUENCE:
         return ConflictError(f"{doing}: {error.description}")
     row = classes.row(code) or (classes.row(_UNAVAILABLE) if status == _UNAVAILABLE else None)
-    told = f"{doing}: JetStream error {code}: {error.description}"
+    text = f"{doing}: JetStream error {code}: {error.description}"
     if row is None:
-        return HaltError(f"{told}; nothing was dropped: look it up in NATS's own list of errors")
-    return RetryableError(f"{told}; {row.remedy}") if classes.of(row) == "retryable" else HaltError(f"{told}; {row.remedy}")
+        return HaltError(f"{text}; nothing was dropped: look it up in NATS's own list of errors")
+    return RetryableError(f"{text}; {row.remedy}") if classes.of(row) == "retryable" else HaltError(f"{text}; {row.remedy}")

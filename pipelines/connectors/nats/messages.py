@@ -23,7 +23,7 @@ def instant(text: str) -> datetime:
     return datetime.fromisoformat(whole).replace(microsecond=int((fraction + "000000")[:6]), tzinfo=UTC)
 
 
-def place(delivered: Msg) -> tuple[int, datetime]:
+def sequence_and_time(delivered: Msg) -> tuple[int, datetime]:
     """Return stream sequence and time of a consumer's message from its reply subject, truncated to microseconds as `instant` does.
 
     The client's own `metadata.timestamp` is computed as a float and is sometimes a microsecond off: an arrival must not depend on the way a

@@ -61,7 +61,7 @@ class JsonReader:
             raise ValueError("; ".join(faults))
         self._fields = fields
         self._groups: list[Tree] = []
-        self._leaves = [[self._place(path, field) for path in field.paths] for field in fields]
+        self._leaves = [[self._leaf(path, field) for path in field.paths] for field in fields]
         self._parents = sorted({path[:depth] for field in fields for path in field.paths for depth in range(len(path))})
         self._twice: list[dict[str, bool]] = [{} for _ in self._parents]
         self._template = TemplateMemo(self._groups[0] if len(self._groups) == 1 else None)
@@ -105,7 +105,7 @@ class JsonReader:
         rejections.adopt(part, np.flatnonzero(rest))
         return together
 
-    def _place(self, path: tuple[str, ...], field: ParsedField) -> _Leaf:
+    def _leaf(self, path: tuple[str, ...], field: ParsedField) -> _Leaf:
         for group in range(len(self._groups) + 1):
             if group == len(self._groups):
                 self._groups.append({})

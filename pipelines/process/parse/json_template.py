@@ -149,11 +149,11 @@ def _value(wanted: "SourceType | Tree | None", sample: Any) -> str:
 
 def _merge(order: list[str], keys: list[str]) -> None:
     """Add unknown `keys` after the key that precedes them."""
-    place = 0
+    index = 0
     for key in keys:
         if key not in order:
-            order.insert(place, key)
-        place = order.index(key) + 1
+            order.insert(index, key)
+        index = order.index(key) + 1
 
 
 def _sample(texts: pa.Array) -> list[str]:

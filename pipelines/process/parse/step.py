@@ -69,11 +69,11 @@ def _refuse_oversize(records: pa.Table, rejections: Rejections) -> None:
     if oversize.null_count == len(oversize):
         return
     rows = np.flatnonzero(to_mask(pc.is_valid(oversize)))
-    told = pc.map_lookup(one_chunk(records["headers"]).take(pa.array(rows)), pa.scalar(UNREADABLE_HEADER), "first").to_pylist()
-    unreadable = [(row, error) for row, error in zip(rows, told, strict=True) if error is not None]
+    reasons = pc.map_lookup(one_chunk(records["headers"]).take(pa.array(rows)), pa.scalar(UNREADABLE_HEADER), "first").to_pylist()
+    unreadable = [(row, error) for row, error in zip(rows, reasons, strict=True) if error is not None]
     if unreadable:
-        words = "the Kafka client could not give the record ({}): is the name of a header not UTF-8?"
-        messages = [words.format(error.decode()) for _, error in unreadable]
+        text = "the Kafka client could not give the record ({}): is the name of a header not UTF-8?"
+        messages = [text.format(error.decode()) for _, error in unreadable]
         rejections.note_each(np.array([row for row, _ in unreadable]), "unreadable", None, messages)
     sizes = pc.struct_field(oversize, "bytes").take(pa.array(rows)).to_pylist()
     messages = [f"the record has {size} bytes, more than the limit of {MAX_RECORD_BYTES}" for size in sizes]

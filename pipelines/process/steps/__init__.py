@@ -36,7 +36,7 @@ class State(Enum):
     PER_BUCKET = "per bucket"
 
 
-class Place(IntEnum):
+class Rank(IntEnum):
     """The place of a kind of step in a program: once at each end, and between the ends as the file says."""
 
     FIRST = 0
@@ -68,7 +68,7 @@ class Step(Protocol):
     stage: ClassVar[str]
     outcomes: ClassVar[tuple[Outcome, ...]]
     state: ClassVar[State] = State.NONE
-    place: ClassVar[Place] = Place.TRANSFORM
+    rank: ClassVar[Rank] = Rank.TRANSFORM
     carried: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -120,7 +120,7 @@ def kinds() -> Mapping[str, type[Step]]:
 
 def in_order(kinds: Iterable[type[Step]]) -> list[type[Step]]:
     """Return kinds in the order of a program: the first, the transforms by name, the last."""
-    return sorted(kinds, key=lambda kind: (kind.place, kind.name))
+    return sorted(kinds, key=lambda kind: (kind.rank, kind.name))
 
 
 @dataclass(frozen=True)

@@ -82,14 +82,14 @@ class Dedup(Step):
         """
         rows = in_position_order(rows)
         if PAST_COLUMN not in rows.column_names:
-            return self._judged(rows, store, frames)
+            return self._deduplicated(rows, store, frames)
         is_past = pc.fill_null(rows.column(PAST_COLUMN), False)
         past = rows.filter(is_past)
-        found, late = self._judged(rows.filter(pc.invert(is_past)).drop_columns([PAST_COLUMN]), store, frames)
+        found, late = self._deduplicated(rows.filter(pc.invert(is_past)).drop_columns([PAST_COLUMN]), store, frames)
         accepted = pa.concat_tables([found.accepted, past.select(found.accepted.column_names)]).unify_dictionaries()
         return replace(found, accepted=in_position_order(accepted)), late
 
-    def _judged(self, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
+    def _deduplicated(self, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
         if frames is None:
             times = rows.column("_tf_arrival").cast(pa.int64()).to_numpy()
             return dedup(rows, times, self.window_us, store.find), rows.slice(0, 0)
@@ -100,8 +100,8 @@ class Dedup(Step):
         if not is_late.any():
             return dedup(plain, times, self.window_us, store.find, marks), plain.slice(0, 0)
         kept = plain.filter(pa.array(~is_late))
-        judged = dedup(kept, times[~is_late], self.window_us, store.find, marks[~is_late])
-        return judged, plain.filter(pa.array(is_late)).drop_columns(list(KEY_COLUMNS))
+        deduplicated = dedup(kept, times[~is_late], self.window_us, store.find, marks[~is_late])
+        return deduplicated, plain.filter(pa.array(is_late)).drop_columns(list(KEY_COLUMNS))
 
     def clock_us(self, done: Clocks) -> int:
         """Return the time by which windows end, as of a `done` of the process leg.

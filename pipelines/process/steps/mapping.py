@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
-from pipelines.process.steps import Columns, Context, Place, Step
+from pipelines.process.steps import Columns, Context, Rank, Step
 from pipelines.protocol.outcomes import REJECTED
 from pipelines.protocol.records import StageOutput
 from pipelines.types.columns import parse_type, quote_identifier
@@ -32,7 +32,7 @@ class MapToTable(Step):
     name = "mapping"
     stage = "transform"
     outcomes = (REJECTED,)
-    place = Place.LAST
+    rank = Rank.LAST
 
     columns: tuple[MappedColumn, ...]
     database: str

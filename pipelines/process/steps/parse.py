@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pipelines.process.parse.step import parse
-from pipelines.process.steps import Columns, Context, Place, Step
+from pipelines.process.steps import Columns, Context, Rank, Step
 from pipelines.protocol.outcomes import REJECTED
 from pipelines.protocol.records import StageOutput
 from pipelines.types.fields import ParsedField, check_fields
@@ -19,7 +19,7 @@ class Parse(Step):
     name = "parse"
     stage = "parse"
     outcomes = (REJECTED,)
-    place = Place.FIRST
+    rank = Rank.FIRST
 
     fields: tuple[tuple[str, str], ...]
 

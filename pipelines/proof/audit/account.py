@@ -61,7 +61,7 @@ class RawFrames:
         return int(self._first[np.searchsorted(self.sequences, sequence, side="right")])
 
 
-class Place:
+class Tallied:
     """The number of times that one place holds each raw record. Fill it by `add` before reading it."""
 
     def __init__(self, raw: RawFrames) -> None:
@@ -117,13 +117,13 @@ class Account:
     """
 
     raw: RawFrames
-    out: Place
-    confirmed: Place
-    dead_letters: Place
-    duplicates: Place
-    refused: Place
-    entered: Place
-    table: Place | None
+    out: Tallied
+    confirmed: Tallied
+    dead_letters: Tallied
+    duplicates: Tallied
+    refused: Tallied
+    entered: Tallied
+    table: Tallied | None
 
     def accepted(self, first: int, last: int) -> RawPositions:
         """Return the positions on out of the records of the raw frames from `first` to `last`, both inclusive."""
@@ -133,10 +133,10 @@ class Account:
     def describe(self, code: int) -> str:
         """Return how often each place holds a position, as text."""
         number = int(self.raw.numbers(np.array([code], dtype=np.uint64))[0])
-        places = {"out": self.out, "dead letters": self.dead_letters, "duplicates": self.duplicates}
-        places |= {"table": self.table} if self.table else {}
-        places |= {"dead letters of the sink": self.refused, "entered again": self.entered}
-        counts = {name: int(place.counts[number]) if number >= 0 else _times(place.strangers, code) for name, place in places.items()}
+        tallied = {"out": self.out, "dead letters": self.dead_letters, "duplicates": self.duplicates}
+        tallied |= {"table": self.table} if self.table else {}
+        tallied |= {"dead letters of the sink": self.refused, "entered again": self.entered}
+        counts = {name: int(one.counts[number]) if number >= 0 else _times(one.strangers, code) for name, one in tallied.items()}
         held = [f"{name} {count}" for name, count in counts.items() if count]
         return ", ".join([*([] if number >= 0 else ["no raw record"]), *(held or ["nowhere"])])
 
@@ -167,17 +167,17 @@ def compare(account: Account, limits: Limits) -> Iterator[Fault]:
 
 
 def _process_faults(account: Account, limits: Limits, first: int, last: int) -> Iterator[Fault]:
-    places = (account.out, account.dead_letters, account.duplicates)
+    tallied = (account.out, account.dead_letters, account.duplicates)
     total = np.zeros(len(account.raw), dtype=np.uint16)
-    for place in places:
-        total += place.counts
+    for one in tallied:
+        total += one.counts
     yield Fault(RAW_TO_OUT, MISSING, account.raw.codes(np.flatnonzero(total[first:last] == 0) + first))
     yield Fault(RAW_TO_OUT, DOUBLED, account.raw.codes(np.flatnonzero(total > 1)))
-    strangers = np.unique(np.concatenate([place.strangers for place in places]))
+    strangers = np.unique(np.concatenate([one.strangers for one in tallied]))
     yield Fault(RAW_TO_OUT, EXTRA, strangers[_is_compared(strangers, limits)])
 
 
-def _sink_faults(account: Account, table: Place, limits: Limits, first: int) -> Iterator[Fault]:
+def _sink_faults(account: Account, table: Tallied, limits: Limits, first: int) -> Iterator[Fault]:
     total = table.counts.astype(np.uint16) + account.refused.counts
     is_confirmed = account.confirmed.counts[first:] > 0
     yield Fault(OUT_TO_TABLE, MISSING, account.raw.codes(np.flatnonzero(is_confirmed & (total[first:] == 0)) + first))

@@ -34,7 +34,7 @@ from pipelines.proof.audit.account import (
     Account,
     Limits,
     Numbers,
-    Place,
+    Tallied,
     compare,
 )
 from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
@@ -119,7 +119,7 @@ class Audit:
         self._kafka_ends = self._in_kafka(end_offsets)
         firsts = self._in_kafka(first_offsets)
         raw = read_raw(self._log, self._names, self._streams["raw"], RawRange(read_to, ends, firsts))
-        account = self._read_places(raw)
+        account = self._read_account(raw)
         limits = Limits(self._floor(), self._to(topology.process), read_to, self._last("raw"))
         self._progress("comparing")
         with TemporaryDirectory(prefix="tallyflow-audit-") as directory:
@@ -160,9 +160,9 @@ class Audit:
     def _has_positions(self) -> bool:
         return self._stage_config is not None and {*SEQUENCE_AND_ORDINAL} <= {*self._stage_config.position_columns}
 
-    def _read_places(self, raw: RawRead) -> Account:
-        out, confirmed, dead_letters, duplicates, refused, entered = (Place(raw.frames) for _ in range(6))
-        table = Place(raw.frames) if self._has_positions else None
+    def _read_account(self, raw: RawRead) -> Account:
+        out, confirmed, dead_letters, duplicates, refused, entered = (Tallied(raw.frames) for _ in range(6))
+        table = Tallied(raw.frames) if self._has_positions else None
         if table is not None:
             self._progress("reading the table")
             self._read_table(table, raw)
@@ -182,7 +182,7 @@ class Audit:
         entered.add(raw.entered)
         return Account(raw.frames, out, confirmed, dead_letters, duplicates, refused, entered, table)
 
-    def _read_table(self, table: Place, raw: RawRead) -> None:
+    def _read_table(self, table: Tallied, raw: RawRead) -> None:
         """Read the rows of raw frames that exist; rows of purged frames stay in ClickHouse and are only counted."""
         first = raw.frames.first_sequence
         for positions in position_batches(self._config.sink, f"_tf_sequence = 0 OR _tf_sequence >= {first}"):
@@ -190,7 +190,7 @@ class Audit:
         older = count_rows(self._config.sink, f"_tf_sequence > 0 AND _tf_sequence < {first}")
         self._report.leave_out("rows of the table whose raw frames are purged", older)
 
-    def _read_dead_letters(self, dead_letters: Place, refused: Place) -> None:
+    def _read_dead_letters(self, dead_letters: Tallied, refused: Tallied) -> None:
         abandoned = 0
         for batch in read_dead_letters(self._log, self._names, ("stage", "code"), self._streams["dlq"]):
             is_refused = pc.equal(batch.column("stage"), "sink")
@@ -248,11 +248,11 @@ class Audit:
     def _named(self, account: Account, codes: RawPositions) -> list[dict[str, Any]]:
         """Return positions as examples, with their Kafka coordinates in raw, or else in the table."""
         positions = [unpacked(code) for code in codes]
-        places = coordinates(self._log, self._names, positions)
-        places |= self._coordinates_in_table([position for position in positions if position not in places])
+        coordinates_of = coordinates(self._log, self._names, positions)
+        coordinates_of |= self._coordinates_in_table([position for position in positions if position not in coordinates_of])
         named = []
         for code, position in zip(codes, positions, strict=True):
-            topic, partition, offset = places.get(position, (None, None, None))
+            topic, partition, offset = coordinates_of.get(position, (None, None, None))
             where = {"topic": topic, "partition": partition, "offset": offset, "position": position_text(code)}
             named.append({**where, "found": account.describe(code)})
         return named

@@ -21,7 +21,7 @@ Facts = dict[str, int | float | str]
 class CheckResult:
     """The result of one check; it passes without a finding.
 
-    `facts`: numbers and short texts. `success`: the message of a check that passes. `not_judged`: the parts that were not compared, and
+    `facts`: numbers and short texts. `success`: the message of a check that passes. `not_evaluated`: the parts that were not compared, and
     why.
     """
 
@@ -29,12 +29,12 @@ class CheckResult:
     facts: Facts = field(default_factory=dict)
     findings: Sequence[Finding] = ()
     success: str = ""
-    not_judged: str = ""
+    not_evaluated: str = ""
 
     @classmethod
     def unknown(cls, check: str, why: str) -> "CheckResult":
         """Return a failure: the check could not be made, as a system is away."""
-        return cls(check, findings=[_fault(check, f"could not be checked: {why}")], not_judged=why)
+        return cls(check, findings=[_fault(check, f"could not be checked: {why}")], not_evaluated=why)
 
     @property
     def passed(self) -> bool:
@@ -68,7 +68,7 @@ def _fault(
 
 def conservation(tally: Tally) -> CheckResult:
     """Check that every leg has accounted for all it has read, and has read all that the leg before it wrote."""
-    legs = (*tally.legs, tally.letters)
+    legs = (*tally.legs, tally.dead_letters)
     facts: Facts = {"residue": tally.residue}
     facts |= {f"residue of {leg.leg}": leg.residue for leg in legs}
     facts |= {f"waiting before {leg.leg}": leg.waiting for leg in tally.with_upstream}
@@ -103,8 +103,8 @@ class RepeatedKeys:
     is_more: bool
 
 
-def duplicates(positions: PositionCounts | None, keys: RepeatedKeys | None, not_judged: str = "") -> CheckResult:
-    """Check that no row is duplicated. `positions` and `keys` are None if the table cannot show them; `not_judged` gives the reason."""
+def duplicates(positions: PositionCounts | None, keys: RepeatedKeys | None, not_evaluated: str = "") -> CheckResult:
+    """Check that no row is duplicated. `positions` and `keys` are None if the table cannot show them; `not_evaluated` gives the reason."""
     facts: Facts = {}
     findings = []
     if positions is not None:
@@ -117,7 +117,7 @@ def duplicates(positions: PositionCounts | None, keys: RepeatedKeys | None, not_
         if keys.pairs:
             message = f"{'at least ' if keys.is_more else ''}{len(keys.pairs):,} rows repeat a key within the window"
             findings.append(_fault("duplicates", message, "doubled", len(keys.pairs), keys.pairs))
-    return CheckResult("duplicates", facts, findings, "no row is duplicated", not_judged)
+    return CheckResult("duplicates", facts, findings, "no row is duplicated", not_evaluated)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def gaps(confirmed: Confirmed, held: Held, named: Sequence[Finding] = ()) -> Che
     if held.is_by_position:
         facts["rows of no record of the topic"] = held.foreign
     what = "positions" if held.is_by_position else "rows"
-    not_judged = "" if held.is_by_position else "the table has no position columns: rows were counted"
+    not_evaluated = "" if held.is_by_position else "the table has no position columns: rows were counted"
     is_still = confirmed.before == confirmed.after
     of_confirmed = held.count if is_still else held.confirmed
     if of_confirmed is not None and not is_still:
@@ -164,10 +164,10 @@ def gaps(confirmed: Confirmed, held: Held, named: Sequence[Finding] = ()) -> Che
     if not findings and of_confirmed is None:
         why = f"{held.count:,} {what}, {confirmed.before:,} confirmed: some may be rows of a chunk that was being inserted; check again"
         unclear = _fault("gaps", f"not evaluated: {why}", severity="warning")
-        return CheckResult("gaps", facts, [unclear], not_judged="; ".join(filter(None, (not_judged, why))))
+        return CheckResult("gaps", facts, [unclear], not_evaluated="; ".join(filter(None, (not_evaluated, why))))
     if findings:
         findings[0] = replace(findings[0], examples=[row for one in named for row in one.rows()])
-    return CheckResult("gaps", facts, findings, f"{at_most:,} {what}, as confirmed", not_judged)
+    return CheckResult("gaps", facts, findings, f"{at_most:,} {what}, as confirmed", not_evaluated)
 
 
 def _gaps_found(confirmed: Confirmed, held: Held, at_most: int, is_clear: bool, what: str) -> list[Finding]:
@@ -223,8 +223,8 @@ def dead_letters(tally: Tally, max_percent: float) -> CheckResult:
     period's dead letters are open as of all.
     """
     read = sum(leg.rows_in for leg in tally.of_kind(PROCESS))
-    rejected = tally.letters.rows_in
-    left = min(rejected, tally.letters.waiting)
+    rejected = tally.dead_letters.rows_in
+    left = min(rejected, tally.dead_letters.waiting)
     percent = 100 * left / read if read else 0.0
     facts: Facts = {"records": read, "dead letters": rejected, "percent": round(percent, 4), "open dead letters": left}
     message = f"{left:,} of {read:,} records are open dead letters ({percent:.2f} %); {rejected:,} were rejected"
@@ -278,9 +278,9 @@ def views(sums: Sequence[ViewSum]) -> CheckResult:
         message += "; a view lacks the rows that are older than itself until you insert them"
     compared = sum(one.total is not None for one in sums)
     unclear = [f"{one.table}: the difference may be rows that are being inserted" for one in sums if one.is_even and not one.is_clear]
-    not_judged = "; ".join([*(f"{one.table}: {one.reason}" for one in sums if one.total is None), *unclear])
+    not_evaluated = "; ".join([*(f"{one.table}: {one.reason}" for one in sums if one.total is None), *unclear])
     findings = [_fault("views", message, count=len(uneven))] if uneven else []
-    return CheckResult("views", facts, findings, f"{compared} of {len(sums)} views compared, all complete", not_judged)
+    return CheckResult("views", facts, findings, f"{compared} of {len(sums)} views compared, all complete", not_evaluated)
 
 
 def insert_window(tokens: Sequence[tuple[str, int]], min_tokens: int) -> CheckResult:
@@ -319,7 +319,7 @@ def verification(hours: Hours, first_arrival: datetime | None, now: datetime) ->
     facts: Facts = {"hours verified": len(newest), "hours that differ": len(differing), "hours missed": len(missed)}
     unproven = [one for one in newest if not one.is_proven]
     first_due = first_arrival and first_arrival.replace(minute=0, second=0, microsecond=0) + VERIFIED_AFTER
-    findings, not_judged, success = [], "", f"{len(newest)} verified hours match"
+    findings, not_evaluated, success = [], "", f"{len(newest)} verified hours match"
     if differing:
         findings.append(_hours_fault(f"{len(differing)} of {len(newest)} verified hours differ: {_keys(differing)}", differing, "error"))
     elif unproven:
@@ -329,11 +329,11 @@ def verification(hours: Hours, first_arrival: datetime | None, now: datetime) ->
         message = f"{len(missed)} hours with records were not verified: {', '.join(missed)}; launch a backfill of the missing hours"
         findings.append(_fault("verification", message, "missing", len(missed), severity="warning"))
     elif not newest and (first_due is None or now < first_due):
-        not_judged, success = "the first hour", "no hour with records is due for verification yet"
+        not_evaluated, success = "the first hour", "no hour with records is due for verification yet"
     elif not newest:
         message = "no hour was verified; switch the schedule on, or disable this check"
         findings.append(_fault("verification", message, "missing", severity="warning"))
-    return CheckResult("verification", facts, findings, success, not_judged)
+    return CheckResult("verification", facts, findings, success, not_evaluated)
 
 
 def _hours_fault(message: str, hours: Sequence[VerifiedHour], severity: Severity) -> Finding:

@@ -208,10 +208,10 @@ def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
     combinator: `sumIf`.
     """
     select = re.search(r"\bAS\s+(?:\(\s*)?(?:SELECT|WITH)\b", definition, re.IGNORECASE)
-    words = definition[select.start() :] if select else ""
-    called = {name.lower() for name in re.findall(r"(\w+)\s*\(", words)}
+    body = definition[select.start() :] if select else ""
+    called = {name.lower() for name in re.findall(r"(\w+)\s*\(", body)}
     is_aggregate = any(name.startswith(tuple(aggregates)) for name in called)
-    return bool(words) and not _NOT_ONE_FOR_ONE.search(words) and not is_aggregate
+    return bool(body) and not _NOT_ONE_FOR_ONE.search(body) and not is_aggregate
 
 
 class _Redriven:

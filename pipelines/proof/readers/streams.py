@@ -21,7 +21,7 @@ from pipelines.protocol.records import (
     HEADER_TOPIC,
     Message,
     decode_columns,
-    place_of_frame,
+    describe_frame,
 )
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
@@ -123,15 +123,15 @@ def read_frames(log: JetStream, names: Names, role: str, subjects: Subjects | No
 
 def positions_of(message: Message) -> RawPositions:
     """Return the raw positions of the rows of an out, dead-letter or duplicates frame."""
-    positions: RawPositions = position_keys(decode_columns(message.payload, SEQUENCE_AND_ORDINAL, place_of_frame(message)))
+    positions: RawPositions = position_keys(decode_columns(message.payload, SEQUENCE_AND_ORDINAL, describe_frame(message)))
     return positions
 
 
 def read_dead_letters(log: JetStream, names: Names, columns: Sequence[str], subjects: Subjects | None = None) -> Iterator[pa.Table]:
     """Yield `position` and these columns of the dead letters, a frame at a time."""
     for message in read_frames(log, names, "dlq", subjects):
-        letters = decode_columns(message.payload, (*SEQUENCE_AND_ORDINAL, *columns), place_of_frame(message))
-        yield letters.append_column("position", pa.array(position_keys(letters))).select(["position", *columns])
+        dead_letters = decode_columns(message.payload, (*SEQUENCE_AND_ORDINAL, *columns), describe_frame(message))
+        yield dead_letters.append_column("position", pa.array(position_keys(dead_letters))).select(["position", *columns])
 
 
 def coordinates(log: JetStream, names: Names, positions: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Coordinates]:

@@ -23,25 +23,25 @@ _OTHERWISE = "the values of column {}: its mapping changed within the range"
 
 
 @dataclass
-class Judged:
+class ColumnChoice:
     """Columns whose values are compared, faults of the table's columns, values that are left out, and values that the table lost.
 
-    `gone`: by the reason, values that the table has no more, with the versions under which their rows were made.
+    `lost`: by the reason, values that the table has no more, with the versions under which their rows were made.
     """
 
     columns: list[Column] = field(default_factory=list)
     faults: dict[str, Finding] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    gone: dict[str, list[str]] = field(default_factory=dict)
+    lost: dict[str, list[str]] = field(default_factory=dict)
 
 
-def judged(history: History, configs: Mapping[str, Program], file: PipelineConfig, actual: Sequence[TableColumn]) -> Judged:
+def choose_columns(history: History, configs: Mapping[str, Program], file: PipelineConfig, actual: Sequence[TableColumn]) -> ColumnChoice:
     """Decide on the columns for all configurations of `history`, which has at least one plan."""
     versions = list(dict.fromkeys(plan.version for plan in history.plans))
     now = {entry.column_name: (entry.name, entry.column_type) for entry in file.sink.mapping}
     types = {column.name: column.type for column in actual}
     last = history.plans[-1].version
-    found = Judged()
+    found = ColumnChoice()
     names: dict[str, dict[str, str]] = {}
     # The last one first: its order is the order of the columns.
     for version in sorted(versions, key=lambda one: one != last):
@@ -53,7 +53,7 @@ def judged(history: History, configs: Mapping[str, Program], file: PipelineConfi
                 found.faults[name] = _fault(name, kind, None)
             elif target is None:
                 reason = f"the values of column {name}: neither the table nor the file has it now, and its new name is unknown"
-                found.gone.setdefault(reason, []).append(version)
+                found.lost.setdefault(reason, []).append(version)
             elif _same_values(kind, types[target]):
                 names.setdefault(target, {})[version] = name
             elif version == last and target in now and _base(now[target][1]) == _base(kind):
@@ -66,7 +66,7 @@ def judged(history: History, configs: Mapping[str, Program], file: PipelineConfi
     return found
 
 
-def _compare(found: Judged, history: History, configs: Mapping[str, Program], target: str, by_version: Mapping[str, str]) -> None:
+def _compare(found: ColumnChoice, history: History, configs: Mapping[str, Program], target: str, by_version: Mapping[str, str]) -> None:
     """Add the column `target` to the compared columns, or to the values left out. `by_version`: the column's name in each version."""
     columns = [_column(configs[version], name) for version, name in by_version.items()]
     if None in columns:
@@ -90,9 +90,9 @@ def _column(config: Program, name: str) -> Column | None:
 def _renamed(source: str, mapping: Sequence[MappedColumn], now: Mapping[str, tuple[str, str]], types: Mapping[str, str]) -> str | None:
     """Return the only column of the field that was not mapped before, if exactly one column of the field is missing."""
     mapped = {entry.name: entry.field for entry in mapping}
-    gone = [name for name, of in mapped.items() if of == source and name not in types]
+    missing = [name for name, of in mapped.items() if of == source and name not in types]
     new = [name for name, (of, _) in now.items() if of == source and name in types and name not in mapped]
-    return new[0] if len(gone) == len(new) == 1 else None
+    return new[0] if len(missing) == len(new) == 1 else None
 
 
 def _base(kind: str) -> str:

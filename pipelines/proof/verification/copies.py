@@ -54,7 +54,7 @@ def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], di
             on_out = accepted(span.read_from, last)
             reference.add_accepted_before(pa.table({"position": on_out}))
             progress("looking for copies")
-            reference.judge(config, span.bounds)
+            reference.evaluate(config, span.bounds)
             for low, high, version in history.segments(first, last):
                 if not source.configs[version].dedup.keeps:
                     bounds = {"first": first_position(low), "last": last_position(high)}

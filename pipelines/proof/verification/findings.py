@@ -58,10 +58,10 @@ def find_other_bytes(
 
 
 def note_lost_values(
-    engine: duckdb.DuckDBPyConnection, report: Verification, history: History, span: Span, gone: Mapping[str, Sequence[str]]
+    engine: duckdb.DuckDBPyConnection, report: Verification, history: History, span: Span, lost: Mapping[str, Sequence[str]]
 ) -> None:
-    """Note, by the reason in `gone`, the rows whose values the table no longer has; they were made under these versions."""
-    for reason, versions in gone.items():
+    """Note, by the reason in `lost`, the rows whose values the table no longer has; they were made under these versions."""
+    for reason, versions in lost.items():
         parts = [(low, high) for low, high, version in history.segments(span.first, span.last) if version in versions]
         inside = " OR ".join(f"position >> {ORDINAL_BITS} BETWEEN {low} AND {high}" for low, high in parts) or "false"
         report.cannot_prove(reason, _number(engine, f"SELECT count(*) FROM expected WHERE {inside}"))  # noqa: S608

@@ -72,7 +72,7 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
         positions = dead_letters.column("position").to_numpy()
         is_inside = (positions >= first_position(span.read_from)) & (positions <= span.bounds.last)
         if is_inside.any():
-            reference.add_letters(dead_letters.filter(pa.array(is_inside)))
+            reference.add_dead_letters(dead_letters.filter(pa.array(is_inside)))
     history, seen = source.history, FramesSeen()
     clock_us = history.arrival_us(span.read_from)
     for first, last, version in history.segments(span.read_from, span.last):

@@ -48,20 +48,20 @@ _MOST_SHAPES = 32
 class Bounds:
     """Positions, inclusive. Records from `first` to `last` are compared.
 
-    The reference finds copies from `first_judged` on, if no record before matters, or if `accepted_before` shows the accepted ones.
+    The reference finds copies from `first_replayed` on, if no record before matters, or if `accepted_before` shows the accepted ones.
     `before`: the watermarks before the first record read.
     """
 
     first: int
     last: int
-    first_judged: int = 0
+    first_replayed: int = 0
     before: Watermarks = NOTHING
 
 
 def compared_columns(config: Program) -> list[Column]:
     """Return the mapped columns whose values can be compared."""
     targets = [(one.name, parse_type(one.type), one.has_default) for one in config.mapping.columns]
-    return [Column(f"v{place}", *target) for place, target in enumerate(targets) if is_compared(target[1])]
+    return [Column(f"v{index}", *target) for index, target in enumerate(targets) if is_compared(target[1])]
 
 
 class Reference:
@@ -111,9 +111,9 @@ class Reference:
         rows = {"sequence": pa.array(partitions.keys(), pa.uint64()), "partition": pa.array(partitions.values(), pa.int32())}
         self._insert("raw_frames", pa.table(rows))
 
-    def add_letters(self, letters: pa.Table) -> None:
+    def add_dead_letters(self, dead_letters: pa.Table) -> None:
         """Add dead letters: `position`, `stage`, `code`."""
-        self._insert("dead_letters", letters.select(["position", "stage", "code"]))
+        self._insert("dead_letters", dead_letters.select(["position", "stage", "code"]))
 
     def add_accepted_before(self, positions: pa.Table) -> None:
         """Add `position` of the earlier records that are known to be accepted; no `is_past` among them counts."""
@@ -129,12 +129,12 @@ class Reference:
         finally:
             self._engine.unregister(name)
 
-    def judge(self, config: Program, bounds: Bounds) -> None:
+    def evaluate(self, config: Program, bounds: Bounds) -> None:
         """Find the copies, by the key and window of `config`, after all records are loaded; create the view `expected`.
 
         No other source shows on which record one of our stages ends: such a dead letter is trusted.
         """
-        self._engine.execute(statement("reference/believe_internal_errors"))
+        self._engine.execute(statement("reference/trust_internal_errors"))
         for step in config.steps:
             # The statements of a step about records beside others, once all are read.
             if isinstance(step, Dedup):
@@ -162,9 +162,9 @@ class Reference:
         self._engine.execute(filled("reference/mark_late", lateness_us=dedup.lateness_us))
 
     def _find_copies(self, dedup: Dedup, bounds: Bounds) -> None:
-        numbers = {"first": bounds.first, "first_judged": bounds.first_judged, "window_us": dedup.window_us}
+        numbers = {"first": bounds.first, "first_replayed": bounds.first_replayed, "window_us": dedup.window_us}
         in_windows = "accepted_in_event_windows" if dedup.time_field else "accepted_in_windows"
-        for name in ("judged", "seeds", "contested", "accepted_in_one_window", in_windows, "dropped", "unsure"):
+        for name in ("replayed", "seeds", "keys_with_copies", "accepted_in_one_window", in_windows, "dropped", "unsure"):
             self._engine.execute(filled(f"reference/{name}", **numbers))
 
     def _expected(self, config: Program, bounds: Bounds) -> str:

@@ -22,7 +22,7 @@ from pipelines.progress import Progress, no_progress
 from pipelines.proof.readers.streams import last_sequence
 from pipelines.proof.readers.table import count_rows, table_batches
 from pipelines.proof.report import Finding
-from pipelines.proof.verification.columns import Judged, judged
+from pipelines.proof.verification.columns import ColumnChoice, choose_columns
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
 from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine
 from pipelines.proof.verification.reference import Reference
@@ -73,14 +73,14 @@ def verify(config: PipelineConfig, log: JetStream, request: Request, progress: P
 class Subject:
     """The ledger's history, the configurations of its ranges, the last of them, and the columns whose values are compared.
 
-    `gone`: as in `Judged`.
+    `lost`: as in `ColumnChoice`.
     """
 
     history: History
     configs: dict[str, Program]
     config: Program
     columns: list[Column]
-    gone: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    lost: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def has_positions(self) -> bool:
@@ -123,7 +123,7 @@ class Verifier:
         if not history.plans:
             return None
         compared = self._columns(history, configs)
-        return Subject(history, configs, configs[history.plans[-1].version], compared.columns, compared.gone)
+        return Subject(history, configs, configs[history.plans[-1].version], compared.columns, compared.lost)
 
     def compare(self, subject: Subject | None, threads: int = 2) -> Span | None:
         """Note the differences; return the compared span, None if there is nothing to compare. `threads`: of DuckDB."""
@@ -138,7 +138,7 @@ class Verifier:
                 self.find_strangers()
         return span
 
-    def _columns(self, history: History, configs: dict[str, Program]) -> Judged:
+    def _columns(self, history: History, configs: dict[str, Program]) -> ColumnChoice:
         """Return the columns that can be compared; note the others, and the part of the table's definition that removes rows."""
         with closing(ClickHouse(self._sink)) as clickhouse:
             table = clickhouse.inspect(self._sink.connection_params.database, self._sink.table)
@@ -150,7 +150,7 @@ class Verifier:
         removes = removes_rows(table)
         if removes:
             self.report.leave_out(f"rows that {removes} has removed: they are reported as missing")
-        compared = judged(history, configs, self._config, table.columns)
+        compared = choose_columns(history, configs, self._config, table.columns)
         self.report.findings += compared.faults.values()
         for reason in compared.left_out.values():
             self.report.leave_out(reason)
@@ -162,9 +162,9 @@ class Verifier:
         seen = load_span(reference, source, span, self._progress)
         ledger_us = dict(zip(subject.history.sequences, subject.history.arrivals_us, strict=True))
         of_ledger = subject.history.frames(span.first if self._follows else span.read_from, span.last)
-        gone = [sequence for sequence in of_ledger if sequence not in seen.arrivals_us]
+        missing = [sequence for sequence in of_ledger if sequence not in seen.arrivals_us]
         other = [sequence for sequence in of_ledger if seen.arrivals_us.get(sequence, ledger_us[sequence]) != ledger_us[sequence]]
-        self.report.find("streams", "missing", len(gone), self._frames_named(gone))
+        self.report.find("streams", "missing", len(missing), self._frames_named(missing))
         self.report.find("streams", "different", len(other), self._frames_named(other), "arrival")
         return seen
 
@@ -174,7 +174,7 @@ class Verifier:
 
     def _find_beside_rows(self, engine: duckdb.DuckDBPyConnection, subject: Subject, span: Span, seen: FramesSeen) -> None:
         """Note the differences in dead letters and, on request, in Kafka's bytes."""
-        note_lost_values(engine, self.report, subject.history, span, subject.gone)
+        note_lost_values(engine, self.report, subject.history, span, subject.lost)
         is_purged = read_purged(self._log, self._names, "dlq").below > 0
         find_dead_letters(engine, self.report, span, subject.config.topic, self._request.examples, is_purged)
         if self._request.with_kafka:
@@ -195,11 +195,11 @@ class Verifier:
         seen = self._load(reference, subject, span)
         if span.is_seeded:
             self._progress("reading which earlier records were accepted")
-            for positions in table.positions(span.read_from, span.first_judged - 1):
+            for positions in table.positions(span.read_from, span.first_replayed - 1):
                 reference.add_accepted_before(positions)
             engine.execute("INSERT INTO accepted_before SELECT position FROM dead_letters WHERE stage = 'sink'")
         self._progress("looking for copies")
-        reference.judge(config, span.bounds)
+        reference.evaluate(config, span.bounds)
         self._progress("reading the table")
         report.checksums = table.sum_up(span.first, span.last)
         report.counts = counts_of(engine, span) | {"found": table.counts()["found"]}
@@ -253,7 +253,7 @@ class Verifier:
         reference = Reference(engine, columns, self._request.with_kafka)
         span = Span(1, history.last, 1, 1)
         seen = self._load(reference, subject, span)
-        reference.judge(subject.config, span.bounds)
+        reference.evaluate(subject.config, span.bounds)
         report.counts = counts_of(engine, span) | {"found": row_count}
         report.leave_out("the records of equal rows: without position columns equal rows cannot be distinguished")
         for column in renamed:

@@ -145,7 +145,7 @@ def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks
             with_kafka=request.with_kafka,
             config=subject.history.plans[-1].version,
             columns=tuple(subject.columns),
-            gone={said: list(versions) for said, versions in subject.gone.items()},
+            lost={reason: list(versions) for reason, versions in subject.lost.items()},
             slice=one,
         )
         for one in slices
@@ -163,7 +163,7 @@ class SliceItem(Form):
     with_kafka: Flag
     config: Version
     columns: tuple[Column, ...]
-    gone: dict[Text, list[Text]]
+    lost: dict[Text, list[Text]]
     slice: Slice
 
 
@@ -182,7 +182,7 @@ def verify_slice(connections: Connections, item: SliceItem) -> SliceReport:
     verifier = Verifier(connections.config, connections.log, request, follows=item.slice.follows)
     history = read_history(connections.log, connections.names, request.since)
     configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item.config)
-    subject = Subject(history, configs, config, [*item.columns], item.gone)
+    subject = Subject(history, configs, config, [*item.columns], item.lost)
     span = verifier.compare(subject, threads=1)
     return SliceReport(verifier.report, _relies_from(span), verifier.last_fault >> ORDINAL_BITS)
 

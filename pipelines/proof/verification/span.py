@@ -54,8 +54,8 @@ class History:
 
     def since(self, arrival_us: int) -> int:
         """Return the first sequence that arrived at this time or later; the one after the last if none did."""
-        place = bisect_left(self.arrivals_us, arrival_us)
-        return self.sequences[place] if place < len(self.sequences) else self.last + 1
+        index = bisect_left(self.arrivals_us, arrival_us)
+        return self.sequences[index] if index < len(self.sequences) else self.last + 1
 
     def arrival_us(self, sequence: int) -> int:
         """Return the arrival of the first frame from `sequence` on; of the last frame if none follows."""
@@ -80,33 +80,33 @@ class History:
         """Return the history of the frames after raw sequence `floor`, as if the others were purged."""
         if floor < (self.sequences[0] if self.sequences else 1):
             return self
-        place = bisect_right(self.sequences, floor)
+        index = bisect_right(self.sequences, floor)
         plans = [plan for plan in self.plans if plan.to > floor]
-        return replace(self, plans=plans, sequences=self.sequences[place:], arrivals_us=self.arrivals_us[place:], is_whole=False)
+        return replace(self, plans=plans, sequences=self.sequences[index:], arrivals_us=self.arrivals_us[index:], is_whole=False)
 
 
 @dataclass(frozen=True)
 class Span:
     """Raw sequences, inclusive: `first` to `last` are compared, and raw is read from `read_from` on.
 
-    From `first_judged` on the reference finds the copies itself; the table shows which records before that were accepted. `before`: the
+    From `first_replayed` on the reference finds the copies itself; the table shows which records before that were accepted. `before`: the
     watermarks before `read_from`.
     """
 
     first: int
     last: int
     read_from: int
-    first_judged: int
+    first_replayed: int
     before: Watermarks = NOTHING
 
     @property
     def is_seeded(self) -> bool:
-        return self.first_judged > self.read_from
+        return self.first_replayed > self.read_from
 
     @property
     def bounds(self) -> Bounds:
-        first_judged = first_position(self.first_judged) if self.is_seeded else 0
-        return Bounds(first_position(self.first), last_position(self.last), first_judged, self.before)
+        first_replayed = first_position(self.first_replayed) if self.is_seeded else 0
+        return Bounds(first_position(self.first), last_position(self.last), first_replayed, self.before)
 
 
 def read_history(log: JetStream, names: Names, since: datetime | None) -> History:
@@ -184,11 +184,11 @@ def _by_arrival(history: History, first: int, last: int, window_us: int, same_de
     All originals of copies in the range are in the range or one window before it. At most one record of a key was accepted there; earlier
     records decide which one, so the table shows it. If the window reaches back to the first frame of all, there is nothing before.
     """
-    read_from, first_judged = history.since(history.arrival_us(first) - window_us + 1), first
+    read_from, first_replayed = history.since(history.arrival_us(first) - window_us + 1), first
     if read_from <= history.sequences[0]:
         purged_us = history.arrivals_us[0]
-        first_judged = history.sequences[0] if history.is_whole else max(first, history.since(purged_us + window_us))
-    return Span(first, last, read_from, _settled(first_judged, same_dedup_from))
+        first_replayed = history.sequences[0] if history.is_whole else max(first, history.since(purged_us + window_us))
+    return Span(first, last, read_from, _settled(first_replayed, same_dedup_from))
 
 
 def _by_event(history: History, first: int, last: int, config: Program, same_dedup_from: int) -> Span:
@@ -217,8 +217,8 @@ def _by_event(history: History, first: int, last: int, config: Program, same_ded
     )
 
 
-def _settled(first_judged: int, same_dedup_from: int) -> int:
-    return max(first_judged, same_dedup_from) if same_dedup_from > 1 else first_judged
+def _settled(first_replayed: int, same_dedup_from: int) -> int:
+    return max(first_replayed, same_dedup_from) if same_dedup_from > 1 else first_replayed
 
 
 def dedup_settings(config: Program) -> tuple[object, ...]:

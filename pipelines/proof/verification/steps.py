@@ -50,7 +50,7 @@ class Column(Form):
 class Field:
     """A field of a record. `kind` and `text` are its columns in `$rows`."""
 
-    place: int
+    index: int
     name: str
     source: str
 
@@ -62,11 +62,11 @@ class Field:
 
     @property
     def kind(self) -> str:
-        return f"k{self.place}"
+        return f"k{self.index}"
 
     @property
     def text(self) -> str:
-        return f"t{self.place}"
+        return f"t{self.index}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def statement_of(program: Program, wanted: Wanted) -> str:
 
 def fields_of(program: Program) -> dict[str, Field]:
     """Return the fields that are read from a record, by name."""
-    return {name: Field(place, name, source) for place, (name, source) in enumerate(program.parse.fields)}
+    return {name: Field(index, name, source) for index, (name, source) in enumerate(program.parse.fields)}
 
 
 def parents(fields: Iterable[Field]) -> list[tuple[str, ...]]:
@@ -176,11 +176,11 @@ def _kinds_and_texts(fields: Iterable[Field]) -> Iterable[str]:
     """Yield the kind and the text of each field, from lists that count from 1."""
     first = 1
     for field in fields:
-        place = str(first)
+        index = str(first)
         if len(field.paths) > 1:
-            place = f"CASE WHEN coalesce(kinds[{first}], 'NULL') <> 'NULL' THEN {first} ELSE {first + 1} END"
-        yield f"coalesce(kinds[{place}], 'NULL') AS {field.kind}"
-        yield f"texts[{place}] AS {field.text}"
+            index = f"CASE WHEN coalesce(kinds[{first}], 'NULL') <> 'NULL' THEN {first} ELSE {first + 1} END"
+        yield f"coalesce(kinds[{index}], 'NULL') AS {field.kind}"
+        yield f"texts[{index}] AS {field.text}"
         first += len(field.paths)
 
 

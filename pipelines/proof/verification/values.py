@@ -34,7 +34,7 @@ _KINDS = {
     "decimal": ("UBIGINT", "BIGINT", "DOUBLE", "VARCHAR"),
 }
 """The answers of `json_type` that a field takes, by its declared type; `decimal` is a Decimal inside of a composite."""
-_PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+_DECIMALS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _DUCKDB_INTEGERS = {8: "TINYINT", 16: "SMALLINT", 32: "INTEGER", 64: "BIGINT"}
 _WIDEST_DECIMAL = 38
 _NO_DEFAULT_FOR_NULL = ("Array", "Map", "JSON")
@@ -176,7 +176,7 @@ def _map_value(kind: ColumnType, document: str, depth: int) -> Reading:
 def _tuple(kind: ColumnType, text: str, depth: int) -> Reading:
     document = f"try_cast({text} AS JSON)"
     members = [_element(one, f"json_extract({document}, '$.\"{name}\"')", depth) for name, one in zip(kind.fields, kind.inner, strict=True)]
-    plain = ", ".join(f"'{place}': {member.value}" for place, member in enumerate(members, 1))
+    plain = ", ".join(f"'{number}': {member.value}" for number, member in enumerate(members, 1))
     keys = f"json_keys({document})"
     fits = " AND ".join([f"list_unique({keys}) = len({keys})", *(member.fits for member in members)])
     return Reading(f"CASE WHEN {text} IS NOT NULL THEN {{{plain}}} END", f"coalesce({fits}, false)")
@@ -259,20 +259,20 @@ def _instant_of_unit(source: str, kind: ColumnType, text: str, unit: str) -> str
     """Return SQL of a number since 1970, exact in nanoseconds; a float is taken to the nearest microsecond, between whole seconds."""
     digits = kind.number(0) if kind.name == "DateTime64" else 0
     low, high = _instant_bounds(kind.name, digits)
-    places = 9 - _PLACES[unit]
+    decimals = 9 - _DECIMALS[unit]
     fits = "true"
     if source in _FLOATS:
-        number, per_second = f"{_number(source, text)}::DOUBLE", 10 ** _PLACES[unit]
-        micros = f"{number} * {10 ** (6 - _PLACES[unit])}" if places >= 3 else f"{number} / 1000"
+        number, per_second = f"{_number(source, text)}::DOUBLE", 10 ** _DECIMALS[unit]
+        micros = f"{number} * {10 ** (6 - _DECIMALS[unit])}" if decimals >= 3 else f"{number} / 1000"
         nanos = f"round_even({micros}, 0)::HUGEINT * 1000"
         fits = f"{number} BETWEEN {-(-low // 1_000_000) * per_second} AND {high // 1_000_000 * per_second}"
     elif source == "string":
-        fits = f"regexp_full_match({text}, '-?[0-9]+{f'([.][0-9]{{1,{places}}})?' if places else ''}')"
-        digits_of = f"regexp_extract({text}, '[0-9]+') || rpad(regexp_extract({text}, '[.]([0-9]+)', 1), {places}, '0')"
+        fits = f"regexp_full_match({text}, '-?[0-9]+{f'([.][0-9]{{1,{decimals}}})?' if decimals else ''}')"
+        digits_of = f"regexp_extract({text}, '[0-9]+') || rpad(regexp_extract({text}, '[.]([0-9]+)', 1), {decimals}, '0')"
         nanos = f"try_cast(ltrim({digits_of}, '0') || '' AS HUGEINT)"
         nanos = f"CASE WHEN ltrim({digits_of}, '0') = '' THEN 0 WHEN starts_with({text}, '-') THEN -{nanos} ELSE {nanos} END"
     else:
-        nanos = f"try_cast({text} AS HUGEINT) * {10**places}"
+        nanos = f"try_cast({text} AS HUGEINT) * {10**decimals}"
     inside = f"({nanos}) BETWEEN {low * 1000}::HUGEINT AND {high * 1000 + 999}::HUGEINT"
     return f"CASE WHEN {fits} AND {inside} THEN tf_floor_divide(({nanos}), {10 ** (9 - digits)}::HUGEINT)::BIGINT END"
 
@@ -295,7 +295,7 @@ def duckdb_type(kind: ColumnType) -> str:
     if kind.name == "Array":
         return f"{duckdb_type(kind.inner[0])}[]"
     if kind.name in ("Map", "Tuple"):
-        struct = ", ".join(f'"{place}" {duckdb_type(inner)}' for place, inner in enumerate(kind.inner, 1))
+        struct = ", ".join(f'"{number}" {duckdb_type(inner)}' for number, inner in enumerate(kind.inner, 1))
         return f"STRUCT({struct})" + "[]" * (kind.name == "Map")
     if kind.name in INTEGER_BITS and INTEGER_BITS[kind.name] in _DUCKDB_INTEGERS:
         return f"{'U' * kind.name.startswith('U')}{_DUCKDB_INTEGERS[INTEGER_BITS[kind.name]]}"
@@ -319,7 +319,7 @@ def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
         pairs = f"arrayMap((k{depth}, v{depth}) -> tuple({key}, {entry}), mapKeys({value}), mapValues({value}))"
         return f"arraySort({name} -> {name}.1, {pairs})"
     if kind.name == "Tuple":
-        members = (plain_sql(inner, f"tupleElement({value}, {place})", depth) for place, inner in enumerate(kind.inner, 1))
+        members = (plain_sql(inner, f"tupleElement({value}, {number})", depth) for number, inner in enumerate(kind.inner, 1))
         return f"tuple({', '.join(members)})"
     if kind.name == "DateTime64":
         return f"reinterpret({value}, 'Int64')"

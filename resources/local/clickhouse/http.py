@@ -51,13 +51,13 @@ _STATUS = {
 }
 
 
-class _GoneError(Exception):
+class _DisconnectedError(Exception):
     """The client closed the connection."""
 
 
 @dataclass
 class Exchange:
-    """One request and its answer. `gone` is done as soon as the client has closed the connection (after the body was read)."""
+    """One request and its answer. `disconnected` is done as soon as the client has closed the connection (after the body was read)."""
 
     scope: Scope
     receive: Receive
@@ -65,7 +65,7 @@ class Exchange:
     query_id: str
     headers: Headers
     started_ns: int = field(default_factory=time.monotonic_ns)
-    gone: asyncio.Future[None] | None = None
+    disconnected: asyncio.Future[None] | None = None
     has_begun: bool = False
 
     async def begin(self, status: int, headers: dict[str, str]) -> None:
@@ -74,8 +74,8 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, body: bytes, more: bool = False) -> None:
-        if self.gone and self.gone.done():
-            raise _GoneError
+        if self.disconnected and self.disconnected.done():
+            raise _DisconnectedError
         body = b"" if self.scope["method"] == "HEAD" else body
         await self.send({"type": "http.response.body", "body": body, "more_body": more})
 
@@ -104,7 +104,7 @@ class ClickHouseApp:
         exchange = Exchange(scope, receive, send, query_id, Headers(scope=scope))
         try:
             await self._route(exchange, parameters)
-        except _GoneError:
+        except _DisconnectedError:
             return
         except EngineError as error:
             await self._refuse(exchange, error)
@@ -131,11 +131,11 @@ class ClickHouseApp:
             user = self._authenticate(exchange.headers, parameters)
             with tempfile.SpooledTemporaryFile(max_size=_BODY_IN_MEMORY_BYTES, dir=str(self._engine.spool)) as body:
                 await self._take_body(exchange, body)
-                exchange.gone = asyncio.ensure_future(_wait_until_gone(exchange.receive))
+                exchange.disconnected = asyncio.ensure_future(_wait_until_disconnected(exchange.receive))
                 try:
                     await self._serve(exchange, Call(method, exchange.headers, parameters, exchange.query_id, user, body))
                 finally:
-                    exchange.gone.cancel()
+                    exchange.disconnected.cancel()
 
     def _authenticate(self, headers: Headers, parameters: dict[str, str]) -> User:
         name, password = "default", ""
@@ -157,21 +157,21 @@ class ClickHouseApp:
 
     async def _take_body(self, exchange: Exchange, body: IO[bytes]) -> None:
         declared = exchange.headers.get("content-length", "0")
-        size, is_over = 0, declared.isdecimal() and int(declared) > self._max_body_bytes
-        while not is_over:
+        size, is_too_large = 0, declared.isdecimal() and int(declared) > self._max_body_bytes
+        while not is_too_large:
             message = await exchange.receive()
             if message["type"] == "http.disconnect":
-                raise _GoneError
+                raise _DisconnectedError
             piece = message.get("body", b"")
             size += len(piece)
-            is_over = size > self._max_body_bytes
+            is_too_large = size > self._max_body_bytes
             if size > _BODY_IN_MEMORY_BYTES:
                 await asyncio.to_thread(body.write, piece)
             else:
                 body.write(piece)
             if not message.get("more_body"):
                 break
-        if is_over:
+        if is_too_large:
             text = f"The body is larger than {self._max_body_bytes} bytes"
             raise server_error(229, text, "QUERY_IS_TOO_LARGE", self._engine.version)
         body.seek(0)
@@ -208,8 +208,8 @@ class ClickHouseApp:
         """
         running: Future[_T] = (self._readers if work.is_read else self._writers).submit(function)
         waiting = asyncio.wrap_future(running)
-        if work.is_read and exchange.gone:
-            watched: set[asyncio.Future[object]] = {waiting, exchange.gone}  # type: ignore[arg-type]
+        if work.is_read and exchange.disconnected:
+            watched: set[asyncio.Future[object]] = {waiting, exchange.disconnected}  # type: ignore[arg-type]
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done() and not running.cancel():
                 self._planners.submit(self._engine.kill, exchange.query_id)
@@ -293,7 +293,7 @@ class ClickHouseApp:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _wait_until_gone(receive: Receive) -> None:
+async def _wait_until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
 

@@ -15,7 +15,7 @@ from pipelines.private import private_directory, write_whole
 from resources.local.clickhouse.users import User, UsersError, parse_user, read_users
 from resources.local.errors import LocalServerError
 from resources.local.ports import HOST
-from resources.local.server import NotReadyError, Place
+from resources.local.server import Endpoint, NotReadyError
 
 DEFAULT_NAME = "default"
 _RELEASE = 2
@@ -27,22 +27,22 @@ class ClickHouse:
 
     name = "clickhouse"
 
-    def settings(self, place: Place) -> str:
+    def settings(self, endpoint: Endpoint) -> str:
         """Return the settings, without the users: the server reads their file again by itself."""
-        return f"{place.address} {_RELEASE}"
+        return f"{endpoint.address} {_RELEASE}"
 
-    def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
-        if not users_file(place.directory).is_file():
-            _write_users(place.directory, [User(DEFAULT_NAME, place.password)])
-        command = [sys.executable, "-m", "resources.local.clickhouse.server", "--data", str(place.directory / "data")]
-        return [*command, "--host", HOST, "--port", str(place.port), "--users-file", str(users_file(place.directory))]
+    def prepare(self, endpoint: Endpoint, progress: Callable[[str], None]) -> Sequence[str]:
+        if not users_file(endpoint.directory).is_file():
+            _write_users(endpoint.directory, [User(DEFAULT_NAME, endpoint.password)])
+        command = [sys.executable, "-m", "resources.local.clickhouse.server", "--data", str(endpoint.directory / "data")]
+        return [*command, "--host", HOST, "--port", str(endpoint.port), "--users-file", str(users_file(endpoint.directory))]
 
-    def probe(self, place: Place, timeout: timedelta) -> str:
-        user = read_first_user(place.directory, place.password)
-        asking = f"asking ClickHouse for its version at {place.address}"
+    def probe(self, endpoint: Endpoint, timeout: timedelta) -> str:
+        user = read_first_user(endpoint.directory, endpoint.password)
+        asking = f"asking ClickHouse for its version at {endpoint.address}"
         try:
             # Without the environment's proxies: this is loopback.
-            with httpx.Client(base_url=f"http://{place.address}", timeout=timeout.total_seconds(), trust_env=False) as client:
+            with httpx.Client(base_url=f"http://{endpoint.address}", timeout=timeout.total_seconds(), trust_env=False) as client:
                 ping = client.get("/ping")
                 answer = client.post("/", content="SELECT version()", auth=(user.name, user.password))
         except httpx.HTTPError as error:

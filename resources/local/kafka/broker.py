@@ -17,7 +17,7 @@ from resources.local.java import find_java
 from resources.local.kafka.jars import KAFKA_VERSION, ensure_jars
 from resources.local.passwords import USER
 from resources.local.ports import HOST, choose_port
-from resources.local.server import NotReadyError, Place
+from resources.local.server import Endpoint, NotReadyError
 
 _LOG4J = Path(__file__).parent / "log4j2.xml"
 
@@ -34,44 +34,49 @@ class Kafka:
 
     name = "kafka"
 
-    def __init__(self, render: "Callable[[Place, Path, int], str] | None" = None) -> None:
+    def __init__(self, render: "Callable[[Endpoint, Path, int], str] | None" = None) -> None:
         """Create the kind; `render` returns the text of server.properties, as `render_properties` does."""
         self._render = render or render_properties
 
-    def settings(self, place: Place) -> str:
-        return f"{KAFKA_VERSION} {' '.join(JVM_FLAGS)}\n{self._render(place, place.directory / 'data', 0)}"
+    def settings(self, endpoint: Endpoint) -> str:
+        return f"{KAFKA_VERSION} {' '.join(JVM_FLAGS)}\n{self._render(endpoint, endpoint.directory / 'data', 0)}"
 
-    def prepare(self, place: Place, progress: Callable[[str], None]) -> Sequence[str]:
+    def prepare(self, endpoint: Endpoint, progress: Callable[[str], None]) -> Sequence[str]:
         java = find_java()
-        jars = ensure_jars(java, place.environment, progress)
+        jars = ensure_jars(java, endpoint.environment, progress)
         # A port that no address names: chosen anew at each start. The voter set in the metadata log follows it.
-        controller_port = choose_port([place.port])
+        controller_port = choose_port([endpoint.port])
         launch = [
             str(java.executable),
             *JVM_FLAGS,
             f"-Dlog4j2.configurationFile={_LOG4J}",
-            f"-Dtallyflow.log={place.directory / 'kafka.log'}",
+            f"-Dtallyflow.log={endpoint.directory / 'kafka.log'}",
         ]
-        launch += [f"-XX:ErrorFile={place.directory / 'hs_err.log'}", "-cp", f"{jars}/*"]
-        if not (place.directory / "data").exists():
+        launch += [f"-XX:ErrorFile={endpoint.directory / 'hs_err.log'}", "-cp", f"{jars}/*"]
+        if not (endpoint.directory / "data").exists():
             progress("formatting its storage")
-            fresh = place.directory / "data.formatting"
-            _format(launch, place, fresh, self._render(place, fresh, controller_port))
-        properties = place.directory / "server.properties"
-        write_whole(properties, self._render(place, place.directory / "data", controller_port))
+            fresh = endpoint.directory / "data.formatting"
+            _format(launch, endpoint, fresh, self._render(endpoint, fresh, controller_port))
+        properties = endpoint.directory / "server.properties"
+        write_whole(properties, self._render(endpoint, endpoint.directory / "data", controller_port))
         return [*launch, "kafka.Kafka", str(properties)]
 
-    def probe(self, place: Place, timeout: timedelta) -> str:
-        asking = f"asking Kafka for its topics at {place.address}"
+    def probe(self, endpoint: Endpoint, timeout: timedelta) -> str:
+        asking = f"asking Kafka for its topics at {endpoint.address}"
         # The library writes each refused connection to stderr unless told otherwise; the exception says the same.
         admin = AdminClient(
-            {**client_settings(place.address, place.password), "log_level": 0, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
+            {
+                **client_settings(endpoint.address, endpoint.password),
+                "log_level": 0,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 100,
+            }
         )
         try:
             metadata = admin.list_topics(timeout=timeout.total_seconds())
         except KafkaException as error:
             raise NotReadyError(f"{asking}: {error.args[0].str()}") from error
-        expected = cluster_id(place.directory / "data")
+        expected = cluster_id(endpoint.directory / "data")
         if metadata.cluster_id != expected:
             raise NotReadyError(f"{asking}: cluster {metadata.cluster_id!r} answers, ours is {expected!r}")
         leaderless = [
@@ -85,19 +90,19 @@ class Kafka:
         return [directory / "kafka.log", directory / "console.log"]
 
 
-def render_properties(place: Place, log_directory: Path, controller_port: int) -> str:
+def render_properties(endpoint: Endpoint, log_directory: Path, controller_port: int) -> str:
     """Return the text of server.properties; every other setting has Kafka's default (retention 7 days, records up to 1 MiB)."""
     # java.util.Properties reads a backslash as an escape.
     directory = str(log_directory).replace("\\", "\\\\")
     # Broker and controller log in to each other, too: the controller's port takes the same logins as the broker's.
-    login = f'{_LOGIN_MODULE} required username="{USER}" password="{place.password}" user_{USER}="{place.password}";'
+    login = f'{_LOGIN_MODULE} required username="{USER}" password="{endpoint.password}" user_{USER}="{endpoint.password}";'
     return f"""\
 process.roles=broker,controller
 node.id=1
 controller.quorum.bootstrap.servers={HOST}:{controller_port}
 controller.listener.names=CONTROLLER
-listeners=CLIENT://{place.address},CONTROLLER://{HOST}:{controller_port}
-advertised.listeners=CLIENT://{place.address}
+listeners=CLIENT://{endpoint.address},CONTROLLER://{HOST}:{controller_port}
+advertised.listeners=CLIENT://{endpoint.address}
 inter.broker.listener.name=CLIENT
 listener.security.protocol.map=CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT
 sasl.enabled.mechanisms={MECHANISM}
@@ -142,17 +147,17 @@ def cluster_id(log_directory: Path) -> str | None:
     return next((line.partition("=")[2].strip() for line in lines if line.startswith("cluster.id=")), None)
 
 
-def _format(launch: Sequence[str], place: Place, fresh: Path, text: str) -> None:
+def _format(launch: Sequence[str], endpoint: Endpoint, fresh: Path, text: str) -> None:
     """Format the storage in `fresh`, beside its final place, and move it there in one step, so that a crash leaves no half of it."""
     shutil.rmtree(fresh, ignore_errors=True)
-    properties = place.directory / "format.properties"
+    properties = endpoint.directory / "format.properties"
     write_whole(properties, text)
     identifier = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # `=`, because an identifier may begin with a dash.
     command = [*launch, "kafka.tools.StorageTool", "format", "--standalone", f"--cluster-id={identifier}", f"--config={properties}"]
     done = subprocess.run(  # noqa: S603
         command,
-        env=dict(place.environment),
+        env=dict(endpoint.environment),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -162,5 +167,5 @@ def _format(launch: Sequence[str], place: Place, fresh: Path, text: str) -> None
     )
     if done.returncode != 0:
         raise LocalServerError(f"formatting Kafka's storage in {fresh}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}")
-    fresh.rename(place.directory / "data")
+    fresh.rename(endpoint.directory / "data")
     properties.unlink()

@@ -22,11 +22,11 @@ def check_account(world: "LaneWorld") -> None:
     states = {name: [e for e in entries if e["kind"] == "done"] for name, entries in chains.items()}
     raw = [m for m in world.log.everything(NAMES.stream("raw")) if m.payload]
     stored = check_raw(world, raw, states)
-    rows, letters, duplicates = replay(world, raw, states)
+    rows, dead_letters, duplicates = replay(world, raw, states)
     check_stream(world, "out", rows)
     refused = world.table.refused
     of_sink = {at: row for at, row in rows.items() if refused is not None and row[3].startswith(refused)}
-    check_stream(world, "dlq", {**letters, **of_sink})
+    check_stream(world, "dlq", {**dead_letters, **of_sink})
     table = Counter(tuple(row) for row, _ in world.table.stored)
     expected = Counter(row for at, row in rows.items() if at not in of_sink)
     assert table == expected, f"table: {dict(table - expected)} too many, {dict(expected - table)} missing"
@@ -34,7 +34,7 @@ def check_account(world: "LaneWorld") -> None:
     assert max(under.values(), default=1) == 1, "a row is stored under two tokens"
     process = sum((Counter(totals(states, name)) for name in states if name.startswith("process.")), Counter())
     found = [process[name] for name in ("rows_in", "rows_out", "rows_rejected", "duplicates")]
-    assert found == [stored, len(rows), len(letters), duplicates], f"counts of process: {found}"
+    assert found == [stored, len(rows), len(dead_letters), duplicates], f"counts of process: {found}"
     sink = sum((Counter(totals(states, name)) for name in states if name.startswith("sink.")), Counter())
     assert [sink[name] for name in ("rows_in", "rows_out", "rows_rejected")] == [len(rows), len(rows) - len(of_sink), len(of_sink)], "sink"
     check_newest(world, states)
@@ -93,7 +93,7 @@ def check_raw(world: "LaneWorld", raw: list[Any], states: dict[str, list[dict[st
 def replay(world: "LaneWorld", raw: list[Any], states: dict[str, list[dict[str, Any]]]) -> tuple[dict, dict, int]:
     """(rows by position, dead letters by position, number of duplicates)."""
     rows: dict[str, tuple] = {}
-    letters: dict[str, tuple] = {}
+    dead_letters: dict[str, tuple] = {}
     seen: set[str] = set()
     duplicates = 0
     configs = {name: schedule(entries) for name, entries in states.items() if name.startswith("process.")}
@@ -104,13 +104,13 @@ def replay(world: "LaneWorld", raw: list[Any], states: dict[str, list[dict[str, 
         for ordinal, (offset, key, value) in enumerate(json.loads(message.payload)):
             at = f"{message.sequence}.{ordinal}.0"
             if value == bad:
-                letters[at] = (at, int(partition), offset, value)
+                dead_letters[at] = (at, int(partition), offset, value)
             elif world.dedups and key in seen:
                 duplicates += 1
             else:
                 seen |= {key} if key is not None else set()
                 rows[at] = (at, int(partition), offset, f"{value}|{config}")
-    return rows, letters, duplicates
+    return rows, dead_letters, duplicates
 
 
 def schedule(entries: list[dict[str, Any]]) -> list[tuple[int, str]]:

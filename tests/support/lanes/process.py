@@ -75,18 +75,18 @@ class ProcessLane:
         frames = list(self._log.fetch(stream, raw_of_bucket(NAMES, self._bucket), self._to, end))
         taken = frames[: self._world.rng.choice([1, 3, 100])]
         rows: list[tuple[Position, str, list[object]]] = []
-        letters: list[tuple[Position, str, list[object]]] = []
+        dead_letters: list[tuple[Position, str, list[object]]] = []
         for message in taken:
-            self._apply(message, rows, letters)
+            self._apply(message, rows, dead_letters)
         self._append(self._rows, rows)
-        self._append(self._letters, letters)
+        self._append(self._letters, dead_letters)
         self._to = max(self._to, taken[-1].sequence if len(taken) < len(frames) else end)
         is_due = self._assignment.is_draining or self._world.rng.random() < (0.3 if taken else 0.7)
         if is_due and self._to > self.chain.body.to:
             self._report()
         return bool(taken) or self._to > self.chain.body.to
 
-    def _apply(self, message: Message, rows: list[tuple[Position, str, list[object]]], letters: list) -> None:
+    def _apply(self, message: Message, rows: list[tuple[Position, str, list[object]]], dead_letters: list) -> None:
         if not message.payload:
             return
         found = message.headers[rules.HEADER_LAYOUT]
@@ -100,7 +100,7 @@ class ProcessLane:
             position = Position(message.sequence, ordinal)
             if rejects(config, value):
                 self._counts["rows_rejected"] += 1
-                letters.append((position, config, [str(position), partition, offset, value]))
+                dead_letters.append((position, config, [str(position), partition, offset, value]))
             elif self._world.dedups and key is not None and (key in self._seen or key in self._new):
                 self._counts["duplicates"] += 1
             else:

@@ -146,8 +146,8 @@ class SinkLane:
     def _dead_letters(self, refused: Found) -> None:
         for bucket in sorted({bucket for bucket, _ in refused}):
             writer = LaneWriter(self._log, NAMES.dead_letters("sink", bucket), self._task.epoch, Position.parse, ZERO)
-            letters = sorted((Position.parse(row[0]), row) for owner, row in refused if owner == bucket)
-            while rest := [one for one in letters if writer.tail.position is None or one[0] > writer.tail.position]:
+            dead_letters = sorted((Position.parse(row[0]), row) for owner, row in refused if owner == bucket)
+            while rest := [one for one in dead_letters if writer.tail.position is None or one[0] > writer.tail.position]:
                 writer.append(json.dumps([row for _, row in rest]).encode(), rest[0][0], rest[-1][0], len(rest), {})
 
     def _confirm(self, chunk: Chunk, rows: Found, is_last: bool) -> None:

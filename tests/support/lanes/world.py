@@ -202,7 +202,7 @@ class LaneWorld:
         if isinstance(runner, Task):
             runner.process.is_dead = True
             runner.process.unsaved.clear()
-            ended = [task.actor for task in self.tasks if task.process is runner.process and not task.actor.is_over]
+            ended = [task.actor for task in self.tasks if task.process is runner.process and not task.actor.is_expired]
         for actor in ended:
             actor.is_killed = True
         return ended
@@ -286,10 +286,10 @@ class LaneWorld:
         return found
 
     def actors(self) -> list[Actor]:
-        return [runner.actor for runner in (*self.drivers, *self.tasks) if not runner.actor.is_over]
+        return [runner.actor for runner in (*self.drivers, *self.tasks) if not runner.actor.is_expired]
 
     def live_tasks(self) -> list[Task]:
-        return [task for task in self.tasks if not task.actor.is_over]
+        return [task for task in self.tasks if not task.actor.is_expired]
 
     def settle(self) -> None:
         """The end of every history: servers are well, a new driver's tasks drain; then what was paused or in flight comes to life."""
@@ -304,7 +304,7 @@ class LaneWorld:
         self.table.deliver()
         while zombies := [t.actor for t in self.live_tasks() if t.is_overtaken and not t.actor.is_idle]:
             self.rng.choice(zombies).step(self.rng.randint(1, 9))
-        for actor in [d.actor for d in self.drivers if d is not driver and not d.actor.is_over]:
+        for actor in [d.actor for d in self.drivers if d is not driver and not d.actor.is_expired]:
             actor.step(1000)
         self.drain(driver)
         self.check_ends()
@@ -315,7 +315,7 @@ class LaneWorld:
         while True:
             driver.actor.is_idle = False
             self._finish(lambda: [driver.actor])
-            if driver.actor.is_over:
+            if driver.actor.is_expired:
                 raise AssertionError(f"the last driver ended: {driver.actor.error!r}") from driver.actor.error
             self._work_off()
             made = self.assignment
@@ -337,7 +337,7 @@ class LaneWorld:
                 return
 
     def _finish(self, actors: Callable[[], list[Actor]]) -> None:
-        while waiting := [a for a in actors() if not a.is_over and not a.is_idle]:
+        while waiting := [a for a in actors() if not a.is_expired and not a.is_idle]:
             for actor in waiting:
                 actor.step(1000)
             self.check_ends()

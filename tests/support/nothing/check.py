@@ -57,7 +57,7 @@ def test_rows_pass_through_it(more: str) -> None:
         found, plain = (run(program(one), engine, [frame]) for one in (NOTHING + more, "transforms:\n" + more if more else ""))
     assert found.rows.num_rows == 1
     assert found.rows.equals(plain.rows)
-    assert found.letters.drop_columns("config_version").equals(plain.letters.drop_columns("config_version"))
+    assert found.dead_letters.drop_columns("config_version").equals(plain.dead_letters.drop_columns("config_version"))
     assert {name: count for name, count in found.counts.items() if count} == {name: count for name, count in plain.counts.items() if count}
 
 
@@ -84,7 +84,7 @@ def test_a_verification_applies_its_statement_between_those_of_the_others() -> N
     with open_database(":memory:", {}) as engine:
         reference = Reference(engine, compared_columns(with_it))
         reference.load(iter([batch]), with_it)
-        reference.judge(with_it, Bounds(0, 2**63))
+        reference.evaluate(with_it, Bounds(0, 2**63))
         stages = engine.execute("SELECT stage FROM parsed ORDER BY position").fetchall()
         assert [stage for (stage,) in stages] == [None, "parse", "transform"]
         assert engine.execute("SELECT position FROM expected").fetchall() == [(0,)]

@@ -14,8 +14,8 @@ def of(alerts: str = "") -> PipelineConfig:
 
 
 def limits(alerts: Alerts) -> tuple[object, ...]:
-    lag, letters = alerts.lag, alerts.dead_letters
-    return lag.offsets, lag.lasting, letters.count, letters.age, alerts.stuck_after, alerts.max_restarts, alerts.repeat_after
+    lag, dead_letters = alerts.lag, alerts.dead_letters
+    return lag.offsets, lag.lasting, dead_letters.count, dead_letters.age, alerts.stuck_after, alerts.max_restarts, alerts.repeat_after
 
 
 def test_the_defaults_call_people_as_the_documentation_says() -> None:

@@ -199,10 +199,10 @@ def test_unversioned_camel_case_files_with_a_registry_load() -> None:
     config = parse(json.dumps(document), name="file", environment={})
     stream = config.resources.nats.stream
     assert (config.version, stream.max_age, stream.max_bytes) == ("v3", timedelta(hours=12), 2**30)
-    told = notes(config)
-    assert any(note.startswith("sources[0].schema_registry: is ignored") for note in told)
-    assert any(note.startswith("sources[0].schema_version: is ignored") for note in told)
-    assert CANARY not in str(told) + repr(config) + json.dumps(pipeline_file.document_of(config))
+    reported = notes(config)
+    assert any(note.startswith("sources[0].schema_registry: is ignored") for note in reported)
+    assert any(note.startswith("sources[0].schema_version: is ignored") for note in reported)
+    assert CANARY not in str(reported) + repr(config) + json.dumps(pipeline_file.document_of(config))
     assert "registry" not in json.dumps(pipeline_file.document_of(config))
 
 

@@ -38,6 +38,6 @@ def test_a_stream_as_we_make_it_is_sound() -> None:
     ],
 )
 def test_a_setting_that_may_drop_messages_is_named(changed: dict[str, Any], fault: str, remedy: str) -> None:
-    ((told, way),) = stream_faults(api.StreamConfig(**{**OURS, **changed}), "tf.orders.raw.>")
-    assert fault in told
+    ((reported, way),) = stream_faults(api.StreamConfig(**{**OURS, **changed}), "tf.orders.raw.>")
+    assert fault in reported
     assert remedy in way

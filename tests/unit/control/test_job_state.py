@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pipelines.control.control import Desired, by_halt, forget_halts, note_halt, note_stop, read_desired, read_halts, write_desired
-from pipelines.control.job_state import judge
+from pipelines.control.job_state import summarize
 from pipelines.control.processes import host_mark, start_mark
 from pipelines.protocol.topology import Topology
 from pipelines.testing import LEGS, SINGLE
-from resources.runner_log import KEPT_LOGS, bound_log, last_words, new_log
+from resources.runner_log import KEPT_LOGS, bound_log, last_message, new_log
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TEN_MINUTES = timedelta(minutes=10)
@@ -31,7 +31,7 @@ OLD = timedelta(minutes=11)
 
 
 @pytest.mark.parametrize(
-    ("said", "state"),
+    ("answer", "state"),
     [
         (snapshot(ingest=leg(), process=leg(), sink=leg()), "running"),
         (snapshot(ingest=leg(idle=OLD), process=leg(idle=OLD), sink=leg(idle=OLD)), "running"),
@@ -45,29 +45,29 @@ OLD = timedelta(minutes=11)
         (snapshot(healthy=False, ingest=leg()), "halted"),
     ],
 )
-def test_a_job_is_called_by_its_worst_leg(said: dict[str, Any], state: str) -> None:
-    assert judge(said, SINGLE, NOW, TEN_MINUTES)[0] == state
+def test_a_job_is_called_by_its_worst_leg(answer: dict[str, Any], state: str) -> None:
+    assert summarize(answer, SINGLE, NOW, TEN_MINUTES)[0] == state
 
 
 def test_a_sink_that_lets_its_batch_fill_is_not_stuck() -> None:
-    said = snapshot(process=leg(rows_out=5), sink=leg(rows_in=4, idle=OLD))
-    assert judge(said, SINGLE, NOW, TEN_MINUTES, timedelta(minutes=5))[0] == "running"
-    assert judge(said, SINGLE, NOW, TEN_MINUTES, timedelta(seconds=5))[0] == "stuck"
+    answer = snapshot(process=leg(rows_out=5), sink=leg(rows_in=4, idle=OLD))
+    assert summarize(answer, SINGLE, NOW, TEN_MINUTES, timedelta(minutes=5))[0] == "running"
+    assert summarize(answer, SINGLE, NOW, TEN_MINUTES, timedelta(seconds=5))[0] == "stuck"
 
 
 def test_each_source_has_its_own_lag_and_process_reads_them_all() -> None:
     two = Topology.of(["orders", "clicks"], [""])
-    said = snapshot(ingest=leg(rows_out=5, idle=OLD), process=leg(rows_in=9, idle=OLD))
-    said["legs"]["ingest:clicks"] = leg(rows_out=4)
-    said["lag"] = {"0": 0, "clicks/0": 3}
-    assert judge(said, two, NOW, TEN_MINUTES) == ("running", "")
-    said["legs"]["ingest:clicks"] = leg(rows_out=5, idle=OLD)
-    state, message = judge(said, two, NOW, TEN_MINUTES)
+    answer = snapshot(ingest=leg(rows_out=5, idle=OLD), process=leg(rows_in=9, idle=OLD))
+    answer["legs"]["ingest:clicks"] = leg(rows_out=4)
+    answer["lag"] = {"0": 0, "clicks/0": 3}
+    assert summarize(answer, two, NOW, TEN_MINUTES) == ("running", "")
+    answer["legs"]["ingest:clicks"] = leg(rows_out=5, idle=OLD)
+    state, message = summarize(answer, two, NOW, TEN_MINUTES)
     assert (state, message.partition(": there")[0]) == ("stuck", "process, ingest:clicks")
 
 
 def test_the_message_names_the_leg() -> None:
-    assert judge(snapshot(sink=leg(state="halted", message="no table")), SINGLE, NOW, TEN_MINUTES) == ("halted", "sink: no table")
+    assert summarize(snapshot(sink=leg(state="halted", message="no table")), SINGLE, NOW, TEN_MINUTES) == ("halted", "sink: no table")
 
 
 def test_a_stopped_leg_is_not_wanted_any_more_and_the_others_are(tmp_path: Path) -> None:
@@ -119,13 +119,13 @@ def test_half_a_file_after_a_loss_of_power_is_no_wish(tmp_path: Path) -> None:
 
 def test_the_last_words_are_the_last_message_with_its_faults(tmp_path: Path) -> None:
     log = tmp_path / "runner.log"
-    assert last_words(log) == ""
+    assert last_message(log) == ""
     log.write_text("note: a\nwaiting: b\npipeline.yaml: 2 faults\n  - sink: x\n  - sources: y\n\n")
-    assert last_words(log) == "pipeline.yaml: 2 faults\n  - sink: x\n  - sources: y"
+    assert last_message(log) == "pipeline.yaml: 2 faults\n  - sink: x\n  - sources: y"
     log.write_text("waiting: b\nthe topic does not exist; create it\n")
-    assert last_words(log) == "the topic does not exist; create it"
+    assert last_message(log) == "the topic does not exist; create it"
     log.write_text('waiting: b\nWARNING: Using incubator modules: jdk.incubator.vector\nSetting default log level to "WARN".\n')
-    assert last_words(log) == "waiting: b"
+    assert last_message(log) == "waiting: b"
 
 
 def test_a_log_cut_to_its_end_is_still_written(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_project.assets.verification_hours import partitions_name
 from dagster_project.pipeline_files import PipelineFiles, read_pipeline_files
-from dagster_project.sensors.alerting import ChecksMemory, build, cause_of, newly_failed, pipeline_of, watched, words_of
+from dagster_project.sensors.alerting import ChecksMemory, build, cause_of, failure_message, newly_failed, pipeline_of, watched
 from resources.alerts import Alert, AlertsResource
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "orders" / "pipeline.yaml"
@@ -24,10 +24,10 @@ def files(tmp_path: Path) -> PipelineFiles:
 
 
 def report(
-    instance: dg.DagsterInstance, name: str, said: str, passed: bool = False, severity: Any = ERROR, hour: str | None = None
+    instance: dg.DagsterInstance, name: str, answer: str, passed: bool = False, severity: Any = ERROR, hour: str | None = None
 ) -> None:
     key = VERIFICATION if hour else TABLE
-    made = dg.AssetCheckEvaluation(key, check_name=name, passed=passed, metadata={}, severity=severity, description=said, partition=hour)
+    made = dg.AssetCheckEvaluation(key, check_name=name, passed=passed, metadata={}, severity=severity, description=answer, partition=hour)
     instance.report_runless_asset_event(made)
 
 
@@ -43,10 +43,10 @@ def test_a_red_check_alerts_once_until_its_cause_changes(files: PipelineFiles) -
         ("502 of 21,900 confirmed rows are missing", False, ERROR, ["check gaps failed: 502 of 21,900 confirmed rows are missing"]),
     ]
     with dg.instance_for_test() as instance:
-        for said, passed, severity, wanted in story:
-            report(instance, "gaps", said, passed, severity)
+        for answer, passed, severity, wanted in story:
+            report(instance, "gaps", answer, passed, severity)
             failed, memory = newly_failed(instance, keys, memory)
-            assert failed == wanted, said
+            assert failed == wanted, answer
 
 
 def test_each_red_hour_calls_and_a_green_one_hides_none(files: PipelineFiles) -> None:
@@ -127,8 +127,8 @@ def test_a_failed_run_of_ours_alerts_once_for_each_cause(files: PipelineFiles) -
         failed(instance, files, "NATS did not answer", **tag)
         failed(instance, files, "no room", name="prune_event_log")
         failed(instance, files, "somebody else's", name="theirs")
-    told = [call.partition(" failed: ")[2] for call in CALLS]
-    assert told == ["disk of 20 GiB is full", "NATS did not answer", "NATS did not answer", "no room"]
+    reported = [call.partition(" failed: ")[2] for call in CALLS]
+    assert reported == ["disk of 20 GiB is full", "NATS did not answer", "NATS did not answer", "no room"]
     assert CALLS[-1].startswith("all: ")
 
 
@@ -144,7 +144,7 @@ def test_a_run_failed_by_a_red_check_is_left_to_the_check(files: PipelineFiles) 
         defs = dg.Definitions(assets=[table], asset_checks=[gaps])
         result = defs.get_implicit_global_asset_job_def().execute_in_process(instance=instance, raise_on_error=False)
         assert not result.success
-        assert words_of(instance, result.dagster_run) is None
+        assert failure_message(instance, result.dagster_run) is None
 
 
 def test_a_run_from_the_page_belongs_to_its_assets_pipeline(files: PipelineFiles) -> None:

@@ -140,9 +140,9 @@ def test_a_faulty_file_is_listed_and_takes_nothing_down(tmp_path: Path) -> None:
     defs = definitions(tmp_path, document(), {"version": "v3", "pipeline_id": "broken"})
     dg.Definitions.validate_loadable(defs)
     assert "orders_demo/raw_stream" in parents(defs)
-    told = spec(defs, "faulty_files", "1.yaml")
-    assert told.group_name == "faulty_files"
-    assert "sources: is required" in (told.description or "")
+    reported = spec(defs, "faulty_files", "1.yaml")
+    assert reported.group_name == "faulty_files"
+    assert "sources: is required" in (reported.description or "")
 
 
 def test_a_directory_that_is_not_there_is_listed_as_faulty(tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_the_loaders_name_the_same_definitions() -> None:
 
 def test_a_faulty_file_is_logged_only_where_it_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     definitions(tmp_path, document(), document(pipeline_id="x y"))
-    (told,) = caplog.messages
-    assert told.startswith(f"ignoring a faulty pipeline file: {tmp_path / '1.yaml'}: 1 fault\n  - pipeline_id: must be")
+    (reported,) = caplog.messages
+    assert reported.startswith(f"ignoring a faulty pipeline file: {tmp_path / '1.yaml'}: 1 fault\n  - pipeline_id: must be")
     program = "import dagster_project.components"
     environment = {**os.environ, "TALLYFLOW_PIPELINES": str(tmp_path / "no-such-directory")}
     found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

@@ -31,10 +31,10 @@ def test_a_present_file_stays_and_is_named_if_it_ignores_the_url(
     (tmp_path / "dagster.yaml").write_text(existing)
     write_instance(tmp_path, URL)
     assert (tmp_path / "dagster.yaml").read_text() == existing
-    said = capsys.readouterr().out
-    assert words in said
-    assert bool(said) == bool(words)
-    assert "sesame" not in said
+    answer = capsys.readouterr().out
+    assert words in answer
+    assert bool(answer) == bool(words)
+    assert "sesame" not in answer
 
 
 def test_a_url_without_a_driver_is_refused_without_telling_it(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def account(waiting: int = 0, lag: int | None = 0) -> Account:
         LegTally("process", 100, {"written to out": 70, "duplicates dropped": 20, "dead letters": 10}, 0, False),
         LegTally("sink", 70 - waiting, {"confirmed by ClickHouse": 70 - waiting, "dead letters": 0}, waiting, False),
     )
-    letters = LegTally("redrive", 10, {"entered again": 4, "discarded": 1, "still dead letters": 5}, 5, False)
-    return Account(Tally(legs, letters), {RAW: 1000, OUT: 900, DEAD_LETTERS: 80}, 70, 8, 12, "id", lag)
+    dead_letters = LegTally("redrive", 10, {"entered again": 4, "discarded": 1, "still dead letters": 5}, 5, False)
+    return Account(Tally(legs, dead_letters), {RAW: 1000, OUT: 900, DEAD_LETTERS: 80}, 70, 8, 12, "id", lag)
 
 
 def test_numbers_are_those_of_the_tally() -> None:
@@ -29,8 +29,15 @@ def test_numbers_are_those_of_the_tally() -> None:
     assert numbers(found, RAW) == {"rows": 100, "waiting_rows": 0, "stream_bytes": 1000, "lag_offsets": 3}
     assert numbers(found, DEDUP) == {"keys": 70, "runs": 8, "duplicates_dropped": 20, "duplicates_percent": 20.0}
     assert numbers(found, TABLE) == {"dagster/row_count": 64, "waiting_rows": 6, "residue": 0, "lag_offsets": 3}
-    letters = {"dead_letters": 10, "still_there": 5, "entered_again": 4, "discarded": 1, "dead_letters_percent": 10.0, "stream_bytes": 80}
-    assert numbers(found, DEAD_LETTERS) == letters
+    dead_letters = {
+        "dead_letters": 10,
+        "still_there": 5,
+        "entered_again": 4,
+        "discarded": 1,
+        "dead_letters_percent": 10.0,
+        "stream_bytes": 80,
+    }
+    assert numbers(found, DEAD_LETTERS) == dead_letters
 
 
 def test_a_materialization_reports_no_lasting_row_count() -> None:
@@ -49,9 +56,9 @@ def test_a_lag_that_nobody_tells_is_left_out() -> None:
 
 
 def test_the_observation_of_a_table_has_at_most_twelve_numbers() -> None:
-    told = observed(Seen(JobState("p", "running"), account()), [RAW, DEDUP, OUT, TABLE, DEAD_LETTERS])
-    assert len([value for value in told.values() if isinstance(value, int | float)]) <= 12
-    assert (told["dead_letters/still_there"], told["dedup_store/keys"], told["state"]) == (5, 70, "running")
+    reported = observed(Seen(JobState("p", "running"), account()), [RAW, DEDUP, OUT, TABLE, DEAD_LETTERS])
+    assert len([value for value in reported.values() if isinstance(value, int | float)]) <= 12
+    assert (reported["dead_letters/still_there"], reported["dedup_store/keys"], reported["state"]) == (5, 70, "running")
 
 
 def test_a_caught_up_pipeline_is_fresh_every_five_minutes() -> None:

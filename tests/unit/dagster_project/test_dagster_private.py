@@ -54,7 +54,7 @@ def report(instance: dg.DagsterInstance, name: str, passed: bool) -> None:
     instance.report_runless_asset_event(dg.AssetCheckEvaluation(KEY, check_name=name, passed=passed, metadata={}))
 
 
-def told(instance: dg.DagsterInstance, looked: dict[str, Looked]) -> list[tuple[str, bool]]:
+def reported(instance: dg.DagsterInstance, looked: dict[str, Looked]) -> list[tuple[str, bool]]:
     """What is new, by name of the check; `looked` remembers it."""
     found = []
     for key, seen, results in results_since(instance, [dg.AssetCheckKey(KEY, name) for name in ("gaps", "views")], looked):
@@ -65,15 +65,15 @@ def told(instance: dg.DagsterInstance, looked: dict[str, Looked]) -> list[tuple[
 
 def test_results_are_those_since_and_the_newest_of_a_new_check(instance: dg.DagsterInstance) -> None:
     looked: dict[str, Looked] = {}
-    assert told(instance, looked) == []
+    assert reported(instance, looked) == []
     report(instance, "gaps", False)
     report(instance, "gaps", True)
-    assert told(instance, looked) == [("gaps", True)]
-    assert told(instance, looked) == []
+    assert reported(instance, looked) == [("gaps", True)]
+    assert reported(instance, looked) == []
     report(instance, "gaps", False)
     report(instance, "views", False)
     report(instance, "gaps", True)
-    assert sorted(told(instance, looked)) == [("gaps", False), ("gaps", True), ("views", False)]
+    assert sorted(reported(instance, looked)) == [("gaps", False), ("gaps", True), ("views", False)]
 
 
 def test_a_result_overtaken_by_another_is_still_seen() -> None:
@@ -81,16 +81,16 @@ def test_a_result_overtaken_by_another_is_still_seen() -> None:
     with dg.instance_for_test() as instance:
         report(instance, "gaps", True)
         looked: dict[str, Looked] = {}
-        assert told(instance, looked) == [("gaps", True)]
+        assert reported(instance, looked) == [("gaps", True)]
         slow, quick = (run_of(instance), run_of(instance))
         for run in (slow, quick):
             of_run(instance, run, AssetCheckEvaluationPlanned(asset_key=KEY, check_name="gaps"))
         of_run(instance, quick, dg.AssetCheckEvaluation(KEY, check_name="gaps", passed=True, metadata={}))
-        assert told(instance, looked) == [("gaps", True)]
-        assert told(instance, looked) == []
+        assert reported(instance, looked) == [("gaps", True)]
+        assert reported(instance, looked) == []
         of_run(instance, slow, dg.AssetCheckEvaluation(KEY, check_name="gaps", passed=False, metadata={}))
-        assert told(instance, looked) == [("gaps", False)]
-        assert told(instance, looked) == []
+        assert reported(instance, looked) == [("gaps", False)]
+        assert reported(instance, looked) == []
 
 
 def run_of(instance: dg.DagsterInstance) -> str:

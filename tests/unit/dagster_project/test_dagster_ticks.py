@@ -40,8 +40,8 @@ def test_a_pipeline_that_is_silent_holds_up_no_other(monkeypatch: pytest.MonkeyP
     assert [one.daemon for one in threading.enumerate() if one.name == "tick"] == [True]
     released.set()
     assert found["here"] == "here"
-    told = {name: str(answer) for name, answer in found.items() if isinstance(answer, TallyflowError)}
-    assert told == {"silent": "no answer within 1 s", "away": "NATS did not answer"}
+    reported = {name: str(answer) for name, answer in found.items() if isinstance(answer, TallyflowError)}
+    assert reported == {"silent": "no answer within 1 s", "away": "NATS did not answer"}
 
 
 def test_each_check_stands_alone_and_passing_faults_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +81,8 @@ def stopped(state: Any) -> Seen:
 
 
 def test_an_end_is_reported_once() -> None:
-    told = ended_as(stopped("stopped"), Reported(state=RUNNING))
-    assert told == {"state": "stopped", "message": "last words"}
+    reported = ended_as(stopped("stopped"), Reported(state=RUNNING))
+    assert reported == {"state": "stopped", "message": "last words"}
     assert ended_as(stopped("stopped"), Reported(state="stopped")) == {}
     assert ended_as(stopped("halted"), Reported(state="stopped"))["state"] == "halted"
     assert ended_as(stopped("stopped"), Reported()) == {}

@@ -7,15 +7,15 @@ from datetime import timedelta
 import pytest
 
 from dagster_project.sensors.decisions import (
+    DeadLetters,
+    DeadLettersMemory,
     FileSeen,
     LagMemory,
-    Letters,
-    LettersMemory,
     Trouble,
     changed_files,
-    dead_letters,
     health,
     lag,
+    on_dead_letters,
     read_cursor,
     recalled,
 )
@@ -133,12 +133,12 @@ def test_a_missing_leg_is_started_although_the_others_run() -> None:
 
 def lag_actions(readings: list[tuple[float, int | None]], alerts: Alerts = DEFAULT) -> list[float]:
     memory: LagMemory | None = None
-    told = []
+    alerted = []
     for now, offsets in readings:
         decision, memory = lag(offsets, memory, now, alerts)
         if decision.action == "alert":
-            told.append(now)
-    return told
+            alerted.append(now)
+    return alerted
 
 
 def test_a_lasting_growing_lag_alerts_once_an_hour() -> None:
@@ -158,62 +158,62 @@ def test_the_file_sets_the_limits_of_a_lag_and_its_alerts() -> None:
     assert lag_actions([(float(now), 9) for now in range(0, 1300, 60)], alerts) == []
 
 
-def letters(waiting: int, last: int = 10, age: int = 0, version: str | None = "v1") -> Letters:
-    return Letters(waiting, last, timedelta(seconds=age), version)
+def dead_letters(waiting: int, last: int = 10, age: int = 0, version: str | None = "v1") -> DeadLetters:
+    return DeadLetters(waiting, last, timedelta(seconds=age), version)
 
 
 def test_letters_enter_again_once_for_each_configuration() -> None:
-    memory, done = LettersMemory(), []
+    memory, done = DeadLettersMemory(), []
     for version in (None, "v1", "v1", None, "v1", "v2", "v2"):
-        decision, memory = dead_letters(letters(3, version=version), memory, 0.0, DEFAULT)
+        decision, memory = on_dead_letters(dead_letters(3, version=version), memory, 0.0, DEFAULT)
         done.append(decision.action)
     assert done == ["none", "none", "none", "none", "none", "reprocess", "none"]
 
 
 def test_letters_of_a_newly_seen_pipeline_stay() -> None:
-    decision, memory = dead_letters(letters(100), LettersMemory(), 0.0, DEFAULT)
-    assert (decision.action, memory) == ("alert", LettersMemory("v1", told=10, told_at=0.0))
+    decision, memory = on_dead_letters(dead_letters(100), DeadLettersMemory(), 0.0, DEFAULT)
+    assert (decision.action, memory) == ("alert", DeadLettersMemory("v1", alerted=10, alerted_at=0.0))
 
 
 def test_a_version_run_without_letters_mends_nothing_later() -> None:
-    _, memory = dead_letters(letters(0), LettersMemory(), 0.0, DEFAULT)
-    assert dead_letters(letters(5), memory, 60.0, DEFAULT)[0].action == "none"
+    _, memory = on_dead_letters(dead_letters(0), DeadLettersMemory(), 0.0, DEFAULT)
+    assert on_dead_letters(dead_letters(5), memory, 60.0, DEFAULT)[0].action == "none"
 
 
 def test_a_version_begun_without_letters_sends_none_again() -> None:
-    decision, memory = dead_letters(letters(0, version="v2"), LettersMemory("v1"), 0.0, DEFAULT)
+    decision, memory = on_dead_letters(dead_letters(0, version="v2"), DeadLettersMemory("v1"), 0.0, DEFAULT)
     assert (decision.action, decision.why, memory.version) == ("none", "no dead letters wait", "v2")
 
 
 def test_new_letters_wait_for_the_end_of_the_alert_pause() -> None:
-    _, told = dead_letters(letters(100), LettersMemory("v1"), 10_000.0, DEFAULT)
-    assert dead_letters(letters(101, last=11), told, 13_599.0, DEFAULT)[0].action == "none"
-    assert dead_letters(letters(101, last=11), told, 13_600.0, DEFAULT)[0].action == "alert"
+    _, alerted = on_dead_letters(dead_letters(100), DeadLettersMemory("v1"), 10_000.0, DEFAULT)
+    assert on_dead_letters(dead_letters(101, last=11), alerted, 13_599.0, DEFAULT)[0].action == "none"
+    assert on_dead_letters(dead_letters(101, last=11), alerted, 13_600.0, DEFAULT)[0].action == "alert"
 
 
 def test_many_or_old_letters_alert_and_again_only_new_ones() -> None:
-    known = LettersMemory("v1")
-    assert dead_letters(letters(99), known, 0.0, DEFAULT)[0].action == "none"
-    decision, told = dead_letters(letters(100), known, 0.0, DEFAULT)
-    assert (decision.action, told.told) == ("alert", 10)
-    assert dead_letters(letters(1, age=3600), known, 0.0, DEFAULT)[0].action == "alert"
-    assert dead_letters(letters(100), told, 7200.0, DEFAULT)[0].action == "none"
-    assert dead_letters(letters(101, last=11), told, 60.0, DEFAULT)[0].action == "none"
-    assert dead_letters(letters(101, last=11), told, 7200.0, DEFAULT)[0].action == "alert"
+    known = DeadLettersMemory("v1")
+    assert on_dead_letters(dead_letters(99), known, 0.0, DEFAULT)[0].action == "none"
+    decision, alerted = on_dead_letters(dead_letters(100), known, 0.0, DEFAULT)
+    assert (decision.action, alerted.alerted) == ("alert", 10)
+    assert on_dead_letters(dead_letters(1, age=3600), known, 0.0, DEFAULT)[0].action == "alert"
+    assert on_dead_letters(dead_letters(100), alerted, 7200.0, DEFAULT)[0].action == "none"
+    assert on_dead_letters(dead_letters(101, last=11), alerted, 60.0, DEFAULT)[0].action == "none"
+    assert on_dead_letters(dead_letters(101, last=11), alerted, 7200.0, DEFAULT)[0].action == "alert"
 
 
 def test_the_file_sets_how_many_and_how_old_letters_alert() -> None:
     alerts = Alerts(dead_letters=DeadLettersAlert(count=2, age=timedelta(days=1)), repeat_after=timedelta(seconds=30))
-    known = LettersMemory("v1")
-    assert dead_letters(letters(1, age=3600), known, 0.0, alerts)[0].action == "none"
-    assert dead_letters(letters(1, age=86_400), known, 0.0, alerts)[0].action == "alert"
-    decision, told = dead_letters(letters(2), known, 0.0, alerts)
+    known = DeadLettersMemory("v1")
+    assert on_dead_letters(dead_letters(1, age=3600), known, 0.0, alerts)[0].action == "none"
+    assert on_dead_letters(dead_letters(1, age=86_400), known, 0.0, alerts)[0].action == "alert"
+    decision, alerted = on_dead_letters(dead_letters(2), known, 0.0, alerts)
     assert decision.action == "alert"
-    assert dead_letters(letters(3, last=11), told, 30.0, alerts)[0].action == "alert"
+    assert on_dead_letters(dead_letters(3, last=11), alerted, 30.0, alerts)[0].action == "alert"
 
 
 def test_a_tick_without_an_act_says_the_numbers() -> None:
-    assert dead_letters(letters(3, age=12), LettersMemory("v1"), 0.0, DEFAULT)[0].why == (
+    assert on_dead_letters(dead_letters(3, age=12), DeadLettersMemory("v1"), 0.0, DEFAULT)[0].why == (
         "3 dead letters waiting, the oldest 12 s old: fewer than 100, younger than 3,600 s"
     )
 
@@ -242,8 +242,8 @@ def test_a_cursor_gives_back_its_memory() -> None:
 def test_a_decision_says_the_state_the_gap_and_its_duration() -> None:
     assert health(replace(WELL, missing=("sink",)), None, 0.0, DEFAULT)[0].why == "running, without sink; restart 1 of 5"
     assert health(DEAD, None, 0.0, DEFAULT)[0].why == "stopped (killed); restart 1 of 5"
-    told = lag(200_000, LagMemory(60.0, 150_000), 240.0, DEFAULT)[0].why
-    assert told == "lag 200,000 offsets, at least 100,000 for 3 min, 150,000 at first"
+    alerted = lag(200_000, LagMemory(60.0, 150_000), 240.0, DEFAULT)[0].why
+    assert alerted == "lag 200,000 offsets, at least 100,000 for 3 min, 150,000 at first"
 
 
 def test_a_memory_of_another_release_is_read_where_it_agrees() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.programs import first_of, program
 
 from pipelines.connectors.duckdb import open_engine
-from pipelines.dead_letters.dropped_copies import CopiesByLetter, DroppedCopies, _accepted
+from pipelines.dead_letters.dropped_copies import CopiesByDeadLetter, DroppedCopies, _accepted
 from pipelines.dead_letters.triage import Selection, groups
-from pipelines.maintenance.replay import Judged
-from pipelines.process.dead_letter_rows import LETTER_SCHEMA
+from pipelines.maintenance.replay import Replayed
+from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.positions import packed
 from pipelines.testing import FIRST_INSTANT
@@ -25,16 +25,16 @@ Record = tuple[int, int, bool]
 
 def counted(records: list[Record], accepted: list[int], watermarks: list[int], portion: int = 3) -> dict[int, int]:
     """Copies by the number of the accepted record, from 1."""
-    letters = [number for number in accepted if records[number - 1][2]]
-    keys = [records[number - 1][0] for number in letters]
+    dead_letters = [number for number in accepted if records[number - 1][2]]
+    keys = [records[number - 1][0] for number in dead_letters]
     accepted_rows = {
-        "dead_letter": pa.array(packed(np.array(letters, dtype=np.int64), np.zeros(len(letters), dtype=np.int64)), pa.uint64()),
-        "hi": pa.array([0] * len(letters), pa.uint64()),
+        "dead_letter": pa.array(packed(np.array(dead_letters, dtype=np.int64), np.zeros(len(dead_letters), dtype=np.int64)), pa.uint64()),
+        "hi": pa.array([0] * len(dead_letters), pa.uint64()),
         "lo": pa.array(keys, pa.uint64()),
-        "at_us": pa.array([records[number - 1][1] for number in letters], pa.int64()),
+        "at_us": pa.array([records[number - 1][1] for number in dead_letters], pa.int64()),
     }
     with open_engine() as engine:
-        copies = CopiesByLetter(engine.connection, pa.table(accepted_rows), WINDOW_US)
+        copies = CopiesByDeadLetter(engine.connection, pa.table(accepted_rows), WINDOW_US)
         for start in range(0, len(records), portion):
             part = records[start : start + portion]
             rows = {
@@ -45,7 +45,7 @@ def counted(records: list[Record], accepted: list[int], watermarks: list[int], p
             }
             times = np.array([time for _, time, _ in part], dtype=np.int64)
             marks = np.array(watermarks[start : start + len(part)], dtype=np.int64)
-            copies.add(Judged(pa.table(rows), times, marks, len(part)))
+            copies.add(Replayed(pa.table(rows), times, marks, len(part)))
         return {code >> 20: number for code, number in copies.counts().items()}
 
 
@@ -67,7 +67,9 @@ def judged_one_by_one(records: list[Record], watermarks: list[int]) -> tuple[lis
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=25))
 def test_copies_of_a_letter_end_where_its_key_passes_again(records: list[Record]) -> None:
-    in_order = [(key, time, is_letter) for (key, _, is_letter), time in zip(records, sorted(time for _, time, _ in records), strict=True)]
+    in_order = [
+        (key, time, is_dead_letter) for (key, _, is_dead_letter), time in zip(records, sorted(time for _, time, _ in records), strict=True)
+    ]
     never = [int(NEVER)] * len(records)
     accepted, copies = judged_one_by_one(in_order, never)
     assert counted(in_order, accepted, never) == copies
@@ -86,7 +88,7 @@ def test_by_event_time_the_watermark_ends_copies_too(records: list[Record], late
 CONFIG = program([("id", "int")], [("id", "id", "Int64", False)], first_of("id", WINDOW_US))
 
 
-def letter(sequence: int, value: bytes, past_dedup: bool = True, origin: str | None = None) -> dict[str, Any]:
+def dead_letter(sequence: int, value: bytes, past_dedup: bool = True, origin: str | None = None) -> dict[str, Any]:
     arrival = FIRST_INSTANT + timedelta(seconds=sequence)
     place = {
         "_tf_sequence": sequence,
@@ -96,13 +98,13 @@ def letter(sequence: int, value: bytes, past_dedup: bool = True, origin: str | N
         "_tf_offset": sequence,
         "_tf_arrival": arrival,
     }
-    told = {"stage": "sink", "code": "refused", "message": "words", "config_version": "v", "attempts": 1, "timestamp": arrival}
+    reported = {"stage": "sink", "code": "refused", "message": "words", "config_version": "v", "attempts": 1, "timestamp": arrival}
     times = {"first_time": arrival, "last_time": arrival}
-    return {**place, **told, **times, "value": value, "past_dedup": past_dedup, "origin": origin}
+    return {**place, **reported, **times, "value": value, "past_dedup": past_dedup, "origin": origin}
 
 
-def frame(*letters: dict[str, Any]) -> pa.Table:
-    return pa.Table.from_pylist(list(letters), schema=LETTER_SCHEMA)
+def frame(*dead_letters: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(list(dead_letters), schema=DEAD_LETTER_SCHEMA)
 
 
 def code(sequence: int) -> int:
@@ -111,9 +113,9 @@ def code(sequence: int) -> int:
 
 def test_a_record_entered_again_stands_for_its_accepted_letter() -> None:
     frames = [
-        frame(letter(3, b'{"id": 7}'), letter(4, b"{", past_dedup=False)),
-        frame(letter(8, b'{"id": 9}', origin="3.2"), letter(9, b'{"id": 8}', origin="4.2")),
-        frame(letter(12, b'{"id": 1}', origin="8.2")),
+        frame(dead_letter(3, b'{"id": 7}'), dead_letter(4, b"{", past_dedup=False)),
+        frame(dead_letter(8, b'{"id": 9}', origin="3.2"), dead_letter(9, b'{"id": 8}', origin="4.2")),
+        frame(dead_letter(12, b'{"id": 1}', origin="8.2")),
     ]
     with open_engine() as engine:
         roots, accepted = _accepted(engine, CONFIG, frames, Selection(since=FIRST_INSTANT + timedelta(seconds=5)))
@@ -124,8 +126,10 @@ def test_a_record_entered_again_stands_for_its_accepted_letter() -> None:
 
 def test_letters_tell_their_copies_and_groups_the_sum() -> None:
     known = DroppedCopies(np.array([code(3), code(8)], dtype=np.uint64), np.array([5, 2]), np.array([True, False]), FIRST_INSTANT)
-    letters = known.of(frame(letter(3, b"a"), letter(8, b"b"), letter(9, b"c"), letter(10, b"{", past_dedup=False)))
-    assert letters.column("copies_dropped").to_pylist() == [5, 2, None, 0]
-    assert letters.column("copies_counted_from").to_pylist() == [FIRST_INSTANT, None, None, None]
-    (group,) = groups([letters.slice(1), letters.slice(0, 1)], Selection())
+    dead_letters = known.of(
+        frame(dead_letter(3, b"a"), dead_letter(8, b"b"), dead_letter(9, b"c"), dead_letter(10, b"{", past_dedup=False))
+    )
+    assert dead_letters.column("copies_dropped").to_pylist() == [5, 2, None, 0]
+    assert dead_letters.column("copies_counted_from").to_pylist() == [FIRST_INSTANT, None, None, None]
+    (group,) = groups([dead_letters.slice(1), dead_letters.slice(0, 1)], Selection())
     assert (group.letters, group.copies_dropped, group.copies_counted_from) == (4, 7, FIRST_INSTANT)

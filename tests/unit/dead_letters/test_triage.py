@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.dead_letters.triage import REMEDIES, Selection, groups, letter_at, listed
-from pipelines.process.dead_letter_rows import LETTER_SCHEMA
+from pipelines.dead_letters.triage import REMEDIES, Selection, dead_letter_at, groups, listed
+from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.fingerprints import fingerprint, with_fingerprints
 from pipelines.protocol.positions import Position
 from pipelines.testing import FIRST_INSTANT
 
 
-def letter(sequence: int, ordinal: int = 0, second: int = 0, **values: Any) -> dict[str, Any]:
+def dead_letter(sequence: int, ordinal: int = 0, second: int = 0, **values: Any) -> dict[str, Any]:
     arrival = FIRST_INSTANT + timedelta(seconds=second)
     return {
         "key": b"k",
@@ -39,8 +39,8 @@ def letter(sequence: int, ordinal: int = 0, second: int = 0, **values: Any) -> d
     }
 
 
-def frame(*letters: dict[str, Any]) -> pa.Table:
-    return pa.Table.from_pylist(list(letters), schema=LETTER_SCHEMA)
+def frame(*dead_letters: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(list(dead_letters), schema=DEAD_LETTER_SCHEMA)
 
 
 ALL = Selection()
@@ -58,9 +58,9 @@ def test_a_fingerprint_omits_only_numbers_and_quoted_words() -> None:
 def test_letters_of_one_cause_are_one_group() -> None:
     found = groups(
         [
-            frame(letter(9, 2, second=9), letter(9, 3, second=9, code="tombstone", field=None, message="the value is null")),
+            frame(dead_letter(9, 2, second=9), dead_letter(9, 3, second=9, code="tombstone", field=None, message="the value is null")),
             frame(),
-            frame(letter(4, 1, second=30), letter(5, 0, second=3)),
+            frame(dead_letter(4, 1, second=30), dead_letter(5, 0, second=3)),
         ],
         ALL,
     )
@@ -74,7 +74,7 @@ def test_letters_of_one_cause_are_one_group() -> None:
 def test_no_letters_are_no_groups() -> None:
     assert groups([], ALL) == groups([frame()], ALL) == []
     assert listed([], ALL, 10) == (pa.table({}), 0)
-    assert letter_at([frame()], Position(1, 0)).num_rows == 0
+    assert dead_letter_at([frame()], Position(1, 0)).num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,23 @@ def test_no_letters_are_no_groups() -> None:
     ],
 )
 def test_a_selection_takes_the_letters_that_fit_all_its_parts(selection: Selection, expected: list[int]) -> None:
-    letters = frame(
-        letter(1, second=1),
-        letter(2, second=2, stage="dedup", code="null_key", field="id", message="the key (id) is null"),
-        letter(3, second=3, key=None),
-        letter(4, second=4),
+    dead_letters = frame(
+        dead_letter(1, second=1),
+        dead_letter(2, second=2, stage="dedup", code="null_key", field="id", message="the key (id) is null"),
+        dead_letter(3, second=3, key=None),
+        dead_letter(4, second=4),
     )
-    found, count = listed([letters.slice(2), letters.slice(0, 2)], selection, 10)
+    found, count = listed([dead_letters.slice(2), dead_letters.slice(0, 2)], selection, 10)
     assert found.column("_tf_sequence").to_pylist() == expected
-    assert count == len(expected) == sum(group.letters for group in groups([letters], selection))
-    assert listed([letters], selection, 1)[0].num_rows == 1
+    assert count == len(expected) == sum(group.letters for group in groups([dead_letters], selection))
+    assert listed([dead_letters], selection, 1)[0].num_rows == 1
 
 
 def test_a_letter_is_found_by_its_position() -> None:
-    letters = [frame(letter(7, 0), letter(7, 1, value=b"x")), frame(letter(8, 1))]
-    (found,) = letter_at(letters, Position(7, 1)).to_pylist()
+    dead_letters = [frame(dead_letter(7, 0), dead_letter(7, 1, value=b"x")), frame(dead_letter(8, 1))]
+    (found,) = dead_letter_at(dead_letters, Position(7, 1)).to_pylist()
     assert (found["value"], len(found["fingerprint"])) == (b"x", 12)
-    assert letter_at(letters, Position(7, 2)).num_rows == 0
+    assert dead_letter_at(dead_letters, Position(7, 2)).num_rows == 0
 
 
 Fields = st.sampled_from([None, "f", "g"])
@@ -119,7 +119,7 @@ def test_groups_are_what_sql_makes_of_the_same_letters(frames: list[list[tuple[s
     tables = []
     for number, causes in enumerate(frames):
         rows = [dict(zip(("stage", "code", "field", "message"), cause, strict=True)) for cause in causes]
-        tables.append(frame(*(letter(number + 1, place, second=place, **row) for place, row in enumerate(rows))))
+        tables.append(frame(*(dead_letter(number + 1, place, second=place, **row) for place, row in enumerate(rows))))
     together = pa.concat_tables([with_fingerprints(table) for table in tables] or [with_fingerprints(frame())])
     engine = duckdb.connect()
     engine.register("letters", together)

@@ -8,7 +8,7 @@ import pytest
 from pipelines.config import parse
 from pipelines.config.docs import EXAMPLE
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import last_words
+from pipelines.engine.execute import last_message
 from pipelines.engine.run_spec import RunSpec, read_run, resolved_digest
 from pipelines.errors import ConfigurationError, HaltError
 from pipelines.protocol.naming import STREAM_ID_KEY
@@ -87,7 +87,7 @@ pipelines.x.SomeError
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         (PROXY, "pyarrow.lib.ArrowInvalid: Invalid regular expression: pattern too large - compile failed"),
         (WORKER, "pipelines.x.SomeError"),
@@ -95,5 +95,5 @@ pipelines.x.SomeError
         ("", ""),
     ],
 )
-def test_the_last_words_are_the_error_and_no_line_of_a_source(text: str, told: str) -> None:
-    assert last_words(text) == told
+def test_the_last_words_are_the_error_and_no_line_of_a_source(text: str, reported: str) -> None:
+    assert last_message(text) == reported

@@ -9,7 +9,7 @@ from support.leg_case import LEDGER, NAMES, LegCase, event
 
 from pipelines.engine.leg import StoppedError
 from pipelines.errors import RetryableError
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 
 BUCKETS = 4
 OUT = NAMES.stream("out")
@@ -17,7 +17,9 @@ OUT = NAMES.stream("out")
 
 def kept(case: LegCase) -> tuple[object, ...]:
     """What could grow: files, their bytes, open runs, what filters cover and hold."""
-    covers = [(number, len(store.cover.generations), len(store.cover._oldest)) for number, store in sorted(case.stores.items())]
+    covers = [
+        (number, len(store.bucket_filter.generations), len(store.bucket_filter._oldest)) for number, store in sorted(case.stores.items())
+    ]
     sizes = sum(path.stat().st_size for path in case.directory.rglob("*.arrow"))
     return (
         sorted(case.files()),
@@ -103,8 +105,8 @@ def test_a_file_that_could_not_be_ended_is_removed(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_of_somebody_else_is_not_removed(tmp_path: Path) -> None:
-    place, batch = Place.local(tmp_path), pa.record_batch({"a": [1]})
-    place.write("taken", batch, {})
+    storage, batch = Storage.local(tmp_path), pa.record_batch({"a": [1]})
+    storage.write("taken", batch, {})
     with pytest.raises(FileExistsError):
-        place.write("taken", batch, {})
-    assert place.names() == ["taken"]
+        storage.write("taken", batch, {})
+    assert storage.names() == ["taken"]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from pipelines.errors import HaltError, RetryableError, StateDamagedError
-from pipelines.key_store import bucket_filter as cover
+from pipelines.key_store import bucket_filter as bucket_filter
 from pipelines.key_store.index import Index, Sought
 from pipelines.key_store.segments import BLOCK_ROWS, Entries, Run, RunFacts, write_run
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import FAN, SMALL_FAN, KeyedStore, bucket_with_turn, merge, merged_runs
 
 NEVER = -1
@@ -50,22 +50,22 @@ def words(*values: int) -> np.ndarray:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place.local(tmp_path / "bucket-0")
+def storage(tmp_path: Path) -> Storage:
+    return Storage.local(tmp_path / "bucket-0")
 
 
 @pytest.fixture
-def store(place: Place) -> KeyedStore:
-    return KeyedStore(place)
+def store(storage: Storage) -> KeyedStore:
+    return KeyedStore(storage)
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 1000, BLOCK_ROWS, BLOCK_ROWS + 1, 300_000])
-def test_a_run_finds_all_that_it_holds_and_nothing_else(place: Place, count: int) -> None:
+def test_a_run_finds_all_that_it_holds_and_nothing_else(storage: Storage, count: int) -> None:
     held, others = many(count, 1), many(count, 2)
-    run = Run.open(place, write_run(place, "run", held))
+    run = Run.open(storage, write_run(storage, "run", held))
     at, rows = run.find(Sought.of(held.hi, held.lo))
     assert sorted(at) == list(range(count))
     assert np.array_equal(held.hi[at], run.entries.hi[rows])
@@ -74,22 +74,22 @@ def test_a_run_finds_all_that_it_holds_and_nothing_else(place: Place, count: int
     assert len(run.find(Sought.of(held.hi, others.lo))[0]) == 0
 
 
-def test_the_smallest_and_the_largest_hash_are_found(place: Place) -> None:
+def test_the_smallest_and_the_largest_hash_are_found(storage: Storage) -> None:
     top = 2**64 - 1
-    run = Run.open(place, write_run(place, "run", entries((0, 0, 1, 1), *((x << 59, 5, 1, 1) for x in range(1, 32)), (top, top, 1, 1))))
+    run = Run.open(storage, write_run(storage, "run", entries((0, 0, 1, 1), *((x << 59, 5, 1, 1) for x in range(1, 32)), (top, top, 1, 1))))
     at, _ = run.find(Sought.of(words(0, top, top, 0), words(0, top, 0, top)))
     assert sorted(at) == [0, 1]
 
 
-def test_different_keys_with_one_high_half_are_told_apart(place: Place) -> None:
-    run = Run.open(place, write_run(place, "run", entries((9, 1, 10, 1), (9, 2, 20, 1), (9, 3, 30, 1))))
+def test_different_keys_with_one_high_half_are_told_apart(storage: Storage) -> None:
+    run = Run.open(storage, write_run(storage, "run", entries((9, 1, 10, 1), (9, 2, 20, 1), (9, 3, 30, 1))))
     at, rows = run.find(Sought.of(words(9, 9, 9, 9), words(3, 1, 4, 2)))
     assert {int(a): int(run.entries.time[r]) for a, r in zip(at, rows, strict=True)} == {0: 30, 1: 10, 3: 20}
 
 
-def test_a_run_takes_36_bytes_per_key_and_three_of_index(place: Place) -> None:
-    write_run(place, "run", many(200_000, 1))
-    assert (Path(place.path) / "run").stat().st_size < 200_000 * 39.1
+def test_a_run_takes_36_bytes_per_key_and_three_of_index(storage: Storage) -> None:
+    write_run(storage, "run", many(200_000, 1))
+    assert (Path(storage.path) / "run").stat().st_size < 200_000 * 39.1
 
 
 @pytest.mark.parametrize("count", [1, 7, 100, 5000, 1_200_000])
@@ -102,24 +102,24 @@ def test_the_filter_passes_every_present_hash_and_few_others(count: int) -> None
     assert len(index.may_hold(Sought.of(others.hi, others.lo))) < 400
 
 
-def test_a_name_is_used_once(place: Place) -> None:
-    write_run(place, "run", many(5, 1))
+def test_a_name_is_used_once(storage: Storage) -> None:
+    write_run(storage, "run", many(5, 1))
     with pytest.raises(FileExistsError):
-        write_run(place, "run", many(5, 2))
+        write_run(storage, "run", many(5, 2))
 
 
 @pytest.mark.parametrize("row", [0, BLOCK_ROWS - 1, BLOCK_ROWS, 99_999])
 @pytest.mark.parametrize("column", range(5))
-def test_a_flipped_bit_in_a_column_is_noticed_when_touched(place: Place, row: int, column: int) -> None:
+def test_a_flipped_bit_in_a_column_is_noticed_when_touched(storage: Storage, row: int, column: int) -> None:
     held = many(100_000, 1, time=77)
-    facts = write_run(place, "run", held)
-    path = Path(place.path) / "run"
+    facts = write_run(storage, "run", held)
+    path = Path(storage.path) / "run"
     content = bytearray(path.read_bytes())
     wanted = held.columns()[column].tobytes()
     at = content.find(wanted) + row * held.columns()[column].itemsize
     content[at] ^= 1
     path.write_bytes(content)
-    run = Run.open(place, facts)
+    run = Run.open(storage, facts)
     with pytest.raises(StateDamagedError, match=r"rows \d+ to \d+ are damaged; nothing was written; stop"):
         run.find(Sought.of(held.hi[row : row + 1], held.lo[row : row + 1]))
     untouched = 99_999 if row < BLOCK_ROWS else 0
@@ -128,54 +128,54 @@ def test_a_flipped_bit_in_a_column_is_noticed_when_touched(place: Place, row: in
 
 
 @pytest.mark.parametrize("name", ["filter", "first_rows"])
-def test_a_flipped_bit_in_the_index_is_noticed_on_opening(place: Place, name: str) -> None:
+def test_a_flipped_bit_in_the_index_is_noticed_on_opening(storage: Storage, name: str) -> None:
     held = many(100_000, 1)
-    facts = write_run(place, "run", held)
-    path = Path(place.path) / "run"
+    facts = write_run(storage, "run", held)
+    path = Path(storage.path) / "run"
     content = bytearray(path.read_bytes())
     index = Index.of(held.hi, held.lo)
     wanted = (index.filter if name == "filter" else index.first_rows).tobytes()
     content[content.find(wanted) + len(wanted) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(StateDamagedError, match=r"opening state run .*: its index is damaged; nothing was written; .*rebuild-state"):
-        Run.open(place, facts)
+        Run.open(storage, facts)
 
 
-def test_a_run_of_an_older_format_is_refused_with_the_remedy(place: Place) -> None:
-    place.write("run", pa.record_batch({"hi": pa.array([1], pa.uint64())}), {b"run": b'{"format": 2, "rows": 1}', b"crc": b""})
+def test_a_run_of_an_older_format_is_refused_with_the_remedy(storage: Storage) -> None:
+    storage.write("run", pa.record_batch({"hi": pa.array([1], pa.uint64())}), {b"run": b'{"format": 2, "rows": 1}', b"crc": b""})
     with pytest.raises(StateDamagedError, match=r"it is of format 2, and this release reads 3; .*rebuild-state"):
-        Run.open(place, RunFacts("run", 1, 1, ""))
+        Run.open(storage, RunFacts("run", 1, 1, ""))
 
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_a_flipped_bit_anywhere_is_noticed_or_harmless(data: st.DataObject) -> None:
     with TemporaryDirectory() as directory:
-        place, held = Place.local(Path(directory)), many(50, 1)
-        facts = write_run(place, "run", held)
+        storage, held = Storage.local(Path(directory)), many(50, 1)
+        facts = write_run(storage, "run", held)
         path = Path(directory) / "run"
         content = bytearray(path.read_bytes())
         bit = data.draw(st.integers(0, 8 * len(content) - 1))
         content[bit // 8] ^= 1 << bit % 8
         path.write_bytes(content)
         try:
-            found = Run.open(place, facts).checked_entries()
+            found = Run.open(storage, facts).checked_entries()
         except StateDamagedError:
             return
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(held.columns(), found.columns(), strict=True))
 
 
-def test_a_damaged_missing_or_other_run_is_noticed_on_opening(place: Place) -> None:
-    facts, other = write_run(place, "run", many(1000, 1)), write_run(place, "other", many(1000, 2))
-    path = Path(place.path) / "run"
+def test_a_damaged_missing_or_other_run_is_noticed_on_opening(storage: Storage) -> None:
+    facts, other = write_run(storage, "run", many(1000, 1)), write_run(storage, "other", many(1000, 2))
+    path = Path(storage.path) / "run"
     with pytest.raises(StateDamagedError, match="not the file that the ledger lists"):
-        Run.open(place, type(facts)("other", other.rows, other.newest, facts.digest))
+        Run.open(storage, type(facts)("other", other.rows, other.newest, facts.digest))
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(StateDamagedError, match="opening state run"):
-        Run.open(place, facts)
+        Run.open(storage, facts)
     path.unlink()
     with pytest.raises(StateDamagedError, match=r"opening state run .*run"):
-        Run.open(place, facts)
+        Run.open(storage, facts)
 
 
 # -- the store --------------------------------------------------------------------------------------------------------------------
@@ -195,18 +195,18 @@ def test_the_newest_entry_of_a_key_is_found(store: KeyedStore) -> None:
     assert found.ordinal.tolist() == [7, 7, 0]
 
 
-def test_a_run_that_is_not_listed_does_not_exist(store: KeyedStore, place: Place) -> None:
+def test_a_run_that_is_not_listed_does_not_exist(store: KeyedStore, storage: Storage) -> None:
     store.add(entries((5, 5, 100, 1)), (0, 1), NEVER, has_turn=True)
     assert not store.find(words(5), words(5)).is_found[0]
-    again = KeyedStore(place)
+    again = KeyedStore(storage)
     again.open([])
     assert not again.find(words(5), words(5)).is_found[0]
 
 
-def test_another_process_finds_what_is_listed(store: KeyedStore, place: Place) -> None:
+def test_another_process_finds_what_is_listed(store: KeyedStore, storage: Storage) -> None:
     for to in range(1, 12):
         add(store, many(500, to), to)
-    again = KeyedStore(place)
+    again = KeyedStore(storage)
     again.open(store.live)
     for to in range(1, 12):
         assert again.find(many(500, to).hi, many(500, to).lo).is_found.all()
@@ -262,11 +262,11 @@ Step = st.tuples(
 def test_two_processes_find_exactly_the_live_keys(steps: list[Any], generation_rows: int, rows_per_key: int, window: int) -> None:
     """Against a dict: batches by turns of two processes, attempts whose run nobody lists, compactions beside them, and restarts."""
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cover, "_LEAST_ROWS", generation_rows)
-        patch.setattr(cover, "_ROWS_PER_KEY", rows_per_key)
+        patch.setattr(bucket_filter, "_LEAST_ROWS", generation_rows)
+        patch.setattr(bucket_filter, "_ROWS_PER_KEY", rows_per_key)
         patch.setattr("pipelines.key_store.store.SMALL_FAN", 3)
-        place = Place.local(Path(directory))
-        stores, listed = [KeyedStore(place), KeyedStore(place)], []
+        storage = Storage.local(Path(directory))
+        stores, listed = [KeyedStore(storage), KeyedStore(storage)], []
         model: dict[tuple[int, int], int] = {}
         for to, (step, process, count, has_turn) in enumerate(steps, 1):
             store, expired = stores[process], to - window
@@ -275,18 +275,18 @@ def test_two_processes_find_exactly_the_live_keys(steps: list[Any], generation_r
             batch = many(400, 1 + to % 3 if count % 3 else to, time=to).take(np.arange(0, count, 1 + to % 3))
             check_against(store, model, batch, expired)
             if step == "restart":
-                stores[process] = KeyedStore(place)
+                stores[process] = KeyedStore(storage)
             elif step == "compact":
                 before, listed = listed, store.compact(expired, to)
                 for facts in {*before} - {*listed}:
-                    place.delete(facts.name)
+                    storage.delete(facts.name)
             else:
                 written = store.add(batch, (to - 1, to), expired, has_turn)
                 if step == "add":
                     before, listed = listed, written
                     model.update(dict.fromkeys(zip(batch.hi.tolist(), batch.lo.tolist(), strict=True), to))
                     for facts in {*before} - {*listed}:
-                        place.delete(facts.name)
+                        storage.delete(facts.name)
 
 
 def check_against(store: KeyedStore, model: dict[tuple[int, int], int], batch: Entries, expired: int) -> None:
@@ -298,31 +298,31 @@ def check_against(store: KeyedStore, model: dict[tuple[int, int], int], batch: E
             assert not found.is_found[at] or int(found.time[at]) == time
 
 
-def test_older_runs_get_filters_that_go_with_their_runs(store: KeyedStore, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cover, "_LEAST_ROWS", 2000)
+def test_older_runs_get_filters_that_go_with_their_runs(store: KeyedStore, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_filter, "_LEAST_ROWS", 2000)
     for to in range(1, 41):
         add(store, many(1000, to, time=to), to, expired=to - 20)
-    assert len(store.cover.generations) <= 6
+    assert len(store.bucket_filter.generations) <= 6
     others = many(10_000, 99)
-    assert len(store.cover.may_hold(Sought.of(others.hi, others.lo))) < 1000
-    again = KeyedStore(place)
+    assert len(store.bucket_filter.may_hold(Sought.of(others.hi, others.lo))) < 1000
+    again = KeyedStore(storage)
     again.open(store.live)
     covered = []
     for seed in range(50, 80):
         again.find(many(500, seed).hi, many(500, seed).lo)
-        covered.append(sum(facts in again.cover for facts in again.live))
+        covered.append(sum(facts in again.bucket_filter for facts in again.live))
     assert covered[0] < covered[-1] == len(again.live)
     assert covered == sorted(covered)
 
 
-def test_a_damaged_block_is_noticed_before_a_run_is_covered(place: Place) -> None:
+def test_a_damaged_block_is_noticed_before_a_run_is_covered(storage: Storage) -> None:
     held = many(1000, 1)
-    facts = write_run(place, "run", held)
-    path = Path(place.path) / "run"
+    facts = write_run(storage, "run", held)
+    path = Path(storage.path) / "run"
     content = bytearray(path.read_bytes())
     content[content.find(held.hi.tobytes()) + 4000] ^= 1
     path.write_bytes(content)
-    store, others = KeyedStore(place), many(1000, 2)
+    store, others = KeyedStore(storage), many(1000, 2)
     store.open([facts])
     with pytest.raises(StateDamagedError, match="rows 0 to 65536 are damaged"):
         store.find(others.hi, others.lo)
@@ -334,18 +334,18 @@ def test_a_damaged_block_is_noticed_before_a_run_is_covered(place: Place) -> Non
 def test_a_filesystem_that_is_not_this_machines(tmp_path: Path) -> None:
     """As an object store: no mapping into memory, no fsync, no rename."""
     elsewhere = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    place = Place(elsewhere, "pipeline/dedup/0")
-    assert not place.is_local
-    store = KeyedStore(place)
+    storage = Storage(elsewhere, "pipeline/dedup/0")
+    assert not storage.is_local
+    store = KeyedStore(storage)
     for to in range(1, 8):
         add(store, many(400, to), to)
     assert store.find(many(400, 3).hi, many(400, 3).lo).is_found.all()
-    unlisted = set(place.names()) - {facts.name for facts in store.live}
+    unlisted = set(storage.names()) - {facts.name for facts in store.live}
     for name in unlisted:
-        place.delete(name)
-    assert place.names() == sorted(facts.name for facts in store.live)
+        storage.delete(name)
+    assert storage.names() == sorted(facts.name for facts in store.live)
     with pytest.raises(FileExistsError):
-        write_run(place, store.live[0].name, many(5, 1))
+        write_run(storage, store.live[0].name, many(5, 1))
 
 
 class Elsewhere:
@@ -370,14 +370,14 @@ class Elsewhere:
     ],
 )
 def test_an_absent_file_system_is_waited_for_a_refusal_halts(error: OSError, expected: type[Exception]) -> None:
-    place = Place(Elsewhere(error), "keys/0")
+    storage = Storage(Elsewhere(error), "keys/0")
     batch = pa.record_batch({"a": [1]})
     for call in (
-        place.names,
-        place.delete_all,
-        lambda: place.read("run"),
-        lambda: place.size("run"),
-        lambda: place.write("run", batch, {}),
+        storage.names,
+        storage.delete_all,
+        lambda: storage.read("run"),
+        lambda: storage.size("run"),
+        lambda: storage.write("run", batch, {}),
     ):
         with pytest.raises(expected, match="reaching the key store at keys/0: "):
             call()
@@ -385,15 +385,15 @@ def test_an_absent_file_system_is_waited_for_a_refusal_halts(error: OSError, exp
 
 def test_a_missing_file_of_a_remote_store_is_damage() -> None:
     with pytest.raises(StateDamagedError, match="opening state run keys/0/run"):
-        Run.open(Place(Elsewhere(FileNotFoundError("gone")), "keys/0"), RunFacts("run", 1, 1, ""))
+        Run.open(Storage(Elsewhere(FileNotFoundError("gone")), "keys/0"), RunFacts("run", 1, 1, ""))
 
 
 def test_a_place_is_a_directory_or_a_uri(tmp_path: Path) -> None:
-    assert Place.at(str(tmp_path)) == Place.local(tmp_path)
-    assert Place.at(f"file://{tmp_path}").is_local
-    assert not Place.at("s3://bucket/keys?region=eu-west-1&endpoint_override=127.0.0.1:1").is_local
+    assert Storage.at(str(tmp_path)) == Storage.local(tmp_path)
+    assert Storage.at(f"file://{tmp_path}").is_local
+    assert not Storage.at("s3://bucket/keys?region=eu-west-1&endpoint_override=127.0.0.1:1").is_local
     with pytest.raises(HaltError, match=r"opening the key store at ftp://host/keys: .*; correct state_uri"):
-        Place.at("ftp://host/keys")
+        Storage.at("ftp://host/keys")
 
 
 # -- merging ----------------------------------------------------------------------------------------------------------------------
@@ -423,10 +423,10 @@ def test_every_bucket_has_its_turn_whatever_the_step() -> None:
 def test_another_attempts_answer_stands_even_if_deleted_since(store: KeyedStore) -> None:
     (first,) = store.add(many(100, 1), (0, 5), NEVER, True)
     assert store.add(many(100, 1), (0, 5), NEVER, True) == [first]
-    store.place.delete(first.name)
+    store.storage.delete(first.name)
     (second,) = store.add(many(100, 1), (0, 5), NEVER, True)
     assert second.name != first.name
-    assert store.place.size(second.name)
+    assert store.storage.size(second.name)
     store.open([second])
     assert store.find(many(100, 1).hi, many(100, 1).lo).is_found.all()
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.connectors.duckdb import open_engine
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.process.dedup import dedup, with_keys, with_times
 from pipelines.process.watermarks import TIME_COLUMN
@@ -43,7 +43,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> KeyedStore:
-    return KeyedStore(Place.local(tmp_path))
+    return KeyedStore(Storage.local(tmp_path))
 
 
 def table(records: list[Record], first: int) -> pa.Table:
@@ -186,7 +186,7 @@ def test_dedup_agrees_with_a_dictionary_however_it_is_cut(found: list[tuple[str 
         time += step
         records.append(Record(key, time))
     with TemporaryDirectory() as directory:
-        assert run(_ENGINE, KeyedStore(Place.local(Path(directory))), records, window, cuts) == model(records, window)
+        assert run(_ENGINE, KeyedStore(Storage.local(Path(directory))), records, window, cuts) == model(records, window)
 
 
 @settings(deadline=None, max_examples=120)
@@ -203,7 +203,7 @@ def test_dedup_by_event_time_agrees_with_a_dictionary(
         watermarks.append(highest - lateness)
         highest = max(highest, time)
     with TemporaryDirectory() as directory:
-        store = KeyedStore(Place.local(Path(directory)))
+        store = KeyedStore(Storage.local(Path(directory)))
         assert run(_ENGINE, store, records, window, cuts, watermarks) == model(records, window, watermarks)
 
 
@@ -228,7 +228,7 @@ def test_the_answer_is_that_of_duckdb_over_the_same_records(seed: int, window: i
     with duckdb.connect() as oracle, TemporaryDirectory() as directory:
         oracle.register("records", rows)
         expected = [n for (n,) in oracle.execute(ORACLE, {"window": window}).fetchall()]
-        assert run(_ENGINE, KeyedStore(Place.local(Path(directory))), records, window, tuple(5 * cut for cut in cuts)) == expected
+        assert run(_ENGINE, KeyedStore(Storage.local(Path(directory))), records, window, tuple(5 * cut for cut in cuts)) == expected
 
 
 _ENGINE = open_engine()

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from pipelines.process.dead_letter_rows import LETTER_SCHEMA, letters
+from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA, dead_letters
 from pipelines.protocol.records import REJECTED_SCHEMA, empty_rejected, with_positions
 from pipelines.testing import FIRST_INSTANT, records
 
@@ -32,14 +32,14 @@ def rejected(*rows: tuple[int, int, str]) -> pa.Table:
 
 
 def test_no_rejected_record_gives_no_letter() -> None:
-    found = letters(stage_input(), empty_rejected(), "v1", "events")
-    assert found.schema == LETTER_SCHEMA
+    found = dead_letters(stage_input(), empty_rejected(), "v1", "events")
+    assert found.schema == DEAD_LETTER_SCHEMA
     assert found.num_rows == 0
 
 
 def test_a_letter_holds_record_coordinates_and_reason() -> None:
-    (letter,) = letters(stage_input(), rejected((5, 1, "missing")), "v1", "events").to_pylist()
-    assert letter == {
+    (dead_letter,) = dead_letters(stage_input(), rejected((5, 1, "missing")), "v1", "events").to_pylist()
+    assert dead_letter == {
         "key": None,
         "value": b"b",
         "headers": [(b"h", b"1"), (b"h", None)],
@@ -66,31 +66,31 @@ def test_a_letter_holds_record_coordinates_and_reason() -> None:
 
 
 def test_letters_are_sorted_by_position_across_stages() -> None:
-    found = letters(stage_input(), rejected((9, 1, "z"), (5, 2, "y"), (9, 0, "x"), (5, 0, "w")), "v1", "events")
-    assert found.schema == LETTER_SCHEMA
+    found = dead_letters(stage_input(), rejected((9, 1, "z"), (5, 2, "y"), (9, 0, "x"), (5, 0, "w")), "v1", "events")
+    assert found.schema == DEAD_LETTER_SCHEMA
     rows = zip(*(found[c].to_pylist() for c in ("_tf_sequence", "_tf_ordinal", "value", "code", "_tf_offset")), strict=True)
     assert list(rows) == [(5, 0, b"a", "w", 10), (5, 2, b"c", "y", 12), (9, 0, b"d", "x", 70), (9, 1, None, "z", 71)]
 
 
 def test_times_are_arrivals() -> None:
-    found = letters(stage_input(), rejected((9, 0, "x")), "v1", "events")
+    found = dead_letters(stage_input(), rejected((9, 0, "x")), "v1", "events")
     assert found["first_time"].to_pylist() == found["last_time"].to_pylist() == [FIRST_INSTANT + timedelta(seconds=1)]
 
 
 @pytest.mark.parametrize("position", [(5, 3), (6, 0), (4, 0), (9, 2), (10, 0)])
 def test_a_position_that_was_not_in_the_input_is_an_error(position: tuple[int, int]) -> None:
     with pytest.raises(KeyError, match="not among its input"):
-        letters(stage_input(), rejected((5, 0, "x"), (*position, "y")), "v1", "events")
+        dead_letters(stage_input(), rejected((5, 0, "x"), (*position, "y")), "v1", "events")
 
 
 def test_an_oversize_record_keeps_its_size_and_digest() -> None:
     oversize = {"bytes": 900_000, "sha256": b"\x01" * 32}
     row = {**records(0, [b"head"]).to_pylist()[0], "oversize": oversize}
     table = with_positions(pa.Table.from_pylist([row], schema=records(0, []).schema), 5, "orders", ARRIVAL_US)
-    (letter,) = letters(table, rejected((5, 0, "oversize")), "v1", "events").to_pylist()
-    assert letter["oversize"] == oversize
+    (dead_letter,) = dead_letters(table, rejected((5, 0, "oversize")), "v1", "events").to_pylist()
+    assert dead_letter["oversize"] == oversize
 
 
 def test_a_replay_gives_the_same_letters() -> None:
     refused = rejected((5, 2, "y"), (9, 1, "z"))
-    assert letters(stage_input(), refused, "v1", "events").equals(letters(stage_input(), refused, "v1", "events"))
+    assert dead_letters(stage_input(), refused, "v1", "events").equals(dead_letters(stage_input(), refused, "v1", "events"))

@@ -203,8 +203,8 @@ def test_a_nested_decimal_may_be_a_text_as_at_the_top(copies: int) -> None:
         for ordinal, value in zip(mapped.column("_tf_ordinal").to_pylist(), mapped.column("c").to_pylist(), strict=True):
             found[ordinal] = value["d"] if isinstance(value, dict) else value[0][1] if isinstance(value[0], tuple) else value[0]
         assert found == wanted * copies, column
-        told = [value if value == REFUSED else next(iter(_flat(value))) for value in reference(source, column, texts, "")]
-        assert told == wanted, column
+        reported = [value if value == REFUSED else next(iter(_flat(value))) for value in reference(source, column, texts, "")]
+        assert reported == wanted, column
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -65,22 +65,27 @@ def test_a_batch_goes_on_without_its_poison_records(place: int) -> None:
     steps = [ending(type(step))(**vars(step)) if at == place else step for at, step in enumerate(whole.steps)]
     with open_engine() as engine:
         made = run(replace(whole, steps=tuple(steps)), engine, [frame(5, *range(40)), frame(6, 90, 91)])
-    rows, letters, counts = made.rows, made.letters, made.counts
+    rows, dead_letters, counts = made.rows, made.dead_letters, made.counts
     assert rows.column("id").to_pylist() == [*range(13), *range(14, 40), 90, 91]
-    (letter,) = letters.to_pylist()
-    assert (letter["_tf_sequence"], letter["_tf_ordinal"], letter["value"], letter["code"]) == (5, 13, b'{"id": 13}', INTERNAL_ERROR)
-    assert letter["stage"] == ("parse", "dedup", "transform")[place]
-    assert "ZeroDivisionError" in letter["message"] and "value of the row" not in letter["message"]
+    (dead_letter,) = dead_letters.to_pylist()
+    assert (dead_letter["_tf_sequence"], dead_letter["_tf_ordinal"], dead_letter["value"], dead_letter["code"]) == (
+        5,
+        13,
+        b'{"id": 13}',
+        INTERNAL_ERROR,
+    )
+    assert dead_letter["stage"] == ("parse", "dedup", "transform")[place]
+    assert "ZeroDivisionError" in dead_letter["message"] and "value of the row" not in dead_letter["message"]
     assert (counts["rows_in"], counts["rows_rejected"]) == (42, 1)
-    assert frames.undecided(letters, []) == [[5, 13, 0, letter["stage"], letter["message"]]]
-    assert frames.undecided(letters, [[5, 13, "parse", "words"]]) == []
+    assert frames.undecided(dead_letters, []) == [[5, 13, 0, dead_letter["stage"], dead_letter["message"]]]
+    assert frames.undecided(dead_letters, [[5, 13, "parse", "words"]]) == []
 
 
 def test_a_decided_record_is_a_letter_even_when_it_would_pass() -> None:
     with open_engine() as engine:
         made = run(configuration(), engine, [frame(5, 1, 2)], [[5, 0, "parse", "words"]])
     assert made.rows.column("id").to_pylist() == [2]
-    assert [(letter["value"], letter["code"], letter["message"]) for letter in made.letters.to_pylist()] == [
+    assert [(dead_letter["value"], dead_letter["code"], dead_letter["message"]) for dead_letter in made.dead_letters.to_pylist()] == [
         (b'{"id": 1}', INTERNAL_ERROR, "words")
     ]
 
@@ -94,7 +99,7 @@ def test_what_a_task_finds_reaches_the_driver_whole() -> None:
     assert report is None
     revived = _revive(from_text(_Failure, failure))
     assert isinstance(revived, UndecidedError)
-    assert (str(revived), revived.places) == ("one record", [POISON])
+    assert (str(revived), revived.records) == ("one record", [POISON])
 
 
 def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:

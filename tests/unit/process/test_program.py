@@ -17,7 +17,7 @@ from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.errors import ConfigurationError
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
@@ -86,12 +86,12 @@ def test_the_steps_together_make_what_sql_makes_of_the_records(seed: int, tmp_pa
     values = [[event(random) for _ in range(random.randrange(1, 60))] for _ in range(FRAMES)]
     found: dict[int, tuple[Any, ...]] = {}
     made = program(FIELDS, COLUMNS, first_of("id", HOUR_US), buckets=3)
-    stores = [KeyedStore(Place.local(tmp_path / str(bucket))) for bucket in range(3)]
+    stores = [KeyedStore(Storage.local(tmp_path / str(bucket))) for bucket in range(3)]
     with open_engine() as engine:
         # Two ranges, so that the second one finds keys of the first in the store.
         for first, end in ((0, 2), (2, FRAMES)):
             passed = run(made, engine, [frame(sequence, values[sequence - 1]) for sequence in range(first + 1, end + 1)])
-            found |= {at(letter): (letter["stage"], None, None, None) for letter in passed.letters.to_pylist()}
+            found |= {at(dead_letter): (dead_letter["stage"], None, None, None) for dead_letter in passed.dead_letters.to_pylist()}
             for bucket, part in shares(passed.rows, key_owners(passed.rows, 3)):
                 judged, _ = made.dedup.first_of_keys(part, stores[bucket], None)
                 stores[bucket].open(stores[bucket].add(judged.entries, (first, end), -HOUR_US, has_turn=False))
@@ -108,8 +108,8 @@ def by_sql(values: Sequence[Sequence[bytes]]) -> dict[int, tuple[Any, ...]]:
     rows = [(sequence << 20 | ordinal, text.decode()) for sequence, texts in enumerate(values, 1) for ordinal, text in enumerate(texts)]
     with duckdb.connect() as oracle:
         oracle.register("values", pa.table({"position": [place for place, _ in rows], "text": [text for _, text in rows]}))
-        told = oracle.execute(ORACLE).fetchall()
-    return {place: (ended, *((None,) * 3 if ended else row)) for place, ended, *row in told}
+        reported = oracle.execute(ORACLE).fetchall()
+    return {place: (ended, *((None,) * 3 if ended else row)) for place, ended, *row in reported}
 
 
 def test_only_table_columns_and_the_key_cross_the_exchange() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, Place, RawFrames, compare
+from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, RawFrames, Tallied, compare
 from pipelines.proof.audit.run import AuditReport
 from pipelines.protocol.positions import packed, position_keys, unpacked
 
@@ -28,7 +28,7 @@ def codes(spots: list[Spot]) -> Any:
 
 def account(confirmed_to: int = 9, **places: list[Spot]) -> Account:
     raw = RawFrames(np.array(list(FRAMES)), np.array(list(FRAMES.values())))
-    held = {name: Place(raw) for name in (*PLACES, "confirmed")}
+    held = {name: Tallied(raw) for name in (*PLACES, "confirmed")}
     for name in PLACES:
         held[name].add(codes(places.get(name, [])))
     held["confirmed"].add(codes([spot for spot in places.get("out", []) if spot[0] <= confirmed_to]))

@@ -21,8 +21,8 @@ def account(written: int = 10, rejected: int = 0, lost: int = 0, sunk: int = 10)
         LegTally("process", 10, {"written to out": written - lost, "dead letters": rejected}, 0, False),
         LegTally("sink", sunk, {"confirmed by ClickHouse": sunk}, written - lost - sunk, False),
     )
-    letters = LegTally("redrive", rejected, {"still dead letters": rejected}, rejected, False)
-    return Tally(legs, letters)
+    dead_letters = LegTally("redrive", rejected, {"still dead letters": rejected}, rejected, False)
+    return Tally(legs, dead_letters)
 
 
 def test_conservation_holds_where_every_event_is_accounted_for() -> None:
@@ -53,7 +53,7 @@ def test_a_doubled_position_and_a_repeated_key_are_each_named() -> None:
 
 def test_duplicates_that_cannot_be_told_are_said_to_be_unjudged() -> None:
     found = evaluate.duplicates(None, None, "the table has no position columns")
-    assert (found.passed, found.not_judged) == (True, "the table has no position columns")
+    assert (found.passed, found.not_evaluated) == (True, "the table has no position columns")
 
 
 @pytest.mark.parametrize(("found", "passed"), [(99, False), (100, True), (101, False)])
@@ -62,7 +62,7 @@ def test_as_many_positions_are_there_as_were_confirmed(found: int, passed: bool)
 
 
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("held", "answer"),
     [
         (Held(100, True, confirmed=100), "100 positions, as confirmed"),
         (Held(105, True, confirmed=100), "100 positions, as confirmed"),
@@ -77,18 +77,18 @@ def test_as_many_positions_are_there_as_were_confirmed(found: int, passed: bool)
         (Held(107, False), "2 rows more than the 105 that were confirmed"),
     ],
 )
-def test_a_gap_is_numbered_and_never_hidden_by_an_open_chunk(held: Held, said: str) -> None:
+def test_a_gap_is_numbered_and_never_hidden_by_an_open_chunk(held: Held, answer: str) -> None:
     found = evaluate.gaps(Confirmed(100, 105), held)
-    assert (found.message, found.facts["found"]) == (said, held.count)
-    assert found.passed == said.endswith(", as confirmed")
-    assert found.not_judged == ("" if held.is_by_position else "the table has no position columns: rows were counted")
+    assert (found.message, found.facts["found"]) == (answer, held.count)
+    assert found.passed == answer.endswith(", as confirmed")
+    assert found.not_evaluated == ("" if held.is_by_position else "the table has no position columns: rows were counted")
 
 
 @pytest.mark.parametrize("held", [Held(100, False), Held(103, False), Held(105, True)])
 def test_no_verdict_where_open_chunks_rows_are_not_known(held: Held) -> None:
     found = evaluate.gaps(Confirmed(100, 105), held)
     assert (found.passed, found.is_mild) == (False, True)
-    assert "a chunk that was being inserted" in found.not_judged
+    assert "a chunk that was being inserted" in found.not_evaluated
 
 
 def test_a_row_of_no_record_is_extra_even_beside_a_missing_one() -> None:
@@ -131,15 +131,15 @@ def test_dead_letters_may_be_as_many_as_the_file_says(rejected: int, passed: boo
 
 def test_dead_letters_that_entered_again_count_no_more() -> None:
     legs = account(6, 4, sunk=6).legs
-    letters = LegTally("redrive", 4, {"entered again": 3, "discarded": 0, "still dead letters": 1}, 1, False)
-    found = evaluate.dead_letters(Tally(legs, letters), max_percent=10.0)
+    dead_letters = LegTally("redrive", 4, {"entered again": 3, "discarded": 0, "still dead letters": 1}, 1, False)
+    found = evaluate.dead_letters(Tally(legs, dead_letters), max_percent=10.0)
     assert (found.passed, found.facts["dead letters"], found.facts["open dead letters"]) == (True, 4, 1)
 
 
 def test_letters_of_an_earlier_time_are_no_share_of_this_one() -> None:
     legs = account(10, 0, sunk=10).legs
-    letters = LegTally("redrive", 0, {"entered again": 0, "discarded": 0, "still dead letters": 0}, 7, False, 7)
-    assert evaluate.dead_letters(Tally(legs, letters), max_percent=0.0).passed
+    dead_letters = LegTally("redrive", 0, {"entered again": 0, "discarded": 0, "still dead letters": 0}, 7, False, 7)
+    assert evaluate.dead_letters(Tally(legs, dead_letters), max_percent=0.0).passed
 
 
 def test_no_record_is_no_share_of_dead_letters() -> None:
@@ -161,7 +161,7 @@ def test_a_lagging_view_is_named_an_incomparable_one_reported() -> None:
     assert found.message == (
         "d.odd adds up to 9, the table has 10 rows; a view lacks the rows that are older than itself until you insert them"
     )
-    assert found.not_judged == "d.unknown: no count"
+    assert found.not_evaluated == "d.unknown: no count"
 
 
 def test_a_view_may_be_ahead_of_the_first_count_of_a_live_table() -> None:
@@ -175,7 +175,7 @@ def test_a_view_may_lead_or_lag_by_what_is_being_inserted(total: int, passed: bo
     found = evaluate.views([ViewSum("d.live", total, 10, 12, inserting=3)])
     assert found.passed == passed
     is_clear = 10 <= total <= 12
-    assert bool(found.not_judged) == (passed and not is_clear), "what is not certain is told"
+    assert bool(found.not_evaluated) == (passed and not is_clear), "what is not certain is told"
 
 
 def test_a_short_insert_window_is_named() -> None:
@@ -193,7 +193,7 @@ def test_hours_that_differ_are_named() -> None:
     assert found.examples == [{"hour": "2026-11-22-04:00", "found": "1 row differs"}]
     assert not found.is_mild
     matching = evaluate.verification(Hours([VerifiedHour("2026-11-22-03:00", True, "")]), None, LATER)
-    assert (matching.passed, matching.message, matching.not_judged) == (True, "1 verified hours match", "")
+    assert (matching.passed, matching.message, matching.not_evaluated) == (True, "1 verified hours match", "")
 
 
 def test_an_unverified_hour_is_a_warning_beside_matches() -> None:
@@ -223,7 +223,7 @@ def test_an_hour_that_is_not_proven_yet_is_a_mild_fault() -> None:
 )
 def test_a_due_hour_that_was_not_verified_is_a_warning(first: datetime | None, passed: bool) -> None:
     found = evaluate.verification(Hours(), first, LATER)
-    assert (found.passed, found.is_mild, bool(found.not_judged)) == (passed, not passed, passed)
+    assert (found.passed, found.is_mild, bool(found.not_evaluated)) == (passed, not passed, passed)
 
 
 @pytest.mark.parametrize(

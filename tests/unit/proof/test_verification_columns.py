@@ -8,7 +8,7 @@ from pipelines.config import PipelineConfig, parse
 from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.sinks import TableColumn
 from pipelines.process.program import Program
-from pipelines.proof.verification.columns import Judged, judged
+from pipelines.proof.verification.columns import ColumnChoice, choose_columns
 from pipelines.proof.verification.span import History, Plan
 from pipelines.proof.verification.steps import Column
 from pipelines.protocol.codec import from_text, to_text
@@ -29,20 +29,20 @@ def file(mapping: Mapping) -> PipelineConfig:
     return parse(f"{head}  mapping:\n{rows}", name="file", environment={})
 
 
-def judge(plans: list[Mapping], now: Mapping, table: dict[str, str]) -> Judged:
+def choose(plans: list[Mapping], now: Mapping, table: dict[str, str]) -> ColumnChoice:
     """Ten frames were done under each of `plans`."""
     done = [Plan(10 * number + 1, 10 * number + 10, of(mapping).version) for number, mapping in enumerate(plans)]
     history = History(done, range(1, 21), range(1, 21), 20, is_whole=True)
     configs = {of(mapping).version: of(mapping) for mapping in plans}
-    return judged(history, configs, file(now), [TableColumn(name, kind, "") for name, kind in table.items()])
+    return choose_columns(history, configs, file(now), [TableColumn(name, kind, "") for name, kind in table.items()])
 
 
-def told(found: Judged) -> dict[str, Any]:
+def reported(found: ColumnChoice) -> dict[str, Any]:
     return {
         "columns": [(column.name, column.former, column.since >> 20) for column in found.columns],
         "faults": [(one.kind, one.column) for one in found.faults.values()],
         "left out": list(found.left_out),
-        "gone": [(said.split(":")[0].rpartition(" ")[2], len(versions)) for said, versions in found.gone.items()],
+        "gone": [(answer.split(":")[0].rpartition(" ")[2], len(versions)) for answer, versions in found.lost.items()],
     }
 
 
@@ -52,43 +52,43 @@ RENAMED = {"id": "Int64", "title": "String"}
 
 
 def test_a_column_renamed_in_file_and_table_is_compared() -> None:
-    before = judge([THEN], NOW, RENAMED)
-    assert told(before) == {**NOTHING, "columns": [("id", (), 0), ("title", ("name",), 11)]}
-    behind = judge([THEN, NOW], NOW, RENAMED)
-    assert told(behind) == told(before)
+    before = choose([THEN], NOW, RENAMED)
+    assert reported(before) == {**NOTHING, "columns": [("id", (), 0), ("title", ("name",), 11)]}
+    behind = choose([THEN, NOW], NOW, RENAMED)
+    assert reported(behind) == reported(before)
 
 
 def test_a_column_that_only_the_table_lost_is_a_fault() -> None:
-    assert told(judge([THEN], THEN, RENAMED)) == {**NOTHING, "columns": [("id", (), 0)], "faults": [("missing", "name")]}
+    assert reported(choose([THEN], THEN, RENAMED)) == {**NOTHING, "columns": [("id", (), 0)], "faults": [("missing", "name")]}
 
 
 def test_a_column_that_file_and_table_dropped_is_gone() -> None:
     without = THEN[:1]
     for plans in ([THEN], [THEN, without]):
-        found = judge(plans, without, {"id": "Int64"})
-        assert told(found) == {**NOTHING, "columns": [("id", (), 0)], "gone": [("name", 1)]}
+        found = choose(plans, without, {"id": "Int64"})
+        assert reported(found) == {**NOTHING, "columns": [("id", (), 0)], "gone": [("name", 1)]}
 
 
 def test_the_new_name_of_one_of_two_columns_is_not_guessed() -> None:
     two = (*THEN, ("a.b", "also", "String"))
-    assert told(judge([two], NOW, RENAMED))["gone"] == [("name", 1), ("also", 1)]
+    assert reported(choose([two], NOW, RENAMED))["gone"] == [("name", 1), ("also", 1)]
     kept = (*NOW, ("a.b", "also", "String"))
-    assert told(judge([two], kept, {**RENAMED, "also": "String"}))["columns"][1:] == [("title", ("name",), 11), ("also", (), 0)]
+    assert reported(choose([two], kept, {**RENAMED, "also": "String"}))["columns"][1:] == [("title", ("name",), 11), ("also", (), 0)]
 
 
 def test_a_column_of_another_type_is_a_fault_unless_declared() -> None:
     table = {**SAME, "id": "Int32"}
-    assert told(judge([THEN], THEN, table))["faults"] == [("different", "id")]
+    assert reported(choose([THEN], THEN, table))["faults"] == [("different", "id")]
     narrow = (("id", "id", "Int32"), THEN[1])
-    assert told(judge([THEN], narrow, table)) == {**NOTHING, "columns": [("name", (), 0)], "left out": ["id"]}
-    assert told(judge([THEN, narrow], narrow, table)) == told(judge([THEN], narrow, table))
+    assert reported(choose([THEN], narrow, table)) == {**NOTHING, "columns": [("name", (), 0)], "left out": ["id"]}
+    assert reported(choose([THEN, narrow], narrow, table)) == reported(choose([THEN], narrow, table))
 
 
 def test_a_column_that_was_added_later_is_left_out() -> None:
     more = (*THEN, ("a.b", "more", "String"))
-    assert told(judge([THEN, more], more, {**SAME, "more": "String"}))["left out"] == ["more"]
+    assert reported(choose([THEN, more], more, {**SAME, "more": "String"}))["left out"] == ["more"]
 
 
 def test_a_task_is_told_the_columns_as_they_were_judged() -> None:
-    columns = judge([THEN], NOW, RENAMED).columns
+    columns = choose([THEN], NOW, RENAMED).columns
     assert [from_text(Column, to_text(column)) for column in columns] == columns

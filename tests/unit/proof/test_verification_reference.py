@@ -50,8 +50,8 @@ def frame(
 
 
 def good(key: int | None = 1, event_seconds: int | None = None) -> bytes:
-    told = {None: "null"}
-    return b'{"id": %s, "a.b": "x", "at": %s}' % tuple(told.get(one, str(one)).encode() for one in (key, event_seconds))
+    reported = {None: "null"}
+    return b'{"id": %s, "a.b": "x", "at": %s}' % tuple(reported.get(one, str(one)).encode() for one in (key, event_seconds))
 
 
 def computed(
@@ -65,7 +65,7 @@ def computed(
     reference = Reference(engine, compared_columns(config))
     reference.load(iter(frames), config)
     reference.add_frames(dict(enumerate([0] * len(frames) if partitions is None else partitions, 1)))
-    reference.judge(config, bounds)
+    reference.evaluate(config, bounds)
     return reference
 
 
@@ -121,9 +121,11 @@ def test_the_head_of_a_record_that_was_too_large_is_rejected(engine: duckdb.Duck
 
 def test_a_poison_record_is_expected_as_a_letter_of_its_stage(engine: duckdb.DuckDBPyConnection) -> None:
     reference = Reference(engine, compared_columns(CONFIG))
-    reference.add_letters(pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["transform"], "code": ["internal_error"]}))
+    reference.add_dead_letters(
+        pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["transform"], "code": ["internal_error"]})
+    )
     reference.load(iter([frame(1, good(), good(), good())]), CONFIG)
-    reference.judge(CONFIG, ALL)
+    reference.evaluate(CONFIG, ALL)
     assert stages(engine) == [None, "transform", None]
     assert rows(engine) == [at(1, 0), at(1, 2)]
 
@@ -153,8 +155,8 @@ def test_a_null_key_or_time_is_rejected_before_the_columns(engine: duckdb.DuckDB
 def test_rows_that_clickhouse_refused_are_not_expected(engine: duckdb.DuckDBPyConnection) -> None:
     reference = Reference(engine, compared_columns(CONFIG))
     reference.load(iter([frame(1, good(), good())]), CONFIG)
-    reference.add_letters(pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["sink"], "code": ["refused"]}))
-    reference.judge(CONFIG, ALL)
+    reference.add_dead_letters(pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["sink"], "code": ["refused"]}))
+    reference.evaluate(CONFIG, ALL)
     assert rows(engine) == [at(1)]
 
 
@@ -196,7 +198,7 @@ def test_what_was_accepted_before_the_range_is_told(engine: duckdb.DuckDBPyConne
     times = {1: 0, 2: 5, 3: 12, 4: 15}
     reference.load(iter([frame(one, good(1), good(one), arrival_us=seconds * SECOND) for one, seconds in times.items()]), KEYED)
     reference.add_accepted_before(pa.table({"position": pa.array([at(2), at(2, 1)], pa.uint64())}))
-    reference.judge(KEYED, Bounds(at(3), at(5) - 1, first_judged=at(3)))
+    reference.evaluate(KEYED, Bounds(at(3), at(5) - 1, first_replayed=at(3)))
     assert rows(engine) == [at(3, 1), at(4), at(4, 1)]
 
 
@@ -204,7 +206,7 @@ def test_a_record_before_the_judged_ones_without_a_row_is_unsure(engine: duckdb.
     reference = Reference(engine, compared_columns(KEYED))
     reference.load(iter([frame(1, good(1), good(2)), frame(2, good(1), arrival_us=SECOND)]), KEYED)
     reference.add_accepted_before(pa.table({"position": pa.array([at(1)], pa.uint64())}))
-    reference.judge(KEYED, Bounds(at(1), at(3) - 1, first_judged=at(2)))
+    reference.evaluate(KEYED, Bounds(at(1), at(3) - 1, first_replayed=at(2)))
     assert rows(engine) == [at(1)]
     assert engine.execute("SELECT position, why FROM dropped ORDER BY position").fetchall() == [(at(1, 1), "unsure"), (at(2), "copy")]
 
@@ -302,5 +304,5 @@ def test_a_range_finds_what_the_whole_finds(frames: list[Any], share: float) -> 
         reference.load(iter(as_batches(frames)[read_from - 1 :]), KEYED)
         before = [position for position in accepted if at(read_from) <= position < at(first)]
         reference.add_accepted_before(pa.table({"position": pa.array(before, pa.uint64())}))
-        reference.judge(KEYED, Bounds(at(first), 2**63, first_judged=at(first)))
+        reference.evaluate(KEYED, Bounds(at(first), 2**63, first_replayed=at(first)))
         assert rows(engine) == [position for position in accepted if position >= at(first)]

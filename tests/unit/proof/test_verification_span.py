@@ -76,7 +76,7 @@ def test_behind_a_purge_copies_are_judged_from_one_window_on() -> None:
 def test_behind_a_change_of_the_window_copies_are_judged_anew() -> None:
     found = span_of(history(), None, None, KEYED, 5)
     assert found is not None
-    assert (found.first_judged, found.bounds.first_judged) == (5, 5 << 20)
+    assert (found.first_replayed, found.bounds.first_replayed) == (5, 5 << 20)
     plans = [Plan(1, 2, "a"), Plan(3, 4, "b")]
     configs = {"a": of(Dedup(("id",), 1)), "b": KEYED}
     both = History(plans, [1, 2, 3, 4], [1, 2, 3, 4], 4, True)

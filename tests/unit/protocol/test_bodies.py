@@ -136,18 +136,18 @@ def test_a_field_within_a_field_is_refused_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "reported"),
     [
         (FORMAT + 1, "a newer release has written it .*start the newer release"),
         (FORMAT - 1, "an earlier release .*continue with the earlier release"),
         (None, "earlier"),
     ],
 )
-def test_an_entry_of_another_format_is_refused_with_what_to_do(found: int | None, told: str) -> None:
+def test_an_entry_of_another_format_is_refused_with_what_to_do(found: int | None, reported: str) -> None:
     record = {**json.loads(Entry(3, Open()).encode()), "format": found, "from": 3}
     if found is None:
         del record["format"]
-    with pytest.raises(HaltError, match=told):
+    with pytest.raises(HaltError, match=reported):
         CHAINS["process"].decode(message(json.dumps(record).encode()))
 
 

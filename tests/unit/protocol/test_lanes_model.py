@@ -63,7 +63,7 @@ def chaos(world: LaneWorld, steps: int) -> None:
         world.kafka.produce(rng)
     paused: set[object] = set()
     for _ in range(steps):
-        drivers = [d for d in world.drivers if not d.actor.is_over]
+        drivers = [d for d in world.drivers if not d.actor.is_expired]
         event = rng.random()
         if not drivers or event < 0.02:
             paused.update(d for d in drivers if rng.random() < 0.5)

@@ -46,7 +46,7 @@ def chaos(world: World, steps: int) -> None:
     paused: set[Runner] = set()
     for _ in range(steps):
         world.move_leaders()
-        live = [r for r in world.runners if not r.is_over]
+        live = [r for r in world.runners if not r.is_expired]
         event = rng.random()
         if not [r for r in live if r not in paused] or event < 0.02:
             paused.update(r for r in live if rng.random() < 0.5)
@@ -291,13 +291,13 @@ def test_a_table_that_refuses_every_row_halts_the_sink_soon() -> None:
         actor.kill()
 
 
-def forgets_plans_of_letters_that_are_there(log: ModelLog, names: Names, max_age: timedelta) -> int:
+def forgets_plans_of_dead_letters_that_are_there(log: ModelLog, names: Names, max_age: timedelta) -> int:
     done = read_chain(log, names, REDRIVE_CHAIN).done
     return done.sequence if done else 0
 
 
 def test_a_folding_that_forgets_present_letters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("support.protocol_world.redrive_entries_that_may_go", forgets_plans_of_letters_that_are_there)
+    monkeypatch.setattr("support.protocol_world.redrive_entries_that_may_go", forgets_plans_of_dead_letters_that_are_there)
     with pytest.raises(AssertionError, match="a letter was taken twice"):
         for seed in seeds(85):
             play(seed)
@@ -339,14 +339,14 @@ def fill_raw(world: World) -> None:
     world.log.max_bytes = {NAMES.stream("raw"): 12_000}
 
 
-def keeps_letters_that_entered_again_behind_ingest(self: Purge, to: int) -> tuple[int, int]:
+def keeps_dead_letters_that_entered_again_behind_ingest(self: Purge, to: int) -> tuple[int, int]:
     limit, anywhere = PURGE_LIMITS(self, to)
     return limit, min(limit, anywhere)
 
 
 def test_letters_that_entered_again_and_fill_raw_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     short_history(fill_raw, max_age=timedelta(days=1), command=ENTER)
-    monkeypatch.setattr(Purge, "_limits", keeps_letters_that_entered_again_behind_ingest)
+    monkeypatch.setattr(Purge, "_limits", keeps_dead_letters_that_entered_again_behind_ingest)
     with pytest.raises(AssertionError, match="does not come to an end"):
         short_history(fill_raw, max_age=timedelta(days=1), command=ENTER, max_calls=6000)
 

@@ -290,11 +290,11 @@ def timed_history(prepare: Callable[[World], None]) -> tuple[int, set[str]]:
             world.drain(world.start())
         made = world.calls - begun
         world.settle()
-        letters = [row for message in world.log.everything(NAMES.stream("dlq")) for row in stored_rows(message.payload).to_pylist()]
+        dead_letters = [row for message in world.log.everything(NAMES.stream("dlq")) for row in stored_rows(message.payload).to_pylist()]
     finally:
         for actor in world.actors():
             actor.kill()
-    return made, {letter["code"] for letter in letters}
+    return made, {dead_letter["code"] for dead_letter in dead_letters}
 
 
 def test_watermarks_go_on_where_the_runner_before_has_left_them() -> None:

@@ -116,13 +116,13 @@ def lose_the_leader_before_every_call(driver_offsets: int, max_calls: int = MAX_
         world.max_calls = max_calls
 
     for call in range(1, CALLS + 1):
-        told(f"no leader from call {call}", lambda c=call: history(c, c, at_most, driver_offsets))
+        reported(f"no leader from call {call}", lambda c=call: history(c, c, at_most, driver_offsets))
 
 
 def test_a_publish_may_be_late_until_the_leader_is_back() -> None:
     for publish in range(2, 14):
         for call in range(3 * publish - 4, 3 * publish + 4):
-            told(f"late publish {publish}, no leader from call {call}", lambda p=publish, c=call: history(c, c, partial(late, p)))
+            reported(f"late publish {publish}, no leader from call {call}", lambda p=publish, c=call: history(c, c, partial(late, p)))
 
 
 @pytest.mark.crash
@@ -132,13 +132,13 @@ def test_a_leaderless_runner_may_stop_before_every_call(kind: str, driver_offset
     for call in range(1, CALLS + 1, 3):
         # What is decided, and what follows from it, comes behind it.
         for struck in range(call, call + 12):
-            told(
+            reported(
                 f"no leader from call {call}, {kind} before call {struck}",
                 lambda c=call, s=struck: history(c, c, partial(strike, s, kind), driver_offsets, is_paused=kind == "pause"),
             )
 
 
-def told(story: str, play: Callable[[], None]) -> None:
+def reported(story: str, play: Callable[[], None]) -> None:
     try:
         play()
     except BaseException as error:
@@ -164,7 +164,7 @@ BEFORE_EVERY_CALL = partial(lose_the_leader_before_every_call, IN_DRIVER)
 
 
 @pytest.mark.parametrize(
-    ("step", "mistake", "found_by", "told"),
+    ("step", "mistake", "found_by", "reported"),
     [
         ("narrowed", gives_up_what_was_written, BEFORE_EVERY_CALL, "read more than was counted"),
         ("narrowed", claims_what_was_not_written, BEFORE_EVERY_CALL, "frames end before offset"),
@@ -177,10 +177,10 @@ BEFORE_EVERY_CALL = partial(lose_the_leader_before_every_call, IN_DRIVER)
     ],
 )
 def test_a_narrowing_that_is_wrong_is_found(
-    step: str, mistake: Callable[..., object], found_by: Callable[[], None], told: str, monkeypatch: pytest.MonkeyPatch
+    step: str, mistake: Callable[..., object], found_by: Callable[[], None], reported: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines.ingest.leg, step, mistake)
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=reported):
         found_by()
 
 

@@ -9,7 +9,7 @@ import pytest
 from pipelines.connectors.nats.client import StreamState
 from pipelines.dead_letters.stream import read_frames
 from pipelines.errors import DataLossError, RetryableError
-from pipelines.process.dead_letter_rows import LETTER_SCHEMA
+from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.bodies import (
     CHAINS,
     REDRIVE_CHAIN,
@@ -31,8 +31,8 @@ from pipelines.protocol.purge import (
     bytes_free_for_redrive,
     fold_redrive,
     is_full,
+    purge_dead_letters,
     purge_lease,
-    purge_letters,
     read_purged,
     redrive_entries_that_may_go,
 )
@@ -361,8 +361,8 @@ def test_letters_may_be_missing_only_where_they_were_purged() -> None:
     made = Pipeline()
     subjects = [NAMES.dead_letters("process", bucket) for bucket in (0, 1)]
     for subject in [subjects[1], *[subjects[0]] * 5]:
-        made.append(subject, {}, encode_frame(LETTER_SCHEMA.empty_table()))
-    purge_letters(made.log, NAMES, {subjects[0]: 4, subjects[1]: 4})
+        made.append(subject, {}, encode_frame(DEAD_LETTER_SCHEMA.empty_table()))
+    purge_dead_letters(made.log, NAMES, {subjects[0]: 4, subjects[1]: 4})
     assert made.held(DLQ) == [1, 4, 5, 6]
     assert len(list(read_frames(made.log, NAMES))) == 4
     made.log._streams[DLQ].pop(5)
@@ -370,38 +370,38 @@ def test_letters_may_be_missing_only_where_they_were_purged() -> None:
         list(read_frames(made.log, NAMES))
 
 
-def take_letters(made: Pipeline, *frames: int) -> None:
+def take_dead_letters(made: Pipeline, *frames: int) -> None:
     """The first letter of these frames, by one plan, an hour after what was before."""
     made.log.clock.advance(HOUR)
     chain = Chain(made.log, NAMES, REDRIVE_CHAIN, 1)
     chain.open()
     number = chain.state.to or 0
-    letters = tuple((frame, ((0, 0),)) for frame in frames)
-    chain.plan(RedrivePlan(start=number, to=number + 1, action="discard", letters=letters))
+    dead_letters = tuple((frame, ((0, 0),)) for frame in frames)
+    chain.plan(RedrivePlan(start=number, to=number + 1, action="discard", letters=dead_letters))
     chain.done(RedriveDone(start=number, to=number + 1, counts={"discarded": len(frames)}))
 
 
 def kinds(made: Pipeline) -> list[tuple[str, object]]:
     """What the chain of redrive holds, but for who opened it: plans with their frames, and where a `done` ends."""
     chain = (REDRIVE_CHAIN.decode(message) for message in made.log.messages(LEDGER) if message.subject == NAMES.chain(REDRIVE))
-    told = {"plan": lambda entry: [frame for frame, _ in entry.body.letters], "done": lambda entry: entry.body.to}
-    return [(entry.kind, told[entry.kind](entry)) for entry in chain if entry.kind in told]
+    reported = {"plan": lambda entry: [frame for frame, _ in entry.body.letters], "done": lambda entry: entry.body.to}
+    return [(entry.kind, reported[entry.kind](entry)) for entry in chain if entry.kind in reported]
 
 
 def test_a_plan_of_letters_lives_as_long_as_its_letters() -> None:
     made = Pipeline()
     subject = NAMES.dead_letters("process", 0)
     for _ in range(5):
-        made.append(subject, {}, encode_frame(LETTER_SCHEMA.empty_table()))
+        made.append(subject, {}, encode_frame(DEAD_LETTER_SCHEMA.empty_table()))
     for frames in ([1], [2, 4], [3], [5]):
-        take_letters(made, *frames)
+        take_dead_letters(made, *frames)
     fold_redrive(made.log, NAMES, redrive_entries_that_may_go(made.log, NAMES, timedelta(0)))
     assert len(kinds(made)) == 8, "every frame is there"
-    purge_letters(made.log, NAMES, {subject: 4})
+    purge_dead_letters(made.log, NAMES, {subject: 4})
     assert redrive_entries_that_may_go(made.log, NAMES, 10 * HOUR) == 0, "younger than the retention of the streams"
     fold_redrive(made.log, NAMES, redrive_entries_that_may_go(made.log, NAMES, 3 * HOUR))
     assert kinds(made) == [("plan", [2, 4]), ("done", 2), ("plan", [3]), ("done", 3), ("plan", [5]), ("done", 4)]
-    purge_letters(made.log, NAMES, {subject: 5})
+    purge_dead_letters(made.log, NAMES, {subject: 5})
     fold_redrive(made.log, NAMES, redrive_entries_that_may_go(made.log, NAMES, timedelta(0)))
     assert kinds(made) == [("plan", [5]), ("done", 4)]
     assert read_chain(made.log, NAMES, REDRIVE_CHAIN).done.body.totals == {"discarded": 5}

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pipelines.connectors.nats.client import fetch_whole
 from pipelines.dead_letters.redrive import Portion, taken
 from pipelines.errors import RetryableError
-from pipelines.process.dead_letter_rows import LETTER_SCHEMA
+from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.bodies import REDRIVE_CHAIN, RedriveDone, RedrivePlan
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.records import Message
-from pipelines.protocol.redrive import DISCARD, ENTER, Taken, batches, can_enter, count, ranges_of, records_of_letters, rows_of
+from pipelines.protocol.redrive import DISCARD, ENTER, Taken, batches, can_enter, count, ranges_of, records_of_dead_letters, rows_of
 from pipelines.testing import FIRST_INSTANT, MemoryLog
 
 NAMES = Names("orders")
@@ -34,14 +34,14 @@ def test_rows_become_ranges_and_rows_again(rows: np.ndarray) -> None:
 
 
 @given(st.lists(ascending_rows, max_size=8), st.integers(1, 40), st.integers(1, 9))
-def test_portions_hold_each_letter_once_and_are_minimal(rows: list, letters: int, ranges: int) -> None:
+def test_portions_hold_each_letter_once_and_are_minimal(rows: list, dead_letters: int, ranges: int) -> None:
     wanted = [(sequence, found) for sequence, found in enumerate(rows, start=5) if len(found)]
-    portions = list(batches(wanted, letters, ranges))
+    portions = list(batches(wanted, dead_letters, ranges))
     found = [(sequence, row) for places in portions for sequence, listed in places for row in rows_of(listed).tolist()]
     assert found == [(sequence, row) for sequence, listed in wanted for row in listed.tolist()]
     for places in portions:
         # One frame's share of a plan is not cut again: it has at most as many rows as a plan may have ranges.
-        assert count(places) <= max(letters, ranges)
+        assert count(places) <= max(dead_letters, ranges)
         assert sum(len(listed) for _, listed in places) <= ranges
 
 
@@ -57,7 +57,7 @@ def test_states_show_planned_and_repeatedly_rejected_letters() -> None:
     assert taken.states(8, attempts[:2], 6).tolist() == ["open", "open"]
 
 
-def letters() -> pa.Table:
+def dead_letters() -> pa.Table:
     later = FIRST_INSTANT + timedelta(seconds=5)
     row = {
         "key": b"k",
@@ -76,17 +76,19 @@ def letters() -> pa.Table:
         "origin": "4.1",
     }
     oversize = {**row, "_tf_ordinal": 4, "oversize": {"bytes": 10**7, "sha256": b"x"}}
-    return pa.Table.from_pylist([row, oversize], schema=LETTER_SCHEMA)
+    return pa.Table.from_pylist([row, oversize], schema=DEAD_LETTER_SCHEMA)
 
 
 def test_letters_of_two_sources_enter_on_their_own_subjects() -> None:
-    rows = [{**letters().to_pylist()[0], "source": source, "_tf_partition": p} for source, p in [("a", 2), ("b", 2), ("a", 0), ("a", 2)]]
-    found = Portion.of(pa.Table.from_pylist(rows, schema=LETTER_SCHEMA), 10)
-    assert [(str(key), share.places.tolist()) for key, share in found.shares()] == [("a/2", [10, 13]), ("a/0", [12]), ("b/2", [11])]
+    rows = [
+        {**dead_letters().to_pylist()[0], "source": source, "_tf_partition": p} for source, p in [("a", 2), ("b", 2), ("a", 0), ("a", 2)]
+    ]
+    found = Portion.of(pa.Table.from_pylist(rows, schema=DEAD_LETTER_SCHEMA), 10)
+    assert [(str(key), share.ordinals.tolist()) for key, share in found.shares()] == [("a/2", [10, 13]), ("a/0", [12]), ("b/2", [11])]
 
 
 def test_a_reentered_record_keeps_bytes_coordinates_and_history() -> None:
-    record = records_of_letters(letters()).to_pylist()[0]
+    record = records_of_dead_letters(dead_letters()).to_pylist()[0]
     assert record == {
         "key": b"k",
         "value": b"v",
@@ -103,7 +105,7 @@ def test_a_reentered_record_keeps_bytes_coordinates_and_history() -> None:
 
 
 def test_a_letter_with_only_the_head_of_a_record_cannot_enter() -> None:
-    assert can_enter(letters()).tolist() == [True, False]
+    assert can_enter(dead_letters()).tolist() == [True, False]
 
 
 class _LaggingLog(MemoryLog):

@@ -12,9 +12,9 @@ from resources.local.errors import LocalServerError
 from resources.local.kafka.broker import cluster_id, render_properties
 from resources.local.kafka.jars import cache_directory, find_faults, parse_sums, pinned_sums
 from resources.local.nats import render_configuration
-from resources.local.server import Place
+from resources.local.server import Endpoint
 
-PLACE = Place(Path("/homes/my home/servers/x"), 21001, {}, "s3cret")
+ENDPOINT = Endpoint(Path("/homes/my home/servers/x"), 21001, {}, "s3cret")
 
 
 def as_table(properties: str) -> dict[str, str]:
@@ -22,7 +22,7 @@ def as_table(properties: str) -> dict[str, str]:
 
 
 def test_kafka_listens_and_advertises_on_loopback_only() -> None:
-    table = as_table(render_properties(PLACE, PLACE.directory / "data", 21002))
+    table = as_table(render_properties(ENDPOINT, ENDPOINT.directory / "data", 21002))
     assert table["listeners"] == "CLIENT://127.0.0.1:21001,CONTROLLER://127.0.0.1:21002"
     assert table["advertised.listeners"] == "CLIENT://127.0.0.1:21001"
     assert table["controller.quorum.bootstrap.servers"] == "127.0.0.1:21002"
@@ -31,7 +31,7 @@ def test_kafka_listens_and_advertises_on_loopback_only() -> None:
 
 
 def test_every_listener_of_kafka_wants_the_login() -> None:
-    table = as_table(render_properties(PLACE, PLACE.directory / "data", 21002))
+    table = as_table(render_properties(ENDPOINT, ENDPOINT.directory / "data", 21002))
     assert table["listener.security.protocol.map"] == "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT"
     assert table["sasl.enabled.mechanisms"] == "PLAIN"
     for listener in ("client", "controller"):
@@ -40,9 +40,9 @@ def test_every_listener_of_kafka_wants_the_login() -> None:
 
 
 def test_nats_wants_the_login() -> None:
-    text = render_configuration(PLACE)
+    text = render_configuration(ENDPOINT)
     assert 'authorization {\n  user: tallyflow\n  password: "s3cret"\n}' in text
-    assert "s3cret" not in repr(PLACE)
+    assert "s3cret" not in repr(ENDPOINT)
 
 
 def test_the_one_user_of_a_release_without_passwords_gets_one(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_other_users_without_a_password_are_refused(tmp_path: Path, kept: str) -
 
 
 def test_kafka_properties_escape_a_backslash_in_a_path() -> None:
-    assert as_table(render_properties(PLACE, Path("/a\\b"), 1))["log.dirs"] == "/a\\\\b"
+    assert as_table(render_properties(ENDPOINT, Path("/a\\b"), 1))["log.dirs"] == "/a\\\\b"
 
 
 def test_cluster_id_is_read_from_formatted_storage(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_cluster_id_is_read_from_formatted_storage(tmp_path: Path) -> None:
 
 
 def test_nats_stores_before_it_acknowledges_and_is_on_loopback() -> None:
-    text = render_configuration(Place(Path('/a "b"'), 21003, {}, "s3cret"))
+    text = render_configuration(Endpoint(Path('/a "b"'), 21003, {}, "s3cret"))
     assert "sync_interval: always" in text
     assert 'listen: "127.0.0.1:21003"' in text
     assert 'store_dir: "/a \\"b\\"/data"' in text

@@ -46,17 +46,17 @@ def count_runs(offered: Path) -> int:
     return (offered.parent / "runs").read_text().count("run")
 
 
-def fetch(java: Java, told: list[str] | None = None) -> Path:
-    return ensure_jars(java, dict(os.environ), (told if told is not None else []).append, PINS)
+def fetch(java: Java, reported: list[str] | None = None) -> Path:
+    return ensure_jars(java, dict(os.environ), (reported if reported is not None else []).append, PINS)
 
 
 def test_jars_are_fetched_once_with_progress(offered: Path) -> None:
-    told: list[str] = []
-    assert fetch(stand_in(offered), told) == cache_directory()
+    reported: list[str] = []
+    assert fetch(stand_in(offered), reported) == cache_directory()
     assert fetch(stand_in(offered)) == cache_directory()
     assert sorted(path.name for path in cache_directory().iterdir()) == ["one-1.jar", "two-1.jar"]
     assert count_runs(offered) == 1
-    assert told[-1] == "fetching Kafka's jars: 2 of 2"
+    assert reported[-1] == "fetching Kafka's jars: 2 of 2"
 
 
 def test_damaged_jar_is_fetched_again(offered: Path) -> None:

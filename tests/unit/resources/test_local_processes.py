@@ -49,7 +49,7 @@ def test_reused_pid_is_never_signalled(tmp_path: Path, started: list[ProcessIden
     ours.send(signal.SIGKILL)
     ours.stop(timedelta(seconds=5))
     ours.kill()
-    assert not stranger.wait_gone(timedelta(milliseconds=200))
+    assert not stranger.wait_ended(timedelta(milliseconds=200))
 
 
 def test_reused_pid_is_never_signalled_without_descriptors(
@@ -58,7 +58,7 @@ def test_reused_pid_is_never_signalled_without_descriptors(
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     stranger = start(SLEEPER, tmp_path, started)
     ProcessIdentity(stranger.pid, "another-boot/12345").kill()
-    assert not stranger.wait_gone(timedelta(milliseconds=200))
+    assert not stranger.wait_ended(timedelta(milliseconds=200))
     stranger.kill()
     assert not stranger.is_running()
 
@@ -74,7 +74,7 @@ def test_stop_kills_what_ignores_the_polite_signal(tmp_path: Path, started: list
 def test_ended_child_is_not_left_as_a_zombie(tmp_path: Path, started: list[ProcessIdentity]) -> None:
     identity = start(SLEEPER, tmp_path, started)
     os.kill(identity.pid, signal.SIGKILL)
-    assert identity.wait_gone(timedelta(seconds=10))
+    assert identity.wait_ended(timedelta(seconds=10))
     with pytest.raises(ProcessLookupError):
         os.kill(identity.pid, 0)
 

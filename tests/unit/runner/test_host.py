@@ -17,7 +17,7 @@ from pipelines.engine.leg import LegStatus
 from pipelines.errors import HaltError, RetryableError, StateDamagedError
 from pipelines.host import is_of_host, raise_file_limit
 from pipelines.key_store.segments import Entries, Run, RunFacts, write_run
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.runner.queries import FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, RESTARTS_WITHOUT_PROGRESS, Queries
 
@@ -25,7 +25,7 @@ MANY_RUNS = """
 import resource, sys
 from pathlib import Path
 from pipelines.host import raise_file_limit
-from pipelines.key_store.storage import Place
+from pipelines.key_store.storage import Storage
 from pipelines.key_store.segments import Run, RunFacts
 
 soft, hard, needed, directory, name, rows, newest, digest = sys.argv[1:]
@@ -33,7 +33,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), int(hard)))
 if int(needed):
     raise_file_limit(int(needed))
 facts = RunFacts(name, int(rows), int(newest), digest)
-held = [Run.open(Place.local(Path(directory)), facts) for _ in range(18 * 64)]
+held = [Run.open(Storage.local(Path(directory)), facts) for _ in range(18 * 64)]
 print(len(held))
 """
 
@@ -43,27 +43,27 @@ def entries(count: int) -> Entries:
     return Entries(hashes, hashes, hashes.astype(np.int64), hashes, hashes.astype(np.uint32))
 
 
-def opened(place: Place, facts: RunFacts, soft: int, hard: int, needed: int) -> subprocess.CompletedProcess[str]:
+def opened(storage: Storage, facts: RunFacts, soft: int, hard: int, needed: int) -> subprocess.CompletedProcess[str]:
     """18 runs of each of 64 buckets in a process with these limits of files."""
     limits = [str(number) for number in (soft, hard, needed)]
-    run = [place.path, *(str(part) for part in facts)]
+    run = [storage.path, *(str(part) for part in facts)]
     return subprocess.run([sys.executable, "-c", MANY_RUNS, *limits, *run], capture_output=True, text=True, check=False)
 
 
 def test_the_soft_limit_of_files_does_not_bind(tmp_path: Path) -> None:
-    place = Place.local(tmp_path)
-    facts = write_run(place, "run", entries(10))
-    assert opened(place, facts, soft=1024, hard=4096, needed=2000).stdout == "1152\n"
-    without = opened(place, facts, soft=1024, hard=4096, needed=0).stderr
+    storage = Storage.local(tmp_path)
+    facts = write_run(storage, "run", entries(10))
+    assert opened(storage, facts, soft=1024, hard=4096, needed=2000).stdout == "1152\n"
+    without = opened(storage, facts, soft=1024, hard=4096, needed=0).stderr
     assert "RetryableError: reaching the key store at" in without
     assert "this process may open no more files: raise its limit (LimitNOFILE= of the service" in without
     assert "rebuild" not in without
 
 
 def test_a_hard_limit_that_is_too_low_is_refused_first(tmp_path: Path) -> None:
-    place = Place.local(tmp_path)
-    facts = write_run(place, "run", entries(10))
-    found = opened(place, facts, soft=256, hard=1024, needed=1792)
+    storage = Storage.local(tmp_path)
+    facts = write_run(storage, "run", entries(10))
+    found = opened(storage, facts, soft=256, hard=1024, needed=1792)
     assert "HaltError: starting on this host: a process may open 1024 files here, this pipeline needs 1792" in found.stderr
     assert found.stdout == ""
 
@@ -76,7 +76,7 @@ def test_a_limit_is_never_lowered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "expected", "said"),
+    ("number", "expected", "answer"),
     [
         (errno.EMFILE, RetryableError, "LimitNOFILE"),
         (errno.ENFILE, RetryableError, "fs.file-max"),
@@ -88,31 +88,31 @@ def test_a_limit_is_never_lowered() -> None:
     ],
 )
 def test_an_error_of_this_host_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[Exception], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[Exception], answer: str
 ) -> None:
-    place = Place.local(tmp_path)
-    facts = write_run(place, "run", entries(10))
+    storage = Storage.local(tmp_path)
+    facts = write_run(storage, "run", entries(10))
 
     def refused(*_: object, **__: object) -> object:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "open", refused)
-    with pytest.raises(expected, match=said) as caught:
-        KeyedStore(place).open([facts])
+    with pytest.raises(expected, match=answer) as caught:
+        KeyedStore(storage).open([facts])
     assert not isinstance(caught.value, StateDamagedError)
     assert "rebuild" not in str(caught.value)
 
 
 def test_a_run_that_is_missing_or_cut_is_damage(tmp_path: Path) -> None:
-    place = Place.local(tmp_path)
-    facts = write_run(place, "run", entries(10))
+    storage = Storage.local(tmp_path)
+    facts = write_run(storage, "run", entries(10))
     for content in (b"", b"ARROW1"):
         (tmp_path / "run").write_bytes(content)
         with pytest.raises(StateDamagedError, match="rebuild-state"):
-            Run.open(place, facts)
+            Run.open(storage, facts)
     (tmp_path / "run").unlink()
     with pytest.raises(StateDamagedError, match="rebuild-state"):
-        Run.open(place, facts)
+        Run.open(storage, facts)
 
 
 @pytest.mark.parametrize(
@@ -150,16 +150,16 @@ class Started(Queries):
         self._running[leg.name] = SimpleNamespace(isActive=False, exception=lambda: self.error, status={"message": ""})
 
 
-def leg_of(told: list[str]) -> tuple[Started, SimpleNamespace, SimpleNamespace]:
+def leg_of(reported: list[str]) -> tuple[Started, SimpleNamespace, SimpleNamespace]:
     clock = SimpleNamespace(now=0.0)
     chain = SimpleNamespace(open=lambda: None)
     leg = SimpleNamespace(name="process", status=LegStatus(), failure=None, chain=chain, patiently=lambda attempt: attempt())
-    return Started(None, Path("run/run.json"), {"process": leg}, {}, told.append, lambda: clock.now), leg, clock
+    return Started(None, Path("run/run.json"), {"process": leg}, {}, reported.append, lambda: clock.now), leg, clock
 
 
 def test_a_full_disk_below_spark_is_waited_for_never_a_halt() -> None:
-    told: list[str] = []
-    queries, leg, clock = leg_of(told)
+    reported: list[str] = []
+    queries, leg, clock = leg_of(reported)
     queries._start(leg)
     for _ in range(400):
         queries.look()

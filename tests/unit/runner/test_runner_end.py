@@ -14,18 +14,20 @@ from pipelines.runner.runner import Runner, RunOptions
 @pytest.mark.parametrize("failing", ["stop", "close", "release"])
 def test_a_failed_step_of_the_end_stops_no_other_step(failing: str, tmp_path: Path) -> None:
     made: list[str] = []
-    told: list[str] = []
+    reported: list[str] = []
 
     def step(name: str) -> None:
         made.append(name)
         if name == failing:
             raise RetryableError("NATS did not answer")
 
-    runner = Runner(parse(EXAMPLE, name="example", environment={}), EXAMPLE, tmp_path, RunOptions(), lambda *pipeline: None, told.append)
+    runner = Runner(
+        parse(EXAMPLE, name="example", environment={}), EXAMPLE, tmp_path, RunOptions(), lambda *pipeline: None, reported.append
+    )
     runner.legs = {"ingest": SimpleNamespace(failure=None, status=SimpleNamespace(state="running"), close=lambda: step("close"))}
     runner.leases = {"ingest": SimpleNamespace(release=lambda: step("release"))}
     runner.log = SimpleNamespace(close=lambda: step("log"))
     runner._shut_down(None, SimpleNamespace(stop=lambda: step("stop")))
     assert made == ["stop", "close", "release", "log"]
-    assert told == ["while stopping: RetryableError: NATS did not answer"]
+    assert reported == ["while stopping: RetryableError: NATS did not answer"]
     assert runner.stop_requested.is_set()

@@ -6,18 +6,18 @@ from pipelines.control.control import together
 
 
 def snapshot(legs: list[str], lag: dict[str, int], uptime: float, healthy: bool = True) -> dict[str, Any]:
-    said = {name: {"state": "running"} for name in legs}
+    answer = {name: {"state": "running"} for name in legs}
     streams = {role: {"bytes": 7} for leg, role in (("process", "raw"), ("sink", "out")) if leg in legs}
-    told = {"streams": streams, "purge_failure": ""}
+    reported = {"streams": streams, "purge_failure": ""}
     return {
         "pipeline": "orders",
         "ready": True,
         "healthy": healthy,
         "at": 1000.0,
         "uptime_seconds": uptime,
-        "legs": said,
+        "legs": answer,
         "lag": lag,
-        **told,
+        **reported,
     }
 
 

@@ -112,9 +112,9 @@ def test_what_a_frame_takes_is_told_without_decoding_it(texts: list[str], is_com
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4" if is_compressed else None)) as writer:
         writer.write_table(table)
-    told = declared_bytes(out.getvalue().to_pybytes())
+    reported = declared_bytes(out.getvalue().to_pybytes())
     # Uncompressed, bitmaps and offsets are padded.
-    assert table.nbytes - 64 <= told <= table.nbytes + 64 * 8
+    assert table.nbytes - 64 <= reported <= table.nbytes + 64 * 8
 
 
 @pytest.mark.parametrize("payload", [b"garbage" * 10, encode_frame(pa.table({"id": [1]}))[:200]])

@@ -10,7 +10,7 @@ from support.dedup_case import check_event_times, check_first_of_keys, keyed_by,
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
 from pipelines.errors import HaltError
-from pipelines.process import rejection_limit as breaker
+from pipelines.process import rejection_limit as rejection_limit
 from pipelines.protocol.tally import tally
 from pipelines.testing import SINGLE
 
@@ -52,9 +52,9 @@ def test_a_broken_mapping_stops_before_its_first_letter(case: PipelineCase, way:
     for _ in range(2):
         with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %.*parse: wrong_type of id.*offset.*--accept"):
             case.warm_run(**way)
-        assert (case.letters(), case.count(), is_open(case)) == ([], 0, True)
+        assert (case.dead_letters(), case.count(), is_open(case)) == ([], 0, True)
     case.warm_run(accept=True, **way)
-    assert (len(case.letters()), case.count()) == (5000, 0)
+    assert (len(case.dead_letters()), case.count()) == (5000, 0)
     case.check()
     case.send(good(range(100)))
     case.warm_run(**way)
@@ -73,16 +73,16 @@ def test_a_mended_file_still_needs_accept_for_earlier_plans(case: PipelineCase) 
     for _ in range(2):
         with pytest.raises(HaltError, match=r"2,000 of 2,000 records.*planned before the file was edited"):
             case.run_in_turn()
-        assert (case.letters(), case.count(), is_open(case)) == ([], 0, True)
+        assert (case.dead_letters(), case.count(), is_open(case)) == ([], 0, True)
     # The edited file fits the first records behind the plan, and not the others.
     with pytest.raises(HaltError, match=r"1,500 of 2,000 records.*already planned"):
         case.run_in_turn(accept=True)
-    assert (len(case.letters()), case.count()) == (2000, 0)
+    assert (len(case.dead_letters()), case.count()) == (2000, 0)
     case.run_in_turn(accept=True)
-    assert (len(case.letters()), case.count()) == (3500, 500)
-    assert Counter(letter["config_version"] for letter in case.letters()).most_common() == [
-        (case.letters()[0]["config_version"], 2000),
-        (case.letters()[-1]["config_version"], 1500),
+    assert (len(case.dead_letters()), case.count()) == (3500, 500)
+    assert Counter(dead_letter["config_version"] for dead_letter in case.dead_letters()).most_common() == [
+        (case.dead_letters()[0]["config_version"], 2000),
+        (case.dead_letters()[-1]["config_version"], 1500),
     ]
 
 
@@ -92,7 +92,7 @@ def test_with_dedup_the_breaker_is_asked_before_the_exchange(case: PipelineCase,
     case.send([*[b"{"] * 2000, *good(range(3000))])
     with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %"):
         case.warm_run(**way)
-    assert (case.letters(), case.count()) == ([], 0)
+    assert (case.dead_letters(), case.count()) == ([], 0)
     case.warm_run(accept=True, **way)
     assert check_first_of_keys(case) == {"row": 3000, "letter": 2000}
 
@@ -111,14 +111,14 @@ def test_records_that_are_late_are_judged_behind_the_exchange(case: PipelineCase
     with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %.*dedup: late of at: at lies before the watermark"):
         case.run_in_turn(**way)
     # A bucket's share of a plan may be fewer than 1,000 rows; each worker process counts for itself.
-    assert len(case.letters()) < 5000
+    assert len(case.dead_letters()) < 5000
     assert is_open(case)
     case.warm_run(accept=True, **way)
     assert check_event_times(case, 3600, 0) == {"row": 10, "late": 10_000}
 
 
 def test_batches_at_a_low_rate_add_up_until_enough_are_seen(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "MIN_RECORDS", 200)
+    monkeypatch.setattr(rejection_limit, "MIN_RECORDS", 200)
     case.create_topic()
     case.warm_run()
     runner = case.warm_runner(until_caught_up=False)
@@ -126,14 +126,14 @@ def test_batches_at_a_low_rate_add_up_until_enough_are_seen(case: PipelineCase, 
     for batch in range(4):
         case.send(of_wrong_type(range(50 * batch, 50 * batch + 50)))
         if batch < 3:
-            wait_until(lambda: len(case.letters()) == 50 * batch + 50, "the batch's dead letters")  # noqa: B023
+            wait_until(lambda: len(case.dead_letters()) == 50 * batch + 50, "the batch's dead letters")  # noqa: B023
     wait_until(lambda: runner.legs["process"].failure, "a halt")
     assert "200 of 200 records were rejected for one cause" in runner.legs["process"].status.message
-    assert 150 <= len(case.letters()) < 200, "the last 50 may have come in two batches"
+    assert 150 <= len(case.dead_letters()) < 200, "the last 50 may have come in two batches"
     runner.request_stop()
     running.join()
     case.warm_run(accept=True)
-    assert len(case.letters()) == 200
+    assert len(case.dead_letters()) == 200
     case.check()
 
 
@@ -141,7 +141,7 @@ def test_fewer_than_the_limit_are_ordinary_dead_letters(case: PipelineCase) -> N
     case.create_topic(1)
     case.send([*of_wrong_type(range(200)), *good(range(800))], partitions=1)
     case.warm_run()
-    assert (len(case.letters()), case.count()) == (200, 800)
+    assert (len(case.dead_letters()), case.count()) == (200, 800)
     case.check()
 
 
@@ -153,7 +153,7 @@ def test_the_command_takes_accept(case: PipelineCase) -> None:
     assert "tallyflow run FILE --accept" in stopped.stderr
     accepted = case.invoke("run", str(case.file), "--until-caught-up", "--accept")
     assert accepted.exit_code == 0, accepted.stderr
-    assert len(case.letters()) == 1500
+    assert len(case.dead_letters()) == 1500
     case.check()
 
 
@@ -163,7 +163,7 @@ def test_the_command_takes_accept(case: PipelineCase) -> None:
 @pytest.fixture
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """To judge by: each row that is refused takes inserts of its own to be found."""
-    monkeypatch.setattr(breaker, "MIN_RECORDS", 100)
+    monkeypatch.setattr(rejection_limit, "MIN_RECORDS", 100)
 
 
 def refuse_from(case: PipelineCase, first: int) -> None:
@@ -178,9 +178,9 @@ def test_a_table_refusing_a_fifth_of_a_chunk_stops_the_sink(case: PipelineCase) 
     case.send_events(100, partitions=1)
     with pytest.raises(HaltError, match=r"21 of 100 records were rejected for one cause.*sink: refused.*offset"):
         case.warm_run()
-    assert case.letters() == []
+    assert case.dead_letters() == []
     case.warm_run(accept=True)
-    assert (len(case.letters()), case.count()) == (22, 78)
+    assert (len(case.dead_letters()), case.count()) == (22, 78)
     case.check()
 
 
@@ -192,7 +192,7 @@ def test_a_mended_table_takes_the_undecided_rows(case: PipelineCase) -> None:
         case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
     case.warm_run()
-    assert (len(case.letters()), case.count()) == (20, 80)
+    assert (len(case.dead_letters()), case.count()) == (20, 80)
     case.check()
 
 
@@ -207,10 +207,10 @@ def test_rejected_halt_stops_at_one_record_until_changed_back(case: PipelineCase
     for _ in range(2):
         with pytest.raises(HaltError, match=place):
             case.warm_run(**way)
-        assert (case.letters(), is_open(case)) == ([], True)
+        assert (case.dead_letters(), is_open(case)) == ([], True)
     case.write_file()
     case.warm_run(**way)
-    assert (len(case.letters()), case.count()) == (2, 18)
+    assert (len(case.dead_letters()), case.count()) == (2, 18)
     case.check()
 
 
@@ -228,7 +228,7 @@ def test_with_dedup_rejected_halt_stops_before_the_exchange(case: PipelineCase, 
     # All in one batch: good records of an earlier one would be in the table, rightly.
     with pytest.raises(HaltError, match="stopping at a rejected record"):
         case.run_in_turn(**IN_TASKS)
-    assert (case.letters(), case.count()) == ([], 0)
+    assert (case.dead_letters(), case.count()) == ([], 0)
     case.write_file(keyed_by("id"))
     case.warm_run(**IN_TASKS)
     assert check_first_of_keys(case) == {"row": 50, "letter": 1}
@@ -251,7 +251,7 @@ def test_a_mended_mapping_goes_on_while_rejections_still_halt(case: PipelineCase
     case.write_file(mended)
     case.send(of_wrong_type(range(8, 12)), partitions=1)
     case.warm_run()
-    kept = Counter(le["_tf_offset"] for le in case.letters())
+    kept = Counter(le["_tf_offset"] for le in case.dead_letters())
     assert kept == Counter(range(5, 8)), "the range that was planned before is finished as it was planned"
     assert case.client().query(f"SELECT name_of_id FROM {case.table} WHERE _tf_offset >= 8 ORDER BY _tf_offset").result_rows == [
         ("8",),
@@ -268,10 +268,10 @@ def test_rejected_halt_stops_at_a_refused_row_until_mended(case: PipelineCase) -
     for _ in range(2):
         with pytest.raises(HaltError, match=rf"{case.topic} partition 0 offset 40 .*sink: refused: ClickHouse error 469"):
             case.warm_run()
-        assert (case.letters(), is_open(case, "sink")) == ([], True)
+        assert (case.dead_letters(), is_open(case, "sink")) == ([], True)
     case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
     case.warm_run()
-    assert (case.letters(), case.count()) == ([], 50)
+    assert (case.dead_letters(), case.count()) == ([], 50)
     case.check()
 
 
@@ -283,10 +283,10 @@ def test_a_code_overridden_to_halt_may_be_a_record_again(case: PipelineCase) -> 
     case.send_events(20, partitions=1)
     with pytest.raises(HaltError, match="ClickHouse error 675"):
         case.warm_run()
-    assert case.letters() == []
+    assert case.dead_letters() == []
     case.write_file(lambda document: document.update({"on_error": {"clickhouse": {"CANNOT_PARSE_IPV4": "record"}}}))
     case.warm_run()
-    assert [letter["_tf_offset"] for letter in case.letters()] == [7]
+    assert [dead_letter["_tf_offset"] for dead_letter in case.dead_letters()] == [7]
     case.check()
 
 
@@ -296,10 +296,10 @@ def test_a_code_of_class_record_may_be_overridden_to_halt(case: PipelineCase) ->
     case.send_events(20, partitions=1)
     with pytest.raises(HaltError, match="ClickHouse error 469"):
         case.warm_run()
-    assert (case.letters(), case.count()) == ([], 0)
+    assert (case.dead_letters(), case.count()) == ([], 0)
     case.write_file()
     case.warm_run()
-    assert (len(case.letters()), case.count()) == (10, 10)
+    assert (len(case.dead_letters()), case.count()) == (10, 10)
     case.check()
 
 
@@ -313,5 +313,5 @@ def test_a_code_of_clickhouse_that_is_a_record_may_be_waited_for(case: PipelineC
     wait_until(lambda: status.state == "waiting" and "ClickHouse error 469 (VIOLATED_CONSTRAINT)" in status.message, "a waiting sink")
     case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
     running.join(PATIENCE_SECONDS)
-    assert (case.letters(), case.count()) == ([], 20)
+    assert (case.dead_letters(), case.count()) == ([], 20)
     case.check()

@@ -1,3 +1,0 @@
--- The records of which the reference says whether they are copies.
-CREATE VIEW judged AS
-SELECT position, key, at_us FROM parsed WHERE stage IS NULL AND NOT is_past AND position >= $first_judged
