@@ -174,6 +174,7 @@ class _SourceRangeReader(_RangeReader):
         if self._source is None:
             from pipelines.connectors.sources import open_source
             from pipelines.engine.run_spec import load_run
+            from pipelines.protocol.topology import LegId
 
             config = load_run(self._options["run"]).config
             self._source = open_source(config, config.topology.file_id(LegId.parse(self._options["leg"])))

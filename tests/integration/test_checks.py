@@ -406,7 +406,7 @@ def test_many_dead_letters_are_told(case: PipelineCase) -> None:
     case.send_events(60, bad_every=20)
     case.warm_run()
     assert red(case) == {"dead_letters"}
-    assert "3 of 60 records are dead letters (5.00 %)" in look(case, "dead_letters")["dead_letters"].message
+    assert "3 of 60 records are open dead letters (5.00 %)" in look(case, "dead_letters")["dead_letters"].message
 
 
 def test_a_period_ends_now_by_the_clock_of_nats(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase) -> None:
     case.send_events(300)
     reported: list[str] = []
     runner = case.warm_runner(connect_seconds=120)
-    runner._tell = reported.append
+    runner._announce = reported.append
     servers = [case.stack.server(name) for name in ("kafka", "nats", "clickhouse")]
     try:
         for server in servers:
