@@ -165,6 +165,8 @@ def test_rows_from_before_a_rename_need_a_table_with_positions(done: PipelineCas
     done.client().command(f"ALTER TABLE {done.table} RENAME COLUMN name TO title")
     done.write_file(with_title)
     before = everything(done)
-    with pytest.raises(HaltError, match="its columns differ from those that the rows were made for: the table has no column 'name', the rows hold String"):
+    with pytest.raises(
+        HaltError, match="its columns differ from those that the rows were made for: the table has no column 'name', the rows hold String"
+    ):
         repaired(done)
     assert everything(done) == before

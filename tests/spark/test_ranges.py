@@ -103,14 +103,17 @@ def test_stream_ranges_cover_the_frozen_end_within_the_limit(case: PipelineCase,
     assert [stop - start for ((_, start, stop),) in batches[:-1]] == [10] * (len(batches) - 1)
 
 
-@pytest.mark.parametrize("source", ["tallyflow_source", "tallyflow_stream"])
-def test_nothing_new_is_no_batch_however_many_partitions(case: PipelineCase, session: SparkSession, tmp_path: Path, source: str) -> None:
+@pytest.mark.parametrize("leg", ["ingest", "process"])
+def test_nothing_new_is_no_batch_however_many_partitions(case: PipelineCase, session: SparkSession, tmp_path: Path, leg: str) -> None:
     case.create_topic(12)
     case.send_events(1200, partitions=12)
     case.warm_run(legs=("ingest",))
-    start = ",".join(f"{p}:{100 if p < 11 else 99}" for p in range(12)) if "kafka" in source else f"sequence:{raw_end(case) - 1}"
+    if leg == "ingest":
+        source, start = "tallyflow_source", ",".join(f"{p}:{100 if p < 11 else 99}" for p in range(12))
+    else:
+        source, start = "tallyflow_stream", f"sequence:{raw_end(case) - 1}"
     seen: list[int] = []
-    frame = session.readStream.format(source).options(run=run_file(case), start=start, leg="process").load()
+    frame = session.readStream.format(source).options(run=run_file(case), start=start, leg=leg).load()
     query = (
         frame.writeStream.foreachBatch(lambda _, number: seen.append(number)).option("checkpointLocation", str(tmp_path / "query")).start()
     )
