@@ -59,7 +59,8 @@ def raw_that_may_go(frames: Sequence[Message], processed: int, ingested: int) ->
     """Return the sequence below which frames of one raw subject, in order, may be purged.
 
     Frames stay that their bucket's lane has not processed, or that ingest might read back (offsets from its state's `to` on), and the last
-    one: it is the resume point of its subject.
+    one: it is the resume point of its subject. `processed` is the end of a state, and whoever writes one has fenced its outputs when it
+    opened the chain: an earlier attempt that reads on behind the gap would not know the keys of what is gone, and append other rows.
     """
     for message in frames[:-1]:
         if message.sequence > processed or int(message.headers[HEADER_LAST]) >= ingested:
@@ -96,15 +97,18 @@ def first_layout(buckets: int) -> Layout:
 def next_assignment(before: Assignment | None, wishes: Wishes, facts: Facts, partitions: Collection[int]) -> Assignment:
     """Return the assignment of the next epoch.
 
-    Another number of buckets takes two of them: the first closes the layout, the second follows when all is drained.
+    Another number of buckets takes two of them: the first closes the layout, the second follows when all is drained. The first waits until
+    every bucket of the layout has a sink lane: no later generation would know a bucket that only this layout had.
     """
     number = before.to if before else 0
     layout = before.layout if before else first_layout(wishes.buckets)
-    is_draining = before is not None and (before.is_draining or layout.buckets != wishes.buckets)
-    if before is not None and before.is_draining and facts.drained is not None:
+    is_draining = before is not None and before.is_draining
+    if is_draining and facts.drained is not None:
         layout = Layout(layout.number + 1, wishes.buckets, facts.drained, facts.segments)
         is_draining = False
     generation = _generation(before.generation if before else None, layout, wishes.groups, facts.has_begun)
+    if layout.buckets != wishes.buckets and has_sink_lanes(generation, layout):
+        is_draining = True
     lanes = [
         *(f"ingest.{partition}" for partition in sorted(partitions)),
         *(f"process.{bucket}" for bucket in range(layout.buckets)),
@@ -132,6 +136,11 @@ def _generation(before: Generation | None, layout: Layout, groups: int, has_begu
     if before.groups == wanted or not has_begun:
         return before
     return Generation(before.number + 1, wanted, before.groups)
+
+
+def has_sink_lanes(generation: Generation, layout: Layout) -> bool:
+    """Return whether every bucket of a layout belongs to a group of the sink lanes."""
+    return {bucket for group in generation.groups for bucket in group}.issuperset(range(layout.buckets))
 
 
 def closer_of(generation: Generation, old: int) -> int:

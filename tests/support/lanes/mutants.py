@@ -23,7 +23,7 @@ from support.lanes.world import LaneWorld
 
 Patch = pytest.MonkeyPatch
 PUBLISH, FETCH, POLL, INSERT, STEP = LaneLog.publish, LaneLog.fetch, IngestLane._poll, SinkLane._insert, ProcessLane.step
-ROWS, FENCE, HELD = ProcessLane._append, LaneWriter.fence, IngestLane._publish
+ROWS, FENCE, HELD, EXCLUDE = ProcessLane._append, LaneWriter.fence, IngestLane._publish, ProcessLane._exclude
 
 
 def opens_without_looking_at_the_epoch(patch: Patch) -> None:
@@ -244,6 +244,19 @@ def skips_without_a_fence(patch: Patch) -> None:
     patch.setattr(IngestLane, "_skip", unfenced)
 
 
+def excludes_earlier_attempts_only_to_switch(patch: Patch) -> None:
+    def exclude(self: ProcessLane) -> list[Position | None]:
+        before = self.chain.state.done
+        switches = before is not None and rules.last_config(before.body) != self._assignment.config
+        return EXCLUDE(self) if switches else []
+
+    patch.setattr(ProcessLane, "_exclude", exclude)
+
+
+def closes_a_layout_without_sink_lanes(patch: Patch) -> None:
+    patch.setattr(rules, "has_sink_lanes", lambda generation, layout: True)
+
+
 COMMON: list[Callable[[Patch], None]] = [
     opens_without_looking_at_the_epoch,
     *(partial(publishes_wherever_the_subject_ends, part=part) for part in ("raw.", "out.", "dlq.process", "ledger.process", "ledger.sink")),
@@ -276,6 +289,11 @@ RARE: list[Callable[[Patch], None]] = [
     skips_without_a_fence,
 ]
 """Found within 6,000."""
+WRITTEN: dict[str, Callable[[Patch], None]] = {
+    "an_earlier_attempt_reads_on_behind_a_purge": excludes_earlier_attempts_only_to_switch,
+    "a_layout_is_over_before_its_buckets_have_sink_lanes": closes_a_layout_without_sink_lanes,
+}
+"""Found by a written-out history (histories.py) of that name: a random one in 8,000 finds the first, one in 66,000 the second."""
 
 
 def name_of(mutant: Callable[[Patch], None]) -> str:

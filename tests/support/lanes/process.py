@@ -41,6 +41,7 @@ class ProcessLane:
 
     def open(self) -> bool:
         self.chain.open()
+        ends = self._exclude()
         layout = self._layout
         if self.chain.state.done is None:
             segments = Segments(layout.segments, is_full=True)
@@ -51,13 +52,16 @@ class ProcessLane:
         elif self.chain.body.layout < layout.number:
             self._enter_layout()
         if rules.last_config(self.chain.body) != self._assignment.config:
-            ends = [writer.fence().position for writer in (self._rows, self._letters)]
             self.chain.advance(rules.switched(self.chain.body, self._assignment.config, [end.sequence for end in ends if end]))
         self._live = list(live_segments(self._log, NAMES, self._kind, self.chain.state))
         self._seen = set().union(*(self._world.segments.read(self._process, name) for name in self._live))
         self._new: set[str] = set()
         self._to, self._counts = self.chain.body.to, dict.fromkeys(("rows_in", "rows_out", "rows_rejected", "duplicates"), 0)
         return True
+
+    def _exclude(self) -> list[Position | None]:
+        """Excludes earlier attempts before the first state: what it states may be purged, and they would judge the rest without it."""
+        return [writer.fence().position for writer in (self._rows, self._letters)]
 
     def _enter_layout(self) -> None:
         """Goes on behind the layout before, with the segments of all its buckets: a key's may be any of them."""

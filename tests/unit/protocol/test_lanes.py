@@ -135,6 +135,19 @@ def test_groups_change_once_the_ones_before_have_begun() -> None:
     assert closer_of(after.generation, 0) == 0
 
 
+def test_a_layout_stays_until_its_buckets_have_sink_lanes() -> None:
+    before = next_assignment(None, FIRST, Facts(None, False), [0])
+    more = Wishes("c1", 3, 1, 1)
+    after = next_assignment(next_assignment(before, more, Facts(None, False), [0]), more, Facts(70, False), [0])
+    assert (after.layout.buckets, after.generation.groups) == (3, ((0, 1),))
+    waiting = next_assignment(after, FIRST, Facts(None, False), [0])
+    assert (waiting.is_draining, waiting.layout) == (False, after.layout)
+    draining = next_assignment(waiting, FIRST, Facts(None, True), [0])
+    assert (draining.is_draining, draining.generation.groups) == (True, ((0, 1, 2),))
+    last = next_assignment(draining, FIRST, Facts(90, True), [0])
+    assert (last.layout.buckets, last.generation.groups) == (2, ((0, 1, 2),))
+
+
 def chain(log: MemoryLog, epoch: int) -> LaneChain[ProcessState]:
     made: LaneChain[ProcessState] = LaneChain(log, NAMES, process_chain(0), epoch)
     made.open()

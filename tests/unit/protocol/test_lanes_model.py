@@ -20,6 +20,11 @@ What was decided
   about to change (configuration, expired offsets passed over, another layout), whoever decides first puts a *fence* on every output: an
   empty frame that repeats the last position. It is put even behind a frame of one's own, because of publishes of one's own still under
   way.
+- **A process lane fences whenever it opens**, before its first state, for a purge changes the answer, too. One attempt wrote the row of a
+  key and died without a state; a second opened and stood still; a third found the row there, stated it, met the key again, a duplicate,
+  and stated that. It had appended nothing, so no output bore its epoch. Raw was purged up to its state but for the last frame. The second
+  went on, read that frame only, took its key for a new one and appended a row. Nobody sees a gap: the numbers of a stream that others
+  share have gaps anyway. Two empty frames for a lane and epoch, where reading one's chain before each publish would cost one call each.
 - **Ingest resumes without an entry per poll.** A frame carries `Tf-Base` (every record of the partition below it stands on its subject)
   and `Tf-Base-Rows` (how many). The next poll is published when all subjects of the last one have acknowledged, so the largest base of
   any tail, or the chain's state if that is further, is where to go on; each subject then leaves out what it holds. The largest last
@@ -32,6 +37,11 @@ What was decided
   end of raw, the next assignment names the layout, since which sequence, and all segments of the old buckets, with which each new bucket
   begins. Frames name their layout: an earlier attempt that meets a later one stops, for it would judge by a store of another cut. A lane
   deletes only segments of its own bucket and layout: the others share the rest.
+- **No layout is closed before each of its buckets has a sink lane.** A generation follows once every lane of the one before has begun,
+  which waits for the table. So a layout of three buckets could follow one of two under the generation of two, write rows to the third, and
+  give way to a layout of two again: the next generation had the buckets of the one before and of the newest layout, and nobody ever read
+  the third. The change waits, rather than the layout that is drained: ingest stands still while a layout drains, and must not wait for a
+  table.
 - **Sink.** The token is made of positions and digest. Several lanes share the table's window of tokens: a chunk whose outcome is unknown
   is sent again only while few tokens can have passed since its entry (its time says so), and else settled by reading its positions.
 - **Ledger entries** at 1,000 events/s, 4 partitions, 8 buckets, chunks each 100 ms: ingest 0.4/s, process 8/s, sink 10/s (a state
@@ -48,7 +58,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.lanes.mutants import COMMON, RARE, Patch, name_of
+from support.lanes import histories
+from support.lanes.mutants import COMMON, RARE, WRITTEN, Patch, name_of
 from support.lanes.world import Driver, LaneWorld
 from support.protocol_outside import Actor
 
@@ -159,6 +170,18 @@ def test_lanes_without_one_protection_are_found(mutant: Callable[[Patch], None],
 def test_lanes_are_found_that_seldom_miss_a_protection(mutant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
     assert found_within(6000)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_written_out_history_is_accounted_for(name: str) -> None:
+    getattr(histories, name)()
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_written_out_history_finds_its_protection(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    WRITTEN[name](monkeypatch)
+    with pytest.raises(AssertionError, match=r"[1-9]\d*} (too many|missing)"):
+        getattr(histories, name)()
 
 
 def short_history(kind: str = "", call: int = 0) -> int:
