@@ -61,20 +61,20 @@ def test_a_first_day(deployment: Deployment, page: Page) -> None:
     page.open(*TABLE, view="overview")
     page.wait_for("Row count")
 
-    check_page(page, "records are dead letters (0.")
+    check_page(page, "records are open dead letters (0.")
     assert "Failed" not in page.text
     page.picture("checks")
 
     deployment.ask("ALTER TABLE orders ADD CONSTRAINT no_snacks CHECK price > 8")
     assert deployment.tallyflow("produce", ORDERS, "--count", "3000", "--seed", "2").returncode == 0
     wait_until(lambda: is_caught_up(deployment), "judged orders")
-    check_page(page, "Failed", "records are dead letters (1.")
+    check_page(page, "Failed", "records are open dead letters (1.")
     page.picture("checks_red")
 
     deployment.ask("ALTER TABLE orders DROP CONSTRAINT no_snacks")
     launch(page, "reprocess_dead_letters", "      everything: true\n")
     wait_until(lambda: is_caught_up(deployment), "letters that entered again")
-    check_page(page, "records are dead letters (0.")
+    check_page(page, "records are open dead letters (0.")
     assert "Failed" not in page.text
     assert "Unsynced" not in page.text
     page.picture("healed")
