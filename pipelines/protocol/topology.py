@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pipelines.protocol import outcomes
 from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import ChainType
-from pipelines.protocol.naming import REDRIVE, leg_token, leg_token_text, role_token, subject_token
+from pipelines.protocol.naming import REDRIVE, leg_token, leg_token_text, role_token, source_of_subject
 
 T = TypeVar("T")
 RAW, OUT = "raw", "out"
@@ -185,7 +185,10 @@ class Topology:
 
     def ingest(self, source_id: str) -> LegId:
         """Return the ingest leg that reads a source. Raise ValueError for an id of no source."""
-        return self.ingests[list(self.sources.values()).index(source_id)]
+        for leg in self.ingests:
+            if self.file_id(leg) == source_id:
+                return leg
+        raise ValueError(f"no source of this pipeline has the id {source_id!r}")
 
     @property
     def process(self) -> LegId:
@@ -263,11 +266,7 @@ class Topology:
         """Return the leg that writes a raw subject. Raise ValueError for a subject of no source of this pipeline."""
         if len(self.ingests) == 1:
             return self.ingests[0]
-        token = raw_subject.split(".")[3]
-        for leg in self.ingests:
-            if subject_token(self.file_id(leg)) == token:
-                return leg
-        raise ValueError(f"no source of this pipeline writes {raw_subject}")
+        return self.ingest(source_of_subject(raw_subject))
 
 
 def chain_of(leg: str) -> ChainType[Any, Any]:
