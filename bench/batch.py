@@ -15,7 +15,7 @@ from bench.pipeline import MeasuredPipeline
 from bench.processes import PIPELINE_GROUPS, Meter
 from pipelines.config import parse
 from pipelines.connectors.nats.client import JetStream
-from pipelines.engine.execute import Tasks
+from pipelines.engine.execute import batch_tasks
 from pipelines.engine.run_spec import RunSpec
 from pipelines.engine.session import build_session
 from pipelines.maintenance.inspect import KeyState
@@ -65,7 +65,7 @@ def _compared(pipeline: MeasuredPipeline) -> Iterator[Batch]:
     session = build_session("bench", Path(pipeline.directory) / "batch")
     yield Batch("session", time.monotonic() - begun, 0.0, os.getloadavg()[0])
     run = RunSpec.beside(text, config.pipeline_id, state.connections.run.state_storage)
-    tasks = Tasks(session, run, {})
+    tasks = batch_tasks(session, run, {})
     in_tasks: dict[str, Callable[[], object]] = {
         "rebuild": lambda: rebuild(state, tasks=tasks),
         "verify": lambda: _sound(verify_in_tasks(config, log, request, tasks)),

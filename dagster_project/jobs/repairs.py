@@ -12,7 +12,7 @@ from dagster_project.assets.streams import PIPELINE_TAG
 from dagster_project.pipeline_files import Pipeline
 from pipelines.dead_letters.reprocess import Reprocessing
 from pipelines.dead_letters.triage import Selection
-from pipelines.engine.execute import Tasks
+from pipelines.engine.execute import Tasks, batch_tasks
 from pipelines.engine.run_spec import RunSpec
 from pipelines.maintenance.compact import Compacted, compact
 from pipelines.maintenance.inspect import KeyState
@@ -62,7 +62,7 @@ class WithSpark(dg.Config):
 def spark_tasks(jobs: StreamingJobs, run: RunSpec, pyspark: SparkResource) -> Tasks:
     """Return the Spark tasks; they receive the servers' addresses that differ from the environment, which workers have already."""
     variables = {name: value for name, value in jobs.environment().items() if os.environ.get(name) != value}
-    return Tasks(pyspark.spark_session, run, variables)
+    return batch_tasks(pyspark.spark_session, run, variables)
 
 
 def note_pipeline(context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext, pipeline: Pipeline) -> None:

@@ -74,15 +74,6 @@ def run_here(connections: Connections, work: Work[ItemT, ReportT], items: Sequen
     return [work.run(connections, item) for item in items]
 
 
-def run_in_tasks(session: SparkSession, run_path: str, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
-    """Run one Spark task per item.
-
-    If a worker dies, Spark tries its task again; the position rule makes a second attempt harmless. An error of ours in a task is raised
-    here unchanged; any other error is a halt with the task's last words.
-    """
-    return _in_tasks(session, partial(worker_connections, run_path), work, items)
-
-
 def _in_tasks(session: SparkSession, connect: Connect, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
     texts = [to_text(item) for item in items]
 
@@ -110,17 +101,6 @@ def _reports(report: type[ReportT], rows: Iterable[Row]) -> list[ReportT]:
         return [from_text(report, row["report"]) for row in rows]
     except FormError as error:
         raise InvariantError(f"running tasks: a {report.__name__} came back that is none ({error}); use workers of this release") from error
-
-
-def run_with_exchange(
-    session: SparkSession, run_path: str, work: Exchange[ItemT, SharedT, ReportT], items: Sequence[ItemT], shared: SharedT, buckets: int
-) -> list[ReportT]:
-    """Run one Spark task per item that sends parcels to buckets, then one per bucket with all its parcels; return the buckets' reports.
-
-    An error in a first task reaches every bucket, or fails the whole job, so no bucket processes a part of the range. Errors are those of
-    `run_in_tasks`.
-    """
-    return _exchanged(session, partial(worker_connections, run_path), work, items, shared, buckets)
 
 
 def _exchanged(
@@ -163,46 +143,47 @@ def _exchanged(
     return _reports(work.report, rows)
 
 
-class LegTasks:
-    """The Spark tasks of a running leg, on the session of its batch."""
-
-    def run(self, session: SparkSession, run_path: str, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
-        """Run one Spark task per item; see `run_in_tasks`."""
-        return run_in_tasks(session, run_path, work, items)
-
-    def exchange(
-        self,
-        session: SparkSession,
-        run_path: str,
-        work: Exchange[ItemT, SharedT, ReportT],
-        items: Sequence[ItemT],
-        shared: SharedT,
-        buckets: int,
-    ) -> list[ReportT]:
-        """Run an exchange; see `run_with_exchange`."""
-        return run_with_exchange(session, run_path, work, items, shared, buckets)
-
-
 class Tasks:
-    """Batch work beside the stream, as Spark tasks on a given session. Raise as `run_in_tasks`.
+    """Work as Spark tasks on a given session; `connect` gives a worker its connections.
 
-    The tasks may run on other machines: everything that a worker must know of the run is sent with them, without a file. `variables`:
-    variables of the pipeline file whose value here differs from a worker's environment.
+    An error of ours in a task is raised here unchanged; any other error is a halt with the task's last words.
     """
 
-    def __init__(self, session: SparkSession, run: RunSpec, variables: Mapping[str, str]) -> None:
-        self._session = session
-        self._connect = partial(batch_connections, run.text(), tuple(sorted(variables.items())))
-        self.slots: int = session.sparkContext.defaultParallelism
+    def __init__(self, session: SparkSession, connect: Connect) -> None:
+        self._session, self._connect = session, connect
+
+    @property
+    def slots(self) -> int:
         """The number of tasks that run in parallel."""
+        return self._session.sparkContext.defaultParallelism
 
     def run(self, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
-        """Run one Spark task per item; see `run_in_tasks`."""
+        """Run one Spark task per item.
+
+        If a worker dies, Spark tries its task again; the position rule makes a second attempt harmless.
+        """
         return _in_tasks(self._session, self._connect, work, items)
 
     def exchange(self, work: Exchange[ItemT, SharedT, ReportT], items: Sequence[ItemT], shared: SharedT, buckets: int) -> list[ReportT]:
-        """Run an exchange; see `run_with_exchange`."""
+        """Run one Spark task per item that sends parcels to buckets, then one per bucket with all its parcels; return the buckets' reports.
+
+        An error in a first task reaches every bucket, or fails the whole job, so no bucket processes a part of the range.
+        """
         return _exchanged(self._session, self._connect, work, items, shared, buckets)
+
+
+def leg_tasks(session: SparkSession, run_path: str) -> Tasks:
+    """Return the tasks of a running leg: its workers read the run file."""
+    return Tasks(session, partial(worker_connections, run_path))
+
+
+def batch_tasks(session: SparkSession, run: RunSpec, variables: Mapping[str, str]) -> Tasks:
+    """Return the tasks of batch work beside the stream.
+
+    They may run on other machines: everything that a worker must know of the run is sent with them, without a file. `variables`: variables
+    of the pipeline file whose value here differs from a worker's environment.
+    """
+    return Tasks(session, partial(batch_connections, run.text(), tuple(sorted(variables.items()))))
 
 
 def _sent(work: Exchange[ItemT, SharedT, ReportT], connect: Connect, text: str, buckets: int) -> Iterator[Parcel]:

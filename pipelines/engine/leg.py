@@ -20,7 +20,7 @@ from tenacity.wait import wait_base
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import LegTasks
+from pipelines.engine.execute import Tasks, leg_tasks
 from pipelines.errors import DataLossError, FencedError, HaltError, RetryableError
 from pipelines.protocol.bodies import InputMark
 from pipelines.protocol.failpoints import reach
@@ -59,9 +59,9 @@ class LegStatus:
 
 @dataclass(frozen=True)
 class LegMeans:
-    """What a leg uses beside its connections: Spark's tasks, the pause before it tries again, and a monotonic clock in seconds."""
+    """What a leg uses beside its connections: its Spark tasks, the pause before it tries again, and a monotonic clock in seconds."""
 
-    tasks: LegTasks = field(default_factory=LegTasks)
+    tasks: Callable[[SparkSession, str], Tasks] = leg_tasks
     pause: wait_base = field(default_factory=lambda: wait_exponential_jitter(multiplier=0.1, max=15, jitter=0.2))
     clock: Callable[[], float] = time.monotonic
 

@@ -428,7 +428,7 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
             reports = run_here(self.connections, INGEST, [self._item(ranges, known, standing)])
         else:
             items = [self._item({p: r}, known, standing) for p, r in ranges.items()]
-            reports = self.means.tasks.run(session, self.run_path, INGEST, items)
+            reports = self.means.tasks(session, self.run_path).run(INGEST, items)
         by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.partitions.items()}
         rows = sum(report.rows for report in by_partition.values())
         skipped = sum(report.skipped for report in by_partition.values())

@@ -338,9 +338,9 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         }
         items = [replace(item, shares=group) for group in _balanced(shares, session.sparkContext.defaultParallelism)]
         if config.dedup.key:
-            reports = self.means.tasks.exchange(session, self.run_path, PROCESS_KEYS, items, item, config.buckets)
+            reports = self.means.tasks(session, self.run_path).exchange(PROCESS_KEYS, items, item, config.buckets)
         else:
-            found = self.means.tasks.run(session, self.run_path, PROCESS, items)
+            found = self.means.tasks(session, self.run_path).run(PROCESS, items)
             reports = [report for reports_of_item in found for report in reports_of_item.buckets]
         last = log.get(stream, item.to)
         if last is None:

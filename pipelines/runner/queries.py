@@ -14,7 +14,7 @@ from typing import NoReturn
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.engine.execute import last_message, run_in_tasks
+from pipelines.engine.execute import last_message, leg_tasks
 from pipelines.engine.leg import AnyLeg, StoppedError
 from pipelines.engine.ranges import offset_text
 from pipelines.engine.session import build_session, is_jvm_alive
@@ -98,11 +98,9 @@ class Queries:
 
     def start(self) -> None:
         """Warm the task workers and start every leg's query, in parallel: each waits for Python processes to start."""
-        session = self._session
+        tasks = leg_tasks(self._session, str(self._run_path))
         with ThreadPoolExecutor(1 + len(self._legs), "start") as starting:
-            warming = starting.submit(
-                run_in_tasks, session, str(self._run_path), WARM, [Nothing()] * session.sparkContext.defaultParallelism
-            )
+            warming = starting.submit(tasks.run, WARM, [Nothing()] * tasks.slots)
             queries = [starting.submit(self._start, leg) for leg in self._legs.values()]
             warming.result()
             for query in queries:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from support.dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of, timed_by
 from support.pipeline_case import PipelineCase
 
-from pipelines.engine.execute import Tasks
+from pipelines.engine.execute import batch_tasks
 from pipelines.errors import DataLossError, FencedError, HaltError
 from pipelines.maintenance import rebuild_ways
 from pipelines.maintenance.rebuild import Rebuilt, rebuild
@@ -180,7 +180,7 @@ def test_a_half_way_rebuilding_lists_nothing_and_may_repeat(case: PipelineCase, 
 def test_runs_written_on_a_foreign_host_are_not_listed(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
     prepared(case)
     listed, state = listed_files(case), key_state(case)
-    elsewhere = Tasks(session, replace(state.connections.run, state_storage=str(tmp_path / "other host")), {})
+    elsewhere = batch_tasks(session, replace(state.connections.run, state_storage=str(tmp_path / "other host")), {})
     with pytest.raises(HaltError, match=r"a task has written .* set state_uri"):
         rebuild(state, tasks=elsewhere)
     state.close()

@@ -14,7 +14,7 @@ from support.dedup_case import event, keyed_by, timed_by
 from support.pipeline_case import PipelineCase
 
 from pipelines.config import parse
-from pipelines.engine.execute import Tasks
+from pipelines.engine.execute import batch_tasks
 from pipelines.engine.run_spec import RunSpec
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.run import Request, Verifier, verify
@@ -30,7 +30,7 @@ class Sliced:
         self._case = case
         text = case.file.read_text()
         self._config = parse(text, name="case", environment=case.environment())
-        self._tasks = Tasks(session, RunSpec.beside(text, self._config), {})
+        self._tasks = batch_tasks(session, RunSpec.beside(text, self._config), {})
         self.reported: list[str] = []
 
     def whole(self, **options: Any) -> dict[str, Any]:

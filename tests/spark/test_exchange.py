@@ -10,7 +10,7 @@ from support.pipeline_case import PipelineCase
 
 from pipelines.config import parse
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Exchange, Parcel, Tasks, Work, run_with_exchange
+from pipelines.engine.execute import Exchange, Parcel, Work, batch_tasks, leg_tasks
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.testing import Sample
@@ -38,7 +38,7 @@ def test_every_parcel_reaches_the_task_of_its_bucket(session: SparkSession, run_
         return Sample((bucket, *numbers), (*item.texts, *kinds))
 
     items = [Sample(tuple(range(start, 40, 3))) for start in range(3)]
-    reports = run_with_exchange(session, run_path, Exchange(first, second, Sample, Sample, Sample), items, Sample(texts=("x",)), BUCKETS)
+    reports = leg_tasks(session, run_path).exchange(Exchange(first, second, Sample, Sample, Sample), items, Sample(texts=("x",)), BUCKETS)
     found = {report.numbers[0]: report for report in reports}
     assert sorted(found) == [0, 1, 2, 3], "the bucket that nothing was sent to has no report"
     for bucket, report in found.items():
@@ -70,7 +70,7 @@ def test_an_error_before_the_exchange_fails_the_whole_range(
 
     with pytest.raises(expected, match=message):
         exchange = Exchange(first, second, Sample, Sample, Sample)
-        run_with_exchange(session, run_path, exchange, [Sample(), Sample(texts=("fails",))], Sample(), BUCKETS)
+        leg_tasks(session, run_path).exchange(exchange, [Sample(), Sample(texts=("fails",))], Sample(), BUCKETS)
     assert not Path(reached).exists(), "a bucket worked on a part of the range"
 
 
@@ -84,7 +84,7 @@ def test_an_error_of_a_bucket_is_raised_as_itself(session: SparkSession, run_pat
         return Sample()
 
     with pytest.raises(RetryableError, match=r"^the disk is full$"):
-        run_with_exchange(session, run_path, Exchange(first, second, Sample, Sample, Sample), [Sample()], Sample(), BUCKETS)
+        leg_tasks(session, run_path).exchange(Exchange(first, second, Sample, Sample, Sample), [Sample()], Sample(), BUCKETS)
 
 
 def test_variables_of_batch_tasks_override_the_workers(case: PipelineCase, session: SparkSession) -> None:
@@ -95,7 +95,7 @@ def test_variables_of_batch_tasks_override_the_workers(case: PipelineCase, sessi
     text, elsewhere = case.file.read_text(), {"NATS_URL": "nats://elsewhere:4222"}
     here = RunSpec.beside(text, parse(text, name="case", environment=case.environment()))
     there = RunSpec.beside(text, parse(text, name="case", environment={**case.environment(), **elsewhere}))
-    assert Tasks(session, here, {}).run(work, [Sample()]) == [Sample(texts=("nats://" + case.addresses.nats_url.rpartition("@")[2],))]
-    assert Tasks(session, there, elsewhere).run(work, [Sample()]) == [Sample(texts=("nats://elsewhere:4222",))]
+    assert batch_tasks(session, here, {}).run(work, [Sample()]) == [Sample(texts=("nats://" + case.addresses.nats_url.rpartition("@")[2],))]
+    assert batch_tasks(session, there, elsewhere).run(work, [Sample()]) == [Sample(texts=("nats://elsewhere:4222",))]
     with pytest.raises(HaltError, match="means another configuration than in the driver, so nothing was done"):
-        Tasks(session, there, {}).run(work, [Sample()])
+        batch_tasks(session, there, {}).run(work, [Sample()])

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.config import parse
 from pipelines.connectors.nats.client import JetStream
-from pipelines.engine.execute import Tasks
+from pipelines.engine.execute import Tasks, batch_tasks
 from pipelines.maintenance.inspect import KeyState
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.tally import tally
@@ -132,7 +132,7 @@ def key_state(case: PipelineCase) -> KeyState:
 
 def tasks_of(state: KeyState, session: SparkSession) -> Tasks:
     """For batch work on the store, in workers with the environment of the test process."""
-    return Tasks(session, state.connections.run, {})
+    return batch_tasks(session, state.connections.run, {})
 
 
 def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, int]]:

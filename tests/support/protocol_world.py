@@ -21,7 +21,7 @@ from pipelines.dead_letters.export_file import Edited, edited_frames
 from pipelines.dead_letters.redrive import Redrive, taken
 from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_states
 from pipelines.engine.connections import Means
-from pipelines.engine.execute import Exchange, LegTasks, Work
+from pipelines.engine.execute import Exchange, Tasks, Work
 from pipelines.engine.leg import AnyLeg, LegMeans, ReplanError, StoppedError
 from pipelines.engine.ranges import admit
 from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError, StateDamagedError, UndecidedError
@@ -204,13 +204,13 @@ class Inline:
         return future
 
 
-class ModelTasks(LegTasks):
+class ModelTasks(Tasks):
     """Tasks of whichever runner is at work, in its own thread."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
 
-    def run(self, session: object, run_path: str, work: Work, items: list[Form]) -> list[Form]:
+    def run(self, work: Work, items: list[Form]) -> list[Form]:
         """Each item once, and now and then a second attempt beside it, which may outlive its plan and its runner."""
         runner = self._world.current.runner
         reports = []
@@ -224,7 +224,7 @@ class ModelTasks(LegTasks):
             reports.append(from_text(work.report, to_text(work.run(outside, from_text(work.item, text)))))
         return reports
 
-    def exchange(self, session: object, run_path: str, work: Exchange, items: list[Form], shared: Form, buckets: int) -> list[Form]:
+    def exchange(self, work: Exchange, items: list[Form], shared: Form, buckets: int) -> list[Form]:
         """First tasks may be tried twice, the parcels of the second attempt count; a bucket's task as any other task."""
         runner = self._world.current.runner
         parcels: list[tuple[int, str, bytes]] = []
@@ -240,7 +240,7 @@ class ModelTasks(LegTasks):
             def receive(outside: Outside, item: Form, bucket: int = bucket, here: list[tuple[str, bytes]] = here) -> Form:
                 return work.receive(outside, item, bucket, here)
 
-            reports += self.run(session, run_path, Work(receive, work.shared, work.report), [shared])
+            reports += self.run(Work(receive, work.shared, work.report), [shared])
         return reports
 
 
@@ -288,7 +288,7 @@ class World:
         self.means = Means(Framing(uncompressed, self._cut), Inline, lambda: SimpleNamespace(close=lambda: None))
         # An insert of the model lasts no time, unless it is delivered late, and then it is refused like the first one: at each look it is
         # as old as any.
-        self.leg_means = LegMeans(ModelTasks(self), wait_none(), self.clock_that_leaps)
+        self.leg_means = LegMeans(lambda session, run_path: ModelTasks(self), wait_none(), self.clock_that_leaps)
         self.plan_letters = self.rng.choice([2, 1000])
         self.flush_bytes = self.rng.choice([1, 200, 10_000])
         self.plan_frames = self.rng.choice([2, 5, 100])
