@@ -20,7 +20,7 @@ CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 CRASH_PATHS = tests/unit/protocol/test_protocol_model.py tests/unit/protocol/test_lanes_model.py tests/unit/protocol/test_protocol_operators.py tests/unit/protocol/test_protocol_silence.py tests/crash
 LINTED = pipelines resources sql dagster_project tests bench examples
 
-.PHONY: help demo dagster test crash test-browser bench lint venv check-java constraints
+.PHONY: help demo dagster test crash test-browser bench lint venv installed check-java constraints
 
 help:
 	@echo "make demo    start real servers, send 300,000 events through, check every one of them"
@@ -65,7 +65,7 @@ constraints:
 # Nothing is resolved while it is installed: the constraints name all of it, and some versions of pip find no hash for `name[extra]`.
 # The stamp holds the place and the checksum of what was installed and is written last: an interrupted install is done again.
 # A .venv that was copied along with the tree, or whose Python is gone, is made anew.
-venv:
+installed:
 	@set -eu; \
 	wanted="$$(pwd -P) $$(cat pyproject.toml constraints-build.txt constraints.txt | cksum)"; \
 	found="$$(cat $(STAMP) 2>/dev/null || true)"; \
@@ -97,6 +97,10 @@ venv:
 	$$install --no-build-isolation -e .; \
 	$(BIN)/tallyflow prepare || echo "Spark will start slowly until 'tallyflow prepare' has run"; \
 	printf '%s\n' "$$wanted" > $(STAMP)
+
+# What is written in C is built where a compiler is, again after a change of it; nothing needs it.
+venv: installed
+	@$(BIN)/python -m pipelines.native_library
 
 # The same rule as resources/local/java.py: a JAVA_HOME that is set decides, because Spark would use it, too.
 check-java:

@@ -23,7 +23,7 @@ class Usage:
 
 
 class Meter:
-    """Watches one runner and the servers. Planners and task workers are both `workers`.
+    """Watches one runner and the servers. The Python workers of Spark are `workers`.
 
     A process that has ended keeps the CPU time at which it was last seen, so no figure ever goes back; one that began and ended between
     two looks is missed.

@@ -21,7 +21,7 @@ from pipelines.config import OnError, parse
 from pipelines.connectors.clickhouse.client import Table, TableColumn
 from pipelines.connectors.duckdb import open_engine
 from pipelines.demo.orders import Recipe, orders
-from pipelines.engine.connections import Kept
+from pipelines.engine.connections import Kept, Means
 from pipelines.host import collect_rarely
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
@@ -75,7 +75,7 @@ class _Connections(Kept):
 
     def __init__(self, program: Program, directory: Path) -> None:
         super().__init__()
-        self.names, self.log, self.engine = Names("bench"), _Log(), open_engine()
+        self.names, self.log, self.engine, self.means = Names("bench"), _Log(), open_engine(), Means()
         self.config = SimpleNamespace(on_error=OnError())
         self.run = SimpleNamespace(stage_config=program.version, accepted_config=program.version)
         self.keep(("stage config", program.version), lambda: program)
@@ -134,7 +134,7 @@ class _Step:
             name for listing in runs.values() for name, *_ in listing
         }:
             for bucket in item.runs:
-                self._connections.dedup_store(int(bucket)).place.delete(name)
+                self._connections.dedup_store(int(bucket)).storage.delete(name)
         self._item = ProcessItem(start=item.to, to=item.to, config=item.config, tails=tails, runs=runs)
 
     def _parts(self, frames: list[Arrived], spent: dict[str, float]) -> None:
@@ -144,7 +144,7 @@ class _Step:
             rows = _timed(spent, name, lambda step=step, rows=rows: step.apply(Context(engine, program.carried), rows).accepted)
         made = _timed(spent, "stages", lambda: run(program, engine, frames))
         owned = list(shares(made.rows, key_owners(made.rows, program.buckets)))
-        stores = [KeyedStore(self._connections.dedup_store(bucket).place) for bucket, _ in owned]
+        stores = [KeyedStore(self._connections.dedup_store(bucket).storage) for bucket, _ in owned]
         for (bucket, _), store in zip(owned, stores, strict=True):
             store.open(live_runs(self._item.runs, bucket))
         span = (self._sequence, self._sequence + 1)
@@ -167,7 +167,7 @@ class _Step:
         )
         _timed(spent, "encode", lambda: [payload for one in found for _, payload in cut_frames(one.accepted)])
         for store, listing in zip(stores, listings, strict=True):
-            store.place.delete(listing[-1].name)
+            store.storage.delete(listing[-1].name)
 
     def _frames(self) -> list[Arrived]:
         """The next events, with keys that have not occurred."""

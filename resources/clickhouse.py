@@ -8,7 +8,7 @@ from clickhouse_connect.driver.client import Client
 from pydantic import Field
 
 from pipelines.config import ClickHouseConnection
-from pipelines.connectors.clickhouse.client import open_client
+from pipelines.connectors.clickhouse.connection import open_client
 from resources.connection import ConnectionResource
 
 

@@ -126,17 +126,11 @@ def case(running_stack: LocalStack, tmp_path: Path) -> Iterator[PipelineCase]:
     made.end()
 
 
-@pytest.fixture(params=["in the driver", "in tasks"])
-def way(case: PipelineCase, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """How the case's runs do their work, as their options: all in the driver, where nothing needs Spark, or all in Spark's tasks.
-
-    Streaming queries plan the same ranges (tests/spark, tests/integration/test_pipeline.py) and cost most of such a run: there are none.
-    """
-    if request.param == "in the driver":
-        return {}
-    case.is_streaming = False
-    case.session = request.getfixturevalue("session")
-    return {"driver_offsets": 0, "driver_frames": 0}
+@pytest.fixture(params=["in the runner", "in tasks"])
+def way(case: PipelineCase, request: pytest.FixtureRequest) -> None:
+    """Where the legs of the case's runs work: in the runner's process, which takes no Spark, or in Spark's tasks."""
+    if request.param == "in tasks":
+        case.session = request.getfixturevalue("session")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from dagster_project.assets.streams import PIPELINE_TAG
 from dagster_project.pipeline_files import Pipeline
+from pipelines.dead_letters import reprocess
 from pipelines.dead_letters.reprocess import Reprocessing
 from pipelines.dead_letters.triage import Selection
 from pipelines.engine.execute import Tasks, batch_tasks
@@ -83,7 +84,7 @@ def check_same_pipeline(jobs: StreamingJobs, pipeline: Pipeline) -> None:
 def reprocessing(jobs: StreamingJobs, pipeline: Pipeline) -> AbstractContextManager[Reprocessing]:
     """Open the pipeline's dead letters, to redrive or discard them; closed at the end of the block."""
     config = jobs.config(pipeline.path)
-    return closing(Reprocessing(config, jobs.directory(config.pipeline_id)))
+    return reprocess.reprocessing(config, jobs.directory(config.pipeline_id))
 
 
 def key_state(jobs: StreamingJobs, pipeline: Pipeline, needs_dedup: bool = True) -> AbstractContextManager[KeyState]:

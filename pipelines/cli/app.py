@@ -17,7 +17,6 @@ from rich.text import Text
 
 from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
-from pipelines.cli import dlq as dlq_commands
 from pipelines.cli import plan as plan_commands
 from pipelines.cli import redrive as redrive_commands
 from pipelines.cli import state as state_commands
@@ -26,7 +25,7 @@ from pipelines.cli.arguments import AsJson, File, announce, directory_of, err, e
 from pipelines.config import json_schema, load, notes
 from pipelines.config.source_ids import only_source
 from pipelines.counts import count_of
-from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
+from pipelines.errors import ConfigurationError, HaltError, TallyflowError
 from pipelines.home import default_home
 from pipelines.protocol.topology import KINDS
 from resources.local import cli as local_cli
@@ -37,9 +36,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command()(local_cli.up)
-app.command()(local_cli.down)
-app.command()(local_cli.env)
+for of_servers in (local_cli.up, local_cli.down, local_cli.env):
+    app.command()(of_servers)
 
 _STOP_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
@@ -61,10 +59,16 @@ def validate(file: File) -> None:
 
 @app.command()
 def prepare() -> None:
-    """Halve the start time of Spark's JVM by archiving the classes that it loads; once per Python environment and Java version."""
+    """Make a Python environment faster, once: build the JSON reader if a C compiler is there, and archive the classes of Spark's JVM.
+
+    The archive halves the JVM's start; another Java version needs one of its own.
+    """
     from pipelines.engine.class_archive import archive_path, make_archive
+    from pipelines.native_library import build_all
 
     with errors_as_exit():
+        for line in build_all() or ["the native JSON reader is built"]:
+            out.print(line, highlight=False, markup=False)
         path = archive_path()
         if path is None:
             raise HaltError("preparing Spark: no java found on PATH or in JAVA_HOME; install Java 17 or later")
@@ -91,15 +95,13 @@ def run(
     ] = False,
     connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at startup.")] = 60.0,
     master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
-    driver_offsets: Annotated[int, typer.Option(min=0, help="Read ranges of up to this many offsets without a Spark task.")] = 20_000,
-    driver_frames: Annotated[int, typer.Option(min=0, help="Process ranges of up to this many frames without a Spark task.")] = 16,
     accept: Annotated[
         bool, typer.Option("--accept", help="Let the records that the rejection limit holds become dead letters, however many.")
     ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
     from pipelines.dead_letters.reprocess import expire_dead_letters
-    from pipelines.runner.queries import SparkEngine
+    from pipelines.runner.epochs import SparkEngine
     from pipelines.runner.runner import Runner, RunOptions
     from pipelines.runner.status import StatusServer
 
@@ -110,7 +112,7 @@ def run(
         legs = selected(config, leg or ())
         for note in notes(config):
             err.print(f"note: {note}", style="yellow", markup=False)
-        options = RunOptions(legs, until_caught_up, connect_timeout, master, driver_offsets, driver_frames, accept)
+        options = RunOptions(legs, until_caught_up, connect_timeout, master, accept)
         runner = Runner(config, file.read_text(), default_home(), options, expire_dead_letters, announce, engine)
         runner.on_start = StatusServer
         try:
@@ -202,7 +204,6 @@ def _ask(directory: Path) -> dict[str, Any] | None:
 
 
 def _status_view(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
-    """Return the table of the legs, followed by the advice on the streams."""
     warnings = [facts["advice"] for facts in now["streams"].values() if facts["advice"]]
     if now["purge_failure"]:
         warnings.append(f"purging the streams failed and will be retried: {now['purge_failure']}")
@@ -236,20 +237,9 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     return table
 
 
-app.command()(dagster_commands.dagster)
-app.command()(audit_commands.tally)
-app.command()(audit_commands.audit)
-app.command()(verify_commands.verify)
-app.command()(state_commands.state)
-app.command()(state_commands.why)
-app.command()(state_commands.compact)
-app.command()(state_commands.rebucket)
-app.command("rebuild-state")(state_commands.rebuild_state)
-app.command("reset-clock")(state_commands.reset_clock)
-for command in (redrive_commands.reprocess, redrive_commands.discard, redrive_commands.export):
-    dlq_commands.app.command()(command)
-dlq_commands.app.command("import")(redrive_commands.import_dead_letters)
-app.add_typer(dlq_commands.app, name="dlq")
+for command in (dagster_commands.dagster, audit_commands.tally, audit_commands.audit, verify_commands.verify, *state_commands.COMMANDS):
+    app.command()(command)
+app.add_typer(redrive_commands.app, name="dlq")
 app.add_typer(plan_commands.app, name="plan")
 
 
@@ -307,9 +297,5 @@ def demo(
     from pipelines.demo.orders import Recipe
 
     with errors_as_exit():
-        try:
-            recipe = Recipe(seed, size, duplicate_share, bad_share)
-        except ValueError as error:
-            raise ConfigurationError("demo", [Fault("", str(error))]) from error
-        code = show(recipe, count)
+        code = show(Recipe(seed, size, duplicate_share, bad_share), count)
     raise typer.Exit(code)

@@ -60,7 +60,6 @@ def print_json(value: Any) -> None:
 
 
 def utc(instant: datetime) -> str:
-    """Format an instant for a person."""
     return f"{instant:%Y-%m-%d %H:%M:%S.%f} UTC"
 
 
@@ -71,12 +70,10 @@ def _plain(value: Any) -> Any:
 
 
 def directory_of(config: PipelineConfig) -> Path:
-    """Return the pipeline's directory on this host."""
     return Names(config.pipeline_id).directory(default_home())
 
 
 def announce(text: str) -> None:
-    """Print a line of progress on standard error."""
     err.print(text, markup=False, highlight=False)
 
 

@@ -178,7 +178,6 @@ def write_instance(directory: Path, postgres_url: str) -> None:
 
 
 def _serve(home: Path, port: int | None, environment: Mapping[str, str]) -> None:
-    """Run Dagster until Ctrl-C, or until it exits by itself."""
     directory = home / "dagster"
     write_instance(directory, environment.get(POSTGRES_VARIABLE, ""))
     chosen = port or keep_ports(directory / "ports.json", ["webserver"])["webserver"]

@@ -96,7 +96,6 @@ def groups(
 
 
 def plain_group(group: "Group") -> dict[str, Any]:
-    """Return a group as JSON values."""
     return {**asdict(group), "position": str(group.position)}
 
 
@@ -116,7 +115,6 @@ def print_groups(found: "Iterable[Group]") -> None:
 
 
 def copies_text(count: int, counted_from: datetime | None) -> str:
-    """Return a sentence on how many copies dedup has dropped."""
     since = f", since {utc(counted_from)} (earlier records were purged)" if counted_from else ""
     return f"dedup dropped {count_of(count, 'copy')} of these records in their favor{since}"
 
@@ -219,7 +217,6 @@ def _time_of_kafka(at: datetime | None) -> str | None:
 
 
 def _text(value: bytes | None) -> str | None:
-    """Return UTF-8 as text and other bytes as hex."""
     if value is None:
         return None
     try:

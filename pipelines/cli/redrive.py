@@ -1,4 +1,4 @@
-"""The commands that redrive dead letters: reprocess, discard, export, import."""
+"""The commands of `dlq` that redrive dead letters: reprocess, discard, export, import."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -8,21 +8,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from pipelines.cli import dlq
 from pipelines.cli.arguments import AsJson, File, directory_of, err, errors_as_exit, out, print_json, progress_bar
-from pipelines.cli.dlq import (
-    GroupName,
-    Key,
-    Since,
-    Stage,
-    State,
-    Until,
-    copies_text,
-    dead_letters,
-    parse_position,
-    plain_group,
-    print_groups,
-    selection,
-)
+from pipelines.cli.dlq import GroupName, Key, Since, Stage, State, Until
 from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault
@@ -32,6 +20,8 @@ if TYPE_CHECKING:
     from pipelines.dead_letters.dry_run import Rehearsal
     from pipelines.dead_letters.reprocess import Outcome, Reprocessing
     from pipelines.dead_letters.triage import Selection
+
+app = dlq.app
 
 Positions = Annotated[
     list[str] | None, typer.Option("--position", help="Only the dead letter at this raw position, parked or not; repeatable.")
@@ -47,11 +37,11 @@ Source = Annotated[Path, typer.Argument(help="An edited export file.", exists=Tr
 
 @contextmanager
 def _reprocessing(file: Path) -> "Iterator[Reprocessing]":
-    from pipelines.dead_letters.reprocess import Reprocessing
+    from pipelines.dead_letters.reprocess import reprocessing
 
     with errors_as_exit():
         config = load(file)
-        with closing(Reprocessing(config, directory_of(config))) as work:
+        with reprocessing(config, directory_of(config)) as work:
             yield work
 
 
@@ -76,7 +66,7 @@ def _new_file(target: Path) -> Iterator[TextIO]:
 def _wanted(chosen: "Selection", positions: list[str] | None, everything: bool) -> "Selection":
     """Return the selection with its positions. Raise BadParameter where no option says which dead letters are meant."""
     if positions:
-        chosen = replace(chosen, positions=frozenset(map(parse_position, positions)))
+        chosen = replace(chosen, positions=frozenset(map(dlq.parse_position, positions)))
     is_narrow = any(value is not None for value in vars(chosen).values())
     if not everything and not is_narrow:
         raise typer.BadParameter("choose the dead letters: --group, --stage, --since, --until, --key, --position, or --all")
@@ -85,6 +75,7 @@ def _wanted(chosen: "Selection", positions: list[str] | None, everything: bool) 
     return chosen
 
 
+@app.command()
 def reprocess(
     file: File,
     stage: Stage = None,
@@ -98,7 +89,7 @@ def reprocess(
     as_json: AsJson = False,
 ) -> None:
     """Redrive dead letters: each enters the pipeline again once, whether the pipeline is running or not."""
-    chosen = _wanted(selection(stage, group, since, until, key), position, everything)
+    chosen = _wanted(dlq.selection(stage, group, since, until, key), position, everything)
     if is_rehearsal:
         _rehearse(file, chosen, as_json)
         return
@@ -108,6 +99,7 @@ def reprocess(
     _show_missing(chosen, outcome)
 
 
+@app.command()
 def discard(
     file: File,
     reason: Reason,
@@ -122,15 +114,15 @@ def discard(
     as_json: AsJson = False,
 ) -> None:
     """Discard dead letters permanently: they are counted as discarded and can never be redriven."""
-    chosen = _wanted(selection(stage, group, since, until, key), position, everything)
+    chosen = _wanted(dlq.selection(stage, group, since, until, key), position, everything)
     from pipelines.protocol.redrive import WAITING
 
-    with dead_letters(file) as reader, progress_bar() as progress:
+    with dlq.dead_letters(file) as reader, progress_bar() as progress:
         found = reader.groups(replace(chosen, states=WAITING), progress)
     copies = sum(one.copies_dropped for one in found)
     if copies:
         counted_from = next((one.copies_counted_from for one in found if one.copies_counted_from), None)
-        err.print(f"{copies_text(copies, counted_from)}: if these are discarded, their keys have no row in the table", highlight=False)
+        err.print(f"{dlq.copies_text(copies, counted_from)}: if these are discarded, their keys have no row in the table", highlight=False)
     count = sum(one.letters for one in found)
     if count and not yes:
         typer.confirm(f"Discard {count_of(count, 'dead letter')} permanently?", abort=True)
@@ -140,6 +132,7 @@ def discard(
     _show_missing(chosen, outcome)
 
 
+@app.command()
 def export(
     file: File,
     target: Target,
@@ -154,14 +147,15 @@ def export(
     from pipelines.dead_letters.export_file import line_of
 
     count = 0
-    with dead_letters(file) as reader, _new_file(target) as lines:
-        for table in reader.frames(selection(stage, group, since, until, key, state)):
+    with dlq.dead_letters(file) as reader, _new_file(target) as lines:
+        for table in reader.frames(dlq.selection(stage, group, since, until, key, state)):
             for row in table.to_pylist():
                 lines.write(line_of(row) + "\n")
             count += table.num_rows
     out.print(f"{count_of(count, 'dead letter')} written to {target}", highlight=False, soft_wrap=True)
 
 
+@app.command("import")
 def import_dead_letters(file: File, source: Source, as_json: AsJson = False) -> None:
     """Redrive the dead letters of an edited export file, each with its edited content."""
     from pipelines.dead_letters.export_file import read_edited
@@ -201,12 +195,12 @@ def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
     from pipelines.dead_letters.dry_run import rehearse
     from pipelines.maintenance.inspect import KeyState
 
-    with dead_letters(file) as reader:
+    with dlq.dead_letters(file) as reader:
         config = load(file)
         with closing(KeyState(config, file.read_text(), default_home(), needs_dedup=False)) as state:
             found = rehearse(config, state, reader.frames(replace(chosen, states=chosen.states_that_enter)))
     if as_json:
-        print_json({**asdict(found), "rejected": [plain_group(one) for one in found.rejected]})
+        print_json({**asdict(found), "rejected": [dlq.plain_group(one) for one in found.rejected]})
         return
     _show_rehearsal(found)
     if not found.letters:
@@ -226,4 +220,4 @@ def _show_rehearsal(found: "Rehearsal") -> None:
         if count:
             out.print(f"  {count:,} {what}", highlight=False)
     out.print(f"  {again:,} would be rejected again", highlight=False)
-    print_groups(found.rejected)
+    dlq.print_groups(found.rejected)

@@ -150,3 +150,6 @@ def reset_clock(file: File, as_json: AsJson = False) -> None:
         f"last arrival {_time(found.arrival)}, NATS's clock {_time(found.server)}: arrivals advance at half speed until "
         f"{_time(found.met)}, and windows last up to twice as long until then; start the pipeline"
     )
+
+
+COMMANDS = (state, why, compact, rebucket, rebuild_state, reset_clock)

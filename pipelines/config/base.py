@@ -88,6 +88,11 @@ def field_named(model: type[Model], key: str) -> FieldInfo | None:
     return next((field for name, field in model.model_fields.items() if (field.alias or name) == key), None)
 
 
+def theirs(default: Any, description: str, **options: Any) -> Any:
+    """Declare a field of GlassFlow's format; a required one has the default `...`."""
+    return Field(default, description=description, **options)
+
+
 def ours(default: Any, description: str, **options: Any) -> Any:
     """Declare a field that GlassFlow's format does not have."""
     return Field(default, description=description, json_schema_extra={"x-ours": True}, **options)
@@ -184,6 +189,9 @@ Text = Annotated[str, Field(min_length=1)]
 Whole = Annotated[int, BeforeValidator(no_flag), AfterValidator(_countable)]
 Positive = Annotated[int, Field(gt=0), BeforeValidator(no_flag), AfterValidator(_countable)]
 Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(no_flag)]
+Host = Annotated[
+    str, AfterValidator(matching(r"^[A-Za-z0-9._-]+$|^[0-9A-Fa-f:.%]+$", "must be a host name or address, without scheme or port"))
+]
 Duration = Annotated[timedelta, BeforeValidator(_duration), _DURATION_TEXT, _DURATION_SCHEMA]
 Window = Annotated[timedelta, BeforeValidator(_duration), AfterValidator(_positive), _DURATION_TEXT, _DURATION_SCHEMA]
 Size = Annotated[

@@ -23,7 +23,6 @@ class Check(Model):
 
     @property
     def holds_back(self) -> bool:
-        """True if a failure blocks the publication."""
         return self.blocking and self.severity == "error"
 
 

@@ -1,6 +1,6 @@
 """Pydantic's errors as faults: the path as in the file, what is expected, and the value found (never a secret)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -14,30 +14,25 @@ from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.text import path_text
 from pipelines.errors import Fault
 
-_SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "missing": lambda _: "is required",
-    "string_type": lambda _: "must be text: put it in quotes",
-    "string_too_short": lambda _: "must not be empty",
-    "string_too_long": lambda c: f"must have at most {c['max_length']} characters",
-    "float_type": lambda _: "must be a number",
-    "float_parsing": lambda _: "must be a number",
-    "int_type": lambda _: "must be a whole number",
-    "int_parsing": lambda _: "must be a whole number",
-    "int_parsing_size": lambda _: "is too large a number",
-    "int_from_float": lambda _: "must be a whole number",
-    "bool_type": lambda _: "must be true or false",
-    "bool_parsing": lambda _: "must be true or false",
-    "greater_than": lambda c: f"must be more than {c['gt']}",
-    "greater_than_equal": lambda c: f"must be at least {c['ge']}",
-    "less_than_equal": lambda c: f"must be at most {c['le']}",
-    "tuple_type": lambda _: "must be a list",
-    "dict_type": lambda _: "must be an object with fields",
-    "model_type": lambda _: "must be an object with fields",
-    "model_attributes_type": lambda _: "must be an object with fields",
-    "too_short": lambda _: "must not be empty",
-    "value_error": lambda c: str(c["error"]),
-    "rule": lambda c: str(c["message"]),
+_SENTENCES = {
+    "missing": "is required",
+    "string_type": "must be text: put it in quotes",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    "int_parsing_size": "is too large a number",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "tuple_type": "must be a list",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be an object with fields"),
+    "value_error": "{error}",
+    "rule": "{message}",
 }
+"""Sentence by the type of pydantic's error, with the names of its context."""
 _WITHOUT_VALUE = {"missing", "rule", "too_short", "string_too_short", "string_too_long", "union_tag_not_found"}
 _MAX_SHOWN = 60
 
@@ -93,8 +88,7 @@ def _sentence(details: ErrorDetails, location: Location, holder: type[Model] | N
     if location[-1] == "column_type" and isinstance(details["input"], External):
         # The grammar's message holds the text.
         return "must be a supported ClickHouse type"
-    sentence = _SENTENCES.get(kind)
-    return sentence(context) if sentence else details["msg"]
+    return _SENTENCES[kind].format(**context) if kind in _SENTENCES else details["msg"]
 
 
 def _unknown(key: str, holder: type[Model] | None) -> str:
@@ -136,7 +130,6 @@ def _shown(details: ErrorDetails, location: Location, sentence: str) -> str:
 
 @cache
 def _hidden_names() -> frozenset[str]:
-    """Return the names of all fields whose value no message may show."""
     names: set[str] = set()
     waiting: list[type[Model]] = [PipelineConfig]
     while waiting:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from pipelines.config import rules
 from pipelines.config.alerts import Alerts
-from pipelines.config.base import Duration, Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report
+from pipelines.config.base import Duration, Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report, theirs
 from pipelines.config.checks import Checks
 from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sink import ClickHouseSink
@@ -39,8 +39,8 @@ Owner = Annotated[
 class Metadata(Model):
     """Tags and owners of the pipeline."""
 
-    tags: tuple[Text, ...] = Field(
-        default=(), description="Tags to find the pipeline by, shown in Dagster; `tier:gold` is the tag `tier` with the value `gold`."
+    tags: tuple[Text, ...] = theirs(
+        (), "Tags to find the pipeline by, shown in Dagster; `tier:gold` is the tag `tier` with the value `gold`."
     )
     owners: tuple[Owner, ...] = ours((), "Owners of the pipeline, shown in Dagster: e-mail addresses, or `team:name`.")
 
@@ -59,15 +59,13 @@ class StreamResources(Model):
 
     model_config = ConfigDict(json_schema_extra=_with_spellings)
 
-    max_age: Window = Field(
-        default=timedelta(hours=24), description="How long records are kept after they were delivered; this much can be rebuilt."
-    )
-    max_bytes: Size = Field(
-        default=0,
-        description="Largest size of raw and of out: 0 is unlimited, else at least 3.5 MiB. "
+    max_age: Window = theirs(timedelta(hours=24), "How long records are kept after they were delivered; this much can be rebuilt.")
+    max_bytes: Size = theirs(
+        0,
+        "Largest size of raw and of out: 0 is unlimited, else at least 3.5 MiB. "
         "Close to the limit, delivered messages are purged early; a full stream blocks its writer.",
     )
-    max_messages: Whole | None = Field(default=None, alias="maxMsgs", description="Accepted and ignored: one message carries many records.")
+    max_messages: Whole | None = theirs(None, "Accepted and ignored: one message carries many records.", alias="maxMsgs")
 
     @model_validator(mode="before")
     @classmethod
@@ -91,7 +89,7 @@ class StreamResources(Model):
 class NatsResources(Model):
     """Resources of NATS."""
 
-    stream: StreamResources = Field(default=StreamResources(), description="How much the streams keep.")
+    stream: StreamResources = theirs(StreamResources(), "How much the streams keep.")
     clock_ahead: Literal["halt", "warn"] = ours(
         "halt",
         "What to do when the arrival time that dedup uses is ahead of NATS's clock, because that clock was ahead and stepped back: `warn` "
@@ -105,11 +103,9 @@ class NatsResources(Model):
 class Resources(Model):
     """GlassFlow's Kubernetes resources; only `nats` is used, the rest is accepted and ignored."""
 
-    nats: NatsResources = Field(default=NatsResources(), description="Resources of NATS.")
-    sources: tuple[dict[str, Any], ...] = Field(default=(), description="Accepted and ignored: replicas, requests and limits per source.")
-    transform: tuple[dict[str, Any], ...] = Field(
-        default=(), description="Accepted and ignored: replicas, storage, requests and limits per source."
-    )
+    nats: NatsResources = theirs(NatsResources(), "Resources of NATS.")
+    sources: tuple[dict[str, Any], ...] = theirs((), "Accepted and ignored: replicas, requests and limits per source.")
+    transform: tuple[dict[str, Any], ...] = theirs((), "Accepted and ignored: replicas, storage, requests and limits per source.")
     sink: dict[str, Any] = Field(default_factory=dict, description="Accepted and ignored: replicas, requests and limits of the sink.")
 
 
@@ -216,21 +212,21 @@ class DeadLetterLimits(Model):
 class PipelineConfig(Model):
     """One pipeline: from Kafka topics through transforms to one ClickHouse table."""
 
-    version: Annotated[Literal["v3"], BeforeValidator(_only_v3)] = Field(default="v3", description="Version of the format: `v3`.")
+    version: Annotated[Literal["v3"], BeforeValidator(_only_v3)] = theirs("v3", "Version of the format: `v3`.")
     pipeline_id: Annotated[
         str,
         AfterValidator(
             matching(PIPELINE_ID, "must be 5 to 40 lower-case letters, digits and hyphens, with a letter or digit at both ends")
         ),
         Field(json_schema_extra={"pattern": PIPELINE_ID}),
-    ] = Field(description="Name of the pipeline in streams, tokens and directories; never changes.")
-    name: str = Field(default="", description="Display name.")
-    sources: Annotated[tuple[Source, ...], Field(min_length=1)] = Field(description="One Kafka topic, or two with a join.")
-    transforms: tuple[Transform, ...] = Field(default=(), description="Dedup, filter and stateless transforms, in order.")
-    join: Join | None = Field(default=None, description="Joins two sources.")
-    sink: ClickHouseSink = Field(description="The ClickHouse table to write.")
-    metadata: Metadata = Field(default=Metadata(), description="Tags and owners of the pipeline.")
-    resources: Resources = Field(default=Resources(), description="Retention of the streams; the rest is accepted and ignored.")
+    ] = theirs(..., "Name of the pipeline in streams, tokens and directories; never changes.")
+    name: str = theirs("", "Display name.")
+    sources: Annotated[tuple[Source, ...], Field(min_length=1)] = theirs(..., "One Kafka topic, or two with a join.")
+    transforms: tuple[Transform, ...] = theirs((), "Dedup, filter and stateless transforms, in order.")
+    join: Join | None = theirs(None, "Joins two sources.")
+    sink: ClickHouseSink = theirs(..., "The ClickHouse table to write.")
+    metadata: Metadata = theirs(Metadata(), "Tags and owners of the pipeline.")
+    resources: Resources = theirs(Resources(), "Retention of the streams; the rest is accepted and ignored.")
     nats: NatsConnection = ours(NatsConnection(), "How to reach NATS.")
     buckets: Annotated[int, Field(ge=1, le=1024), BeforeValidator(no_flag)] = ours(
         8, "Units of parallelism; fixed once the pipeline has run (`tallyflow rebucket` changes them). 64 or more on a cluster."
@@ -251,11 +247,9 @@ class PipelineConfig(Model):
 
     @property
     def topology(self) -> Topology:
-        """The legs of the pipeline."""
         return Topology.of([source.source_id for source in self.sources], [""])
 
     def consumer_group(self, source: KafkaSource) -> str:
-        """Return the Kafka consumer group of a source."""
         return source.consumer_group or f"tallyflow-{self.pipeline_id}"
 
     def faults(self) -> Faults:

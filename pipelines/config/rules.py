@@ -24,7 +24,6 @@ def faults(config: Any) -> Faults:
 
 
 def joins(config: Any) -> bool:
-    """Return True if the file has an enabled join."""
     return config.join is not None and bool(config.join.enabled)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from pipelines.config.base import Faults, FieldPath, Identifier, Model, Port, Positive, Secret, Text, Window, matching, ours, repeated
+from pipelines.config.base import Faults, FieldPath, Host, Identifier, Model, Port, Positive, Secret, Text, Window, ours, repeated, theirs
 
 _SHORTEST_INSERT, _LONGEST_INSERT = timedelta(seconds=1), timedelta(minutes=10)
 
@@ -24,49 +24,43 @@ def _not_reserved(name: str) -> str:
     return name
 
 
-Host = Annotated[
-    str, AfterValidator(matching(r"^[A-Za-z0-9._-]+$|^[0-9A-Fa-f:.%]+$", "must be a host name or address, without scheme or port"))
-]
 SinkColumn = Annotated[Identifier, AfterValidator(_not_reserved)]
 
 
 class ClickHouseConnection(Model):
     """Connection to ClickHouse, over HTTP."""
 
-    host: Host = Field(description="Host name or address.")
-    port: Port = Field(description="Native port in GlassFlow's files; used for HTTP if `http_port` is not given.")
-    http_port: Port | None = Field(default=None, description="HTTP(S) port, usually 8123 or 8443. Default: `port`.")
-    database: Identifier = Field(default="default", description="Database of the table.")
-    username: Text = Field(default="default", description="User.")
-    password: Secret = Field(default=SecretStr(""), description="Password; may be empty.")
-    secure: bool = Field(default=False, description="Use TLS.")
-    skip_certificate_verification: bool = Field(default=False, description="Do not check the server's certificate. Only for tests.")
+    host: Host = theirs(..., "Host name or address.")
+    port: Port = theirs(..., "Native port in GlassFlow's files; used for HTTP if `http_port` is not given.")
+    http_port: Port | None = theirs(None, "HTTP(S) port, usually 8123 or 8443. Default: `port`.")
+    database: Identifier = theirs("default", "Database of the table.")
+    username: Text = theirs("default", "User.")
+    password: Secret = theirs(SecretStr(""), "Password; may be empty.")
+    secure: bool = theirs(False, "Use TLS.")
+    skip_certificate_verification: bool = theirs(False, "Do not check the server's certificate. Only for tests.")
 
     @property
     def http_port_effective(self) -> int:
-        """The HTTP port: `http_port` if given, else `port`."""
         return self.http_port or self.port
 
 
 class ColumnMapping(Model):
     """One field and its column."""
 
-    name: FieldPath = Field(description="Field that reaches the sink: of the source, or of the last stateless transform or join.")
-    column_name: SinkColumn = Field(description="Column of the table; letters, digits, underscores; `_tf_` is reserved.")
-    column_type: Annotated[str, AfterValidator(_column_type)] = Field(
-        description="ClickHouse type of the column, such as `Nullable(String)`."
-    )
+    name: FieldPath = theirs(..., "Field that reaches the sink: of the source, or of the last stateless transform or join.")
+    column_name: SinkColumn = theirs(..., "Column of the table; letters, digits, underscores; `_tf_` is reserved.")
+    column_type: Annotated[str, AfterValidator(_column_type)] = theirs(..., "ClickHouse type of the column, such as `Nullable(String)`.")
 
 
 class ClickHouseSink(Model):
     """The ClickHouse table that the pipeline writes."""
 
-    type: Literal["clickhouse"] = Field(description="Kind of sink.")
-    connection_params: ClickHouseConnection = Field(description="Connection to ClickHouse.")
-    table: Identifier = Field(description="Table name, without the database.")
-    max_batch_size: Positive = Field(default=1000, description="Rows that fill a batch; a full batch is inserted at once.")
-    max_delay_time: Window = Field(default=timedelta(seconds=60), description="Longest time a row waits for its batch to fill.")
-    mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = Field(description="The fields and their columns.")
+    type: Literal["clickhouse"] = theirs(..., "Kind of sink.")
+    connection_params: ClickHouseConnection = theirs(..., "Connection to ClickHouse.")
+    table: Identifier = theirs(..., "Table name, without the database.")
+    max_batch_size: Positive = theirs(1000, "Rows that fill a batch; a full batch is inserted at once.")
+    max_delay_time: Window = theirs(timedelta(seconds=60), "Longest time a row waits for its batch to fill.")
+    mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = theirs(..., "The fields and their columns.")
     create_table: bool = ours(
         False, "Create the table from the mapping if it does not exist, with the deduplication window that exactly-once needs."
     )

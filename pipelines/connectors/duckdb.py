@@ -18,10 +18,7 @@ def open_engine(threads: int = 1) -> Engine:
     `threads`: worker threads; 1 suits a task, which already has its core. One engine serves one thread at a time. The caller closes it.
     """
     engine = open_database(":memory:", {"threads": threads, "max_temp_directory_size": "0KiB", "temp_directory": ""})
-    engine.execute("SET preserve_insertion_order = true")
-    engine.execute("SET enable_external_access = false")
-    engine.execute("SET lock_configuration = true")
-    return Engine(engine)
+    return Engine(_locked(engine, keeps_order=True))
 
 
 def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT, threads: int = 2) -> duckdb.DuckDBPyConnection:
@@ -30,8 +27,11 @@ def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT, thr
     Does not keep the order of rows.
     """
     settings: dict[str, str | int] = {"threads": threads, "temp_directory": str(directory / "spilled"), "memory_limit": memory_limit}
-    engine = open_database(str(directory / "engine.duckdb"), settings)
-    engine.execute("SET preserve_insertion_order = false")
+    return _locked(open_database(str(directory / "engine.duckdb"), settings), keeps_order=False)
+
+
+def _locked(engine: duckdb.DuckDBPyConnection, keeps_order: bool) -> duckdb.DuckDBPyConnection:
+    engine.execute(f"SET preserve_insertion_order = {keeps_order}")
     engine.execute("SET enable_external_access = false")
     engine.execute("SET lock_configuration = true")
     return engine

@@ -110,7 +110,6 @@ class ProcessIdentity:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the process that has this pid now, or None."""
     start = start_mark(pid)
     return None if start is None else ProcessIdentity(pid, start)
 

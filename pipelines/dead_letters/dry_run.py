@@ -23,10 +23,10 @@ from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import Arrived, microseconds, steps
 from pipelines.process.buckets import key_owners, live_runs, shares
 from pipelines.process.frames import frame_times
-from pipelines.process.program import Program, compile_program, run, together
+from pipelines.process.program import Program, compile_program, run
 from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
-from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
+from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame, joined
 from pipelines.protocol.redrive import records_of_dead_letters
 
 
@@ -64,7 +64,7 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
         made = run(stage, state.connections.engine, step)
         rows.append(made.rows)
         rejected.append(made.dead_letters)
-    passed = together(rows)
+    passed = joined(rows)
     accepted, duplicates, late = passed.num_rows, 0, 0
     if stage.dedup.key:
         accepted, duplicates, late = state.settled(lambda chain: _judged(state, chain, stage, passed, frames))

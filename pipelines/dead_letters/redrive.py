@@ -7,7 +7,6 @@ killed half-way continues after the last record found there.
 
 import base64
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -43,31 +42,16 @@ LAG_SECONDS = 5.0
 """Longest wait for a follower; a follower of a sound cluster lags by milliseconds."""
 
 
-@dataclass(frozen=True)
-class Portion:
-    """Redriven records of one plan: REDRIVEN_SCHEMA, their topics and source ids, and each one's place in the plan, ascending."""
+_PLACE = "place"
+"""Column of a dead letter's place in its plan, ascending."""
 
-    records: pa.Table
-    topics: pa.ChunkedArray
-    sources: pa.ChunkedArray
-    ordinals: Rows
 
-    @classmethod
-    def of(cls, dead_letters: pa.Table, first: int) -> "Portion":
-        """Return the portion of dead letters whose places begin at `first`."""
-        ordinals = np.arange(first, first + dead_letters.num_rows)
-        return cls(records_of_dead_letters(dead_letters), dead_letters.column("_tf_topic"), dead_letters.column("source"), ordinals)
-
-    def shares(self) -> Iterator[tuple[SourcePartition, "Portion"]]:
-        """Yield the records of each partition of each source, in the order of their first records."""
-        partitions = self.records.column("partition")
-        for source in pc.unique(self.sources).to_pylist():
-            is_of_source = pc.equal(self.sources, source)
-            for partition in pc.unique(partitions.filter(is_of_source)).to_pylist():
-                mine = pc.and_(is_of_source, pc.equal(partitions, partition))
-                ordinals = self.ordinals[mine.to_numpy()]
-                share = Portion(self.records.filter(mine), self.topics.filter(mine), self.sources.filter(mine), ordinals)
-                yield SourcePartition(source, partition), share
+def shares(dead_letters: pa.Table) -> Iterator[tuple[SourcePartition, pa.Table]]:
+    """Yield the dead letters of each partition of each source, in the order of their first ones."""
+    for source in pc.unique(dead_letters.column("source")).to_pylist():
+        of_source = dead_letters.filter(pc.equal(dead_letters.column("source"), source))
+        for partition in pc.unique(of_source.column("_tf_partition")).to_pylist():
+            yield SourcePartition(source, partition), of_source.filter(pc.equal(of_source.column("_tf_partition"), partition))
 
 
 def taken(log: Any, names: Names, lag_seconds: float = LAG_SECONDS) -> Taken:
@@ -143,18 +127,17 @@ class Redrive:
         """Write the records that the plan's subjects do not hold yet."""
         appenders: dict[SourcePartition, Appender[Position]] = {}
         for portion in self._portions(plan):
-            for key, share in portion.shares():
+            for key, share in shares(portion):
                 if key not in appenders:
                     limit = Position.end_of(plan.to)
                     stream, subject = self._names.stream("raw"), self._names.redriven(*key)
                     appenders[key] = Appender(self._log, stream, subject, last_position, limit, framing=self._framing)
                 _append_share(appenders[key], plan.to, share, key.partition)
 
-    def _portions(self, plan: RedrivePlan) -> Iterator[Portion]:
-        """Yield the plan's records, one stored frame at a time."""
+    def _portions(self, plan: RedrivePlan) -> Iterator[pa.Table]:
+        """Yield the plan's dead letters with their places, one stored frame at a time."""
         if plan.records:
-            dead_letters = decode_frame(base64.b64decode(plan.records))
-            yield Portion.of(dead_letters, 0)
+            yield _placed(decode_frame(base64.b64decode(plan.records)), 0)
             return
         stream, first = self._names.stream("dlq"), 0
         for sequence, ranges in plan.letters:
@@ -165,14 +148,18 @@ class Redrive:
                     "backup"
                 )
             dead_letters = decode_frame(message.payload, describe_frame(message)).take(pa.array(rows_of(ranges)))
-            yield Portion.of(dead_letters, first)
+            yield _placed(dead_letters, first)
             first += dead_letters.num_rows
 
 
-def _append_share(appender: Appender[Position], number: int, share: Portion, partition: int) -> None:
+def _placed(dead_letters: pa.Table, first: int) -> pa.Table:
+    return dead_letters.append_column(_PLACE, pa.array(np.arange(first, first + dead_letters.num_rows)))
+
+
+def _append_share(appender: Appender[Position], number: int, share: pa.Table, partition: int) -> None:
     """Append records of one partition of a source after the subject's tail; records that another attempt has written are left out."""
-    records, ordinals = share.records, share.ordinals
-    headers = {HEADER_TOPIC: share.topics[0].as_py(), HEADER_PARTITION: str(partition)}
+    records, ordinals = records_of_dead_letters(share), share.column(_PLACE).to_numpy()
+    headers = {HEADER_TOPIC: share.column("_tf_topic")[0].as_py(), HEADER_PARTITION: str(partition)}
     while True:
         tail = appender.tail.position
         if tail is not None and tail.sequence > number:

@@ -6,7 +6,7 @@ letters at the beginning of the work; a record that is rejected again meanwhile 
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -43,34 +43,10 @@ class Outcome:
 
 
 class Reprocessing:
-    """One command's work. `directory` is the pipeline's on this host; `close` releases the lease.
+    """The work of one command, which holds the lease meanwhile: `reprocessing` makes it."""
 
-    Raise FencedError if another command takes dead letters, HaltError for a pipeline that was never started.
-    """
-
-    def __init__(self, config: PipelineConfig, directory: Path) -> None:
-        self._config, self._names = config, Names(config.pipeline_id)
-        self._log = JetStream(config.nats).connect()
-        try:
-            check_started(self._log, self._names)
-        except BaseException:
-            self._log.close()
-            raise
-        directory.mkdir(parents=True, exist_ok=True)
-        self._lease = Lease(self._log, self._names, directory, REDRIVE)
-        try:
-            epoch = self._lease.acquire()
-            purge_lease(self._log, self._names, REDRIVE)
-            chain = Chain(self._log, self._names, REDRIVE_CHAIN, epoch)
-            chain.open()
-            self._redrive = Redrive(self._log, self._names, chain)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        self._lease.release()
-        self._log.close()
+    def __init__(self, config: PipelineConfig, names: Names, log: JetStream, redrive: Redrive) -> None:
+        self._config, self._names, self._log, self._redrive = config, names, log, redrive
 
     def enter(self, selection: Selection) -> Outcome:
         """Redrive the selected dead letters; parked ones only if `selection` names positions.
@@ -150,6 +126,26 @@ class Reprocessing:
             )
 
 
+@contextmanager
+def reprocessing(config: PipelineConfig, directory: Path) -> Iterator[Reprocessing]:
+    """Hold the lease of the `redrive` chain for one command's work. `directory` is the pipeline's on this host.
+
+    Raise FencedError if another command takes dead letters, HaltError for a pipeline that was never started.
+    """
+    names = Names(config.pipeline_id)
+    with closing(JetStream(config.nats).connect()) as log:
+        check_started(log, names)
+        lease = Lease(log, names, directory, REDRIVE)
+        epoch = lease.acquire()
+        try:
+            purge_lease(log, names, REDRIVE)
+            chain = Chain(log, names, REDRIVE_CHAIN, epoch)
+            chain.open()
+            yield Reprocessing(config, names, log, Redrive(log, names, chain))
+        finally:
+            lease.release()
+
+
 def _rows_by_frame(frames: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[int, Rows]]:
     return ((sequence, dead_letters.column("row").to_numpy()) for sequence, dead_letters in frames)
 
@@ -167,7 +163,7 @@ def expire_dead_letters(config: PipelineConfig, directory: Path, log: JetStream)
     before = instant(done.body.clock_us) - max_age
     if not _is_anything_to_expire(config, names, log, before):
         return
-    with suppress(FencedError), closing(Reprocessing(config, directory)) as work:
+    with suppress(FencedError), reprocessing(config, directory) as work:
         work.expire(before)
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pipelines.process.fingerprints import CAUSE, with_fingerprints
 from pipelines.process.steps import in_order, kinds
 from pipelines.protocol.positions import Position
+from pipelines.protocol.records import joined
 from pipelines.protocol.redrive import OPEN, WAITING
 
 COPIES_COLUMN, COUNTED_FROM_COLUMN = "copies_dropped", "copies_counted_from"
@@ -114,7 +115,6 @@ class Group:
 
     @property
     def remedy(self) -> str:
-        """The likely fix."""
         return REMEDIES.get(self.code, "")
 
 
@@ -168,7 +168,7 @@ def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tupl
     for frame in frames:
         dead_letters = selection.of(with_fingerprints(frame))
         count += dead_letters.num_rows
-        together = dead_letters if kept is None else pa.concat_tables([kept, dead_letters]).unify_dictionaries()
+        together = dead_letters if kept is None else joined([kept, dead_letters])
         kept = together.sort_by([("_tf_sequence", "ascending"), ("_tf_ordinal", "ascending")]).slice(0, limit)
     return (kept if kept is not None else pa.table({})), count
 

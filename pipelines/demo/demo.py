@@ -8,16 +8,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from secrets import token_hex
 
-import httpx
-import pyarrow as pa
-import pyarrow.compute as pc
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -28,17 +26,15 @@ from pipelines.config.source_ids import only_source
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.nats.client import JetStream
-from pipelines.control.control import find_runners
+from pipelines.control.control import ask, find_runners
 from pipelines.counts import count_of
 from pipelines.demo.orders import Recipe
 from pipelines.demo.produce import ProduceSummary, produce
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.home import default_home
-from pipelines.proof.positions import POSITION_SCHEMA, compare_positions, duplicates_by_key
-from pipelines.proof.readers.kafka import read_topic
+from pipelines.proof.audit.run import Audit
 from pipelines.proof.readers.streams import read_dead_letters
-from pipelines.proof.readers.table import table_batches
-from pipelines.proof.terminal import examples_table, tally_table
+from pipelines.proof.terminal import show_report, tally_table
 from pipelines.proof.verification.run import Request, verify
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE
@@ -50,19 +46,21 @@ FILE = Path(__file__).resolve().parents[2] / "examples" / "orders" / "pipeline.y
 _PARTITIONS = 4
 _POLL_SECONDS = 0.1
 _STALL_SECONDS = 180.0
+_ANSWER_WITHIN = timedelta(seconds=5)
 _STOP_SECONDS = 60.0
 _SAMPLE_ROWS = 5
 _SAMPLE_COLUMNS = ("order_id", "customer_id", "city", "restaurant", "dish", "quantity", "price", "tags", "note")
 _LOG_TAIL_LINES = 20
 _PLAIN_WIDTH = 120
+_EXAMPLES = 10
 
 
-def demo(recipe: Recipe, count: int, keep: bool = True) -> int:
+def demo(recipe: Recipe, count: int) -> int:
     """Run the demo, print its progress on standard output and return the exit code.
 
     Exit code 0: every produced record is in the table or among the dead letters exactly once, with the right contents, or it is a copy that
     was dropped and counted; the tally has no residue and the runner exited with 0. Exit code 1: anything else, such as servers that do not
-    start. `keep`: leave the servers running. Raises TallyflowError when a system fails the demo itself.
+    start. The servers keep running. Raises TallyflowError when a system fails the demo itself.
     """
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     if not FILE.exists():
@@ -73,10 +71,7 @@ def demo(recipe: Recipe, count: int, keep: bool = True) -> int:
         environment = {**os.environ, **addresses.environment(), **_fresh_names(), "TALLYFLOW_HOME": str(stack.home)}
         stage = _Stage(console, load(FILE, environment), environment, stack.home)
         is_exact = stage.play(recipe, count)
-        if keep:
-            console.print("The servers keep running with these records; `tallyflow down` stops them.")
-        else:
-            stack.down()
+        console.print("The servers keep running with these records; `tallyflow down` stops them.")
     except LocalServerError as error:
         console.print(str(error), style="red", markup=False)
         return 1
@@ -84,7 +79,6 @@ def demo(recipe: Recipe, count: int, keep: bool = True) -> int:
 
 
 def _fresh_names() -> dict[str, str]:
-    """Return new names for the variables of examples/orders/pipeline.yaml."""
     run = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{token_hex(2)}"
     name = f"orders-demo-{run}"
     return {"ORDERS_PIPELINE": name, "ORDERS_TOPIC": name, "ORDERS_TABLE": name.replace("-", "_")}
@@ -167,7 +161,6 @@ class _Stage:
         self._directory = self._names.directory(home)
 
     def play(self, recipe: Recipe, count: int) -> bool:
-        """Return True iff every record is accounted for."""
         produced = self._produce(recipe, count)
         ended_well = self._run_pipeline(produced.produced)
         has_residue, dropped = self._show_tally()
@@ -277,13 +270,8 @@ class _Stage:
         return _Timing(started, ready if ready is not None and ready < through else None, through, time.monotonic())
 
     def _is_ready(self) -> bool:
-        found = find_runners(self._directory)
-        if not found:
-            return False
-        try:
-            return httpx.get(f"http://127.0.0.1:{found[0]['port']}/healthz", timeout=5).is_success
-        except httpx.HTTPError:
-            return False
+        answers = (ask(runner, _ANSWER_WITHIN) for runner in find_runners(self._directory))
+        return any(answer is not None and answer["ready"] for answer in answers)
 
     def _show_tally(self) -> tuple[bool, int]:
         """Print the tally; return (whether it has a residue, the duplicates that it counts)."""
@@ -309,32 +297,16 @@ class _Stage:
         self._console.print(table)
 
     def _verify(self, produced: ProduceSummary) -> bool:
-        """Compare Kafka's positions with the table and the dead letters, then the values as `tallyflow verify` does."""
-        _headline(self._console, 6, "Checking Kafka's positions against the table and the dead letters")
-        records = read_topic(client_settings(only_source(self._config)), produced.topic, ["key"])
-        duplicates = duplicates_by_key(records)
-        rows = _positions(table_batches(self._config.sink, POSITION_SCHEMA.names))
+        """Count every position as `tallyflow audit` does, and compare the values as `tallyflow verify` does."""
+        _headline(self._console, 6, "Checking Kafka's positions and values against the table and the dead letters")
         with closing(JetStream(self._config.nats).connect()) as log:
-            dead_letters = _positions(read_dead_letters(log, self._names, (*POSITION_SCHEMA.names, "code")), ("code", pa.string()))
-            contents = verify(self._config, log, Request(self._directory, with_kafka=True))
-        positions = compare_positions(records, rows, dead_letters, produced.bad, duplicates)
-        is_as_produced = (len(records), len(duplicates)) == (produced.produced, produced.duplicates)
-        lines = [*positions.lines(), f"records produced: {produced.produced:,}, found in Kafka: {len(records):,}"]
-        lines += [*contents.lines(), f"dead letters by reason: {_reasons(dead_letters)}"]
+            positions = Audit(self._config, log, _EXAMPLES).run()
+            contents = verify(self._config, log, Request(self._directory, examples=_EXAMPLES, with_kafka=True))
+            reasons = Counter(code for batch in read_dead_letters(log, self._names, ("code",)) for code in batch["code"].to_pylist())
+        found, bad = contents.counts.get("in Kafka", 0), reasons.total()
         for report in (positions, contents):
-            for finding in report.findings:
-                self._console.print(examples_table(finding))
-        for line in lines:
-            self._console.print(f"   {line}", markup=False, highlight=False, soft_wrap=True)
+            show_report(self._console, report, margin="   ")
+        self._show(f"records produced: {produced.produced:,}, found in Kafka: {found:,}")
+        self._show(f"dead letters by reason: {', '.join(f'{count} {code}' for code, count in sorted(reasons.items())) or 'none'}")
+        is_as_produced = (found, contents.counts.get("copies", 0), bad) == (produced.produced, produced.duplicates, produced.bad)
         return positions.is_clean and contents.is_clean and is_as_produced
-
-
-def _positions(batches: Iterable[pa.Table], *columns: tuple[str, pa.DataType]) -> pa.Table:
-    """Return batches as one table with the columns of POSITION_SCHEMA and `columns`."""
-    schema = pa.schema([*POSITION_SCHEMA, *columns])
-    return pa.concat_tables([schema.empty_table(), *(batch.select(schema.names).cast(schema) for batch in batches)])
-
-
-def _reasons(dead_letters: pa.Table) -> str:
-    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(dead_letters["code"]).to_pylist()}
-    return ", ".join(f"{count} {code}" for code, count in sorted(counts.items())) or "none"

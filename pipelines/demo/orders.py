@@ -22,6 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.errors import ConfigurationError, Fault
+
 GOOD, DUPLICATE = "good", "duplicate"
 BAD_KINDS = ("invalid_json", "wrong_type", "missing_field", "null_value", "not_utf8")
 """Cut-off JSON; a text as the quantity; no price; no value at all (a tombstone); bytes that are not UTF-8 in the dish."""
@@ -67,7 +69,7 @@ class Recipe:
     `size`: bytes of a value; a shorter one is padded to it exactly, one whose fields alone are longer (170 to 230 bytes) stays as it is.
     `duplicate_share`: share of copies (same key, same bytes) of an earlier good event, at most two blocks back. `bad_share`: share of
     records that do not fit examples/orders/pipeline.yaml, of each of BAD_KINDS alike. Shares are 0..1 and at most 1 together.
-    Raises ValueError for numbers outside of that.
+    Raises ConfigurationError for numbers outside of that.
     """
 
     seed: int = 1
@@ -77,13 +79,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not (0 <= self.duplicate_share <= 1 and 0 <= self.bad_share <= 1 and self.duplicate_share + self.bad_share <= 1):
-            raise ValueError(f"duplicate_share {self.duplicate_share} and bad_share {self.bad_share} must be 0..1 and at most 1 together")
+            shares = f"duplicate_share {self.duplicate_share} and bad_share {self.bad_share} must be 0..1 and at most 1 together"
+            raise ConfigurationError("recipe", [Fault("", shares)])
         if self.seed < 0 or not 1 <= self.size <= _MAX_SIZE:
-            raise ValueError(f"seed {self.seed} must be 0 or more, size {self.size} must be 1 to {_MAX_SIZE}")
+            numbers = f"seed {self.seed} must be 0 or more, size {self.size} must be 1 to {_MAX_SIZE}"
+            raise ConfigurationError("recipe", [Fault("", numbers)])
 
     @property
     def block_events(self) -> int:
-        """Number of events per block."""
         return max(1, min(MAX_BLOCK_EVENTS, _BLOCK_BYTES // self.size))
 
 
@@ -109,7 +112,7 @@ class Events:
 
 def orders(recipe: Recipe, count: int) -> Iterator[Events]:
     """Yield the first `count` events of the recipe's endless stream, in blocks."""
-    sources = _no_events()
+    sources = Events(pa.array([], pa.binary()), pa.array([], pa.binary()), np.zeros(0, dtype=np.int8))
     for block in range(-(-count // recipe.block_events)):
         keys, values = _render(recipe, block)
         kinds = _draw_kinds(recipe, block, has_sources=len(sources) > 0)
@@ -119,10 +122,6 @@ def orders(recipe: Recipe, count: int) -> Iterator[Events]:
 
 def _random(recipe: Recipe, block: int, purpose: int) -> np.random.Generator:
     return np.random.default_rng((recipe.seed, block, purpose))
-
-
-def _no_events() -> Events:
-    return Events(pa.array([], pa.binary()), pa.array([], pa.binary()), np.zeros(0, dtype=np.int8))
 
 
 def _draw_kinds(recipe: Recipe, block: int, has_sources: bool) -> Codes:

@@ -69,10 +69,7 @@ def produce(
     """
     if rate is not None and rate <= 0:
         raise ConfigurationError("produce", [Fault("rate", f"must be more than 0, not {rate}")])
-    try:
-        recipe = Recipe(seed, size, duplicate_share, bad_share)
-    except ValueError as error:
-        raise ConfigurationError("produce", [Fault("", str(error))]) from error
+    recipe = Recipe(seed, size, duplicate_share, bad_share)
     ensure_topic(connection, topic, partitions)
     sending = _Sending(connection, topic)
     kinds: Counter[str] = Counter()

@@ -1,1 +1,1 @@
-"""Spark: the session, the legs' Data Sources, work in the driver or in tasks."""
+"""Spark's session and batch tasks; the legs' base class, their inputs, and who works on them."""

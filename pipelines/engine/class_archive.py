@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql.functions import count as count_of
 
 from pipelines.errors import HaltError
 
@@ -70,43 +69,22 @@ def make_archive(path: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-class _Count(SimpleDataSourceStreamReader):
-    def initialOffset(self) -> dict[str, int]:
-        return {"n": 0}
-
-    def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int]], dict[str, int]]:
-        return iter([(start["n"],)]), {"n": start["n"] + 1}
-
-    def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[int]]:
-        return iter([(number,) for number in range(start["n"], end["n"])])
-
-
-class _Counting(DataSource):
-    """A source with a row per batch: everything that our own sources need of Spark, without a server."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "tallyflow_counting"
-
-    def schema(self) -> StructType:
-        return StructType([StructField("n", LongType(), False)])
-
-    def simpleStreamReader(self, schema: StructType) -> _Count:
-        return _Count()
-
-
 def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
 def _work(session: SparkSession, checkpoint: Path) -> None:
-    """Run tasks, an exchange and a streaming query, as the legs use them."""
+    """Run tasks, an exchange and a streaming query, as runs and batch work use them."""
     rows = session.range(0, 4, 1, 4).mapInArrow(_same, "id long")
     rows.collect()
     rows.selectExpr("cast(id as int) as id").repartitionById(2, "id").mapInArrow(_same, "id int").collect()
-    session.dataSource.register(_Counting)
-    stream = session.readStream.format("tallyflow_counting").load().writeStream.option("checkpointLocation", str(checkpoint))
-    query = stream.foreachBatch(lambda batch, number: None).start()
+    epochs = session.readStream.format("rate-micro-batch").options(rowsPerBatch=1, numPartitions=1).load()
+
+    def on_epoch(epoch: DataFrame, _: int) -> None:
+        counted = Observation()
+        epoch.select("value").mapInArrow(_same, "value long").observe(counted, count_of("value").alias("rows")).collect()
+
+    query = epochs.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(on_epoch).start()
     while not query.recentProgress and query.isActive:
         query.awaitTermination(1)
     query.stop()

@@ -16,9 +16,8 @@ from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
-from pipelines.engine.run_spec import RunSpec, load_run, read_run
+from pipelines.engine.run_spec import RunSpec, read_run
 from pipelines.errors import HaltError
-from pipelines.host import collect_rarely
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_storage
@@ -133,15 +132,6 @@ class Connections(Kept):
         self.discard_engine()
         if self._log is not None and self._owns_log:
             self._log.close()
-
-
-@lru_cache(maxsize=1)
-def worker_connections(run_path: str) -> Connections:
-    """Return a worker's connections for one run; a worker process outlives its tasks."""
-    connections = Connections(load_run(run_path), keep_partitions=False)
-    connections.prove()
-    collect_rarely()
-    return connections
 
 
 @lru_cache(maxsize=1)

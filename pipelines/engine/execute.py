@@ -1,9 +1,8 @@
-"""Runs a leg's work items: in this process, or as Spark tasks. The same functions, items and reports either way.
+"""Runs the work items of batch work: in this process, or as Spark tasks. The same functions, items and reports either way.
 
 Items and reports are small, and travel as JSON (`protocol.codec`); record data never passes here.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +13,11 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
-from pipelines import errors
-from pipelines.engine.connections import Connections, batch_connections, worker_connections
+from pipelines.engine.connections import Connections, batch_connections
+from pipelines.engine.failures import from_failure, last_message, to_failure
 from pipelines.engine.run_spec import RunSpec
-from pipelines.errors import HaltError, InvariantError, TallyflowError, UndecidedError
-from pipelines.protocol.codec import Count, Form, FormError, Text, from_text, to_text
+from pipelines.errors import HaltError, InvariantError, TallyflowError
+from pipelines.protocol.codec import Form, FormError, from_text, to_text
 
 ItemT = TypeVar("ItemT", bound=Form)
 SharedT = TypeVar("SharedT", bound=Form)
@@ -51,22 +50,11 @@ class Exchange(Generic[ItemT, SharedT, ReportT]):
     report: type[ReportT]
 
 
-_ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*|(Error|Exception|Exit|Interrupt))$")
-"""The line of a traceback that holds its error."""
 _FAILED = "failed"
 """Kind of the parcel that notifies every bucket of an error of ours in a first task."""
 _REPORTS = pa.schema([("report", pa.string()), ("failure", pa.string())])
 _NUMBERED_REPORTS = pa.schema([("item", pa.int64()), *_REPORTS])
 _PARCELS = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
-
-
-@dataclass(frozen=True)
-class _Failure(Form):
-    """An error of ours, and the `records` of an UndecidedError."""
-
-    error: Text
-    message: Text
-    records: tuple[tuple[Count, Count, Count, Text, Text], ...] = ()
 
 
 def run_here(connections: Connections, work: Work[ItemT, ReportT], items: Sequence[ItemT]) -> list[ReportT]:
@@ -96,7 +84,7 @@ def _reports(report: type[ReportT], rows: Iterable[Row]) -> list[ReportT]:
     rows = list(rows)
     for row in rows:
         if row["failure"]:
-            raise _revive(from_text(_Failure, row["failure"]))
+            raise from_failure(row["failure"])
     try:
         return [from_text(report, row["report"]) for row in rows]
     except FormError as error:
@@ -172,11 +160,6 @@ class Tasks:
         return _exchanged(self._session, self._connect, work, items, shared, buckets)
 
 
-def leg_tasks(session: SparkSession, run_path: str) -> Tasks:
-    """Return the tasks of a running leg: its workers read the run file."""
-    return Tasks(session, partial(worker_connections, run_path))
-
-
 def batch_tasks(session: SparkSession, run: RunSpec, variables: Mapping[str, str]) -> Tasks:
     """Return the tasks of batch work beside the stream.
 
@@ -191,7 +174,7 @@ def _sent(work: Exchange[ItemT, SharedT, ReportT], connect: Connect, text: str, 
     try:
         yield from work.send(connect(), from_text(work.item, text))
     except TallyflowError as error:
-        yield from ((bucket, _FAILED, _failure(error).encode()) for bucket in range(buckets))
+        yield from ((bucket, _FAILED, to_failure(error).encode()) for bucket in range(buckets))
 
 
 def _attempt(connect: Connect, work: Work[ItemT, ReportT], text: str) -> tuple[str | None, str | None]:
@@ -199,30 +182,4 @@ def _attempt(connect: Connect, work: Work[ItemT, ReportT], text: str) -> tuple[s
     try:
         return to_text(work.run(connect(), from_text(work.item, text))), None
     except TallyflowError as error:
-        return None, _failure(error)
-
-
-def _failure(error: TallyflowError) -> str:
-    records = tuple(map(tuple, error.records)) if isinstance(error, UndecidedError) else ()
-    return to_text(_Failure(type(error).__name__, str(error), records))
-
-
-def _revive(failure: _Failure) -> TallyflowError:
-    if failure.records:
-        return UndecidedError(failure.message, failure.records)
-    kind = getattr(errors, failure.error, HaltError)
-    if not issubclass(kind, HaltError | errors.RetryableError | errors.ConflictError):
-        kind = HaltError
-    revived: TallyflowError = kind(failure.message)
-    return revived
-
-
-def last_message(text: str) -> str:
-    """Return the end of the last Python traceback in `text`, the kind of error and its message; without a traceback the first line."""
-    last_line, was_indented = "", False
-    for line in text.splitlines():
-        if was_indented and _ERROR.match(line):
-            last_line = line
-        was_indented = line.startswith(" ") if line.strip() else was_indented
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (last_line or next((line for line in lines if _ERROR.match(line)), None) or next(iter(lines), ""))[:500]
+        return None, to_failure(error)

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from socket import gethostname
 
@@ -25,32 +24,30 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One start of a runner. `epochs` by leg, `identities` by the ids of its sources; new plans name the version `stage_config`.
+    """One start of a runner. `identities` by the ids of its sources; new plans name the version `stage_config`.
 
-    Ranges of at most `driver_offsets` Kafka offsets, or `driver_frames` raw frames, are processed in the driver, larger ones in tasks.
-    `state_storage` is the directory or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty
-    for none. `resolved`: the `resolved_digest` of the driver's configuration, empty for any. `file_version`: the version of the file's
-    configuration (`config.version_of`), to detect a later change of the file.
+    `targets`: the offsets at which the run ends, by source and partition, None for a run without an end. `state_storage` is the directory
+    or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty for none. `resolved`: the
+    `resolved_digest` of the driver's configuration, empty for any. `file_version`: the version of the file's configuration
+    (`config.version_of`), to detect a later change of the file.
     """
 
     config_text: str
     config_name: str
-    epochs: dict[str, int]
     stream_ids: dict[str, str]
     identities: dict[str, str]
     stage_config: str
-    driver_offsets: int
-    driver_frames: int
     state_storage: str
     accepted_config: str = ""
     file_version: str = ""
     resolved: str = ""
+    targets: dict[str, dict[str, int]] | None = None
 
     @classmethod
     def beside(cls, config_text: str, config: PipelineConfig, state_storage: str = "") -> "RunSpec":
         """Return the run of work beside the stream, which plans nothing. `config`: the text as this process has resolved it."""
         name = f"pipeline {config.pipeline_id}"
-        return cls(config_text, name, {}, {}, {}, "", 0, 0, state_storage, resolved=resolved_digest(config))
+        return cls(config_text, name, {}, {}, "", state_storage, resolved=resolved_digest(config))
 
     def save(self, path: Path) -> None:
         write_whole(path, self.text())
@@ -84,12 +81,6 @@ def resolved_digest(config: PipelineConfig) -> str:
     """Return 16 hex digits of the resolved meaning of a file without its secrets: the pipeline and its servers."""
     canonical = json.dumps(config.model_dump(mode="json"), sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=8)
-def load_run(path: str) -> RunSpec:
-    """Read the file once per process; a new start writes a new path."""
-    return read_run(Path(path).read_text())
 
 
 def read_run(text: str) -> RunSpec:

@@ -11,7 +11,6 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from pipelines.engine.class_archive import java_option
-from pipelines.engine.ranges import SourceRanges, StreamRanges
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -25,7 +24,7 @@ SETTINGS: dict[str, str] = {
     # A task is a bucket: coalescing or splitting partitions would break the one-writer rule (protocol.md section 3).
     "spark.sql.adaptive.enabled": "false",
     "spark.speculation": "false",
-    # One of our plans yields a row per range: generating and compiling code for it costs more than it saves.
+    # A task yields a row per leg: generating and compiling code for it costs more than it saves.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.python.worker.reuse": "true",
@@ -36,8 +35,6 @@ SETTINGS: dict[str, str] = {
     "spark.sql.streaming.pollingDelay": "1ms",
     "spark.sql.streaming.stopTimeout": "30s",
     "spark.sql.streaming.numRecentProgressUpdates": "4",
-    # Three legs share the task slots; a leg with little to do must not wait behind another's long job.
-    "spark.scheduler.mode": "FAIR",
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|sasl|jaas",
 }
 
@@ -52,7 +49,7 @@ def default_master(cores: int | None = None) -> str:
 def build_session(
     name: str, directory: Path, master: str | None = None, java_options: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Start (or join) this process's session with our two data sources registered.
+    """Start (or join) this process's session.
 
     `java_options`: replace the options that use the class archive. `settings` override SETTINGS. Workers run this interpreter: a `python3`
     found on PATH would not have our packages. The JVM logs to `spark.log` in `directory`: an error that ends a query reaches the runner as
@@ -74,10 +71,7 @@ def build_session(
         .config("spark.sql.warehouse.dir", str(local / "warehouse"))
         .config("spark.driver.extraJavaOptions", " ".join(options))
     )
-    session = builder.getOrCreate()
-    for source in (SourceRanges, StreamRanges):
-        session.dataSource.register(source)
-    return session
+    return builder.getOrCreate()
 
 
 def _local_python(directory: Path) -> Path:

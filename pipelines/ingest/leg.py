@@ -3,18 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.connectors.nats.client import fetch_whole
 from pipelines.connectors.sources import Block, Source, Words
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Work, run_here
-from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, ReplanError
-from pipelines.engine.ranges import admit
+from pipelines.engine.inputs import Offset, SourceInput, admit
+from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, ReplanError, Tenure
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ingest.narrowing import narrowed, rest_behind, rest_to_plan
 from pipelines.ingest.writer import PartitionWriter, check_cover, frame_headers, identity_of, last_offset
@@ -22,15 +19,12 @@ from pipelines.protocol.append import Appender, Tail, Written
 from pipelines.protocol.bodies import IngestDone, IngestPlan, RawTail
 from pipelines.protocol.codec import Count, Form, PartitionKey, Text
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.lease import Lease
 from pipelines.protocol.ledger import Chain, Entry, Log
 from pipelines.protocol.records import HEADER_FIRST, HEADER_SKIPPED, RAW_SCHEMA
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 
 FLUSH_BYTES = 4 * 1024 * 1024
 """Ingest makes frames of what it has read as soon as it is this large."""
-DRIVER_OFFSETS = 20_000
-"""Ranges of at most this many offsets are read in the driver, unless the run says otherwise."""
 _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
 
 
@@ -45,6 +39,7 @@ class IngestItem(Form):
     ranges: dict[PartitionKey, tuple[Count, Count]]
     tails: dict[PartitionKey, RawTail]
     standing: tuple[PartitionKey, ...] = ()
+    epoch: Count = 0
     flush_bytes: Count = FLUSH_BYTES
 
 
@@ -73,7 +68,7 @@ def ingest(connections: Connections, item: IngestItem) -> IngestReport:
     """
     ranges = {int(p): range_ for p, range_ in item.ranges.items()}
     tails = {int(p): Tail(tail.sequence, tail.offset) for p, tail in item.tails.items()}
-    copy = _Copy(connections, item.source, ranges, tails)
+    copy = _Copy(connections, item, ranges, tails)
     standing = set(map(int, item.standing))
     for partition in standing:
         copy.writers[partition].must_read_back = True
@@ -85,23 +80,20 @@ def ingest(connections: Connections, item: IngestItem) -> IngestReport:
     return IngestReport({str(p): copy.report(p, tails.get(p)) for p in ranges})
 
 
-INGEST = Work(ingest, IngestItem, IngestReport)
-
-
 class _Copy:
     """One attempt at the ranges of an item: its source, and a writer per partition."""
 
     def __init__(
-        self, connections: Connections, source_id: str, ranges: Mapping[int, tuple[int, int]], tails: Mapping[int, Tail[int]]
+        self, connections: Connections, item: IngestItem, ranges: Mapping[int, tuple[int, int]], tails: Mapping[int, Tail[int]]
     ) -> None:
-        self.connections, self.source_id, self.ranges = connections, source_id, ranges
-        self.source = connections.source(source_id)
+        self.connections, self.item, self.ranges = connections, item, ranges
+        self.source = connections.source(item.source)
         self.writers = {p: self._writer(p, start, end, tails.get(p)) for p, (start, end) in ranges.items()}
 
     def _writer(self, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
         framing = self.connections.means.framing
-        appender = Appender(*_place(self.connections, self.source_id, partition), last_offset, end - 1, tail, framing)
-        return PartitionWriter(appender, start, end, _headers(self.connections, self.source_id, self.source.words, partition))
+        appender = Appender(*_place(self.connections, self.item.source, partition), last_offset, end - 1, tail, framing)
+        return PartitionWriter(appender, start, end, _headers(self.connections, self.item.source, partition, self.item.epoch))
 
     def run(self, ranges: dict[int, tuple[int, int]], flush_bytes: int) -> None:
         """Copy these ranges of the item; publish whenever `flush_bytes` have been read."""
@@ -131,7 +123,7 @@ class _Copy:
             _write(self.writers[partition], blocks)
 
     def _check_identity(self) -> None:
-        if self.source.facts().identity != self.connections.run.identities[self.source_id]:
+        if self.source.facts().identity != self.connections.run.identities[self.item.source]:
             raise DataLossError(
                 f"{self.source.words} was deleted and made again while it was read: its offsets mean other "
                 "records; delete the pipeline and start it anew, or use another pipeline_id and another table"
@@ -140,7 +132,7 @@ class _Copy:
     def report(self, partition: int, tail: Tail[int] | None) -> PartitionReport:
         """Report the frames of a partition's range on its subject, with their sequences."""
         writer, (start, end) = self.writers[partition], self.ranges[partition]
-        subject = self.connections.names.raw(self.source_id, partition)
+        subject = self.connections.names.raw(self.item.source, partition)
         frames = writer.frames
         skipped = 0
         if writer.must_read_back:
@@ -157,9 +149,8 @@ def _place(connections: Connections, source_id: str, partition: int) -> tuple[Lo
     return connections.log, names.stream("raw"), names.raw(source_id, partition)
 
 
-def _headers(connections: Connections, source_id: str, words: Words, partition: int) -> dict[str, str]:
-    run = connections.run
-    return frame_headers(words.name, run.identities[source_id], partition, run.epochs[connections.config.topology.ingest(source_id)])
+def _headers(connections: Connections, source_id: str, partition: int, epoch: int) -> dict[str, str]:
+    return frame_headers(connections.source(source_id).words.name, connections.run.identities[source_id], partition, epoch)
 
 
 def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
@@ -223,14 +214,14 @@ def _stored_frames(connections: Connections, subject: str, start: int, end: int,
     return frames, skipped
 
 
-def anchor(connections: Connections, source_id: str, starts: dict[int, int]) -> dict[int, Tail[int]]:
+def anchor(connections: Connections, source_id: str, starts: dict[int, int], epoch: int) -> dict[int, Tail[int]]:
     """Store the first-start offsets as an empty frame per partition that has none yet; return the tails."""
-    tails, words = {}, connections.source(source_id).words
+    tails = {}
     for partition, start in starts.items():
         appender = Appender(*_place(connections, source_id, partition), last_offset, start - 1, framing=connections.means.framing)
         if appender.tail.sequence == 0:
             empty = appender.framing.encode(RAW_SCHEMA.empty_table())
-            appender.append(empty, start, start - 1, 0, _headers(connections, source_id, words, partition))
+            appender.append(empty, start, start - 1, 0, _headers(connections, source_id, partition, epoch))
         tails[partition] = appender.tail
     return tails
 
@@ -277,25 +268,24 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
 
     _raw_limit = -1
     _left: frozenset[str] = frozenset()
-    """Partitions whose rest this query leaves to the next one."""
+    """Partitions whose rest waits until the leg begins again."""
 
     def __init__(
         self,
         connections: Connections,
         chain: Chain[IngestPlan, IngestDone],
-        lease: Lease,
-        run_path: Path,
+        tenure: Tenure,
         stop: Event,
         means: LegMeans = LEG_MEANS,
         flush_bytes: int = FLUSH_BYTES,
     ) -> None:
-        super().__init__(connections, chain, lease, run_path, stop, means)
+        super().__init__(connections, chain, tenure, stop, means)
         self._flush_bytes = flush_bytes
 
-    def on_batch(self, frame: DataFrame, batch: int, checkpoint: Path) -> None:
-        """Handle a batch like every leg; then publish the progress at the source, for its ordinary lag tools."""
-        super().on_batch(frame, batch, checkpoint)
-        self._source.publish({int(p): offset for p, offset in self.chain.state.to.items()})
+    def open_input(self) -> SourceInput:
+        targets = self.connections.run.targets
+        until = None if targets is None else {int(p): end for p, end in targets[self.source_id].items()}
+        return SourceInput(self._source, until, self.means.clock)
 
     @property
     def source_id(self) -> str:
@@ -318,13 +308,14 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         if plan is None:
             first = {str(p): offset for p, offset in sorted(starts().items())}
             plan = self.chain.plan(IngestPlan(start=first, to=first, is_anchor=True))
-        tails = anchor(self.connections, self.source_id, {int(p): offset for p, offset in plan.body.to.items()})
+        tails = anchor(self.connections, self.source_id, {int(p): offset for p, offset in plan.body.to.items()}, self.chain.state.epoch)
         ends = {str(p): RawTail(tail.sequence, _next_offset(tail) - 1) for p, tail in tails.items()}
         self.chain.done(IngestDone(start=plan.body.start, to=plan.body.to, tails=ends))
 
-    def _start_offset(self) -> dict[str, int]:
+    def _start_offset(self) -> Offset:
         """Return the offsets of the last `done`. Raise DataLossError if a partition's subject ends before its offset."""
         self._left = frozenset()
+        self.anchor(lambda: self._source.beginnings(self._source.facts().partitions))
         raw = self.connections.log.state(self.connections.names.stream("raw"))
         self._raw_limit = raw.max_bytes if raw else -1
         done: dict[str, int] = self.chain.state.to
@@ -345,26 +336,29 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         ends, _ = self._source.known_ends([int(p) for p in confirmed], _LEADER_ANSWERS_WITHIN_SECONDS)
         check_ends(self._source.words, confirmed, ends)
 
-    def advance(self, session: SparkSession, end: dict[str, int]) -> None:
+    def advance(self, end: Offset) -> None:
         """Advance like every leg. If an end steps back, it is checked first: nothing would ever be read up to there.
 
-        Raise ReplanError if a partition has lost its leader on the way: everything else is done, and its rest waits for the next query.
+        Raise ReplanError if a partition has lost its leader on the way: everything else is done, and its rest waits.
         """
         confirmed = self.chain.state.to or {}
         if any(offset < confirmed.get(partition, 0) for partition, offset in end.items()):
             self.patiently(self._check_ends)
-        super().advance(session, end)
+        super().advance(end)
         if self._left:
             raise ReplanError(
                 f"ingest: no leader answered for partition {', '.join(sorted(self._left, key=int))} of "
                 f"{self._source.words.name}, so the others go on without; it is read from where it stands when it has one"
             )
 
-    def covers(self, end: dict[str, int]) -> bool:
+    def show_progress(self) -> None:
+        self._source.publish({int(p): offset for p, offset in self.chain.state.to.items()})
+
+    def covers(self, end: Offset) -> bool:
         to = self.chain.state.to or {}
         return all(to.get(partition, -1) >= offset for partition, offset in end.items() if partition not in self._left)
 
-    def propose(self, end: dict[str, int]) -> IngestPlan:
+    def propose(self, end: Offset) -> IngestPlan:
         assert self.chain.state.done is not None
         start = {**dict.fromkeys(end, 0), **self.chain.state.to}
         end = {partition: offset for partition, offset in end.items() if partition not in self._left}
@@ -386,17 +380,17 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         mean_bytes = totals["bytes"] / rows if rows else MAX_FRAME_BYTES
         return max(1, int(self._raw_limit / 8 / mean_bytes))
 
-    def execute(self, session: SparkSession, plan: Entry[IngestPlan]) -> IngestDone:
+    def execute(self, plan: Entry[IngestPlan]) -> IngestDone:
         """Execute the plan; if a partition has lost its leader and others have one, execute the rest without it (narrowing.py)."""
         # An earlier attempt may have amended the plan.
         plan = self.chain.state.plan or plan
         try:
-            return self._carry_out(session, plan.body)
+            return self._carry_out(plan.body)
         except RetryableError:
             amended = self._narrow(plan.body)
             if amended is None:
                 raise
-        return self._carry_out(session, amended)
+        return self._carry_out(amended)
 
     def _narrow(self, plan: IngestPlan) -> IngestPlan | None:
         """Return the amended plan, without the rest of partitions that have no leader now.
@@ -417,19 +411,14 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         self._left |= {*lost}
         return amended.body
 
-    def _carry_out(self, session: SparkSession, plan: IngestPlan) -> IngestDone:
+    def _carry_out(self, plan: IngestPlan) -> IngestDone:
         start, to = plan.start, plan.to
         ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
         assert self.chain.state.done is not None
         done = self.chain.state.done.body
         known, standing = done.tails, plan.standing
         offsets = sum(end - begin for begin, end in ranges.values())
-        if offsets <= self.connections.run.driver_offsets:
-            reports = run_here(self.connections, INGEST, [self._item(ranges, known, standing)])
-        else:
-            items = [self._item({p: r}, known, standing) for p, r in ranges.items()]
-            reports = self.means.tasks(session, self.run_path).run(INGEST, items)
-        by_partition = {p: report for reports_of_item in reports for p, report in reports_of_item.partitions.items()}
+        by_partition = ingest(self.connections, self._item(ranges, known, standing)).partitions
         rows = sum(report.rows for report in by_partition.values())
         skipped = sum(report.skipped for report in by_partition.values())
         counts = {
@@ -444,6 +433,11 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         tails = {**known, **{p: report.tail for p, report in by_partition.items()}}
         return IngestDone(start=start, to=to, counts=counts, tails=tails, rest=rest_behind(done, plan))
 
+    def _reached(self, done: IngestDone) -> Offset:
+        return dict(done.to)
+
     def _item(self, ranges: dict[str, tuple[int, int]], tails: Mapping[str, RawTail], standing: Sequence[str]) -> IngestItem:
         known = {p: tails[p] for p in ranges if p in tails}
-        return IngestItem(self.source_id, ranges, known, tuple(p for p in ranges if p in standing), self._flush_bytes)
+        return IngestItem(
+            self.source_id, ranges, known, tuple(p for p in ranges if p in standing), self.chain.state.epoch, self._flush_bytes
+        )

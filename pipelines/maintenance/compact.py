@@ -8,6 +8,7 @@ the leg's lease and lists them itself. A compaction that is killed leaves files 
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -22,7 +23,7 @@ from pipelines.key_store.segments import BLOCK_ROWS, Run, RunFacts
 from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.buckets import listed, live_runs
-from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessState
+from pipelines.protocol.bodies import ProcessDone, ProcessPlan, ProcessState
 from pipelines.protocol.codec import Count, Form, Long, to_text
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE, reach
 from pipelines.protocol.ledger import Chain
@@ -90,7 +91,6 @@ class MergedRuns(Form):
         return self.output != self.inputs
 
     def compacted(self, outcome: str) -> Compacted:
-        """Return the report on the bucket."""
         return Compacted(self.bucket, self.before, self.after, self.live_keys, outcome)
 
 
@@ -102,32 +102,25 @@ def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS, share: 
     """
     os.environ.setdefault(RUNNER_PID_VARIABLE, str(os.getpid()))
     share = share or partial(run_here, state.connections)
-    lease = state.lease()
-    try:
-        epoch = lease.acquire()
-    except FencedError:
-        return _offered(state, adoption_seconds, share)
-    try:
-        return _listed(state, epoch, share)
-    finally:
-        lease.release()
+    with ExitStack() as held:
+        try:
+            chain, found = held.enter_context(state.held())
+        except FencedError:
+            return _offered(state, adoption_seconds, share)
+        return _listed(state, chain, found, share)
 
 
-def _listed(state: KeyState, epoch: int, share: Share) -> list[Compacted]:
+def _listed(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: ProcessState, share: Share) -> list[Compacted]:
     """List the new segments in our own `done` and delete the old ones: no leg runs, and we hold its lease."""
-    chain = Chain(state.connections.log, state.names, PROCESS_CHAIN, epoch)
-    found = chain.open()
     merged = _merge_all(state, found, share)
     reach("compact.after-runs")
     changed = [one for one in merged if one.is_changed]
     if changed:
-        assert found.done is not None
-        runs = {str(one.bucket): one.output for one in changed}
+        done, runs = state.last(found), {str(one.bucket): one.output for one in changed}
         lists = RunLists(state.connections.log, state.names)
         for one in changed:
             state.check_written(one.bucket, one.output)
-        before = found.done.body.runs
-        chain.restate(replace(found.done.body, runs=lists.write(before, {**lists.of(before), **runs})))
+        chain.restate(replace(done, runs=lists.write(done.runs, {**lists.of(done.runs), **runs})))
         for one in changed:
             _delete(state, one.bucket, one.inputs, kept=one.output)
     return [one.compacted("listed" if one.is_changed else "unchanged") for one in merged]
@@ -179,11 +172,9 @@ def _delete(state: KeyState, bucket: int, runs: Listing, kept: Listing) -> None:
 
 
 def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[MergedRuns]:
-    config = state.stage_config(found)
-    assert found.done is not None
-    expired, to = config.dedup.expired_us(found.done.body), found.done.body.to
-    lists = state.lists(found)
-    items = [BucketRuns(bucket, lists.get(str(bucket), []), expired, to) for bucket in range(state.buckets(found))]
+    done, lists = state.last(found), state.lists(found)
+    expired = state.stage_config(found).dedup.expired_us(done)
+    items = [BucketRuns(bucket, lists.get(str(bucket), []), expired, done.to) for bucket in range(done.buckets)]
     return share(MERGE, items)
 
 

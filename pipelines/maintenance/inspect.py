@@ -5,7 +5,8 @@ read, the newer listing is read instead.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,10 +27,10 @@ from pipelines.process.parse.step import parse
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
 from pipelines.progress import Progress, no_progress
-from pipelines.protocol.bodies import NEVER, PROCESS_CHAIN, ProcessDone, ProcessState
+from pipelines.protocol.bodies import NEVER, PROCESS_CHAIN, ProcessDone, ProcessPlan, ProcessState
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.lease import Lease
-from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import Names, bucket_of_key
 from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import read_purged
@@ -120,23 +121,35 @@ class KeyState:
         return read_chain(self.connections.log, self.names, PROCESS_CHAIN)
 
     def lease(self) -> Lease:
-        """Return the lease of the leg that writes the store, to be acquired. Raise HaltError for a pipeline that was never started."""
-        check_started(self.connections.log, self.names)
         return Lease(self.connections.log, self.names, self.directory, PROCESS_CHAIN.leg)
 
-    def stage_config(self, state: ProcessState) -> Program:
-        """Return the configuration of the last range that was done. Raise HaltError before the first."""
+    @contextmanager
+    def held(self) -> Iterator[tuple[Chain[ProcessPlan, ProcessDone], ProcessState]]:
+        """Hold the lease of the leg that writes the store; yield its chain, opened, and the state of the chain.
+
+        Raise HaltError for a pipeline that was never started, FencedError while the leg runs.
+        """
+        check_started(self.connections.log, self.names)
+        lease = self.lease()
+        epoch = lease.acquire()
+        try:
+            chain = Chain(self.connections.log, self.names, PROCESS_CHAIN, epoch)
+            yield chain, chain.open()
+        finally:
+            lease.release()
+
+    def last(self, state: ProcessState) -> ProcessDone:
+        """Return the last range that was done. Raise HaltError before the first.
+
+        Its `buckets` are the store's; after a rebucketing the configuration of the range names another number.
+        """
         if state.done is None:
             raise HaltError(f"looking into the key store of {self.names.pipeline}: no record has gone through the pipeline yet")
-        return self.stage_config_of(state.done.body)
+        return state.done.body
 
-    def stage_config_of(self, done: ProcessDone) -> Program:
-        return config_of(self.connections, done.config)
-
-    def buckets(self, state: ProcessState) -> int:
-        """Return the store's number of buckets; after a rebucketing the configuration of its last range names another."""
-        assert state.done is not None
-        return state.done.body.buckets
+    def stage_config(self, state: ProcessState) -> Program:
+        """Return the configuration of the last range that was done. Raise as `last`."""
+        return config_of(self.connections, self.last(state).config)
 
     def store(self, state: ProcessState, bucket: int) -> KeyedStore:
         """Return the bucket's store, open on the listing of `state`. Raise as `lists`, and StateDamagedError if a segment is missing."""
@@ -174,7 +187,7 @@ class KeyState:
     def _summary(self, state: ProcessState) -> StoreState:
         config = self.stage_config(state)
         found = []
-        for bucket in range(self.buckets(state)):
+        for bucket in range(self.last(state).buckets):
             store = self.store(state, bucket)
             sizes = [store.storage.size(facts.name) for facts in store.live]
             found.append(BucketState(bucket, sum(facts.rows for facts in store.live), sum(sizes), len(sizes)))
@@ -192,7 +205,7 @@ class KeyState:
     def _why(self, state: ProcessState, texts: Sequence[str], progress: Progress) -> KeyHistory:
         config = self.stage_config(state)
         values, hi, lo = self._hashed(config, texts)
-        bucket = int(bucket_of_key(lo, self.buckets(state))[0])
+        bucket = int(bucket_of_key(lo, self.last(state).buckets)[0])
         found = self.store(state, bucket).find(hi, lo)
         if not found.is_found[0]:
             return KeyHistory(values, bucket, None, None, False, 0, (), 0)
@@ -240,10 +253,9 @@ class KeyState:
         self, state: ProcessState, config: Program, key: tuple[Any, Any], first: Position, start: Start, progress: Progress
     ) -> tuple[int, list[Seen], int]:
         """Return (number, the first few, records read) of the key's records after `first` that had been processed by `state`."""
-        assert state.done is not None
         count = records = 0
         shown: list[Seen] = []
-        for found in replayed(self.connections.log, self.names, self.connections.engine, config, start, state.done.body.to, progress):
+        for found in replayed(self.connections.log, self.names, self.connections.engine, config, start, self.last(state).to, progress):
             hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
             mine = found.rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
             later = [row for row in mine if Position(row["_tf_sequence"], row["_tf_ordinal"], 0) > first]

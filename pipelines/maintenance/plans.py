@@ -8,6 +8,7 @@ has not read are no records yet, so no dead letter could hold them.
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -142,28 +143,22 @@ class Abandonment:
         self._log, self._sink, self._connections = reached.log, reached.sink, reached.connections
         assert reached.leg.reads is not None
         self._out = reached.leg.reads
-        try:
+        with ExitStack() as opened:
+            for connection in (self._log, self._connections, self._sink):
+                opened.callback(connection.close)
             check_started(self._log, self._names)
-            self._lease = reached.lease()
-            epoch = self._lease.acquire()
-        except BaseException:
-            self._log.close()
-            raise
-        try:
+            lease = reached.lease()
+            epoch = lease.acquire()
+            opened.callback(lease.release)
             self._began = clock()
             self._chain = Chain(self._log, self._names, reached.leg.chain, epoch)
             self._chain.open()
             state = self._log.state(self._names.stream(self._out))
             self._end = state.last_sequence if state else 0
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
-        self._lease.release()
-        self._sink.close()
-        self._connections.close()
-        self._log.close()
+        self._opened.close()
 
     def find(self, with_waiting: bool, is_not_stored: bool) -> GivenUp:
         """Find the rows that `run` would abandon: rows of the open plan that are not in the table, and all waiting rows if `with_waiting`.
@@ -171,6 +166,9 @@ class Abandonment:
         `is_not_stored`: the operator has verified that the table holds none of the plan's rows; needed if it has no position columns. The
         call waits until no insert of an earlier runner can be running. Raise HaltError if the rows cannot be identified.
         """
+        return self._chain.unless_overtaken(lambda: self._find(with_waiting, is_not_stored))
+
+    def _find(self, with_waiting: bool, is_not_stored: bool) -> GivenUp:
         self._chunk, self._given_up = None, np.zeros(0, dtype=np.intp)
         stored = refused = 0
         plan = self._chain.state.plan
@@ -200,6 +198,9 @@ class Abandonment:
 
     def run(self, reason: str) -> int:
         """Abandon the rows of `find`; return their number. Safe to kill: the sink, or a repetition, finishes what was decided."""
+        return self._chain.unless_overtaken(lambda: self._run(reason))
+
+    def _run(self, reason: str) -> int:
         count = 0
         plan = self._chain.state.plan
         if plan is not None and self._chunk is not None:

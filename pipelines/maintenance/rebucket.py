@@ -5,19 +5,17 @@ covered; one entry of the process chain that lists the new segments and names th
 rebucketing is killed in between, a start with either number is refused until it has run again, and it may run again.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import HaltError
-from pipelines.key_store.segments import Entries, RunFacts, write_run
+from pipelines.key_store.segments import RunFacts, write_run
 from pipelines.key_store.store import merge, run_name
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.buckets import listed, live_runs
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
-from pipelines.process.program import Program
 from pipelines.protocol.append import Appender, last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan, ProcessState
 from pipelines.protocol.lease import acquire_all
@@ -67,18 +65,17 @@ def rebucket(state: KeyState) -> Rebucketed:
 def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: ProcessState, buckets: int) -> Rebucketed:
     if found.done is None:
         return Rebucketed(buckets, buckets, 0, 0)
-    before, to = found.done.body.buckets, found.done.body.to
-    stage_config = state.stage_config(found)
-    lists = state.lists(found)
+    done, lists = found.done.body, state.lists(found)
+    before = done.buckets
     old = {bucket: live_runs(lists, bucket) for bucket in range(before)}
     new = old
     if before != buckets:
-        new = {bucket: _new_runs(state, found, stage_config, bucket, buckets) for bucket in range(buckets)}
-    _mark(state, buckets, Position.end_of(to))
+        new = {bucket: _new_runs(state, found, done, bucket) for bucket in range(buckets)}
+    _mark(state, buckets, Position.end_of(done.to))
     if before != buckets:
         runs = {str(bucket): listed(facts) for bucket, facts in new.items() if facts}
         pages = RunLists(state.connections.log, state.names).write(None, runs)
-        chain.restate(replace(found.done.body, runs=pages, buckets=buckets))
+        chain.restate(replace(done, runs=pages, buckets=buckets))
         for bucket, facts in old.items():
             for one in facts:
                 state.connections.dedup_store(bucket).storage.delete(one.name)
@@ -86,24 +83,17 @@ def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: P
     return Rebucketed(before, buckets, *counted)
 
 
-def _new_runs(state: KeyState, found: ProcessState, config: Program, bucket: int, buckets: int) -> list[RunFacts]:
+def _new_runs(state: KeyState, found: ProcessState, done: ProcessDone, bucket: int) -> list[RunFacts]:
     """Return the entries of one new bucket, from all old ones, as one segment."""
-    assert found.done is not None
-    parts = [part for part in _parts(state, found, bucket, buckets) if len(part)]
-    together = merge(parts, config.dedup.expired_us(found.done.body)) if parts else None
+    buckets = state.connections.config.buckets
+    # All entries of a key are in one old bucket, older segments first.
+    old = (entries for one in range(done.buckets) for entries in state.store(found, one).checked())
+    mine = (entries.take(np.flatnonzero(bucket_of_key(entries.lo, buckets) == bucket)) for entries in old)
+    parts = [part for part in mine if len(part)]
+    together = merge(parts, state.stage_config(found).dedup.expired_us(done)) if parts else None
     if together is None or not len(together):
         return []
-    to = found.done.body.to
-    return [write_run(state.connections.dedup_store(bucket).storage, run_name((0, to), to), together)]
-
-
-def _parts(state: KeyState, found: ProcessState, bucket: int, buckets: int) -> Iterator[Entries]:
-    """Yield the parts of a new bucket: all entries of a key are in one old bucket, older segments first."""
-    assert found.done is not None
-    for old in range(found.done.body.buckets):
-        store = state.store(found, old)
-        for entries in store.checked():
-            yield entries.take(np.flatnonzero(bucket_of_key(entries.lo, buckets) == bucket))
+    return [write_run(state.connections.dedup_store(bucket).storage, run_name((0, done.to), done.to), together)]
 
 
 def _mark(state: KeyState, buckets: int, end: Position) -> None:

@@ -26,7 +26,7 @@ from pipelines.process.program import new_counts
 from pipelines.process.stage_config import config_of
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import NOTHING, PROCESS_CHAIN, Poison, ProcessDone, ProcessPlan, Watermarks
-from pipelines.protocol.ledger import Chain, Open
+from pipelines.protocol.ledger import Open
 from pipelines.protocol.outcomes import DUPLICATE, WRITTEN, residue
 from pipelines.protocol.positions import packed, position_keys
 from pipelines.protocol.purge import Purged, read_purged
@@ -52,22 +52,14 @@ def rebuild(state: KeyState, progress: Progress = no_progress, tasks: Tasks | No
     DataLossError if the streams do not reach back to the oldest live key, InvariantError if the counts differ from the ledger's; then
     nothing was listed.
     """
-    lease = state.lease()
-    epoch = lease.acquire()
-    try:
-        chain = Chain(state.connections.log, state.names, PROCESS_CHAIN, epoch)
-        found = chain.open()
-        state.stage_config(found)
-        assert found.done is not None
-        resets = found.done.body.clock_resets
-        way = Here(state.connections, resets) if tasks is None else InTasks(state.connections, resets, tasks)
-        rebuilding = _Rebuilding(state, found.done.body, found.done.sequence, way)
+    with state.held() as (chain, found):
+        done = state.last(found)
+        way = Here(state.connections, done.clock_resets) if tasks is None else InTasks(state.connections, done.clock_resets, tasks)
+        rebuilding = _Rebuilding(state, done, found.sequence, way)
         rebuilding.replay_all(progress)
         result = rebuilding.result()
-        chain.restate(replace(found.done.body, runs=RunLists(state.connections.log, state.names).write(None, rebuilding.runs)))
+        chain.restate(replace(done, runs=RunLists(state.connections.log, state.names).write(None, rebuilding.runs)))
         return result
-    finally:
-        lease.release()
 
 
 @dataclass(frozen=True)
@@ -81,8 +73,8 @@ class EndOfRange:
 class _Rebuilding:
     """The growing new store. Until they are listed its segments belong to no reader, so a merge deletes its inputs at once."""
 
-    def __init__(self, state: KeyState, done: ProcessDone, done_at: int, way: Way) -> None:
-        self._state, self._done, self._done_at, self._way = state, done, done_at, way
+    def __init__(self, state: KeyState, done: ProcessDone, end: int, way: Way) -> None:
+        self._state, self._done, self._end, self._way = state, done, end, way
         self._counts: Counter[str] = Counter(new_counts())
         self._accepted = self._duplicates = 0
         self._clock_us = self._from = 0
@@ -113,12 +105,12 @@ class _Rebuilding:
     def _entries(self) -> Iterator[Open | ProcessPlan | ProcessDone]:
         """Yield the process chain, as far as it reaches back."""
         log, subject = self._state.connections.log, self._state.names.chain(PROCESS_CHAIN.leg)
-        messages = fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._done_at)
+        messages = fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._end)
         return (PROCESS_CHAIN.decode(message).body for message in messages)
 
     def _oldest_needed(self, purged: Purged) -> ProcessDone:
         """Return the newest `done` at whose end the windows of all earlier keys have ended by now."""
-        config = self._state.stage_config_of(self._done)
+        config = config_of(self._state.connections, self._done.config)
         expired = config.dedup.expired_us(self._done)
 
         def newest_us(done: ProcessDone) -> int:
@@ -160,7 +152,6 @@ class _Rebuilding:
         return found[first:end]
 
     def _counted(self, name: str) -> int:
-        """Return the ledger's count for the replayed ranges."""
         return self._done.totals.get(name, 0) - self._totals_before.get(name, 0)
 
     def _ranges(self, begin: int) -> list[tuple[int, int, str]]:

@@ -6,8 +6,7 @@ from datetime import datetime
 from pipelines.errors import HaltError
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import microseconds
-from pipelines.protocol.bodies import PROCESS_CHAIN, ClockReset
-from pipelines.protocol.ledger import Chain
+from pipelines.protocol.bodies import ClockReset
 from pipelines.protocol.records import instant
 
 
@@ -29,19 +28,13 @@ def reset_clock(state: KeyState) -> Reset:
     Raise FencedError while the process leg runs, HaltError if a range was begun and not finished, or before the first record.
     """
     log, names = state.connections.log, state.names
-    lease = state.lease()
-    epoch = lease.acquire()
-    try:
-        chain = Chain(log, names, PROCESS_CHAIN, epoch)
-        found = chain.open()
-        state.stage_config(found)
-        assert found.done is not None
+    with state.held() as (chain, found):
+        body, raw = state.last(found), names.stream("raw")
         if found.plan is not None:
             raise HaltError(
                 f"resetting the clock of {names.pipeline}: a range was begun and is not finished; start the pipeline, which finishes it "
                 "before it looks at the clock, then reset it"
             )
-        body, raw = found.done.body, names.stream("raw")
         held = log.state(raw)
         last = held.last_sequence if held else body.to
         # Read after the end of raw: every message there is older.
@@ -51,5 +44,3 @@ def reset_clock(state: KeyState) -> Reset:
             reset = ClockReset(body.to, last, server_us, body.clock_us)
             chain.restate(replace(body, clock_resets=(*body.clock_resets, reset)))
         return Reset(instant(max(body.clock_us, waiting_us)), instant(server_us))
-    finally:
-        lease.release()

@@ -19,6 +19,7 @@ from pipelines.protocol.records import (
     check_columns,
     decode_frame,
     describe_frame,
+    joined,
     with_positions,
 )
 
@@ -101,4 +102,4 @@ def read_again(log: Log, stream: str, places: pa.Table) -> pa.Table:
             raise RetryableError(f"reading {stream}: sequence {frame['_tf_sequence']} is not served yet")
         found = records_of(message, microseconds(frame["_tf_arrival_max"]))
         records.append(found.append_column("source", pa.repeat(source_of_subject(message.subject), found.num_rows)))
-    return pa.concat_tables(records, promote_options="default").unify_dictionaries()
+    return joined(records)

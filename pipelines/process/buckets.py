@@ -29,7 +29,7 @@ from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import bucket_of_key, bucket_of_partition
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED, WRITTEN
 from pipelines.protocol.positions import Position, in_position_order
-from pipelines.protocol.records import HEADER_CONFIG
+from pipelines.protocol.records import HEADER_CONFIG, joined
 from pipelines.protocol.run_lists import Listing, Lists
 
 
@@ -71,7 +71,7 @@ class Buckets:
                 counts.update({REJECTED.total: late.num_rows, "rejected.dedup.late": late.num_rows})
         reach("process.between-frames")
         if refused:
-            together = in_position_order(pa.concat_tables(refused, promote_options="default").unify_dictionaries())
+            together = in_position_order(joined(refused))
             append_rows(self._appender("dlq", self._connections.names.dead_letters(PROCESS_CHAIN.leg, bucket)), together)
         return dict(counts)
 

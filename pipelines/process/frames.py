@@ -1,8 +1,7 @@
-"""The process leg's work on raw frames, in the driver or in a task: through the stages, and then to the buckets.
+"""The process leg's work on raw frames: through the stages, and then to the buckets.
 
-Without dedup a bucket holds the records of its Kafka partitions, so one task has all records of a bucket in position order and no exchange
-is needed. With dedup a bucket holds keys: tasks pass frames through the stages, rows cross an exchange by bucket, as whole frames, and the
-bucket's task does the rest.
+Without dedup a bucket holds the records of its Kafka partitions. With dedup it holds keys: all rows of a plan in a bucket are handled
+together. The parcels are those of `maintenance.rebuild_ways`, which does the first part of the work again in Spark's tasks.
 """
 
 import json
@@ -16,57 +15,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Exchange, Parcel, Work
+from pipelines.engine.execute import Parcel
 from pipelines.errors import RetryableError, UndecidedError
 from pipelines.process.admission import STAGES, admit
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.process.isolation import INTERNAL_ERROR, Decided
-from pipelines.process.items import ProcessItem, ProcessReport, ProcessReports, Share
-from pipelines.process.program import Program, add_counts, new_counts, run, together
+from pipelines.process.items import ProcessItem, ProcessReport, Share
+from pipelines.process.program import Program, add_counts, new_counts, run
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import NOTHING, Watermarks
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import is_redriven
-from pipelines.protocol.records import decode_parcel
+from pipelines.protocol.records import joined
 
 BUCKET_THREADS = 8
-ROWS, DEAD_LETTERS, COUNTS, TIMES = "rows", "letters", "counts", "times"
+ROWS, COUNTS, TIMES = "rows", "counts", "times"
 """Kinds of parcels that cross the exchange."""
-
-
-def process(connections: Connections, item: ProcessItem) -> ProcessReports:
-    """Process one item in a task: its buckets one after the other, each with the frames that the task fetches itself."""
-    config = config_of(connections, item.config)
-    return ProcessReports(
-        tuple(
-            process_frames(connections, config, item, fetched(connections, share, item.start, item.to), bucket)
-            for bucket, share in item.shares.items()
-        )
-    )
-
-
-PROCESS = Work(process, ProcessItem, ProcessReports)
-
-
-def before_exchange(connections: Connections, item: ProcessItem) -> Iterator[Parcel]:
-    """Take the frames of one item through the stages in a task, with dedup; yield rows with keys and dead letters, each to its bucket.
-
-    The task's counts are sent to bucket 0, the frames' times to all buckets.
-    """
-    config = config_of(connections, item.config)
-    counts = new_counts()
-    for name, share in item.shares.items():
-        for step in steps(fetched(connections, share, item.start, item.to), STEP_BYTES // config.widening, item.step_frames):
-            rows, rejected = _admitted(connections, item, name, step, counts)
-            for bucket, part in shares(rows, key_owners(rows, config.buckets)):
-                yield bucket, ROWS, connections.means.framing.encode(part)
-            for bucket, part in shares(rejected, partition_owners(rejected, config.buckets)):
-                yield bucket, DEAD_LETTERS, connections.means.framing.encode(part)
-            if config.dedup.time_field:
-                yield from times_to_all(rows, step, config.buckets)
-    yield 0, COUNTS, json.dumps(counts).encode()
 
 
 def times_to_all(rows: pa.Table, step: Sequence[Arrived], buckets: int) -> Iterator[Parcel]:
@@ -94,27 +60,6 @@ def frame_times(rows: pa.Table, frames: Iterable[Arrived], before: Watermarks, c
     return FrameTimes.of(rows, (frame.message for frame in frames), before, config.dedup.window_us)
 
 
-def after_exchange(connections: Connections, item: ProcessItem, bucket: int, parcels: list[tuple[str, bytes]]) -> ProcessReport:
-    """Process one bucket of the plan in a task: all parcels sent to it, in position order.
-
-    This is the only writer of the bucket's subjects and store.
-    """
-    config = config_of(connections, item.config)
-    buckets = Buckets(connections, config, item)
-    counts: Counter[str] = Counter()
-    frames = times_of(parcels, item.watermarks, config)
-    for kind, payload in parcels:
-        if kind == COUNTS:
-            counts.update(json.loads(payload))
-    rows, rejected = ([decode_parcel(payload) for kind, payload in parcels if kind == wanted] for wanted in (ROWS, DEAD_LETTERS))
-    counts.update(buckets.append_bucket(bucket, together(rows) if rows else None, together(rejected) if rejected else None, frames))
-    reach("process.after-publish")
-    return _report(buckets, counts, frames)
-
-
-PROCESS_KEYS = Exchange(before_exchange, after_exchange, ProcessItem, ProcessItem, ProcessReport)
-
-
 def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -> ProcessReport:
     return ProcessReport(dict(counts), buckets.tails(), buckets.runs, frames.last if frames is not None else None)
 
@@ -134,21 +79,18 @@ def fetched(connections: Connections, share: Share, start: int, to: int) -> Iter
         yield Arrived(message, arrival_us)
 
 
-def process_frames(
-    connections: Connections, config: Program, item: ProcessItem, frames: Iterable[Arrived], share: str = ""
-) -> ProcessReport:
-    """Take all frames of some buckets in sequence order through the stages; append the frames that the buckets' subjects do not hold yet.
+def process_frames(connections: Connections, config: Program, item: ProcessItem, frames: Iterable[Arrived]) -> ProcessReport:
+    """Take all frames of a plan in sequence order through the stages; append the frames that the buckets' subjects do not hold yet.
 
-    With dedup these must be all frames of the plan. Counts are taken from the stages, so a replay reports the same. `share` names the
-    buckets if they are not all buckets of the plan.
+    Counts are taken from the stages, so a replay reports the same.
     """
     buckets = Buckets(connections, config, item)
     counts = Counter(new_counts())
     frames = list(frames) if config.dedup.key else frames
-    passed = (_admitted(connections, item, share, step, counts) for step in steps(frames, STEP_BYTES // config.widening, item.step_frames))
+    passed = (_admitted(connections, item, step, counts) for step in steps(frames, STEP_BYTES // config.widening, item.step_frames))
     times = None
     if config.dedup.key:
-        rows, rejected = (together(list(tables)) for tables in zip(*passed, strict=True))
+        rows, rejected = (joined(list(tables)) for tables in zip(*passed, strict=True))
         times = frame_times(rows, frames, item.watermarks, config)
         _append_by_key(buckets, config, rows, rejected, times, counts)
     else:
@@ -182,9 +124,7 @@ def _append_by_key(
             counts.update(done.result())
 
 
-def _admitted(
-    connections: Connections, item: ProcessItem, share: str, step: Sequence[Arrived], counts: dict[str, int]
-) -> tuple[pa.Table, pa.Table]:
+def _admitted(connections: Connections, item: ProcessItem, step: Sequence[Arrived], counts: dict[str, int]) -> tuple[pa.Table, pa.Table]:
     """Return (rows, dead letters) of some frames; add to `counts`.
 
     Raise HaltError if the dead letters must not be written, UndecidedError if the plan must name some of them first.
@@ -194,7 +134,7 @@ def _admitted(
     except Exception:
         connections.discard_engine()
         raise
-    seen = (sum(frame.message.rows for frame in step if not is_redriven(frame.message.subject)), share, step[-1].message.sequence)
+    seen = (sum(frame.message.rows for frame in step if not is_redriven(frame.message.subject)), "", step[-1].message.sequence)
     admit(connections, item.config, STAGES, seen, made.dead_letters)
     if found := undecided(made.dead_letters, item.poison):
         connections.discard_engine()

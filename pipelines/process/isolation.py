@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pipelines.host import is_of_host
 from pipelines.protocol.positions import position_keys
-from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, empty_rejected
+from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, empty_rejected, joined
 from pipelines.types.engine import Engine
 
 INTERNAL_ERROR = "internal_error"
@@ -88,7 +88,7 @@ class _Search:
                     return self._refused(part, error)
         middle = part.num_rows // 2
         halves = [self._halved(part.slice(0, middle)), self._halved(part.slice(middle))]
-        accepted = pa.concat_tables([half.accepted for half in halves], promote_options="default").unify_dictionaries()
+        accepted = joined([half.accepted for half in halves])
         dropped = sum((Counter(half.dropped) for half in halves), Counter[str]())
         return StageOutput(accepted, pa.concat_tables([half.rejected for half in halves]), dropped)
 

@@ -1,10 +1,10 @@
-"""The work items of the process leg's tasks, and the tasks' reports."""
+"""The work on a plan of the process leg, and its result."""
 
 from dataclasses import dataclass, field
 
 from pipelines.process.arrivals import FRAMES_PER_STEP
 from pipelines.protocol.bodies import NOTHING, ClockReset, Poison, Watermarks
-from pipelines.protocol.codec import Count, Form, Long, PartitionKey, Text, Version
+from pipelines.protocol.codec import Count, Form, Long, Text, Version
 from pipelines.protocol.ledger import Totals
 from pipelines.protocol.run_lists import Lists
 
@@ -25,8 +25,7 @@ class ProcessItem(Form):
     """A plan of the process leg: raw frames from `start` (exclusive) to `to`, under the configuration of a version.
 
     As of the last `done`: `clock_us`, `clock_resets`, `watermarks`, the live `runs` by bucket, and the known `tails` of subjects. `poison`:
-    records that are not tried. `shares`: one task's shares, by bucket; if empty, the item is the whole plan. `step_frames`: the most frames
-    that pass through the stages together.
+    records that are not tried. `step_frames`: the most frames that pass through the stages together.
     """
 
     start: Count
@@ -38,13 +37,12 @@ class ProcessItem(Form):
     tails: dict[Text, SubjectTail] = field(default_factory=dict)
     runs: Lists = field(default_factory=dict)
     poison: tuple[Poison, ...] = ()
-    shares: dict[PartitionKey, Share] = field(default_factory=dict)
     step_frames: Count = FRAMES_PER_STEP
 
 
 @dataclass(frozen=True)
 class ProcessReport(Form):
-    """The results of some buckets: counts of the stages, ends of subjects, segments for the next `done`, and watermarks.
+    """The result of a plan: counts of the stages, ends of subjects, segments for the next `done`, and watermarks.
 
     The watermarks follow the plan, and are given if windows are measured on a field.
     """
@@ -53,10 +51,3 @@ class ProcessReport(Form):
     tails: dict[Text, SubjectTail] = field(default_factory=dict)
     runs: Lists = field(default_factory=dict)
     watermarks: Watermarks | None = None
-
-
-@dataclass(frozen=True)
-class ProcessReports(Form):
-    """A task's reports, one for each of its buckets."""
-
-    buckets: tuple[ProcessReport, ...]

@@ -1,48 +1,40 @@
-"""The process leg: raw frames to typed out frames and dead letters.
+"""The process leg: raw frames to typed out frames and dead letters."""
 
-A work item is the share of some buckets in a range of raw sequences.
-"""
-
+import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from itertools import accumulate
-from pathlib import Path
 from threading import Event
 from typing import Any
-
-from pyspark.sql import SparkSession
 
 from pipelines.config import format_duration
 from pipelines.connectors.nats.client import check_contiguous
 from pipelines.engine.connections import Connections
-from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, check_input, input_mark
-from pipelines.engine.ranges import MAX_FRAMES_PER_BATCH
-from pipelines.errors import HaltError, RetryableError, UndecidedError
+from pipelines.engine.inputs import MAX_FRAMES_PER_BATCH, Hold, Offset, StreamInput
+from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, input_mark
+from pipelines.errors import HaltError, UndecidedError
 from pipelines.key_store.store import made_for
-from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, arrival_by, arrivals, bucket_of, microseconds
-from pipelines.process.frames import PROCESS, PROCESS_KEYS, process_frames
-from pipelines.process.items import ProcessItem, ProcessReport, Share, SubjectTail
+from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, arrival_by, arrivals, microseconds
+from pipelines.process.frames import process_frames
+from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.append import last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN, PageReference, Poison, ProcessDone, ProcessPlan
-from pipelines.protocol.lease import Lease
 from pipelines.protocol.ledger import Chain, Entry, stored_form
 from pipelines.protocol.naming import bucket_of_partition
 from pipelines.protocol.positions import Position, differences
 from pipelines.protocol.records import Message
 from pipelines.protocol.run_lists import Lists, Offers, RunLists, digest_of_names
 
-DRIVER_FRAMES = 16
-"""Ranges of at most this many frames are processed in the driver, unless the run says otherwise."""
+LEAST_FRAMES = 16
+"""So many frames always fit into a plan, whatever their size."""
 OFFER_SECONDS = 1.0
 MAX_POISON = 10_000
 """Most records of one plan on which the stages may end: its entry on the ledger has room for as many."""
 PLAN_BYTES = 256 * 1024 * 1024
-"""Limit of the frames of a plan, decoded; DRIVER_FRAMES of them always fit."""
+"""Limit of the frames of a plan, decoded."""
 CLOCK_SECONDS = 1.0
 """Interval between comparisons of the clocks; a comparison takes a request."""
 
@@ -56,8 +48,8 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     _undecided: Sequence[Sequence[Any]] = ()
     _attempts = (0, 0)
     """The end of the plan in work, and the number of its attempts: each task's process may have left a segment of its own."""
-    _scanned: Sequence[Message] = ()
-    """Headers of the raw frames that the last plan was cut from."""
+    _fetched: Sequence[Message] = ()
+    """The raw frames of the last proposed plan."""
     _run_lists: RunLists | None = None
     _tails: Mapping[str, SubjectTail] = {}
     """Ends of subjects as this leg has seen them; a missing subject is looked up."""
@@ -68,15 +60,18 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         self,
         connections: Connections,
         chain: Chain[ProcessPlan, ProcessDone],
-        lease: Lease,
-        run_path: Path,
+        tenure: Tenure,
         stop: Event,
         means: LegMeans = LEG_MEANS,
         plan_frames: int = MAX_FRAMES_PER_BATCH,
         step_frames: int = FRAMES_PER_STEP,
     ) -> None:
-        super().__init__(connections, chain, lease, run_path, stop, means)
+        super().__init__(connections, chain, tenure, stop, means)
         self._plan_frames, self._step_frames = plan_frames, step_frames
+
+    def open_input(self) -> StreamInput:
+        connections = self.connections
+        return StreamInput(connections.log, connections.names, self.name, connections.config.topology.upstream(self.name), Hold())
 
     @property
     def _lists(self) -> RunLists:
@@ -84,7 +79,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             self._run_lists = RunLists(self.connections.log, self.connections.names)
         return self._run_lists
 
-    def _start_offset(self) -> dict[str, int]:
+    def _start_offset(self) -> Offset:
         self._check_input()
         self._check_buckets()
         if self.chain.state.plan is None:
@@ -135,10 +130,10 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 raise HaltError(f"judging by arrival: {warning}; or wait, or say `clock_ahead: warn` in resources.nats")
             self.status.warning = warning
 
-    def _finish(self, session: SparkSession, plan: Entry[ProcessPlan]) -> None:
+    def _finish(self, plan: Entry[ProcessPlan]) -> None:
         """Finish the plan; then delete the segments that the new `done` no longer lists, or that failed attempts have left."""
         before = self._listed()
-        super()._finish(session, plan)
+        super()._finish(plan)
         now = self._listed()
         # An attempt of an earlier start at this plan has left segments that the sweep at our start spared.
         if self._attempts[1] > 1 or plan.epoch != self.chain.state.epoch:
@@ -165,41 +160,44 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 if name not in listed.get(str(bucket), set()) and made_for(name) <= done_to:
                     storage.delete(name)
 
-    def covers(self, end: dict[str, int]) -> bool:
+    def covers(self, end: Offset) -> bool:
         return (self.chain.state.to or 0) >= end["sequence"]
 
-    def propose(self, end: dict[str, int]) -> ProcessPlan:
+    def propose(self, end: Offset) -> ProcessPlan:
         self._check_clock()
-        start = self.chain.state.to or 0
+        start, version = self.chain.state.to or 0, self.connections.run.stage_config
         to = min(end["sequence"], start + self._plan_frames)
-        return ProcessPlan(start=start, to=self._within_bytes(start, to), config=self.connections.run.stage_config)
+        # With dedup the rows of a plan are handled together, so they must fit into memory.
+        self._fetched = self._fetch(start, to, PLAN_BYTES // config_of(self.connections, version).widening)
+        return ProcessPlan(start=start, to=self._fetched[-1].sequence, config=version)
 
-    def _within_bytes(self, start: int, to: int) -> int:
-        """Return the end of the next plan, at most `to`.
+    def _fetch(self, start: int, to: int, most_bytes: float = math.inf) -> list[Message]:
+        """Fetch the raw frames with `start` < sequence <= `to`; end before that with the frame that exceeds `most_bytes`, decoded.
 
-        With dedup the rows of a plan are handled together, so they must fit into memory.
+        LEAST_FRAMES always fit. Raise RetryableError while the first frame is not served.
         """
-        if to - start <= DRIVER_FRAMES:
-            return to
-        self._scanned = self.connections.log.scan(self.connections.names.stream("raw"), start, to)
-        most = PLAN_BYTES // config_of(self.connections, self.connections.run.stage_config).widening
-        ends = accumulate(message.content_bytes for message in self._scanned)
-        return start + max(DRIVER_FRAMES, sum(1 for end in ends if end <= most))
+        log, names = self.connections.log, self.connections.names
+        found: list[Message] = []
+        size = 0
+        for message in log.fetch(names.stream("raw"), names.subjects("raw"), start, to):
+            size += message.content_bytes
+            if size > most_bytes and len(found) >= LEAST_FRAMES:
+                break
+            found.append(message)
+        sequences = [message.sequence for message in found]
+        if most_bytes < math.inf:
+            to = sequences[-1] if sequences else start + 1
+        check_contiguous(names.stream("raw"), sequences, start, to)
+        return found
 
-    def _scan(self, start: int, to: int) -> Sequence[Message]:
-        """Scan the log; reuse the headers that were read to plan the range."""
-        if self._scanned and self._scanned[0].sequence == start + 1 and self._scanned[-1].sequence >= to:
-            return self._scanned[: to - start]
-        return self.connections.log.scan(self.connections.names.stream("raw"), start, to)
-
-    def execute(self, session: SparkSession, plan: Entry[ProcessPlan]) -> ProcessDone:
+    def execute(self, plan: Entry[ProcessPlan]) -> ProcessDone:
         # An earlier attempt may have amended the plan.
         body = (self.chain.state.plan or plan).body
         while True:
             if self._undecided:
                 body = self._decide(body)
             try:
-                return self._execute(session, body)
+                return self._execute(body)
             except UndecidedError as error:
                 self._undecided = error.records
 
@@ -243,30 +241,25 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                         "that comes and goes is the host's. Nothing was dropped; start the pipeline again, on another host if it stays"
                     )
 
-    def _execute(self, session: SparkSession, plan: ProcessPlan) -> ProcessDone:
+    def _execute(self, plan: ProcessPlan) -> ProcessDone:
         self._attempts = (plan.to, self._attempts[1] + 1 if self._attempts[0] == plan.to else 1)
         self._check_input()
         item = self._item(plan)
-        run = self._in_driver if plan.to - plan.start <= self.connections.run.driver_frames else self._in_tasks
-        reports, arrived, last = run(session, item)
-        counts: Counter[str] = Counter()
-        tails, runs = dict(item.tails), dict(item.runs)
-        for report in reports:
-            counts.update(report.counts)
-            tails.update(report.tails)
-            runs.update(report.runs)
-        self._runs = self._adopted(runs)
-        self._tails = tails
+        arrived = self._arrived(item)
+        # All buckets at once: a step through the stages has a fixed cost, however few its rows are.
+        report = process_frames(self.connections, config_of(self.connections, item.config), item, arrived)
+        self._runs = self._adopted({**item.runs, **report.runs})
+        self._tails = tails = {**item.tails, **report.tails}
         return ProcessDone(
             start=plan.start,
             to=plan.to,
-            counts=dict(counts),
+            counts=report.counts,
             config=plan.config,
             buckets=config_of(self.connections, plan.config).buckets,
             clock_us=arrived[-1].arrival_us,
             clock_resets=item.clock_resets,
-            watermarks=next((report.watermarks for report in reports if report.watermarks is not None), item.watermarks),
-            input=input_mark(last),
+            watermarks=item.watermarks if report.watermarks is None else report.watermarks,
+            input=input_mark(arrived[-1].message),
             out_end=self._end_of("out", self._done.out_end if self._done else 0, tails),
             duplicates_end=self._end_of("duplicates", self._done.duplicates_end if self._done else 0, tails),
             arrivals=tuple(differences([frame.arrival_us for frame in arrived])),
@@ -316,51 +309,8 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         self._seen_offer = offer.sequence
         return adopted
 
-    def _in_driver(self, session: SparkSession, item: ProcessItem) -> tuple[list[ProcessReport], list[Arrived], Message]:
-        log, names = self.connections.log, self.connections.names
-        config = config_of(self.connections, item.config)
-        messages = list(log.fetch(names.stream("raw"), names.subjects("raw"), item.start, item.to))
-        check_contiguous(names.stream("raw"), [m.sequence for m in messages], item.start, item.to)
-        arrived = list(arrivals(messages, item.clock_us, item.clock_resets))
-        # All buckets at once: a step through the stages costs 9 ms, however few rows it has.
-        return [process_frames(self.connections, config, item, arrived)], arrived, messages[-1]
-
-    def _in_tasks(self, session: SparkSession, item: ProcessItem) -> tuple[list[ProcessReport], list[Arrived], Message]:
-        log, stream = self.connections.log, self.connections.names.stream("raw")
-        config = config_of(self.connections, item.config)
-        arrived = list(arrivals(self._scan(item.start, item.to), item.clock_us, item.clock_resets))
-        shares = {
-            str(bucket): Share(
-                tuple(sorted({frame.message.subject for frame in frames})),
-                tuple((frame.message.sequence, frame.arrival_us) for frame in frames),
-            )
-            for bucket, frames in _by_bucket(arrived, config.buckets).items()
-        }
-        items = [replace(item, shares=group) for group in _balanced(shares, session.sparkContext.defaultParallelism)]
-        if config.dedup.key:
-            reports = self.means.tasks(session, self.run_path).exchange(PROCESS_KEYS, items, item, config.buckets)
-        else:
-            found = self.means.tasks(session, self.run_path).run(PROCESS, items)
-            reports = [report for reports_of_item in found for report in reports_of_item.buckets]
-        last = log.get(stream, item.to)
-        if last is None:
-            raise RetryableError(f"reading {stream}: sequence {item.to} is not there")
-        return reports, arrived, last
-
-
-def _by_bucket(arrived: list[Arrived], buckets: int) -> dict[int, list[Arrived]]:
-    grouped: dict[int, list[Arrived]] = {}
-    for frame in arrived:
-        grouped.setdefault(bucket_of(frame.message, buckets), []).append(frame)
-    return grouped
-
-
-def _balanced(shares: dict[str, Share], tasks: int) -> list[dict[str, Share]]:
-    """Return the buckets in at most `tasks` groups, the largest first into the emptiest group."""
-    groups: list[dict[str, Share]] = [{} for _ in range(min(tasks, len(shares)))]
-    loads = [0] * len(groups)
-    for bucket, share in sorted(shares.items(), key=lambda entry: -len(entry[1].frames)):
-        lightest = loads.index(min(loads))
-        groups[lightest][bucket] = share
-        loads[lightest] += len(share.frames)
-    return groups
+    def _arrived(self, item: ProcessItem) -> list[Arrived]:
+        fetched, self._fetched = self._fetched, ()
+        if not fetched or (fetched[0].sequence, fetched[-1].sequence) != (item.start + 1, item.to):
+            fetched = self._fetch(item.start, item.to)
+        return list(arrivals(fetched, item.clock_us, item.clock_resets))

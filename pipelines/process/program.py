@@ -29,7 +29,7 @@ from pipelines.process.steps.dedup import NO_DEDUP, Dedup
 from pipelines.process.steps.mapping import MappedColumn, MapToTable
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.outcomes import REJECTED, WRITTEN
-from pipelines.protocol.records import POSITION_COLUMNS
+from pipelines.protocol.records import POSITION_COLUMNS, joined
 from pipelines.types.columns import parse_type
 from pipelines.types.engine import Engine
 
@@ -160,7 +160,7 @@ def run(
 
     A record on which a step ends becomes a dead letter of INTERNAL_ERROR; so do the records of `decided`, which are not tried.
     """
-    records = together([records_of(frame.message, frame.arrival_us) for frame in frames])
+    records = joined([records_of(frame.message, frame.arrival_us) for frame in frames])
     passed = run_records(program, engine, records, decided, renew)
     rejected = passed.rejected
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
@@ -190,10 +190,6 @@ def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
     """Add `more` to `counts`, name by name."""
     for name, count in more.items():
         counts[name] = counts.get(name, 0) + count
-
-
-def together(tables: Sequence[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
 
 
 class ColumnFacts(Protocol):

@@ -223,7 +223,6 @@ class _Inserts:
         return len(positions)
 
     def _held(self, table: Table, step: list[Arrived]) -> RawPositions:
-        """Return the positions of these frames that are in the table now."""
         stored = self._clickhouse.stored_positions(table, (step[0].message.sequence, step[-1].message.sequence))
         return position_keys(stored.rename_columns(["_tf_sequence", "_tf_ordinal"]))
 

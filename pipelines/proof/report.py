@@ -122,11 +122,9 @@ class Report:
             self.not_compared.append(Gap(what, count))
 
     def examples(self) -> list[dict[str, Any]]:
-        """Return a row per example of all findings."""
         return [row for finding in self.findings for row in finding.rows()]
 
     def plain(self) -> dict[str, Any]:
-        """Return the report for JSON."""
         findings = [{**asdict(finding), "remedy": finding.remedy} for finding in self.findings]
         return {"verdict": self.verdict.value, **asdict(self), "findings": findings}
 
@@ -146,5 +144,4 @@ class Report:
         }[self.verdict]
 
     def heading(self) -> Iterator[str]:
-        """Yield the ranges and counts."""
         yield f"pipeline {self.pipeline}: {', '.join(f'{name} {count:,}' for name, count in self.counts.items())}"

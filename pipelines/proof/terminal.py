@@ -8,13 +8,13 @@ from pipelines.proof.report import Finding, Report
 from pipelines.protocol.tally import Tally
 
 
-def show_report(console: Console, report: Report) -> None:
-    """Print a table of examples for each finding, then the report's lines."""
+def show_report(console: Console, report: Report, margin: str = "") -> None:
+    """Print a table of examples for each finding, then the report's lines behind `margin`."""
     for finding in report.findings:
         if finding.examples:
             console.print(examples_table(finding))
     for line in report.lines():
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(margin + line, markup=False, highlight=False, soft_wrap=True)
 
 
 def examples_table(finding: Finding) -> Table:

@@ -81,6 +81,7 @@ class Lease:
         self._expires = 0.0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._publishing = threading.Lock()
         self.holder = Holder(0, self._place(), f"{socket.gethostname()}:{os.getpid()}")
         self.lost = threading.Event()
 
@@ -157,8 +158,26 @@ class Lease:
         self._expires = sent + TTL_SECONDS
 
     def _is_mine(self, found: Holder) -> bool:
+        """Return whether an entry is ours, perhaps one from before `raise_epoch`: a process name is not used twice at a time."""
         mine = self.holder
-        return (found.epoch, found.place, found.runner) == (mine.epoch, mine.place, mine.runner)
+        return found.epoch <= mine.epoch and (found.place, found.runner) == (mine.place, mine.runner)
+
+    def raise_epoch(self) -> int:
+        """Take the lease again under the next epoch, so that what still writes under the present one is fenced; return the epoch.
+
+        Raise RetryableError if the outcome is unknown, FencedError if another runner holds the lease.
+        """
+        with self._publishing:
+            self.holder = replace(self.holder, epoch=self.holder.epoch + 1)
+            try:
+                self._publish()
+            except RetryableError:
+                self._resync()
+                raise
+            except ConflictError as error:
+                self.lost.set()
+                raise FencedError(f"{self._leg}: the lease was lost, another runner has taken this leg over; stop this one") from error
+            return self.holder.epoch
 
     def _keep(self) -> None:
         while not self._stopped.wait(RENEW_EVERY_SECONDS):
@@ -171,7 +190,8 @@ class Lease:
         If the server is away, the next renewal tries again: the epoch decides, not the clock.
         """
         try:
-            self._publish()
+            with self._publishing:
+                self._publish()
         except RetryableError:
             # The publish may have been stored: the next renewal must expect our newest entry there.
             self._resync()

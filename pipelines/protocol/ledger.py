@@ -9,6 +9,7 @@ Why the ledger and not Spark's checkpoint is the commit point: reference/protoco
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -62,6 +63,7 @@ class Done(Form):
 
 B_co = TypeVar("B_co", bound=Open | Plan | Done, covariant=True)
 P = TypeVar("P", bound=Plan)
+T = TypeVar("T")
 D = TypeVar("D", bound=Done)
 P_co = TypeVar("P_co", bound=Plan, covariant=True)
 D_co = TypeVar("D_co", bound=Done, covariant=True)
@@ -268,6 +270,17 @@ class Chain(Generic[P, D]):
         found = self._read()
         if found.epoch > self._epoch:
             raise self._fenced(found.epoch)
+
+    def unless_overtaken(self, attempt: Callable[[], T]) -> T:
+        """Return the result of `attempt`; if it fails because a newer runner has taken over, raise FencedError instead.
+
+        A newer runner merges segments and purges the frames that it has processed, so the attempt may fail in any way.
+        """
+        try:
+            return attempt()
+        except HaltError:
+            self.check_epoch()
+            raise
 
     @property
     def _done_at(self) -> int:

@@ -97,6 +97,10 @@ class Names:
     def lease(self, leg: str) -> str:
         return f"tf.{self.pipeline}.ledger.lease.{leg_token(leg)}"
 
+    def run(self, token: str) -> str:
+        """Return the subject at which the runner of one start answers its tasks; no stream holds it."""
+        return f"tf.{self.pipeline}.run.{token}"
+
     def compaction(self) -> str:
         """Return the subject of the segments that a compaction offers to the process leg."""
         return f"tf.{self.pipeline}.ledger.compact"

@@ -299,6 +299,11 @@ def payloads_digest(messages: Iterable[Message]) -> str:
     return state.hexdigest()
 
 
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of all tables; a column that some of them lack is null there, and each dictionary is one for all rows."""
+    return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
+
+
 def with_positions(frame: pa.Table, sequence: int, topic: str, arrival_us: int) -> pa.Table:
     """Return a decoded raw frame as the input of the stages, in position order.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from pipelines.connectors.nats.client import JetStream
-from pipelines.engine.leg import AnyLeg
+from pipelines.engine.coordinator import LegView
 from pipelines.errors import TallyflowError
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purge, Purged, is_full, read_purged
@@ -68,7 +68,7 @@ class Retention(Rounds):
         log: JetStream,
         names: Names,
         topology: Topology,
-        legs: Mapping[LegId, AnyLeg],
+        legs: Mapping[LegId, LegView],
         max_age: timedelta,
         dead_letters: "DeadLetterRetention | None",
         every_seconds: float = LOOK_EVERY_SECONDS,

@@ -1,4 +1,4 @@
-"""One running pipeline, or some of its legs: leases, session, a streaming query per leg, status, and an orderly stop.
+"""One running pipeline, or some of its legs: leases, session, a streaming query, status, and an orderly stop.
 
 The runner is an ordinary process, started by the command line, a service manager or Dagster. SIGTERM lets the batches in progress finish
 and exits with 0. After a kill at any moment the next start recovers.
@@ -9,12 +9,12 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from filelock import Timeout
 from py4j.protocol import Py4JError
@@ -34,39 +34,32 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
 from pipelines.control.control import forget_halts, note_halt
-from pipelines.engine.connections import Connections
-from pipelines.engine.leg import AnyLeg
-from pipelines.engine.ranges import offset_text
+from pipelines.engine.coordinator import Coordinator, LegView
 from pipelines.engine.run_spec import RunSpec, resolved_digest
 from pipelines.engine.session import is_jvm_alive
 from pipelines.errors import ConfigurationError, FencedError, HaltError, ProcessLostError, RetryableError, TallyflowError
 from pipelines.host import RESERVED_FILES, raise_file_limit, remedy
-from pipelines.ingest.leg import DRIVER_OFFSETS, IngestLeg
 from pipelines.key_store.store import RUNS_PER_BUCKET
 from pipelines.private import private_directory
 from pipelines.process import stage_config
-from pipelines.process.leg import DRIVER_FRAMES, ProcessLeg
 from pipelines.process.program import compile_program
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all, leg_lock
-from pipelines.protocol.ledger import Chain, ChainState, read_chain
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.topology import INGEST, PROCESS, SINK, LegId, for_every_kind
+from pipelines.protocol.topology import LegId
 from pipelines.runner.caught_up import has_reached_the_end
+from pipelines.runner.epochs import Epochs, SparkEngine
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
-from pipelines.runner.queries import Queries, SparkEngine
 from pipelines.runner.retention import DeadLetterRetention, Retention
 from pipelines.sink.ledger_copier import LedgerCopier
-from pipelines.sink.leg import SinkLeg
 from pipelines.sink.waiting import check_waiting
 
-CAUGHT_UP_SINK_DELAY_MS = 50
 JVM_END_SECONDS = 5.0
 ExpireDeadLetters = Callable[[PipelineConfig, Path, JetStream], None]
 """Discard the dead letters that are older than the file allows; called by the runner's retention (`reprocess.expire_letters`)."""
-LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
 
 
 class Service(Protocol):
@@ -88,8 +81,6 @@ class RunOptions:
     until_caught_up: bool = False
     connect_seconds: float = 60.0
     master: str | None = None
-    driver_offsets: int = DRIVER_OFFSETS
-    driver_frames: int = DRIVER_FRAMES
     accept: bool = False
 
 
@@ -114,7 +105,6 @@ class Runner:
         expire_dead_letters: ExpireDeadLetters,
         announce: Callable[[str], None] = print,
         engine: SparkEngine | None = None,
-        leg_classes: Mapping[str, Callable[..., AnyLeg]] = LEG_CLASSES,
     ) -> None:
         self.config, self.topology = config, config.topology
         self.options = replace(options, legs=options.legs or self.topology.legs)
@@ -126,7 +116,7 @@ class Runner:
         self.sources: dict[LegId, Source] = {}
         """The source of each ingest leg, wherever it runs; empty before the start."""
         self.stop_requested = threading.Event()
-        self.legs: dict[LegId, AnyLeg] = {}
+        self.legs: dict[LegId, LegView] = {}
         self.copier: LedgerCopier | None = None
         self.retention: Retention | None = None
         self.pace: Pace | None = None
@@ -135,7 +125,7 @@ class Runner:
         """Why the start is waiting before any leg is built, and what to do; else empty."""
         self._waiting_service: Service | None = None
         self.on_start: Callable[[Runner], Service] | None = None
-        self._engine, self._leg_classes = engine or SparkEngine(), leg_classes
+        self._engine = engine or SparkEngine()
         self.started_at = time.time()
         self._targets: dict[LegId, dict[int, int]] | None = None
 
@@ -160,24 +150,25 @@ class Runner:
         forget_halts(self.directory, self.options.legs)
         self._make_own_directory()
         session: SparkSession | None = None
-        queries: Queries | None = None
+        epochs: Epochs | None = None
         service = self.on_start(self) if self.on_start else None
         try:
             with self._halts_noted():
                 if service:
                     service.start()
-                run_path = self._write_run(prepared)
-                self._build_legs(prepared, run_path)
+                run = self._write_run(prepared)
+                self.legs = {leg: LegView(leg, lease) for leg, lease in self.leases.items()}
+                coordinator = Coordinator([self.options.legs], self.legs, self._announce)
                 self._copy_ledger(prepared)
                 os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
                 name = f"tallyflow-{self.config.pipeline_id}"
                 session = self._engine.open(name, self.own_directory, self.options.master)
                 self.stop_on_signals()
-                queries = self._engine.queries(session, run_path, self.legs, {leg: self._ranges(leg) for leg in self.legs}, self._announce)
-                queries.start()
+                epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
+                epochs.start()
                 self._keep_retention()
                 self.is_ready = True
-                self._watch(session, queries)
+                self._watch(session, epochs)
         except (Py4JError, OSError) as error:
             if isinstance(error, OSError) and (to_do := remedy(error)):
                 raise RetryableError(f"running in {self.own_directory}: {error}; {to_do}, and start again") from error
@@ -185,7 +176,7 @@ class Runner:
                 raise
             raise self._jvm_ended() from error
         finally:
-            self._shut_down(session, queries)
+            self._shut_down(session, epochs)
             if service:
                 service.close()
 
@@ -257,7 +248,7 @@ class Runner:
         self.own_directory = self.directory / f"{self._tokens()}-{epoch}"
         self.own_directory.mkdir(exist_ok=True)
 
-    def _write_run(self, prepared: Prepared) -> Path:
+    def _write_run(self, prepared: Prepared) -> RunSpec:
         """Store the stage configuration and the run file of this start."""
         stages = compile_program(self.config, prepared.table)
         if any(leg in self.options.legs for leg in self.topology.sinks):
@@ -266,37 +257,27 @@ class Runner:
         run = RunSpec(
             self._text,
             f"pipeline {self.config.pipeline_id}",
-            {str(leg): lease.holder.epoch for leg, lease in self.leases.items()},
             prepared.stream_ids,
             {self.topology.file_id(leg): facts.identity for leg, facts in prepared.sources.items()},
             version,
-            self.options.driver_offsets,
-            self.options.driver_frames,
             self.names.state_storage(self.directory, self.config.state_uri),
             self._planned_config() or version if self.options.accept else "",
             version_of(self.config),
             resolved_digest(self.config),
+            self._targets_by_source(),
         )
-        path = self.own_directory / "run.json"
-        run.save(path)
-        self.run_spec = run
-        return path
+        run.save(self.own_directory / "run.json")
+        return run
+
+    def _targets_by_source(self) -> dict[str, dict[str, int]] | None:
+        if self._targets is None:
+            return None
+        return {self.topology.file_id(leg): {str(p): end for p, end in ends.items()} for leg, ends in self._targets.items()}
 
     def _planned_config(self) -> str:
         """Return the config version of the open plan of process; empty if there is none."""
         plan = read_chain(self.log, self.names, PROCESS_CHAIN).plan
         return plan.body.config if plan else ""
-
-    def _build_legs(self, prepared: Prepared, run_path: Path) -> None:
-        for name in self.options.legs:
-            connections = Connections(self.run_spec, keep_partitions=True, log=self.log)
-            lease = self.leases[name]
-            chain = Chain(self.log, self.names, name.chain, lease.holder.epoch)
-            chain.open()
-            self.legs[name] = self._leg_classes[name.kind](connections, chain, lease, run_path, self.stop_requested)
-        for name, facts in prepared.sources.items():
-            if name in self.legs:
-                self._anchor(name, facts.partitions)
 
     def _copy_ledger(self, prepared: Prepared) -> None:
         """Start the ledger copier if the file asks for it; of several runners, the one with the first sink does."""
@@ -315,29 +296,12 @@ class Runner:
         self.pace = Pace(self.log, self.names, self.topology, self.sources)
         self.pace.start()
 
-    def _anchor(self, name: LegId, partitions: Sequence[int]) -> None:
-        leg, source = self.legs[name], self.sources[name]
-        assert isinstance(leg, IngestLeg)
-        leg.anchor(lambda: source.beginnings(partitions))
-
-    def _ranges(self, leg: LegId) -> dict[str, str]:
-        """Return the options of a leg's Data Source."""
-        if leg.reads is None:
-            until = {"until": offset_text(self._targets[leg])} if self._targets is not None else {}
-            return {"few": str(self.options.driver_offsets), **until}
-        if leg not in self.topology.sinks:
-            return {}
-        sink = self.config.sink
-        delay_ms = int(sink.max_delay_time.total_seconds() * 1000)
-        delay_ms = min(delay_ms, CAUGHT_UP_SINK_DELAY_MS) if self.options.until_caught_up else delay_ms
-        return {"min_rows": str(sink.max_batch_size), "max_delay_ms": str(delay_ms)}
-
-    def _watch(self, session: SparkSession, queries: Queries) -> None:
+    def _watch(self, session: SparkSession, epochs: Epochs) -> None:
         """Watch for legs that ended, until a stop is requested or everything is confirmed."""
         while not self.stop_requested.wait(self._engine.watch_seconds):
             if not is_jvm_alive(session):
                 raise self._jvm_ended()
-            queries.look()
+            epochs.look()
             halted = [leg for leg in self.legs.values() if leg.failure is not None]
             if halted and (self.options.until_caught_up or len(halted) == len(self.legs) or self.is_fenced):
                 raise halted[0].failure or HaltError(f"{halted[0].name} halted")
@@ -386,14 +350,11 @@ class Runner:
         """Return True if our legs, and the legs before them, have confirmed everything up to the frozen ends of the sources."""
         try:
             return all(
-                has_reached_the_end(leg, self._state(leg), self._targets or {}, self.log, self.names)
+                has_reached_the_end(leg, read_chain(self.log, self.names, leg.chain), self._targets or {}, self.log, self.names)
                 for leg in self.topology.up_to(self.legs)
             )
         except RetryableError:
             return False
-
-    def _state(self, leg: LegId) -> ChainState[Any, Any]:
-        return self.legs[leg].chain.state if leg in self.legs else read_chain(self.log, self.names, leg.chain)
 
     def request_stop(self) -> None:
         self.stop_requested.set()
@@ -408,31 +369,27 @@ class Runner:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.request_stop())
 
-    def _shut_down(self, session: SparkSession | None, queries: Queries | None) -> None:
+    def _shut_down(self, session: SparkSession | None, epochs: Epochs | None) -> None:
         """Let the batches in progress finish, then release everything in the opposite order.
 
         A step that fails is reported and does not prevent the others: the run's own outcome is more important.
         """
         self.stop_requested.set()
-        for step in self._last_steps(session, queries):
+        for step in self._last_steps(session, epochs):
             try:
                 step()
             except Exception as error:
                 self._announce(f"while stopping: {type(error).__name__}: {error}")
 
-    def _last_steps(self, session: SparkSession | None, queries: Queries | None) -> Iterator[Callable[[], object]]:
-        if queries is not None:
-            yield queries.stop
+    def _last_steps(self, session: SparkSession | None, epochs: Epochs | None) -> Iterator[Callable[[], object]]:
+        if epochs is not None:
+            yield epochs.stop
         if self.retention is not None:
             yield self.retention.close
         if self.pace is not None:
             yield self.pace.close
         if session is not None:
             yield partial(self._engine.close, session)
-        for leg in self.legs.values():
-            if leg.failure is None:
-                leg.status.state = "stopped"
-            yield leg.close
         for source in self.sources.values():
             yield source.close
         if self.copier is not None:

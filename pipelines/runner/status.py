@@ -31,7 +31,7 @@ from pipelines.protocol.topology import LegId
 from pipelines.runner.pace import LegPace
 
 if TYPE_CHECKING:
-    from pipelines.engine.leg import AnyLeg
+    from pipelines.engine.coordinator import LegView
     from pipelines.runner.runner import Runner
 
 STATES = ("starting", "running", "waiting", "halted", "stopped")
@@ -51,7 +51,7 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
         facts.update(asdict(runner.pace.legs.get(name, LegPace()) if runner.pace else LegPace()))
     for name, message in kafka_away.items():
         if legs[name]["state"] in ("starting", "running"):
-            # Its planner sees no new records, so no batch shows that it waits; it gets the same state.
+            # Its input sees no new records, so no batch shows that it waits.
             legs[name] |= {"state": "waiting", "message": message}
     return {
         "pipeline": runner.config.pipeline_id,
@@ -86,9 +86,10 @@ def _streams(runner: "Runner") -> dict[str, Any]:
     return {"streams": streams, "purge_failure": retention.failure if retention else ""}
 
 
-def _leg(leg: "AnyLeg") -> dict[str, Any]:
+def _leg(leg: "LegView") -> dict[str, Any]:
     return {
         "pid": os.getpid(),
+        "worker": str(leg.process) if leg.process else "",
         "epoch": leg.lease.holder.epoch,
         "state": leg.status.state,
         "message": leg.status.message or leg.status.warning,
@@ -107,7 +108,7 @@ def _leg_to_come(runner: "Runner", name: LegId) -> dict[str, Any]:
     """
     message = runner.waits_for if name == runner.options.legs[0] else ""
     state = "waiting" if message else "starting"
-    nothing = {"epoch": 0, "retries": 0, "batches": 0, "seconds_busy": 0.0, "last_batch": {}, "totals": {}}
+    nothing = {"worker": "", "epoch": 0, "retries": 0, "batches": 0, "seconds_busy": 0.0, "last_batch": {}, "totals": {}}
     return {"pid": os.getpid(), "state": state, "message": message, **nothing}
 
 
@@ -125,9 +126,9 @@ def _lag(runner: "Runner") -> tuple[dict[str, int], dict[LegId, str]]:
     away: dict[LegId, str] = {}
     for name, source in runner.sources.items():
         leg = runner.legs.get(name)
-        if leg is None or not leg.chain.state.to:
+        if leg is None or not leg.status.reached:
             continue
-        reached = {int(p): offset for p, offset in leg.chain.state.to.items()}
+        reached = {int(p): offset for p, offset in leg.status.reached.items()}
         try:
             ends, silent = source.known_ends(sorted(reached), _KAFKA_ANSWERS_WITHIN_SECONDS)
         except TallyflowError as error:

@@ -3,24 +3,20 @@
 If the sink refuses a chunk for single rows, the chunk is cut until these rows stand alone: they become dead letters, the others are
 inserted. Before a cut or a refusal is decided, the table is asked which rows it has (`settling`). Every such decision is on the ledger
 before the next insert (`chunks.Pieces`), so a restart continues with the same pieces.
-
-The leg always runs in the driver: one chunk at a time is decided, sent and confirmed in order. The rows are Arrow already, and encoding and
-sending release the interpreter lock, so tasks would gain nothing.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from threading import Event
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from pipelines.connectors.nats.client import check_contiguous
 from pipelines.connectors.sinks import Sink
 from pipelines.engine.connections import Connections
-from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, check_input
+from pipelines.engine.inputs import Hold, Offset, StreamInput
+from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input
 from pipelines.errors import HaltError, InsertTooLargeError, InvariantError, RefusedError, RetryableError
 from pipelines.process.fingerprints import fingerprint
 from pipelines.process.program import Program
@@ -28,7 +24,7 @@ from pipelines.process.rejection_limit import MEND, Cause, Sample, halt_for
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import SinkDone, SinkPlan
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
+from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.naming import insert_token, inserts_of_chunk
 from pipelines.protocol.records import POSITION_COLUMNS, Message
@@ -38,6 +34,8 @@ from pipelines.sink.fit import check_arrow_types, misfits, way_on
 from pipelines.sink.refused_rows import Refused, describe_row
 from pipelines.sink.settling import Sent, stored_rows
 
+CAUGHT_UP_DELAY_SECONDS = 0.05
+"""Limit of the delay in a run that ends once it is caught up."""
 MAX_REFUSED_ROWS = 1000
 """Limit of the refused rows of one chunk in one start, with or without the rejection limit.
 
@@ -86,15 +84,20 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         self,
         connections: Connections,
         chain: Chain[SinkPlan, SinkDone],
-        lease: Lease,
-        run_path: Path,
+        tenure: Tenure,
         stop: Event,
         means: LegMeans = LEG_MEANS,
         cut: Callable[[Iterator[Message]], Iterator[Chunk]] = chunks,
     ) -> None:
         """Create without connecting. `cut`: frames into chunks."""
-        super().__init__(connections, chain, lease, run_path, stop, means)
+        super().__init__(connections, chain, tenure, stop, means)
         self._cut = cut
+
+    def open_input(self) -> StreamInput:
+        sink, connections = self.connections.config.sink, self.connections
+        seconds = sink.max_delay_time.total_seconds()
+        hold = Hold(sink.max_batch_size, seconds if connections.run.targets is None else min(seconds, CAUGHT_UP_DELAY_SECONDS))
+        return StreamInput(connections.log, connections.names, self.name, connections.config.topology.upstream(self.name), hold)
 
     @property
     def _sink(self) -> Sink:
@@ -104,7 +107,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     def _max_rejected_percent(self) -> int:
         return 100 if self.connections.run.accepted_config else self.connections.config.on_error.max_rejected_percent
 
-    def _start_offset(self) -> dict[str, int]:
+    def _start_offset(self) -> Offset:
         self._check_input()
         return {"sequence": self.chain.state.to or 0}
 
@@ -112,21 +115,21 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         done = self.chain.state.done
         check_input(self.connections.log, self._stream, done.body.input if done else None)
 
-    def covers(self, end: dict[str, int]) -> bool:
+    def covers(self, end: Offset) -> bool:
         return (self.chain.state.to or 0) >= end["sequence"]
 
     @property
     def _stream(self) -> str:
         return self.connections.names.stream("out")
 
-    def propose(self, end: dict[str, int]) -> SinkPlan:
+    def propose(self, end: Offset) -> SinkPlan:
         start = self.chain.state.to or 0
         self._check_input()
         chunk = self._next_chunk(start, end["sequence"])
         self._proposed = chunk
         config = self._config_of(chunk)
         if self.chain.state.done is None:
-            self._unless_overtaken(lambda: self._check_alone(0))
+            self.chain.unless_overtaken(lambda: self._check_alone(0))
         return SinkPlan(start=start, to=chunk.last, config=config.version, table=config.full_table, rows=chunk.rows, digest=chunk.digest)
 
     def _config_of(self, chunk: Chunk) -> Program:
@@ -171,7 +174,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     def _frames(self, after: int, to: int) -> Iterator[Message]:
         return self.connections.log.fetch(self._stream, self.connections.names.subjects("out"), after, to)
 
-    def execute(self, session: SparkSession, plan: Entry[SinkPlan]) -> SinkDone:
+    def execute(self, plan: Entry[SinkPlan]) -> SinkDone:
         # An earlier attempt may have amended the plan.
         plan = self.chain.state.plan or plan
         start, to = plan.body.start, plan.body.to
@@ -189,7 +192,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         self._check_plan(plan.body, chunk)
         refused = self._settle(plan, chunk)
         if self.chain.state.done is None and self.connections.config.sink.delivery == "exactly_once":
-            self._unless_overtaken(lambda: self._check_alone(chunk.rows - len(refused)))
+            self.chain.unless_overtaken(lambda: self._check_alone(chunk.rows - len(refused)))
         outcome = closing(self.connections, plan.body, chunk, refused)
         self._seen = self._with_chunk(chunk).rest
         self._proposed, self._refused_here = None, Sample()
@@ -370,7 +373,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         """
         # First, because its answer may take long; the lease is checked after it.
         self._check_columns(config_of(self.connections, plan.body.config), rows)
-        if self.lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
+        if self.tenure.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
         stream_id = self.connections.run.stream_ids["out"]
         of_chunk = insert_token(self.connections.names.pipeline, stream_id, plan.body.table, chunk.first, chunk.last, chunk.digest)

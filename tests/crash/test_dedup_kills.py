@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import SparkSession
 from support.dedup_case import check_first_of_keys, copies, keyed_by
-from support.pipeline_case import IN_TASKS, PipelineCase
+from support.pipeline_case import PipelineCase
 
 from pipelines.protocol.failpoints import VARIABLE
 
@@ -34,7 +34,7 @@ def test_a_kill_from_a_task_with_the_store_open_is_repaired(case: PipelineCase, 
     _began(case)
     case.warm_run()
     case.send(copies(3000, first=1500, keys=1499))
-    killed = case.run(*IN_TASKS, **{VARIABLE: point})
+    killed = case.run(**{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
     case.send(copies(500, first=4500, keys=1499))
     case.warm_run()

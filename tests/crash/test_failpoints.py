@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from support.pipeline_case import IN_DRIVER, IN_TASKS, PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.protocol.failpoints import NAMES, VARIABLE
 
@@ -45,7 +45,7 @@ def test_a_kill_between_any_two_steps_is_repaired(case: PipelineCase, point: str
 @pytest.mark.parametrize("point", ["ingest.after-publish:1", "process.after-publish:1", "sink.after-insert:1", "leg.before-commit:3"])
 def test_a_kill_of_the_runner_and_its_jvm_is_repaired(case: PipelineCase, point: str) -> None:
     _send_several_frames(case)
-    killed = case.run(*IN_DRIVER, **{VARIABLE: point})
+    killed = case.run(**{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
     case.warm_run()
     case.check()
@@ -61,9 +61,9 @@ def test_a_kill_of_the_runner_from_a_task_is_repaired(case: PipelineCase, sessio
     if point.startswith("process."):
         # All buckets in one batch, or each could fall to the same worker, or to another one, alone.
         case.warm_run(legs=("ingest",))
-    killed = case.run(*IN_TASKS, **{VARIABLE: point})
+    killed = case.run(**{VARIABLE: point})
     assert killed.returncode == -9, killed.stderr
-    case.warm_run(driver_offsets=0, driver_frames=0)
+    case.warm_run()
     case.check()
 
 
@@ -83,7 +83,7 @@ def test_a_kill_after_some_batches_is_repaired_by_the_next_run(case: PipelineCas
 def test_a_run_survives_the_kill_of_a_worker(case: PipelineCase, tmp_path: Path, name: str) -> None:
     _send_several_frames(case)
     mark = tmp_path / "worker-killed"
-    ended = case.run(*IN_TASKS, **{VARIABLE: f"{name}:1:worker:{mark}"})
+    ended = case.run(**{VARIABLE: f"{name}:1:worker:{mark}"})
     assert mark.exists(), "no worker came to the failpoint"
     assert ended.returncode == 0, ended.stderr
     # A query may start again because its planner was slow to start (a busy box), not because of the task.

@@ -6,16 +6,11 @@ import signal
 import psutil
 import pytest
 from pyspark.sql import SparkSession
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until, with_text
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until
 
 from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
-
-
-def _of_session(words: str) -> list[psutil.Process]:
-    """Processes of the shared Spark session whose command line contains `words`."""
-    return with_text(psutil.Process().children(recursive=True), words)
 
 
 def test_a_kill_after_insert_and_a_lost_checkpoint_are_harmless(case: PipelineCase, session: SparkSession) -> None:
@@ -63,21 +58,18 @@ def test_a_terminated_runner_finishes_batches_and_cleans_up(case: PipelineCase, 
     case.check()
 
 
-def test_a_killed_worker_costs_a_task_a_killed_planner_a_query(case: PipelineCase, session: SparkSession) -> None:
+def test_legs_of_a_killed_worker_go_on_in_another_one(case: PipelineCase, session: SparkSession) -> None:
     case.session = session
     case.create_topic()
-    runner = case.warm_runner(until_caught_up=False, driver_offsets=0, driver_frames=0)
+    runner = case.warm_runner(until_caught_up=False)
     thread = case.in_background(runner)
     with case.load():
         case.wait_count(500)
-        answer = len(case.reported)
-        daemons = {one.pid for one in _of_session("pyspark.daemon pyspark.worker")}
-        kill(next(one for one in _of_session("pyspark.daemon pyspark.worker") if one.ppid() in daemons))
-        case.wait_count(case.count() + 1000)
-        assert len(case.reported) == answer
-        kill(_of_session("python_streaming_source_runner")[0])
-        wait_until(lambda: any("restarting the query" in words for words in case.reported[answer:]), "the query's new start")
-        case.wait_count(case.count() + 1000)
+        for _ in range(3):
+            (process,) = {leg.process for leg in runner.legs.values()}
+            kill(psutil.Process(process.pid))
+            case.wait_count(case.count() + 1000)
+            assert {leg.process for leg in runner.legs.values()}.isdisjoint({process})
     wait_until(lambda: case.count() == case.good, "all rows")
     runner.request_stop()
     thread.join(PATIENCE_SECONDS)

@@ -1,15 +1,14 @@
 """Each local server killed with SIGKILL and started again in the middle of a run: the same runner goes on by itself."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
-from pipelines.engine.leg import Leg
+from pipelines.engine.inputs import Offset
+from pipelines.ingest.leg import IngestLeg
+from pipelines.protocol.bodies import IngestPlan
 from pipelines.runner.runner import Runner
 
 pytestmark = pytest.mark.crash
@@ -21,26 +20,22 @@ def _reasons(runner: Runner) -> list[str]:
     return [leg.status.message for leg in runner.legs.values() if leg.status.state == "waiting"]
 
 
-@contextmanager
-def _held(leg: Leg) -> Iterator[threading.Event]:
-    """The leg stands still before its next plan; set when it has come there."""
-    is_reached, may_go_on = threading.Event(), threading.Event()
-    propose = leg.propose
+class HeldIngest(IngestLeg):
+    """Stands still before a plan while `holds` is set; `is_reached` is set when it has come there."""
 
-    def wait(end: dict[str, int]) -> Any:
-        is_reached.set()
-        may_go_on.wait(PATIENCE_SECONDS)
-        return propose(end)
+    holds, is_reached, may_go_on = threading.Event(), threading.Event(), threading.Event()
 
-    leg.propose = wait  # type: ignore[method-assign]
-    yield is_reached
-    leg.propose = propose  # type: ignore[method-assign]
-    may_go_on.set()
+    def propose(self, end: Offset) -> IngestPlan:
+        if self.holds.is_set():
+            self.is_reached.set()
+            self.may_go_on.wait(PATIENCE_SECONDS)
+        return super().propose(end)
 
 
 @pytest.mark.parametrize("server", list(SYSTEMS))
 def test_a_runner_waits_for_a_killed_server_and_goes_on(case: PipelineCase, session: SparkSession, server: str) -> None:
-    case.session = session
+    case.session = None if server == "kafka" else session
+    case.leg_classes["ingest"] = HeldIngest
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False)
     thread = case.in_background(runner)
@@ -48,10 +43,12 @@ def test_a_runner_waits_for_a_killed_server_and_goes_on(case: PipelineCase, sess
     case.wait_count(1)
     if server == "kafka":
         # Something must be left to read when Kafka dies, however fast the leg is.
-        with _held(runner.legs["ingest"]) as is_reached:
-            case.send_events(5000, bad_every=100)
-            assert is_reached.wait(PATIENCE_SECONDS)
-            case.stack.server(server).kill()
+        HeldIngest.holds.set()
+        case.send_events(5000, bad_every=100)
+        assert HeldIngest.is_reached.wait(PATIENCE_SECONDS)
+        case.stack.server(server).kill()
+        HeldIngest.holds.clear()
+        HeldIngest.may_go_on.set()
     else:
         case.stack.server(server).kill()
         case.send_events(5000, bad_every=100)

@@ -61,13 +61,13 @@ BAD_VALUES: dict[str, tuple[bytes | None, tuple[str, str, str | None]]] = {
 }
 
 
-def test_each_bad_record_is_a_dead_letter_and_others_arrive(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_each_bad_record_is_a_dead_letter_and_others_arrive(case: PipelineCase, way: None) -> None:
     case.create_topic(1)
     records: list[Record] = []
     for number, (value, _) in enumerate(BAD_VALUES.values()):
         records += [(b"k", good(number), []), (b"key %d" % number, value, [("source", b"test")])]
     produce(case, [*records, (b"k", good(99), [])])
-    case.warm_run(**way)
+    case.warm_run()
     dead_letters = by_offset(case.dead_letters())
     found = {name: dead_letters[2 * number + 1] for number, name in enumerate(BAD_VALUES)}
     reported = {name: (dead_letter["stage"], dead_letter["code"], dead_letter["field"]) for name, dead_letter in found.items()}
@@ -139,10 +139,10 @@ def test_the_size_limit_counts_the_whole_record_inclusively(case: PipelineCase) 
     case.check()
 
 
-def test_a_batch_of_only_bad_records_leaves_an_empty_table(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_a_batch_of_only_bad_records_leaves_an_empty_table(case: PipelineCase, way: None) -> None:
     case.create_topic()
     case.send([b"bad %d" % number for number in range(3000)])
-    case.warm_run(accept=True, **way)
+    case.warm_run(accept=True)
     assert case.count() == 0
     assert len(case.dead_letters()) == 3000
     case.check()

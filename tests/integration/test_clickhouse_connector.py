@@ -146,6 +146,7 @@ def test_a_created_table_has_what_was_asked_for(clickhouse: ClickHouse, database
     assert (table.engine, table.dedup_window) == ("MergeTree", 33)
     assert [(column.name, column.type) for column in table.columns] == [("id", "Int64"), ("name", "String")]
     assert "fsync_after_insert = 1, fsync_part_directory = 1" in table.definition, "what is confirmed outlives a power loss"
+    assert "min_bytes_for_wide_part = 134217728" in table.definition, "inserts write compact parts"
     clickhouse.drop_table(database, "t")
     clickhouse.drop_table(database, "t")
     assert clickhouse.inspect(database, "t") is None

@@ -29,20 +29,20 @@ def was_ahead(case: PipelineCase) -> None:
     log.close()
 
 
-def test_arrivals_that_are_ahead_halt_and_go_on_after_a_reset(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_arrivals_that_are_ahead_halt_and_go_on_after_a_reset(case: PipelineCase, way: None) -> None:
     case.write_file(keyed_by("id", window="12h"))
     case.create_topic()
     case.send(copies(600))
-    case.warm_run(**way)
+    case.warm_run()
     state = key_state(case)
     assert reset_clock(state).arrival <= reset_clock(state).server, "nothing is ahead"
     was_ahead(case)
     case.send(copies(600, first=600))
     with pytest.raises(HaltError, match=r"the arrival of the last record is 1h5\dm.* ahead of NATS's clock.*reset-clock"):
-        case.run_in_turn(**way)
+        case.run_in_turn()
     found = reset_clock(state)
     assert AHEAD / 2 < found.arrival - found.server < AHEAD
-    case.warm_run(**way)
+    case.warm_run()
     check_first_of_keys(case)
     rebuild(state)
     state.close()

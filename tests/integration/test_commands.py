@@ -119,11 +119,11 @@ def test_the_status_server_tells_legs_lag_and_health(case: PipelineCase) -> None
             check_metrics(case, http.get("/metrics"))
             shown = tallyflow(case, "status", str(case.file))
             assert (shown.exit_code, case.pipeline in shown.output) == (0, True)
-            runner.legs["sink"].failure = FencedError("as if")
+            runner.legs["sink"].halt(FencedError("as if"))
             unhealthy = http.get("/healthz")
             assert (unhealthy.status_code, unhealthy.json()) == (503, {"healthy": False})
             assert tallyflow(case, "status", str(case.file), "--json").exit_code == 1
-            runner.legs["sink"].failure = None
+            runner.legs["sink"].status.failure = ""
     assert find_runners(runner.directory) == []
     ended = tallyflow(case, "status", str(case.file))
     assert (ended.exit_code, "not running on this host" in ended.output) == (1, True)

@@ -2,7 +2,6 @@
 
 import json
 from random import Random
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,23 +15,21 @@ from pipelines.protocol.run_lists import live_lists
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
-IN_TASKS = {"driver_offsets": 0, "driver_frames": 0}
 
-
-def test_the_first_record_of_each_key_arrives_once(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_the_first_record_of_each_key_arrives_once(case: PipelineCase, way: None) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(3000))
-    case.warm_run(**way)
+    case.warm_run()
     assert check_first_of_keys(case) == {"row": 701, "duplicate": 2269, "letter": 30}
 
 
-def test_dropped_copies_may_be_kept_in_a_stream_of_their_own(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_dropped_copies_may_be_kept_in_a_stream_of_their_own(case: PipelineCase, way: None) -> None:
     case.write_file(keyed_by("id", keep_duplicates=True))
     case.create_topic()
     for first in (0, 1500):
         case.send(copies(1500, first=first))
-        case.warm_run(**way)
+        case.warm_run()
     assert check_first_of_keys(case, keeps_duplicates=True) == {"row": 701, "duplicate": 2269, "letter": 30}
 
 
@@ -48,12 +45,12 @@ def timed(count: int, first: int) -> list[bytes | None]:
     return made
 
 
-def test_a_window_may_be_measured_on_the_time_of_the_event(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_a_window_may_be_measured_on_the_time_of_the_event(case: PipelineCase, way: None) -> None:
     case.write_file(timed_by("at", "id", "15s", "5s"))
     case.create_topic()
     for first in (0, 700, 1400):
         case.send(timed(700, first))
-        case.warm_run(**way)
+        case.warm_run()
     fate = check_event_times(case, 15, 5)
     assert min(fate[kind] for kind in ("row", "duplicate", "late", "letter")) > 20, fate
     assert {dead_letter["code"] for dead_letter in case.dead_letters()} == {"late", "null_time", "invalid_json"}
@@ -71,14 +68,13 @@ def test_event_time_dedup_survives_compaction_and_rebuilding(case: PipelineCase)
     check_event_times(case, 15, 5)
 
 
-def test_keys_are_remembered_across_runs_driver_and_tasks(case: PipelineCase, session: SparkSession) -> None:
-    case.is_streaming = False
+def test_keys_are_remembered_across_runs_and_processes(case: PipelineCase, session: SparkSession) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
-    for number, options in enumerate([{}, IN_TASKS, {}, IN_TASKS]):
-        case.session = session if options else None
+    for number, in_tasks in enumerate([False, True, False, True]):
+        case.session = session if in_tasks else None
         case.send(copies(1000, first=1000 * number, keys=1499))
-        case.warm_run(**options)
+        case.warm_run()
     assert check_first_of_keys(case)["row"] == 1499
     runs = sorted(path.name for path in (case.names.directory(case.home) / "state").rglob("*.arrow"))
     log = case.log()
@@ -129,11 +125,11 @@ def written_to_out(case: PipelineCase) -> int:
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped bits"])
-def test_a_damaged_store_halts_before_anything_is_written(case: PipelineCase, way: dict[str, Any], damage: str) -> None:
+def test_a_damaged_store_halts_before_anything_is_written(case: PipelineCase, way: None, damage: str) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(1000))
-    case.warm_run(**way)
+    case.warm_run()
     runs = {path: path.read_bytes() for path in (case.names.directory(case.home) / "state").rglob("*.arrow")}
     for path, content in runs.items():
         path.unlink()
@@ -143,12 +139,12 @@ def test_a_damaged_store_halts_before_anything_is_written(case: PipelineCase, wa
             path.write_bytes(bytes(byte ^ 1 if at in half else byte for at, byte in enumerate(content)))
     before = written_to_out(case)
     case.send(copies(1000, first=1000))
-    case.run_in_turn("ingest", **way)
+    case.run_in_turn("ingest")
     with pytest.raises(StateDamagedError, match="nothing was written; stop the pipeline and rebuild the store"):
-        case.warm_run(legs=("process",), **way)
+        case.warm_run(legs=("process",))
     assert written_to_out(case) == before
     for path, content in runs.items():
         path.unlink(missing_ok=True)
         path.write_bytes(content)
-    case.warm_run(**way)
+    case.warm_run()
     check_first_of_keys(case)

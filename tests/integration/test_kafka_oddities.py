@@ -13,9 +13,9 @@ from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Produc
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 from pyspark.sql import SparkSession
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
-from support.plain_runner import PlainQueries
 
 from pipelines.connectors.kafka.client import Block, KafkaTopic, RangeReader
+from pipelines.engine.inputs import SourceInput
 from pipelines.errors import DataLossError, HaltError, RetryableError
 from pipelines.protocol.bodies import INGEST_CHAIN
 from pipelines.protocol.ledger import read_chain
@@ -24,8 +24,6 @@ from pipelines.runner.runner import Runner
 from pipelines.testing import SINGLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
-
-IN_TASKS: dict[str, Any] = {"driver_offsets": 0, "driver_frames": 0}
 
 
 def event(number: int) -> bytes:
@@ -138,7 +136,7 @@ def wait_ends(case: PipelineCase, wanted: dict[int, int]) -> None:
     wait_until(lambda: ends() == wanted, f"ends at {wanted}")
 
 
-def test_aborted_transactions_leave_gaps_and_open_ones_block(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_aborted_transactions_leave_gaps_and_open_ones_block(case: PipelineCase, way: None) -> None:
     case.create_topic(2)
     transaction(case, "a", range(100)).commit_transaction(30)
     transaction(case, "b", range(100, 200)).abort_transaction(30)
@@ -146,21 +144,20 @@ def test_aborted_transactions_leave_gaps_and_open_ones_block(case: PipelineCase,
     case.send([event(number) for number in range(300, 350)], partitions=2)
     # Per partition: 50 records and a marker, 50 aborted ones and a marker.
     wait_ends(case, {0: 102, 1: 102})
-    case.warm_run(**way)
+    case.warm_run()
     assert positions(case) == {0: 102, 1: 102}
     assert ids(case) == list(range(100))
     case.check()
     assert ingested(case).outcomes["offsets without a record"] == 104
     still_open.commit_transaction(30)
     wait_ends(case, {0: 153, 1: 153})
-    case.warm_run(**way)
+    case.warm_run()
     assert ids(case) == [*range(100), *range(200, 250), *range(300, 350)]
     case.check()
 
 
 def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCase, session: SparkSession) -> None:
     case.session = session
-    case.is_streaming = False
     case.create_topic(2)
     transaction(case, "a", range(0, 40, 2)).abort_transaction(30)
     transaction(case, "b", range(1, 40, 2)).commit_transaction(30)
@@ -170,7 +167,7 @@ def test_a_partition_may_end_with_markers_or_hold_nothing_else(case: PipelineCas
     assert ids(case) == list(range(1, 40, 2))
     transaction(case, "c", range(40, 80)).abort_transaction(30)
     wait_ends(case, {0: 42, 1: 42})
-    case.warm_run(**IN_TASKS)
+    case.warm_run()
     assert positions(case) == {0: 42, 1: 42}
     assert ids(case) == list(range(1, 40, 2))
     case.check()
@@ -183,17 +180,17 @@ def expire(case: PipelineCase, partition: int, before: int) -> None:
     case.admin.delete_records([TopicPartition(case.topic, partition, before)])[TopicPartition(case.topic, partition)].result(30)
 
 
-def test_expired_offsets_halt_and_skip_counts_them(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_expired_offsets_halt_and_skip_counts_them(case: PipelineCase, way: None) -> None:
     case.create_topic(1)
     case.send([event(number) for number in range(30)], partitions=1)
     case.warm_run()
     case.send([event(number) for number in range(30, 130)], partitions=1)
     expire(case, 0, 80)
     with pytest.raises(DataLossError, match="these records expired before they were read: see `on_data_loss` in the pipeline file"):
-        case.warm_run(**way)
+        case.warm_run()
     assert ids(case) == list(range(30))
     case.write_file(skip)
-    case.warm_run(**way)
+    case.warm_run()
     assert ids(case) == [*range(30), *range(80, 130)]
     assert ingested(case).outcomes == {"written to raw": 80, "offsets without a record": 0, "expired and skipped": 50}
 
@@ -237,10 +234,8 @@ def test_a_partition_added_while_running_is_read_from_its_start(case: PipelineCa
     case.check()
 
 
-def test_a_partition_lost_in_an_open_plan_is_left_to_its_query(
-    case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its planner, a process of its own, goes on hearing of the partition: so it is planned again and again, and left again and again."""
+def test_a_partition_lost_in_an_open_plan_is_planned_again(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leg's input goes on hearing of the partition: so it is planned again and again, and left again and again."""
     silent: set[int] = {1}
     read, known_ends = RangeReader.read, KafkaTopic.known_ends
 
@@ -251,10 +246,11 @@ def test_a_partition_lost_in_an_open_plan_is_left_to_its_query(
 
     def ends_of_others(topic: KafkaTopic, partitions: Iterable[int], *seconds: float) -> Any:
         ends, lost = known_ends(topic, partitions, *seconds)
+        if not seconds:
+            return ends, lost
         return {p: end for p, end in ends.items() if p not in silent}, {**lost, **dict.fromkeys(silent, RetryableError("no leader"))}
 
     case.create_topic(2)
-    case.session = session
     case.send([event(number) for number in range(100)], partitions=2)
     runner = case.warm_runner(until_caught_up=False)
     monkeypatch.setattr(RangeReader, "read", read_the_others)
@@ -263,7 +259,7 @@ def test_a_partition_lost_in_an_open_plan_is_left_to_its_query(
         case.wait_count(50)
         case.send([event(number) for number in range(100, 150)], partitions=2)
         case.wait_count(75)
-        wait_until(lambda: len([text for text in case.reported if "restarting the query" in text]) >= 2, "a second query")
+        wait_until(lambda: len(case.reported) >= 2, "a second amended plan")
         assert ids(case) == list(range(0, 150, 2))
         silent.clear()
         case.wait_count(150)
@@ -328,16 +324,13 @@ def test_latest_is_resolved_once_even_after_an_early_death(case: PipelineCase, m
     case.write_file(latest)
     case.send_events(30)
 
-    class DiedError(Exception):
-        """The first start ends here."""
-
     def die(*_: object) -> None:
-        raise DiedError
+        raise HaltError("died before its first plan")
 
     with monkeypatch.context() as patch:
-        patch.setattr(PlainQueries, "start", die)
-        with pytest.raises(DiedError):
-            case.warm_run()
+        patch.setattr(SourceInput, "next", die)
+        with pytest.raises(HaltError, match="died before its first plan"):
+            case.warm_run(until_caught_up=False, legs=("ingest",))
     case.send_events(60)
     case.warm_run()
     assert ids(case) == list(range(30, 90))

@@ -2,7 +2,6 @@
 
 import json
 from random import Random
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -53,7 +52,7 @@ ROWS: dict[str, tuple[bytes, tuple[int, str, float | None]]] = {
 }
 
 
-def test_poison_becomes_dead_letters_and_nothing_else_does(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_poison_becomes_dead_letters_and_nothing_else_does(case: PipelineCase, way: None) -> None:
     case.create_topic(1, **{"max.message.bytes": str(8 * KIB * KIB)})
     values = [
         value
@@ -61,7 +60,7 @@ def test_poison_becomes_dead_letters_and_nothing_else_does(case: PipelineCase, w
         for value in pair
     ]
     case.send(values, partitions=1, **{"message.max.bytes": 8 * KIB * KIB})
-    runner = case.warm_run(**way)
+    runner = case.warm_run()
     assert [leg.status.retries for leg in runner.legs.values()] == [0, 0, 0]
     case.check()
     # By content: a producer that sends again under load may change the order.
@@ -77,7 +76,6 @@ def test_poison_becomes_dead_letters_and_nothing_else_does(case: PipelineCase, w
 
 def test_one_percent_of_poison_at_volume(case: PipelineCase, session: SparkSession) -> None:
     case.session = session
-    case.is_streaming = False
     case.create_topic()
     poison = [value for value, code in DEAD_LETTERS.values() if code == "invalid_json" and len(value) < 10_000]
     case.send(poison[number % len(poison)] if number % 100 == 50 else event(number) for number in range(100_000))

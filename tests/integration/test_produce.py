@@ -12,7 +12,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from pipelines.demo.orders import Recipe, orders
 from pipelines.demo.produce import ensure_topic, produce
 from pipelines.errors import ConfigurationError, HaltError, RetryableError, TallyflowError
-from pipelines.proof.readers.kafka import read_topic
+from pipelines.proof.readers.kafka import topic_batches
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
@@ -107,8 +107,7 @@ def test_numbers_that_make_no_recipe_are_refused_unsent(kafka: dict[str, str], t
 
 def test_the_oracle_reads_every_position_and_value_once(kafka: dict[str, str], topic: str) -> None:
     produce(kafka, topic, 12_000, bad_share=0.01, partitions=3)
-    found = read_topic({**kafka}, topic, ["value"])
-    rows = zip(found["_tf_partition"].to_pylist(), found["_tf_offset"].to_pylist(), found["value"].to_pylist(), strict=True)
+    rows = [tuple(row.values()) for batch in topic_batches({**kafka}, topic, with_values=True) for row in batch.to_pylist()]
     assert sorted(rows, key=lambda row: row[:2]) == sorted(
         ((p, o, value) for p, o, _, value in records_in(kafka, topic)), key=lambda row: row[:2]
     )
@@ -124,14 +123,13 @@ def test_the_oracle_skips_offsets_without_a_committed_record(kafka: dict[str, st
             producer.produce(topic, b"%d" % number)
         assert producer.flush(30) == 0
         producer.commit_transaction(30) if is_committed else producer.abort_transaction(30)
-    offsets = read_topic({**kafka}, topic)["_tf_offset"].to_pylist()
-    assert offsets == [0, 1, 2, 3, 9, 10, 11]
+    assert [offset for batch in topic_batches({**kafka}, topic) for offset in batch["offset"].to_pylist()] == [0, 1, 2, 3, 9, 10, 11]
 
 
 def test_the_oracle_reads_an_empty_topic_and_no_absent_one(kafka: dict[str, str], topic: str) -> None:
     with pytest.raises(HaltError, match="create the topic"):
-        read_topic({**kafka}, topic)
+        list(topic_batches({**kafka}, topic))
     ensure_topic(kafka, topic, 2)
     # Its partitions have a leader a moment later.
     patiently = Retrying(retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(30), wait=wait_fixed(0.1), reraise=True)
-    assert patiently(read_topic, {**kafka}, topic).num_rows == 0
+    assert patiently(lambda: list(topic_batches({**kafka}, topic))) == []

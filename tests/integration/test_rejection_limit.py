@@ -16,8 +16,6 @@ from pipelines.testing import SINGLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 
-IN_TASKS = {"driver_offsets": 0, "driver_frames": 0}
-
 
 def of_wrong_type(numbers: range) -> list[bytes]:
     """Events whose id is text, which no mapping of the case takes."""
@@ -46,18 +44,18 @@ def is_open(case: PipelineCase, leg: str = "process") -> bool:
     return found[leg].has_open_plan
 
 
-def test_a_broken_mapping_stops_before_its_first_letter(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_a_broken_mapping_stops_before_its_first_letter(case: PipelineCase, way: None) -> None:
     case.create_topic()
     case.send(of_wrong_type(range(5000)))
     for _ in range(2):
         with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %.*parse: wrong_type of id.*offset.*--accept"):
-            case.warm_run(**way)
+            case.warm_run()
         assert (case.dead_letters(), case.count(), is_open(case)) == ([], 0, True)
-    case.warm_run(accept=True, **way)
+    case.warm_run(accept=True)
     assert (len(case.dead_letters()), case.count()) == (5000, 0)
     case.check()
     case.send(good(range(100)))
-    case.warm_run(**way)
+    case.warm_run()
     assert case.count() == 100
     case.check()
 
@@ -86,14 +84,14 @@ def test_a_mended_file_still_needs_accept_for_earlier_plans(case: PipelineCase) 
     ]
 
 
-def test_with_dedup_the_breaker_is_asked_before_the_exchange(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_with_dedup_the_breaker_is_asked_before_the_exchange(case: PipelineCase, way: None) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send([*[b"{"] * 2000, *good(range(3000))])
     with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %"):
-        case.warm_run(**way)
+        case.warm_run()
     assert (case.dead_letters(), case.count()) == ([], 0)
-    case.warm_run(accept=True, **way)
+    case.warm_run(accept=True)
     assert check_first_of_keys(case) == {"row": 3000, "letter": 2000}
 
 
@@ -102,18 +100,18 @@ def late(first: int, count: int, at: int) -> list[bytes]:
     return [json.dumps({"id": number, "name": "n", "amount": None, "at": at}).encode() for number in range(first, first + count)]
 
 
-def test_records_that_are_late_are_judged_behind_the_exchange(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_records_that_are_late_are_judged_behind_the_exchange(case: PipelineCase, way: None) -> None:
     case.write_file(timed_by("at", "id", "1h"))
     case.create_topic()
     case.send(late(0, 10, at=1_780_000_000))
-    case.warm_run(**way)
+    case.warm_run()
     case.send(late(10, 10_000, at=1_770_000_000))
     with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %.*dedup: late of at: at lies before the watermark"):
-        case.run_in_turn(**way)
+        case.run_in_turn()
     # A bucket's share of a plan may be fewer than 1,000 rows; each worker process counts for itself.
     assert len(case.dead_letters()) < 5000
     assert is_open(case)
-    case.warm_run(accept=True, **way)
+    case.warm_run(accept=True)
     assert check_event_times(case, 3600, 0) == {"row": 10, "late": 10_000}
 
 
@@ -199,17 +197,17 @@ def test_a_mended_table_takes_the_undecided_rows(case: PipelineCase) -> None:
 # -- on_error ---------------------------------------------------------------------------------------------------------------
 
 
-def test_rejected_halt_stops_at_one_record_until_changed_back(case: PipelineCase, way: dict[str, Any]) -> None:
+def test_rejected_halt_stops_at_one_record_until_changed_back(case: PipelineCase, way: None) -> None:
     case.write_file(halting)
     case.create_topic(1)
     case.send([*good(range(10)), *of_wrong_type(range(10, 12)), *good(range(12, 20))], partitions=1)
     place = rf"{case.topic} partition 0 offset 10 \(raw position \d+\.\d+\): parse: wrong_type of id"
     for _ in range(2):
         with pytest.raises(HaltError, match=place):
-            case.warm_run(**way)
+            case.warm_run()
         assert (case.dead_letters(), is_open(case)) == ([], True)
     case.write_file()
-    case.warm_run(**way)
+    case.warm_run()
     assert (len(case.dead_letters()), case.count()) == (2, 18)
     case.check()
 
@@ -221,16 +219,15 @@ def test_with_dedup_rejected_halt_stops_before_the_exchange(case: PipelineCase, 
         keyed_by("id")(document)
         halting(document)
 
-    case.is_streaming = False
     case.write_file(change)
     case.create_topic()
     case.send([*good(range(50)), b"{"])
     # All in one batch: good records of an earlier one would be in the table, rightly.
     with pytest.raises(HaltError, match="stopping at a rejected record"):
-        case.run_in_turn(**IN_TASKS)
+        case.run_in_turn()
     assert (case.dead_letters(), case.count()) == ([], 0)
     case.write_file(keyed_by("id"))
-    case.warm_run(**IN_TASKS)
+    case.warm_run()
     assert check_first_of_keys(case) == {"row": 50, "letter": 1}
 
 

@@ -78,15 +78,13 @@ def connect(case: PipelineCase, broker: tuple[Addresses, str, Path], **changes: 
     case.write_file(lambda document: document["sources"][0].update(connection_params={"brokers": [address], **login, **changes}))
 
 
-@pytest.mark.parametrize(("mechanism", "way"), [("PLAIN", "in tasks"), ("SCRAM-SHA-512", "in the driver")], indirect=["way"])
+@pytest.mark.parametrize(("mechanism", "way"), [("PLAIN", "in tasks"), ("SCRAM-SHA-512", "in the runner")], indirect=["way"])
 def test_every_record_arrives_over_tls_with_a_login(
-    secure_case: PipelineCase, way: dict[str, Any], broker: tuple[Addresses, str, Path], mechanism: str
+    secure_case: PipelineCase, way: None, broker: tuple[Addresses, str, Path], mechanism: str
 ) -> None:
     connect(secure_case, broker, mechanism=mechanism)
-    # Its planners, too, each in a process of its own.
-    secure_case.is_streaming = True
     secure_case.send_events(2000, bad_every=100)
-    secure_case.warm_run(**way)
+    secure_case.warm_run()
     secure_case.check()
 
 

@@ -21,7 +21,6 @@ from pipelines.protocol.bodies import INGEST_CHAIN
 from pipelines.protocol.ledger import Entry, read_chain
 from pipelines.protocol.tally import tally
 from pipelines.runner.pace import Pace
-from pipelines.runner.runner import Runner
 from pipelines.runner.status import StatusServer
 from pipelines.testing import SINGLE
 
@@ -63,15 +62,17 @@ def ledger(case: PipelineCase) -> list[Entry]:
         return [INGEST_CHAIN.decode(message) for message in log.fetch(stream, case.names.chain("ingest"), 0, last)]
 
 
-def loses_its_leader_in_the_first_plan(runner: Runner, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def loses_its_leader_in_the_first_plan(case: PipelineCase, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partition 1, of which the plan has records that nobody has read yet."""
     reach, lost = pipelines.engine.leg.reach, list[str]()
 
     def lose(point: str) -> None:
-        plan = runner.legs["ingest"].chain.state.plan
-        if point == "leg.after-plan" and plan is not None and not lost and plan.body.to["1"] > plan.body.start["1"]:
-            cluster.take_leader(1)
-            lost.append(point)
+        if point == "leg.after-plan" and not lost:
+            with closing(case.log()) as log:
+                plan = read_chain(log, case.names, INGEST_CHAIN).plan
+            if plan is not None and plan.body.to["1"] > plan.body.start["1"]:
+                cluster.take_leader(1)
+                lost.append(point)
         reach(point)
 
     monkeypatch.setattr(pipelines.engine.leg, "reach", lose)
@@ -83,7 +84,7 @@ def test_a_leaderless_partition_in_a_plan_stops_alone(case: PipelineCase, cluste
     cluster.produce(1, events(range(1000, 1080)))
     runner = case.warm_runner(until_caught_up=False)
     runner.on_start = StatusServer
-    loses_its_leader_in_the_first_plan(runner, cluster, monkeypatch)
+    loses_its_leader_in_the_first_plan(case, cluster, monkeypatch)
     case.in_background(runner)
     case.wait_count(100)
     cluster.produce(0, events(range(100, 150)))

@@ -10,7 +10,7 @@ from support.pipeline_case import PipelineCase
 
 from pipelines.config import parse
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Exchange, Parcel, Work, batch_tasks, leg_tasks
+from pipelines.engine.execute import Exchange, Parcel, Tasks, Work, batch_tasks
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.testing import Sample
@@ -21,14 +21,12 @@ BUCKETS = 5
 
 
 @pytest.fixture
-def run_path(case: PipelineCase, session: SparkSession) -> str:
-    case.create_topic()
-    case.warm_run()
-    (path,) = case.names.directory(case.home).glob("*/run.json")
-    return str(path)
+def tasks(case: PipelineCase, session: SparkSession) -> Tasks:
+    text = case.file.read_text()
+    return batch_tasks(session, RunSpec.beside(text, parse(text, name="case", environment=case.environment())), {})
 
 
-def test_every_parcel_reaches_the_task_of_its_bucket(session: SparkSession, run_path: str) -> None:
+def test_every_parcel_reaches_the_task_of_its_bucket(tasks: Tasks) -> None:
     def first(_: Connections, item: Sample) -> Iterator[Parcel]:
         for number in item.numbers:
             yield number % 4, "number", str(number).encode()
@@ -38,7 +36,7 @@ def test_every_parcel_reaches_the_task_of_its_bucket(session: SparkSession, run_
         return Sample((bucket, *numbers), (*item.texts, *kinds))
 
     items = [Sample(tuple(range(start, 40, 3))) for start in range(3)]
-    reports = leg_tasks(session, run_path).exchange(Exchange(first, second, Sample, Sample, Sample), items, Sample(texts=("x",)), BUCKETS)
+    reports = tasks.exchange(Exchange(first, second, Sample, Sample, Sample), items, Sample(texts=("x",)), BUCKETS)
     found = {report.numbers[0]: report for report in reports}
     assert sorted(found) == [0, 1, 2, 3], "the bucket that nothing was sent to has no report"
     for bucket, report in found.items():
@@ -55,7 +53,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(("raised", "words", "expected", "message"), ERRORS, ids=[kind.__name__ for kind, *_ in ERRORS])
 def test_an_error_before_the_exchange_fails_the_whole_range(
-    session: SparkSession, run_path: str, tmp_path: Path, raised: type[Exception], words: str, expected: type[TallyflowError], message: str
+    tasks: Tasks, tmp_path: Path, raised: type[Exception], words: str, expected: type[TallyflowError], message: str
 ) -> None:
     reached = str(tmp_path / "reached")
 
@@ -70,11 +68,11 @@ def test_an_error_before_the_exchange_fails_the_whole_range(
 
     with pytest.raises(expected, match=message):
         exchange = Exchange(first, second, Sample, Sample, Sample)
-        leg_tasks(session, run_path).exchange(exchange, [Sample(), Sample(texts=("fails",))], Sample(), BUCKETS)
+        tasks.exchange(exchange, [Sample(), Sample(texts=("fails",))], Sample(), BUCKETS)
     assert not Path(reached).exists(), "a bucket worked on a part of the range"
 
 
-def test_an_error_of_a_bucket_is_raised_as_itself(session: SparkSession, run_path: str) -> None:
+def test_an_error_of_a_bucket_is_raised_as_itself(tasks: Tasks) -> None:
     def first(_: Connections, item: Sample) -> Iterator[Parcel]:
         yield from ((bucket, "number", b"1") for bucket in range(BUCKETS))
 
@@ -84,7 +82,7 @@ def test_an_error_of_a_bucket_is_raised_as_itself(session: SparkSession, run_pat
         return Sample()
 
     with pytest.raises(RetryableError, match=r"^the disk is full$"):
-        leg_tasks(session, run_path).exchange(Exchange(first, second, Sample, Sample, Sample), [Sample()], Sample(), BUCKETS)
+        tasks.exchange(Exchange(first, second, Sample, Sample, Sample), [Sample()], Sample(), BUCKETS)
 
 
 def test_variables_of_batch_tasks_override_the_workers(case: PipelineCase, session: SparkSession) -> None:

@@ -24,14 +24,14 @@ from resources.nats import NatsResource
 from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
 from support.dagster_storage import postgres_instance
-from support.pipeline_case import IN_DRIVER, PipelineCase
+from support.pipeline_case import PipelineCase
 
 
 class PlainJobs(StreamingJobs):
     """Without Spark."""
 
     command = (sys.executable, str(Path(__file__).with_name("plain_runner.py")))
-    run_options = IN_DRIVER
+    run_options = ()
 
 
 def streaming_jobs(case: PipelineCase, **fields: Any) -> StreamingJobs:

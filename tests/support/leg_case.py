@@ -71,16 +71,15 @@ class LegCase(Kept):
         resources = SimpleNamespace(nats=nats)
         self.config = SimpleNamespace(sources=[source], topology=topology, sink=sink, on_error=OnError(), resources=resources)
         versions = {"stage_config": version, "accepted_config": version}
-        limits = {"driver_offsets": 10**9, "driver_frames": 10**9}
-        self.run = SimpleNamespace(identities={"s": "T"}, epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
+        self.run = SimpleNamespace(identities={"s": "T"}, stream_ids={"out": "S"}, targets=None, **versions)
         self.stores: dict[int, KeyedStore] = {}
         self.lease = SimpleNamespace(lost=threading.Event(), remaining_seconds=60.0)
         # A leg that is asked to stop gives up instead of waiting: the test says when it goes on.
         stop = threading.Event()
         stop.set()
-        self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, Path("run"), stop)
-        self.process = ProcessLeg(self, self._chain("process"), self.lease, Path("run"), stop)
-        self.delivery = SinkLeg(self, self._chain("sink"), self.lease, Path("run"), stop)
+        self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, stop)
+        self.process = ProcessLeg(self, self._chain("process"), self.lease, stop)
+        self.delivery = SinkLeg(self, self._chain("sink"), self.lease, stop)
         self.ingest.anchor(lambda: {0: 0})
 
     def _chain(self, leg: str) -> Chain:
@@ -101,7 +100,7 @@ class LegCase(Kept):
         """Records of one batch, a quarter of a second after those before, through ingest."""
         self.topic.values += values
         self.clock.advance(timedelta(milliseconds=250))
-        self.ingest.advance(None, {"0": len(self.topic.values)})
+        self.ingest.advance({"0": len(self.topic.values)})
 
     def go_on(self) -> None:
         """Process works on all that is on raw. Raises StoppedError when it would wait."""
@@ -111,10 +110,10 @@ class LegCase(Kept):
     def deliver(self) -> None:
         """The sink works on all that is on out. Raises StoppedError when it would wait."""
         state = self.log.state(NAMES.stream("out"))
-        self.delivery.advance(None, {"sequence": state.last_sequence if state else 0})
+        self.delivery.advance({"sequence": state.last_sequence if state else 0})
 
     def go_on_to(self, sequence: int) -> None:
-        self.process.advance(None, {"sequence": sequence})
+        self.process.advance({"sequence": sequence})
 
     def files(self) -> set[str]:
         return {path.name for path in self.directory.rglob("*.arrow")}

@@ -41,15 +41,14 @@ from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.tally import tally
-from pipelines.runner.runner import LEG_CLASSES, Runner, RunOptions
+from pipelines.runner.runner import Runner, RunOptions
+from pipelines.runner.share import LEG_CLASSES
 from pipelines.testing import LEGS, SINGLE
 from resources.local.stack import LocalStack
 from support.plain_runner import BriskEngine, InvokedEngine, PlainEngine
 
 PATIENCE_SECONDS = 240.0
 """For whatever is awaited: it costs time only when it does not come, and a shared machine may be five times slower than ours."""
-IN_DRIVER = ("--driver-offsets", "1000000", "--driver-frames", "1000")
-IN_TASKS = ("--driver-offsets", "0", "--driver-frames", "0")
 Position = tuple[int, int]
 _HTTP = httpx.Client(timeout=30, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 """Shared: making one reads certificates, 25 ms of CPU for each look of those that wait."""
@@ -94,8 +93,6 @@ class PipelineCase:
         """Where runners inside this process run; None: without Spark (plain_runner.py)."""
         self.leg_classes = dict(LEG_CLASSES)
         """Of runners inside this process."""
-        self.is_streaming = True
-        """On that session: as streaming queries, which cost seconds to start; or with their tasks only."""
         self.reported: list[str] = []
         """What runners inside this process have said."""
         self._client: Client | None = None
@@ -305,7 +302,7 @@ class PipelineCase:
 
     def start_plain(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         script = str(Path(__file__).with_name("plain_runner.py"))
-        return self._start(script, "run", str(self.file), *IN_DRIVER, *arguments, **environment)
+        return self._start(script, "run", str(self.file), *arguments, **environment)
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         return self._start("-m", "pipelines.cli", "run", str(self.file), *arguments, **environment)
@@ -385,12 +382,10 @@ class PipelineCase:
         os.environ.update(self.addresses.environment())
         text = self.file.read_text()
         config = parse(text, name=str(self.file), environment=os.environ)
-        if self.session is None:
-            options = {"driver_offsets": 1_000_000, "driver_frames": 1000, **options}
-        engine = BriskEngine(self.session) if self.session and self.is_streaming else PlainEngine(self.session)
+        engine = BriskEngine(self.session) if self.session else PlainEngine(self.leg_classes)
         legs = SINGLE.select(options.pop("legs", ()))
         run_options = RunOptions(legs, until_caught_up, **options)
-        return Runner(config, text, self.home, run_options, expire_dead_letters, self.reported.append, engine, self.leg_classes)
+        return Runner(config, text, self.home, run_options, expire_dead_letters, self.reported.append, engine)
 
     def in_background(self, runner: Runner) -> threading.Thread:
         thread = threading.Thread(target=runner.run, daemon=True)
@@ -477,7 +472,7 @@ def _event(number: int, bad_every: int, name_bytes: int) -> bytes:
 
 
 def family_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """Every process of the runner's own session: the JVM, planners, workers; also when the runner itself is gone."""
+    """Every process of the runner's own session: the JVM, workers; also when the runner itself is gone."""
     found = []
     for one in psutil.process_iter(["pid"]):
         try:

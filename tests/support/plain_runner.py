@@ -1,13 +1,10 @@
-"""`tallyflow run` without Spark: the real legs and planners on real servers, in the driver, with a loop where a streaming query would be.
+"""`tallyflow run` without Spark: the legs of a run work in the runner's own process, on real servers.
 
-It starts in two seconds instead of fifteen, so that a kill can be tried at every step. What Spark adds (its checkpoint, tasks, workers)
-is killed in cases of its own. Started as a script, with the arguments of `tallyflow`; ranges must be small enough for the driver. With a
-session it is only the loop: tasks run on Spark's workers.
+It starts in two seconds instead of fifteen, so that a kill can be tried at every step. What Spark adds (tasks, workers) is killed in cases
+of its own. Started as a script, with the arguments of `tallyflow`.
 """
 
-import json
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,24 +13,14 @@ from typing import Any, NoReturn
 from pyspark.sql import SparkSession
 
 from pipelines.cli.app import app
-from pipelines.engine.leg import Leg, ReplanError, StoppedError
-from pipelines.engine.ranges import RANGE_SCHEMA, StreamRanges, _SourceRangeReader, offset_text
-from pipelines.errors import HaltError
-from pipelines.runner.queries import SparkEngine
+from pipelines.connectors.nats.client import JetStream
+from pipelines.engine.coordinator import Coordinator
+from pipelines.engine.leg import AnyLeg
+from pipelines.engine.run_spec import RunSpec
+from pipelines.runner.epochs import Epochs, SparkEngine
+from pipelines.runner.share import LEG_CLASSES, Share
 
-# A stop waits until the planners have looked once more: seconds of a run that takes none.
-IDLE_SECONDS = 0.05
-
-
-class SourcePlanner(_SourceRangeReader):
-    """Where few records come it waits before the next range; a stop need not."""
-
-    def __init__(self, options: Mapping[str, str], stop: threading.Event) -> None:
-        super().__init__(options)
-        self._stop = stop
-
-    def _sleep(self, seconds: float) -> None:
-        self._stop.wait(seconds)
+LegClasses = Mapping[str, Callable[..., AnyLeg]]
 
 
 class PlainSession:
@@ -42,59 +29,27 @@ class PlainSession:
     sparkContext = SimpleNamespace(_gateway=None)
 
 
-class PlainQueries:
-    """In place of `pipelines.runner.queries.Queries`: one thread per leg."""
+class PlainEpochs:
+    """In place of `pipelines.runner.epochs.Epochs`: the shares in this process."""
 
-    def __init__(
-        self, session: Any, run_path: Path, legs: Mapping[str, Leg], sources: Mapping[str, dict[str, str]], progress: Callable[[str], None]
-    ) -> None:
-        self._session, self._run_path, self._sources = session, str(run_path), sources
-        self._errors: list[Exception] = []
-        self._legs = legs
-        self._threads: list[threading.Thread] = []
+    def __init__(self, run: RunSpec, coordinator: Coordinator, log: JetStream, leg_classes: LegClasses) -> None:
+        self._coordinator = coordinator
+        self._shares = [Share(run, number, legs, log, coordinator, leg_classes) for number, legs in enumerate(coordinator.shares)]
 
     def start(self) -> None:
-        starts = {name: offset_text(leg.patiently(leg.start_offset)) for name, leg in self._legs.items()}
-        for name, leg in self._legs.items():
-            options = {**self._sources[name], "run": self._run_path, "start": starts[name], "leg": name, "idle_seconds": str(IDLE_SECONDS)}
-            thread = threading.Thread(target=self._work, args=[leg, options], daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def _work(self, leg: Leg, options: dict[str, str]) -> None:
-        reader = SourcePlanner(options, leg.stop) if leg.name == "ingest" else StreamRanges(options).streamReader(RANGE_SCHEMA)
-        start, batch = reader.initialOffset(), 0
-        offsets = Path(self._run_path).parent / f"checkpoint-{leg.name}" / "offsets"
-        offsets.mkdir(parents=True)
-        try:
-            while not leg.stop.is_set():
-                end = reader.latestOffset(start, reader.getDefaultReadLimit())
-                if end != start:
-                    # As Spark's offset log: version, metadata, one offset per source.
-                    (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
-                    try:
-                        leg.on_batch(SimpleNamespace(sparkSession=self._session), batch, offsets.parent)
-                    except ReplanError:
-                        leg.patiently(leg.chain.open)
-                        end = leg.patiently(leg.start_offset)
-                    start, batch = end, batch + 1
-        except StoppedError:
-            pass
-        except HaltError as error:
-            leg.failure = leg.failure or error
-            leg.status.state, leg.status.message = "halted", str(leg.failure)
-        except Exception as error:
-            self._errors.append(error)
-        finally:
-            reader.stop()
+        for share in self._shares:
+            share.start()
+        while not self._coordinator.has_begun and not self._coordinator.is_stopping:
+            self._coordinator.changed.wait(0.1)
+            self._coordinator.changed.clear()
 
     def look(self) -> None:
-        if self._errors:
-            raise self._errors[0]
+        """Nothing ends by itself."""
 
     def stop(self) -> None:
-        for thread in self._threads:
-            thread.join()
+        self._coordinator.stop()
+        for share in self._shares:
+            share.ended.wait()
 
 
 class BriskEngine(SparkEngine):
@@ -105,13 +60,15 @@ class BriskEngine(SparkEngine):
 
 
 class PlainEngine(BriskEngine):
-    """Runs legs without Spark, or, on a session, with nothing of it but tasks."""
+    """Runs legs without Spark; `leg_classes` by kind."""
 
-    def __init__(self, session: SparkSession | None = None) -> None:
-        super().__init__(session or PlainSession())
+    def __init__(self, leg_classes: LegClasses = LEG_CLASSES) -> None:
+        super().__init__(PlainSession())
+        self._leg_classes = leg_classes
 
-    def queries(self, *arguments: Any) -> PlainQueries:
-        return PlainQueries(*arguments)
+    def epochs(self, session: SparkSession, run: RunSpec, directory: Path, coordinator: Coordinator, log: JetStream) -> Epochs:
+        made: Any = PlainEpochs(run, coordinator, log, self._leg_classes)
+        return made
 
 
 class InvokedEngine(PlainEngine):

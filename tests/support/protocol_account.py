@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import astuple
 from itertools import accumulate
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -205,7 +204,7 @@ def assert_only_listed_runs_are_left(world: "World") -> None:
     outside = Outside(world, world.epoch, world.config.version)
     held = Chain(world.log, NAMES, PROCESS_CHAIN, world.epoch)
     held.state = chain
-    ProcessLeg(outside, held, None, Path("run"), Event())._sweep()
+    ProcessLeg(outside, held, None, Event())._sweep()
     listed = {(int(bucket), name) for bucket, listing in lists.items() for name, *_ in listing}
     assert listed == {(bucket, name) for bucket, storage in world.storages.items() for name in storage.names()}
 

@@ -164,7 +164,7 @@ def operated_chaos(world: World, steps: int) -> None:
         elif event < 0.44 and world.commands:
             rng.choice([world.commands[-1].kill, partial(paused.symmetric_difference_update, world.commands[-1:])])()
         else:
-            awake = [actor for actor in world.actors() if actor.runner not in paused or actor in world.attempts]
+            awake = [actor for actor in world.actors() if actor.runner not in paused]
             if awake:
                 rng.choice(awake).step(rng.choice([1, 2, 5, 15, 40]))
 

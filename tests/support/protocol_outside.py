@@ -354,10 +354,9 @@ class Outside(Kept):
         # The clock may step back by minutes in a long history; what is told of it has a test of its own.
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
         self.config = SimpleNamespace(sources=[source], topology=SINGLE, sink=sink, on_error=OnError(), resources=resources)
-        limits = {"driver_offsets": world.driver_offsets, "driver_frames": world.driver_frames}
         self._world, self._stores, self.means = world, {}, world.means
         versions = {"stage_config": version, "accepted_config": version}
-        self.run = SimpleNamespace(identities={"orders": "T"}, epochs={"ingest": epoch}, stream_ids={"out": "S"}, **versions, **limits)
+        self.run = SimpleNamespace(identities={"orders": "T"}, stream_ids={"out": "S"}, targets=None, **versions)
 
     def keep(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Programs have the model's steps in place of the real ones."""

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,15 +20,13 @@ from pipelines.dead_letters.export_file import Edited, edited_frames
 from pipelines.dead_letters.redrive import Redrive, taken
 from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_states
 from pipelines.engine.connections import Means
-from pipelines.engine.execute import Exchange, Tasks, Work
+from pipelines.engine.inputs import admit
 from pipelines.engine.leg import AnyLeg, LegMeans, ReplanError, StoppedError
-from pipelines.engine.ranges import admit
-from pipelines.errors import DataLossError, FencedError, InvariantError, RetryableError, StateDamagedError, UndecidedError
+from pipelines.errors import FencedError, RetryableError
 from pipelines.ingest.leg import IngestLeg
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
 from pipelines.protocol.bodies import CHAINS, REDRIVE_CHAIN
-from pipelines.protocol.codec import Form, from_text, to_text
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import Purge, fold_redrive, purge_dead_letters, redrive_entries_that_may_go
@@ -47,7 +44,6 @@ MAX_ATTEMPTS = 4
 EXPIRE = "expire"
 LATER = datetime(9999, 1, 1, tzinfo=UTC)
 MAX_CALLS = 20_000
-SESSION = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 
 
 class Runner:
@@ -69,7 +65,7 @@ class Runner:
         for name, (kind, of_its_own) in zip(LEGS, self._kinds(), strict=True):
             chain = Chain(log, NAMES, CHAINS[name], self.epoch)
             chain.open()
-            legs[name] = kind(outside, chain, self.lease, Path("run"), self.stop, self.world.leg_means, **of_its_own)
+            legs[name] = kind(outside, chain, self.lease, self.stop, self.world.leg_means, **of_its_own)
         legs["ingest"].anchor(self.world.topic.ends if self.world.begins_at_latest else self.world.topic.starts)
         for name, leg in legs.items():
             self.actors.append(Actor(self.world, name, partial(self._run, leg, leg.start_offset()), self))
@@ -95,7 +91,7 @@ class Runner:
             self.world.current.idle()
 
     def _run(self, leg: object, start: dict[str, int]) -> None:
-        """Spark's part: batch after batch, each as far as it likes; now and then from an old checkpoint, which must not matter."""
+        """Batch after batch, each as far as it likes; now and then from an old checkpoint, which must not matter."""
         world = self.world
         if world.rng.random() < 0.1:
             start = dict.fromkeys(start, 0)
@@ -109,7 +105,7 @@ class Runner:
     def _advanced(self, leg: object, end: dict[str, int]) -> dict[str, int]:
         """Where the next batch begins: behind this one, or, in a new query, where the chain stands."""
         try:
-            leg.advance(SESSION, end)
+            leg.advance(end)
         except ReplanError:
             leg.patiently(leg.chain.open)
             return leg.patiently(leg.start_offset)
@@ -204,46 +200,6 @@ class Inline:
         return future
 
 
-class ModelTasks(Tasks):
-    """Tasks of whichever runner is at work, in its own thread."""
-
-    def __init__(self, world: "World") -> None:
-        self._world = world
-
-    def run(self, work: Work, items: list[Form]) -> list[Form]:
-        """Each item once, and now and then a second attempt beside it, which may outlive its plan and its runner."""
-        runner = self._world.current.runner
-        reports = []
-        for item in items:
-            text = to_text(item)
-            outside = Outside(self._world, runner.epoch, "")
-            if self._world.rng.random() < 0.3:
-                self._world.attempts.append(
-                    Actor(self._world, "second attempt", lambda o=outside, t=text: work.run(o, from_text(work.item, t)), runner)
-                )
-            reports.append(from_text(work.report, to_text(work.run(outside, from_text(work.item, text)))))
-        return reports
-
-    def exchange(self, work: Exchange, items: list[Form], shared: Form, buckets: int) -> list[Form]:
-        """First tasks may be tried twice, the parcels of the second attempt count; a bucket's task as any other task."""
-        runner = self._world.current.runner
-        parcels: list[tuple[int, str, bytes]] = []
-        for item in items:
-            for _ in range(self._world.rng.choice([1, 1, 2])):
-                sent = list(work.send(Outside(self._world, runner.epoch, ""), from_text(work.item, to_text(item))))
-            parcels += sent
-        self._world.rng.shuffle(parcels)
-        reports = []
-        for bucket in sorted({bucket for bucket, _, _ in parcels}):
-            here = [(kind, payload) for to, kind, payload in parcels if to == bucket]
-
-            def receive(outside: Outside, item: Form, bucket: int = bucket, here: list[tuple[str, bytes]] = here) -> Form:
-                return work.receive(outside, item, bucket, here)
-
-            reports += self.run(Work(receive, work.shared, work.report), [shared])
-        return reports
-
-
 class World:
     """One history. Everything random comes from `rng`, and only one actor runs at a time, so a seed is a story."""
 
@@ -267,8 +223,6 @@ class World:
         self.table = Table(self)
         self.table.refused = self.rng.choice([None, b"fine", b"fine"])
         self.table.partitions = self.rng.choice([1, 3])
-        self.driver_offsets = self.rng.choice([0, 1000])
-        self.driver_frames = self.rng.choice([0, 2, 1000])
         self.topic = Topic(self, {0: 0, 1: self.rng.choice([0, 7])})
         self.max_age = self.rng.choice([None, timedelta(0), timedelta(0), timedelta(seconds=2), timedelta(seconds=20)])
         if self.max_age is not None and self.rng.random() < 0.3:
@@ -277,7 +231,6 @@ class World:
         self.poison = self.rng.choice([(), (), (POISON,), (POISON, VENOM)])
         self.runners: list[Runner] = []
         self.commands: list[Command] = []
-        self.attempts: list[Actor] = []
         self.strike: tuple[int, str] | None = None
         self.leaders = random.Random(f"the leaders of {seed}")
         """Of its own, so that who else is met by chance does not depend on it."""
@@ -288,7 +241,7 @@ class World:
         self.means = Means(Framing(uncompressed, self._cut), Inline, lambda: SimpleNamespace(close=lambda: None))
         # An insert of the model lasts no time, unless it is delivered late, and then it is refused like the first one: at each look it is
         # as old as any.
-        self.leg_means = LegMeans(lambda session, run_path: ModelTasks(self), wait_none(), self.clock_that_leaps)
+        self.leg_means = LegMeans(wait_none(), self.clock_that_leaps)
         self.plan_letters = self.rng.choice([2, 1000])
         self.flush_bytes = self.rng.choice([1, 200, 10_000])
         self.plan_frames = self.rng.choice([2, 5, 100])
@@ -344,7 +297,7 @@ class World:
         return self.commands[-1]
 
     def everybody(self) -> list[Actor]:
-        return [*(a for r in (*self.runners, *self.commands) for a in r.actors), *self.attempts]
+        return [a for r in (*self.runners, *self.commands) for a in r.actors]
 
     def actors(self) -> list[Actor]:
         return [a for a in self.everybody() if not a.is_expired]
@@ -405,7 +358,7 @@ class World:
         return command
 
     def finish_zombies(self, clean: Runner) -> None:
-        while zombies := [a for a in self.actors() if a.runner is not clean or a in self.attempts]:
+        while zombies := [a for a in self.actors() if a.runner is not clean]:
             self.rng.choice(zombies).step(self.rng.randint(1, 9))
 
     def check(self, clean: Runner) -> None:
@@ -417,10 +370,7 @@ class World:
         check_account(self)
 
     def _may_end_with(self, actor: Actor, clean: Runner) -> tuple[type[Exception], ...]:
-        """Fenced by a newer one; a start or a command by an outage; what was told to stop while it waited; a second attempt by all that."""
-        if actor in self.attempts:
-            # Long after its plan it may miss a run that was merged into another since, or frames that were purged.
-            return FencedError, RetryableError, StateDamagedError, DataLossError, InvariantError, UndecidedError
+        """Fenced by a newer one; a start or a command by an outage; what was told to stop while it waited."""
         fenced = (FencedError,) if actor.was_overtaken else ()
         if isinstance(actor.runner, Command):
             return *fenced, RetryableError

@@ -3,10 +3,11 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
+from support.each import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 BANNED_OPENINGS = re.compile(r"(Of|As|That|Those|Who|Whom|Whose|Whoever|What is|What are|What was|Which of) ")
@@ -26,10 +27,6 @@ BANNED_WORDS = re.compile(
 
 def modules() -> list[Path]:
     return sorted(path for room in ("pipelines", "dagster_project") for path in (ROOT / room).rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def is_property(node: ast.AST) -> bool:
@@ -56,21 +53,25 @@ def messages(tree: ast.Module) -> Iterator[str]:
             yield node.value
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@for_each(modules())
 def test_a_docstring_opens_with_its_object_or_an_imperative(path: Path) -> None:
     found = [
         text.splitlines()[0]
-        for node, text in documented(ast.parse(path.read_text(encoding="utf-8")))
+        for node, text in documented(tree_of(path))
         if BANNED_OPENINGS.match(text)
         or (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node) and NO_VERBS.match(text))
     ]
     assert found == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
+@for_each(modules())
 def test_no_message_uses_a_banned_word(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert [text for text in messages(tree) if BANNED_WORDS.search(text)] == []
+    assert [text for text in messages(tree_of(path)) if BANNED_WORDS.search(text)] == []
 
 
 def test_the_rules_find_what_they_ban() -> None:

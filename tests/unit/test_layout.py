@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import pytest
+from support.each import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("pipelines", "resources", "dagster_project", "sql", "bench")
@@ -36,7 +36,6 @@ PURE_DECISIONS = (
     "dead_letters.triage",
     "proof.audit.account",
     "proof.checks.evaluate",
-    "proof.positions",
     "proof.report",
 )
 """Modules that decide, from facts that they are given."""
@@ -55,10 +54,7 @@ DRIVER_EXCEPTIONS = {
 }
 
 SPARK_EXCEPTIONS = {
-    "pipelines.ingest.leg": "type of the session that it is given",
-    "pipelines.process.leg": "type of the session that it is given",
-    "pipelines.sink.leg": "type of the session that it is given",
-    "pipelines.runner.queries": "starts the legs' queries on the session that it is given",
+    "pipelines.runner.epochs": "starts the query of a run on the session that it is given",
     "pipelines.runner.runner": "type of the session that it has built",
 }
 
@@ -135,7 +131,7 @@ def test_every_pure_module_is_there() -> None:
     assert {f"pipelines.{name}" for name in (*PURE_STEPS, *PURE_DECISIONS)} <= set(MODULES)
 
 
-@pytest.mark.parametrize("module", modules("pipelines"))
+@for_each(modules("pipelines"))
 def test_a_room_imports_only_the_rooms_before_it(module: str) -> None:
     own = room(module)
     seen = {room(name) for name in imports(module)} - {"", own}
@@ -143,27 +139,27 @@ def test_a_room_imports_only_the_rooms_before_it(module: str) -> None:
         assert seen <= set(ROOMS[: ROOMS.index(own)] if own else ())
 
 
-@pytest.mark.parametrize("module", modules("pipelines", "resources", "dagster_project"))
+@for_each(modules("pipelines", "resources", "dagster_project"))
 def test_only_tests_import_the_fakes(module: str) -> None:
     assert not under(imports(module), "pipelines.testing")
 
 
-@pytest.mark.parametrize("module", modules("pipelines"))
+@for_each(modules("pipelines"))
 def test_the_data_path_imports_no_dagster(module: str) -> None:
     assert not under(imports(module), "dagster", "dagster_project")
 
 
-@pytest.mark.parametrize("module", ["dagster_project.sensors.decisions", "dagster_project.numbers"])
+@for_each(["dagster_project.sensors.decisions", "dagster_project.numbers"])
 def test_decisions_and_counts_know_no_dagster_and_no_resource(module: str) -> None:
     assert not under(imports(module), "dagster", "resources")
 
 
-@pytest.mark.parametrize("module", modules("resources"))
+@for_each(modules("resources"))
 def test_resources_do_not_import_the_project_that_uses_them(module: str) -> None:
     assert not under(imports(module), "dagster_project")
 
 
-@pytest.mark.parametrize("module", modules("resources.local"))
+@for_each(modules("resources.local"))
 def test_the_local_servers_know_no_dagster_and_no_data_path(module: str) -> None:
     assert not under(imports(module), "dagster")
     allowed = {
@@ -173,12 +169,12 @@ def test_the_local_servers_know_no_dagster_and_no_data_path(module: str) -> None
     assert set(under(imports(module), "pipelines")) <= allowed
 
 
-@pytest.mark.parametrize("module", modules(*(f"pipelines.{name}" for name in PURE_ROOMS)))
+@for_each(modules(*(f"pipelines.{name}" for name in PURE_ROOMS)))
 def test_a_pure_room_imports_no_driver_and_no_spark(module: str) -> None:
     assert not under(imports(module), "pyspark", *DRIVERS)
 
 
-@pytest.mark.parametrize("module", modules(*(f"pipelines.{name}" for name in (*PURE_STEPS, *PURE_DECISIONS))))
+@for_each(modules(*(f"pipelines.{name}" for name in (*PURE_STEPS, *PURE_DECISIONS))))
 def test_steps_and_decisions_open_nothing(module: str) -> None:
     assert not under(imports(module), "pipelines.config", "pipelines.connectors", "pipelines.engine", "pyspark", *DRIVERS)
 
@@ -191,40 +187,40 @@ def test_a_program_is_compiled_and_run_without_spark_or_a_socket() -> None:
     assert not {"pyspark", "py4j", "asyncio", *DRIVERS} & {*loaded}
 
 
-@pytest.mark.parametrize("module", modules("pipelines.config"))
+@for_each(modules("pipelines.config"))
 def test_the_pipeline_file_knows_nothing_of_what_runs_it(module: str) -> None:
     assert not under(imports(module), "pyspark", "duckdb", *DRIVERS)
 
 
-@pytest.mark.parametrize("module", [m for m in modules("pipelines") if m not in COMPOSITION_ROOTS])
+@for_each([m for m in modules("pipelines") if m not in COMPOSITION_ROOTS])
 def test_only_a_composition_root_imports_the_local_servers(module: str) -> None:
     assert not under(imports(module), "resources")
 
 
-@pytest.mark.parametrize("module", [m for m in modules("pipelines", "dagster_project") if not m.startswith("pipelines.connectors")])
+@for_each([m for m in modules("pipelines", "dagster_project") if not m.startswith("pipelines.connectors")])
 def test_only_connectors_import_a_driver(module: str) -> None:
     used = {name.partition(".")[0] for name in under(imports(module), *DRIVERS)}
     assert used == {driver for exception, driver in DRIVER_EXCEPTIONS if exception == module}
 
 
-@pytest.mark.parametrize("module", [m for m in modules("pipelines") if room(m) != "engine"])
+@for_each([m for m in modules("pipelines") if room(m) != "engine"])
 def test_spark_is_imported_where_sessions_are_made_or_passed_on(module: str) -> None:
     assert bool(under(imports(module), "pyspark")) == (module in SPARK_EXCEPTIONS)
 
 
-@pytest.mark.parametrize("module", modules("pipelines", "dagster_project"))
+@for_each(modules("pipelines", "dagster_project"))
 def test_only_the_engine_builds_a_session(module: str) -> None:
     builds = any(isinstance(node, ast.Attribute) and dotted(node) == "SparkSession.builder" for node in ast.walk(tree(module)))
     assert builds == (module == "pipelines.engine.session")
 
 
-@pytest.mark.parametrize("module", modules("pipelines", "dagster_project"))
+@for_each(modules("pipelines", "dagster_project"))
 def test_only_the_duckdb_connector_opens_an_engine(module: str) -> None:
     opens = any(name == "duckdb.connect" for _, name in calls(module))
     assert opens == (module == "pipelines.connectors.duckdb")
 
 
-@pytest.mark.parametrize("module", list(MODULES))
+@for_each(list(MODULES))
 def test_a_module_says_what_it_is_and_stays_readable(module: str) -> None:
     text = MODULES[module].read_text()
     assert len(text.splitlines()) <= 450
@@ -232,12 +228,12 @@ def test_a_module_says_what_it_is_and_stays_readable(module: str) -> None:
         assert ast.get_docstring(tree(module))
 
 
-@pytest.mark.parametrize("module", list(MODULES))
+@for_each(list(MODULES))
 def test_a_module_is_named_for_what_it_holds(module: str) -> None:
     assert not {"utils", "util", "helpers", "helper", "manager", "managers", "misc", "common"} & set(module.split("."))
 
 
-@pytest.mark.parametrize("module", list(MODULES))
+@for_each(list(MODULES))
 def test_nothing_runs_text_as_code(module: str) -> None:
     assert not under(imports(module), *FORBIDDEN_MODULES)
     for line, name in calls(module):
@@ -246,7 +242,7 @@ def test_nothing_runs_text_as_code(module: str) -> None:
         assert name.removeprefix("builtins.") not in FORBIDDEN_BUILTINS, f"line {line}: {name}"
 
 
-@pytest.mark.parametrize("module", list(MODULES))
+@for_each(list(MODULES))
 def test_no_process_is_started_through_a_shell(module: str) -> None:
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.keyword) and node.arg == "shell":

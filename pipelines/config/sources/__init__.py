@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from pipelines.config.base import Faults, FieldPath, Location, Model, Secret, Text, matching, ours, repeated, report
+from pipelines.config.base import Faults, FieldPath, Location, Model, Secret, Text, matching, ours, repeated, report, theirs
 
 FieldType = Literal[
     "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
@@ -75,28 +75,26 @@ Topic = Annotated[
 class KafkaConnection(Model):
     """Connection to the Kafka brokers."""
 
-    brokers: Annotated[tuple[Broker, ...], Field(min_length=1), BeforeValidator(_split_at_commas)] = Field(
-        description="Bootstrap servers, `host:port` each; one entry may hold several, separated by commas."
+    brokers: Annotated[tuple[Broker, ...], Field(min_length=1), BeforeValidator(_split_at_commas)] = theirs(
+        ..., "Bootstrap servers, `host:port` each; one entry may hold several, separated by commas."
     )
-    protocol: Literal["PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL"] = Field(
-        default="PLAINTEXT", description="Security protocol: `SSL` encrypts, `SASL` authenticates."
+    protocol: Literal["PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL"] = theirs(
+        "PLAINTEXT", "Security protocol: `SSL` encrypts, `SASL` authenticates."
     )
-    mechanism: Literal["NO_AUTH", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER"] = Field(
-        default="NO_AUTH", description="Authentication mechanism; used with the SASL protocols only. `OAUTHBEARER` is Tallyflow's own."
+    mechanism: Literal["NO_AUTH", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER"] = theirs(
+        "NO_AUTH", "Authentication mechanism; used with the SASL protocols only. `OAUTHBEARER` is Tallyflow's own."
     )
-    username: str = Field(default="", description="User name for PLAIN and SCRAM; the client principal for GSSAPI.")
-    password: Secret | None = Field(default=None, description="Password for PLAIN and SCRAM.")
-    root_ca: str | None = Field(
-        default=None, description="Certificates to trust: PEM text, base64 of it, or the path of a PEM file. Default: the system's."
-    )
-    skip_tls_verification: bool = Field(default=False, description="Do not check the brokers' certificates. Only for tests.")
-    kerberos_service_name: str | None = Field(default=None, description="Service name of the brokers, usually `kafka`; for GSSAPI.")
-    kerberos_keytab: Secret | None = Field(default=None, description="Path of the keytab, or base64 of its content; for GSSAPI.")
-    kerberos_realm: str | None = Field(default=None, description="Kerberos realm. Default: the one in the Kerberos configuration.")
-    kerberos_config: str | None = Field(default=None, description="Text of a krb5.conf, or its path. Default: the system's.")
-    skip_auth: bool = Field(default=False, description="Do not authenticate; the same as mechanism `NO_AUTH`.")
-    client_cert: str | None = Field(default=None, description="Client certificate for mutual TLS: PEM text or the path of a PEM file.")
-    client_key: Secret | None = Field(default=None, description="Private key of `client_cert`: PEM text or the path of a PEM file.")
+    username: str = theirs("", "User name for PLAIN and SCRAM; the client principal for GSSAPI.")
+    password: Secret | None = theirs(None, "Password for PLAIN and SCRAM.")
+    root_ca: str | None = theirs(None, "Certificates to trust: PEM text, base64 of it, or the path of a PEM file. Default: the system's.")
+    skip_tls_verification: bool = theirs(False, "Do not check the brokers' certificates. Only for tests.")
+    kerberos_service_name: str | None = theirs(None, "Service name of the brokers, usually `kafka`; for GSSAPI.")
+    kerberos_keytab: Secret | None = theirs(None, "Path of the keytab, or base64 of its content; for GSSAPI.")
+    kerberos_realm: str | None = theirs(None, "Kerberos realm. Default: the one in the Kerberos configuration.")
+    kerberos_config: str | None = theirs(None, "Text of a krb5.conf, or its path. Default: the system's.")
+    skip_auth: bool = theirs(False, "Do not authenticate; the same as mechanism `NO_AUTH`.")
+    client_cert: str | None = theirs(None, "Client certificate for mutual TLS: PEM text or the path of a PEM file.")
+    client_key: Secret | None = theirs(None, "Private key of `client_cert`: PEM text or the path of a PEM file.")
     oauth_token_endpoint_url: str | None = ours(None, "Token endpoint for OAUTHBEARER (OIDC client credentials).")
     oauth_client_id: str | None = ours(None, "Client id for OAUTHBEARER.")
     oauth_client_secret: Secret | None = ours(None, "Client secret for OAUTHBEARER.")
@@ -105,7 +103,6 @@ class KafkaConnection(Model):
 
     @property
     def logs_in(self) -> bool:
-        """True if the connection authenticates with SASL."""
         return self.protocol.startswith("SASL_") and not self.skip_auth and self.mechanism != "NO_AUTH"
 
     def faults(self) -> Faults:
@@ -136,8 +133,8 @@ class KafkaConnection(Model):
 class SchemaField(Model):
     """One field to read from the JSON value of a record."""
 
-    name: FieldPath = Field(description="Field name; a dotted path reads a nested object, unless the object has that key with its dots.")
-    type: FieldType = Field(description="Type; a value of another type rejects the record. `int` is int64, `float` is float64.")
+    name: FieldPath = theirs(..., "Field name; a dotted path reads a nested object, unless the object has that key with its dots.")
+    type: FieldType = theirs(..., "Type; a value of another type rejects the record. `int` is int64, `float` is float64.")
     unit: Literal["s", "ms", "us", "ns"] | None = ours(
         None,
         "Unit since 1970 of a number, or of a string with a decimal number, that becomes a DateTime or DateTime64 or is dedup's "
@@ -152,11 +149,11 @@ class SchemaField(Model):
 class KafkaColumn(Model):
     """One field to read from the Kafka record outside its value; usable wherever a schema field is."""
 
-    name: FieldPath = Field(description="Name of the field; must not be a name of `schema_fields`.")
+    name: FieldPath = theirs(..., "Name of the field; must not be a name of `schema_fields`.")
     origin: ColumnOrigin = Field(
         alias="from", description="Part of the record; `headers` is a map of all headers, unless `header` names one."
     )
-    header: Text | None = Field(default=None, description="With `from: headers`: one header; its last value, null if absent.")
+    header: Text | None = theirs(None, "With `from: headers`: one header; its last value, null if absent.")
     type: ColumnType = Field(
         default_factory=_type_of_origin,
         description=(
@@ -177,9 +174,9 @@ class KafkaColumn(Model):
 class SchemaRegistry(Model):
     """GlassFlow's schema registry; accepted and ignored: `schema_fields` describe the JSON."""
 
-    url: Text = Field(description="Accepted and ignored.")
-    api_key: Secret | None = Field(default=None, description="Accepted and ignored.")
-    api_secret: Secret | None = Field(default=None, description="Accepted and ignored.")
+    url: Text = theirs(..., "Accepted and ignored.")
+    api_key: Secret | None = theirs(None, "Accepted and ignored.")
+    api_secret: Secret | None = theirs(None, "Accepted and ignored.")
 
     unshown: ClassVar[frozenset[str]] = frozenset({"url"})
     """A URL can hold a password."""
@@ -192,27 +189,25 @@ class KafkaSource(Model):
         "schema": "Avro and Protobuf schemas are not supported: Tallyflow reads JSON, described by schema_fields",
     }
 
-    type: Literal["kafka"] = Field(description="Kind of source; GlassFlow's `otlp.*` sources are not supported.")
-    topic: Topic = Field(description="Topic to read, all partitions.")
+    type: Literal["kafka"] = theirs(..., "Kind of source; GlassFlow's `otlp.*` sources are not supported.")
+    topic: Topic = theirs(..., "Topic to read, all partitions.")
     source_id: Text = Field(
         default_factory=lambda fields: str(fields["topic"]),
         description="Name of the source in transforms and join. Default: the topic.",
     )
-    connection_params: KafkaConnection = Field(description="Connection to the Kafka brokers.")
-    consumer_group_initial_offset: Literal["earliest", "latest"] = Field(
-        default="latest", description="Where the first start begins; later starts resume where the pipeline stopped."
+    connection_params: KafkaConnection = theirs(..., "Connection to the Kafka brokers.")
+    consumer_group_initial_offset: Literal["earliest", "latest"] = theirs(
+        "latest", "Where the first start begins; later starts resume where the pipeline stopped."
     )
     consumer_group: Text | None = ours(
         None, "Kafka consumer group that shows the progress to lag tools. Default: `tallyflow-<pipeline_id>`."
     )
-    format: Annotated[Literal["json"], BeforeValidator(_json_only)] = Field(default="json", description="Format of the values.")
-    schema_fields: Annotated[tuple[SchemaField, ...], Field(min_length=1)] = Field(
-        description="Fields to read from the values; others are ignored."
+    format: Annotated[Literal["json"], BeforeValidator(_json_only)] = theirs("json", "Format of the values.")
+    schema_fields: Annotated[tuple[SchemaField, ...], Field(min_length=1)] = theirs(
+        ..., "Fields to read from the values; others are ignored."
     )
-    schema_registry: SchemaRegistry | None = Field(
-        default=None, exclude=True, description="Accepted and ignored: `schema_fields` describe the JSON."
-    )
-    schema_version: str | int | None = Field(default=None, exclude=True, description="Accepted and ignored.")
+    schema_registry: SchemaRegistry | None = theirs(None, "Accepted and ignored: `schema_fields` describe the JSON.", exclude=True)
+    schema_version: str | int | None = theirs(None, "Accepted and ignored.", exclude=True)
     columns: tuple[KafkaColumn, ...] = ours((), "Fields to read from the key, headers, offset, partition, timestamp or topic.")
     on_data_loss: Literal["halt", "skip"] = ours(
         "halt", "What to do if offsets expired before they were read: `halt`, or `skip` and count them."
@@ -226,7 +221,6 @@ class KafkaSource(Model):
 
     @property
     def field_names(self) -> list[str]:
-        """Names of every field of the source: schema fields, then columns."""
         return [field.name for field in self.schema_fields] + [column.name for column in self.columns]
 
     def _location(self, index: int) -> Location:
@@ -250,14 +244,9 @@ class KafkaSource(Model):
                 yield self._location(index), "names that start with _tf_ are reserved"
 
 
-def source_models() -> list[type[Model]]:
-    """Return the model of every kind of source: Kafka's, and that of each module of this package."""
-    own = [import_module(f"{__name__}.{module.name}").SOURCE for module in pkgutil.iter_modules(__path__)]
-    return [KafkaSource, *own]
-
-
 if TYPE_CHECKING:
     Source = KafkaSource
 else:
-    _models = source_models()
+    # Kafka's, and that of each module of this package.
+    _models = [KafkaSource, *(import_module(f"{__name__}.{module.name}").SOURCE for module in pkgutil.iter_modules(__path__))]
     Source = Annotated[reduce(or_, _models), Field(discriminator="type")] if len(_models) > 1 else KafkaSource

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.config.base import Duration, Faults, FieldPath, Key, Location, Model, Text, Window, ours, repeated
+from pipelines.config.base import Duration, Faults, FieldPath, Key, Location, Model, Text, Window, ours, repeated, theirs
 from pipelines.config.sources import FieldType
 from pipelines.config.transform_model import TransformConfig, TransformModel
 
@@ -23,10 +23,8 @@ _SOURCE_ID = (
 class DedupConfig(TransformConfig):
     """Which records are duplicates."""
 
-    key: Key = Field(
-        description="Field or fields that make two records the same; several are Tallyflow's. A null in one rejects the record."
-    )
-    time_window: Window = Field(description="A record with a key seen less than this long ago is a duplicate.")
+    key: Key = theirs(..., "Field or fields that make two records the same; several are Tallyflow's. A null in one rejects the record.")
+    time_window: Window = theirs(..., "A record with a key seen less than this long ago is a duplicate.")
     time: Literal["arrival", "event"] = ours("arrival", "Time that the window is measured on: arrival in the pipeline, or `time_field`.")
     time_field: FieldPath | None = ours(None, "Field with the event's own time; needed with `time: event`.")
     allowed_lateness: Duration = ours(
@@ -61,15 +59,15 @@ class DedupConfig(TransformConfig):
 class DedupTransform(TransformModel):
     """Drops records whose key was seen within the window; the first one stays."""
 
-    type: Literal["dedup"] = Field(description="Kind of transform.")
-    source_id: Text | None = Field(default=None, description=_SOURCE_ID)
-    config: DedupConfig = Field(description="Which records are duplicates.")
+    type: Literal["dedup"] = theirs(..., "Kind of transform.")
+    source_id: Text | None = theirs(None, _SOURCE_ID)
+    config: DedupConfig = theirs(..., "Which records are duplicates.")
 
 
 class FilterConfig(TransformConfig):
     """Which records stay."""
 
-    expression: Text = Field(description="Boolean expression over the fields; records for which it is true stay.")
+    expression: Text = theirs(..., "Boolean expression over the fields; records for which it is true stay.")
 
 
 class FilterTransform(TransformModel):
@@ -77,24 +75,24 @@ class FilterTransform(TransformModel):
 
     is_run = False
 
-    type: Literal["filter"] = Field(description="Kind of transform.")
-    source_id: Text | None = Field(default=None, description=_SOURCE_ID)
-    config: FilterConfig = Field(description="Which records stay.")
+    type: Literal["filter"] = theirs(..., "Kind of transform.")
+    source_id: Text | None = theirs(None, _SOURCE_ID)
+    config: FilterConfig = theirs(..., "Which records stay.")
 
 
 class StatelessOutput(Model):
     """One field of the new record."""
 
-    expression: Text = Field(description="Expression over the fields of the record before.")
-    output_name: FieldPath = Field(description="Name of the new field.")
-    output_type: Literal[FieldType, "[]string"] = Field(description="Type of the new field.")
+    expression: Text = theirs(..., "Expression over the fields of the record before.")
+    output_name: FieldPath = theirs(..., "Name of the new field.")
+    output_type: Literal[FieldType, "[]string"] = theirs(..., "Type of the new field.")
 
 
 class StatelessConfig(TransformConfig):
     """The fields of the new record."""
 
-    transforms: Annotated[tuple[StatelessOutput, ...], Field(min_length=1)] = Field(
-        description="The fields of the new record; other fields are dropped."
+    transforms: Annotated[tuple[StatelessOutput, ...], Field(min_length=1)] = theirs(
+        ..., "The fields of the new record; other fields are dropped."
     )
 
     def faults(self) -> Faults:
@@ -107,56 +105,47 @@ class StatelessTransform(TransformModel):
 
     is_run = False
 
-    type: Literal["stateless"] = Field(description="Kind of transform.")
-    source_id: Text | None = Field(default=None, description=_SOURCE_ID)
-    config: StatelessConfig = Field(description="The fields of the new record.")
-
-
-def transform_models() -> list[type[TransformModel]]:
-    """Return the model of every kind of transform: those above, and that of each module of this package."""
-    own = [import_module(f"{__name__}.{module.name}").TRANSFORM for module in pkgutil.iter_modules(__path__)]
-    return [DedupTransform, FilterTransform, StatelessTransform, *own]
+    type: Literal["stateless"] = theirs(..., "Kind of transform.")
+    source_id: Text | None = theirs(None, _SOURCE_ID)
+    config: StatelessConfig = theirs(..., "The fields of the new record.")
 
 
 if TYPE_CHECKING:
     Transform = DedupTransform | FilterTransform | StatelessTransform
 else:
-    Transform = Annotated[reduce(or_, transform_models()), Field(discriminator="type")]
+    # Those above, and that of each module of this package.
+    _own = [import_module(f"{__name__}.{module.name}").TRANSFORM for module in pkgutil.iter_modules(__path__)]
+    Transform = Annotated[reduce(or_, [DedupTransform, FilterTransform, StatelessTransform, *_own]), Field(discriminator="type")]
 
 
 class JoinSide(Model):
     """One side of the join."""
 
-    source_id: Text = Field(description="The source of this side.")
-    key: Key = Field(description="Field or fields to join on, in the same order on both sides; several are Tallyflow's.")
-    time_window: Window = Field(description="How long a record of this side waits for the other.")
+    source_id: Text = theirs(..., "The source of this side.")
+    key: Key = theirs(..., "Field or fields to join on, in the same order on both sides; several are Tallyflow's.")
+    time_window: Window = theirs(..., "How long a record of this side waits for the other.")
 
 
 class JoinOutput(Model):
     """One field of the joined record."""
 
-    source_id: Text = Field(description="The source the field comes from.")
-    name: FieldPath = Field(description="Field of that source.")
-    output_name: FieldPath | None = Field(default=None, description="Name in the joined record. Default: `name`.")
+    source_id: Text = theirs(..., "The source the field comes from.")
+    name: FieldPath = theirs(..., "Field of that source.")
+    output_name: FieldPath | None = theirs(None, "Name in the joined record. Default: `name`.")
 
     @property
     def joined_name(self) -> str:
-        """Name of the field in the joined record."""
         return self.output_name or self.name
 
 
 class Join(Model):
     """Joins two sources on a key within a time window."""
 
-    enabled: bool = Field(default=False, description="False disables the join.")
-    type: Literal["temporal"] = Field(default="temporal", description="Kind of join.")
-    left_source: JoinSide | None = Field(
-        default=None, description="Left side: each of its records is emitted at most once. Needed when enabled."
-    )
-    right_source: JoinSide | None = Field(
-        default=None, description="Right side: the newest record per key within its window. Needed when enabled."
-    )
-    output_fields: tuple[JoinOutput, ...] = Field(default=(), description="Fields of the joined record. Needed when enabled.")
+    enabled: bool = theirs(False, "False disables the join.")
+    type: Literal["temporal"] = theirs("temporal", "Kind of join.")
+    left_source: JoinSide | None = theirs(None, "Left side: each of its records is emitted at most once. Needed when enabled.")
+    right_source: JoinSide | None = theirs(None, "Right side: the newest record per key within its window. Needed when enabled.")
+    output_fields: tuple[JoinOutput, ...] = theirs((), "Fields of the joined record. Needed when enabled.")
     unmatched: Literal["drop", "emit", "dead_letter"] = ours(
         "drop", "What to do with a left record that has no match: count and drop it, emit it with nulls, or make it a dead letter."
     )

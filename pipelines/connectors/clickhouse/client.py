@@ -10,13 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import clickhouse_connect
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import Error
 
-from pipelines.config import ClickHouseConnection, ClickHouseSink
-from pipelines.connectors.clickhouse.answers import pool_for
+from pipelines.config import ClickHouseSink
+from pipelines.connectors.clickhouse.connection import RESPONSE_TIMEOUT_SECONDS, open_client
 from pipelines.connectors.clickhouse.errors import TABLE_CLASSES, insert_error, map_error
 from pipelines.connectors.clickhouse.settings import INSERT_SETTINGS, READ_SETTINGS, insert_log_comment, known_settings
 from pipelines.connectors.sinks import Table, TableColumn, View
@@ -27,9 +26,6 @@ from pipelines.types.columns import quote_identifier
 
 # The driver logs the errors that it also raises, with a traceback; unless the program asks for logs, the raised error is enough.
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
-
-CONNECT_TIMEOUT_SECONDS = 5
-RESPONSE_TIMEOUT_SECONDS = 60
 
 _KEEPS_ROWS = re.compile(r"(Replicated|Shared)?MergeTree")
 _NAME = r"(?:`(?:[^`\\]|\\.)+`|\w+)"
@@ -51,34 +47,8 @@ def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in sorted(settings.items()))
 
 
-def open_client(
-    connection: ClickHouseConnection, classes: ErrorClasses = TABLE_CLASSES, response_seconds: float = RESPONSE_TIMEOUT_SECONDS
-) -> Client:
-    """Open a connected client. Raise RetryableError or HaltError."""
-    try:
-        return clickhouse_connect.get_client(
-            host=connection.host,
-            port=connection.http_port_effective,
-            username=connection.username,
-            password=connection.password.get_secret_value(),
-            secure=connection.secure,
-            verify=not connection.skip_certificate_verification,
-            pool_mgr=pool_for(connection),
-            connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            send_receive_timeout=response_seconds,
-            autogenerate_session_id=False,
-            query_retries=0,
-            # The server's message without address and version.
-            show_clickhouse_errors="scrub",
-            client_name="tallyflow",
-        )
-    except Exception as error:
-        doing = f"connecting to ClickHouse at {connection.host}:{connection.http_port_effective}"
-        raise map_error(doing, error, classes) from error
-
-
 class ClickHouse:
-    """One HTTP client for one sink. Methods raise RetryableError (send again) or HaltError; no method retries by itself.
+    """One HTTP client for one sink; its methods that `connectors.sinks.Sink` has, too, keep that contract. The others raise as they do.
 
     `classes`: overrides of the error classes; without it the error table applies.
     """
@@ -116,7 +86,6 @@ class ClickHouse:
             raise map_error(doing, error, self._classes) from error
 
     def inspect(self, database: str, name: str) -> Table | None:
-        """Return the table's facts; None if it does not exist."""
         doing = f"inspecting table {database}.{name}"
         names = {"database": database, "name": name}
         found = self.rows(doing, statement("clickhouse/table"), names)
@@ -129,30 +98,28 @@ class ClickHouse:
             engine,
             definition,
             self.columns(database, name),
-            self._dedup_window(engine, definition),
-            self._dedup_seconds(engine, definition),
+            *self._dedup_memory(engine, definition),
             is_partitioned=bool(partition_key),
             keeps_rows=_KEEPS_ROWS.fullmatch(engine) is not None and " GROUP BY " not in definition,
         )
 
     def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
-        """Return the table's current columns, in their order; empty if it does not exist."""
         names = {"database": database, "name": name}
         found = self.rows(f"reading the columns of {database}.{name}", statement("clickhouse/columns"), names)
         return tuple(TableColumn(*column) for column in found)
 
-    def _dedup_window(self, engine: str, definition: str) -> int:
-        """Return the insert tokens that the table remembers: its own setting, else the server's default; 0 without deduplication."""
-        if "MergeTree" not in engine:
-            return 0
-        if engine.startswith(("Replicated", "Shared")):
-            return self._table_setting("replicated_deduplication_window", definition, "clickhouse/replicated_setting")
-        return self._table_setting("non_replicated_deduplication_window", definition, "clickhouse/merge_tree_setting")
+    def _dedup_memory(self, engine: str, definition: str) -> tuple[int, int | None]:
+        """Return how many insert tokens the table remembers, 0 without deduplication, and for how many seconds, None if only they count.
 
-    def _dedup_seconds(self, engine: str, definition: str) -> int | None:
-        if not engine.startswith(("Replicated", "Shared")):
-            return None
-        return self._table_setting("replicated_deduplication_window_seconds", definition, "clickhouse/replicated_setting")
+        Its own settings, else the server's defaults.
+        """
+        if "MergeTree" not in engine:
+            return 0, None
+        if engine.startswith(("Replicated", "Shared")):
+            names = ("replicated_deduplication_window", "replicated_deduplication_window_seconds")
+            tokens, seconds = (self._table_setting(name, definition, "clickhouse/replicated_setting") for name in names)
+            return tokens, seconds
+        return self._table_setting("non_replicated_deduplication_window", definition, "clickhouse/merge_tree_setting"), None
 
     def _table_setting(self, setting: str, definition: str, default: str) -> int:
         own = re.search(rf"(?<![a-z_]){setting} = (\d+)", definition)
@@ -226,12 +193,7 @@ class ClickHouse:
             )
 
     def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int, work: str = "") -> None:
-        """Insert one Arrow IPC stream of one record batch as one block with `token`; `work` names it in `system.processes`.
-
-        Raises RetryableError if the outcome is unknown or the server asks to wait: the caller sends the same block with the same token
-        until the answer is definite (InsertTooLargeError: the server aborted it for its time or memory). Raises RefusedError if the table
-        refuses the block because of its rows. `table` is `database.name`, validated.
-        """
+        """Insert the block as one, with `token`; `work` names it in `system.processes`. `table` is validated."""
         client = self._connected
         settings = {**known_settings(client.server_settings, INSERT_SETTINGS), "insert_deduplication_token": token}
         settings |= {"max_execution_time": max_execution_seconds, **insert_log_comment(work)}
@@ -243,7 +205,6 @@ class ClickHouse:
             raise found from (None if isinstance(error, Error) and error.code is not None else error)
 
     def inserts_at_work(self, work: str) -> int | None:
-        """Count the inserts of this name that the server is running; None if the user may not see them."""
         try:
             found = self.rows("looking for running inserts", statement("clickhouse/inserts_at_work"), insert_log_comment(work))
         except HaltError:
@@ -251,13 +212,12 @@ class ClickHouse:
         return int(found[0][0])
 
     def count_rows(self, database: str, name: str, with_positions: bool) -> int:
-        """Count the rows of a table; `with_positions`: only rows that a pipeline has written, in a table with position columns."""
         where = " WHERE _tf_sequence > 0" if with_positions else ""
         table = f"{quote_identifier(database)}.{quote_identifier(name)}"
         return int(self.rows(f"counting the rows of {database}.{name}", f"SELECT count() FROM {table}{where}")[0][0])  # noqa: S608
 
     def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int] | None = None) -> pa.Table:
-        """Read (sequence, ordinal) of the rows within these bounds, inclusive; with `arrivals_us` also (emit, arrival in us).
+        """Read the positions of the rows within these bounds.
 
         For a replicated table the result includes inserts into any replica: without a quorum, this needs a wait for our replica.
         """

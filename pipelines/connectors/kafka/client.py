@@ -50,6 +50,10 @@ FIRST_MEAN_BYTES = 16 * 1024
 _TABLE_CLASSES = ErrorClasses("kafka")
 _NO_TOPIC_ID = "A" * 22
 """A zero id in the client's notation."""
+_NOTE = (
+    "note: the broker gives topics no ids, so a deleted and recreated topic is noticed only by its end, if that is before "
+    "what was confirmed; never recreate a topic under the same name"
+)
 _STALE = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION}
 _GONE = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
 
@@ -76,23 +80,13 @@ def map_error(doing: str, error: BaseException | KafkaError, classes: ErrorClass
     return RetryableError(f"{text}; {row.remedy}")
 
 
-def _note(topic_id: str) -> str:
-    """Return a note for the start about a broker whose topics have no ids (Kafka before 2.8, or a compatible server); else empty."""
-    if topic_id != _NO_TOPIC_ID:
-        return ""
-    return (
-        "note: the broker gives topics no ids, so a deleted and recreated topic is noticed only by its end, if that is before "
-        "what was confirmed; never recreate a topic under the same name"
-    )
-
-
 def topic_facts(topic_id: str, partitions: Iterable[int]) -> SourceFacts:
-    """Return the cluster's facts on a topic; a recreated topic has another id."""
-    return SourceFacts(topic_id, tuple(sorted(partitions)), _note(topic_id))
+    """Return the cluster's facts on a topic; a recreated topic has another id, except at a broker before 2.8 or a compatible server."""
+    return SourceFacts(topic_id, tuple(sorted(partitions)), _NOTE if topic_id == _NO_TOPIC_ID else "")
 
 
 class KafkaTopic:
-    """Facts and offsets of one source's topic. Calls time out after 10 s with RetryableError."""
+    """Facts and offsets of one source's topic, as `connectors.sources.Source` says. Calls time out after 10 s with RetryableError."""
 
     def __init__(self, source: KafkaSource, classes: ErrorClasses = _TABLE_CLASSES) -> None:
         """Create the client without connecting. Raise HaltError for settings that librdkafka refuses, such as an unreadable certificate."""
@@ -112,7 +106,6 @@ class KafkaTopic:
         return topic_facts(str(description.topic_id), (partition.id for partition in description.partitions))
 
     def starts(self, partitions: Sequence[int]) -> dict[int, int]:
-        """Return the first offset that still exists, per partition."""
         return self._offsets(partitions, OffsetSpec.earliest())
 
     def ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
@@ -129,7 +122,6 @@ class KafkaTopic:
         return self.heard(self.ask_ends(partitions, timeout_seconds)) if partitions else ({}, {})
 
     def ask_ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> Asked:
-        """Request the ends without waiting; `heard` returns them."""
         return self._ask(partitions, OffsetSpec.latest(), timeout_seconds)
 
     def _ask(self, partitions: Sequence[int], spec: OffsetSpec, timeout_seconds: float) -> Asked:
@@ -138,7 +130,6 @@ class KafkaTopic:
         return asked
 
     def heard(self, asked: Asked) -> tuple[dict[int, int], dict[int, RetryableError]]:
-        """Return the result of `ask_ends` as `known_ends` does; wait for answers that are missing."""
         ends: dict[int, int] = {}
         silent: dict[int, RetryableError] = {}
         for asked_partition, future in asked.items():
@@ -153,7 +144,6 @@ class KafkaTopic:
         return ends, silent
 
     def first_since(self, partitions: Sequence[int], instant: datetime) -> dict[int, int]:
-        """Return per partition the offset of the first record whose own time is at or after the instant; the end if there is none."""
         found = self._offsets(partitions, OffsetSpec.for_timestamp(int(instant.timestamp() * 1000)))
         ends = self.ends(partitions) if -1 in found.values() else {}
         return {partition: ends[partition] if offset == -1 else offset for partition, offset in found.items()}
@@ -273,7 +263,7 @@ class RangeReader:
                 )
             if repositioned > STALL_SECONDS and any(silent[partition] > STALL_SECONDS for partition in open_ranges):
                 # An end-of-partition event comes once; after a quiet spell only a new assignment repeats it.
-                self._assign({**(self._next if self._keep_partitions else {}), **{p: start for p, (start, _) in open_ranges.items()}})
+                self._assign(open_ranges)
                 repositioned = 0.0
 
     def _hold_back(self, asked_for: Container[int]) -> None:
@@ -314,18 +304,17 @@ class RangeReader:
 
     def _position(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Keep the consumer's position if every range starts where reading stopped; else assign anew."""
-        if all(self._next.get(p) == start for p, (start, _) in ranges.items()):
-            return
-        kept = self._next if self._keep_partitions else {}
-        self._assign({**kept, **{p: start for p, (start, _) in ranges.items()}})
+        if any(self._next.get(p) != start for p, (start, _) in ranges.items()):
+            self._assign(ranges)
 
-    def _assign(self, starts: Mapping[int, int]) -> None:
+    def _assign(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         self._ahead.clear()
         # A partition that is assigned again stays paused.
         self._resume(self._paused)
-        self._next = dict(starts)
+        kept = self._next if self._keep_partitions else {}
+        self._next = {**kept, **{p: start for p, (start, _) in ranges.items()}}
         try:
-            self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in starts.items()])
+            self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in self._next.items()])
         except KafkaException as error:
             raise map_error(f"assigning partitions of {self._topic}", error, self._classes) from error
 
@@ -345,8 +334,9 @@ class RangeReader:
         if any(errors):
             problems = [(m, e) for m, e in zip(messages, errors, strict=True) if e is not None]
             for _, problem in problems:
-                if problem.code() != KafkaError._PARTITION_EOF:
-                    self._raise_unless_transient(problem)
+                mapped = map_error(f"reading {self._topic}", problem, self._classes)
+                if problem.code() != KafkaError._PARTITION_EOF and not isinstance(mapped, RetryableError):
+                    raise mapped
             # A reader that keeps up gets an end event with every few messages: only the last one of a partition matters.
             ends = {m.partition(): m.offset() for m, problem in problems if problem.code() == KafkaError._PARTITION_EOF}
             messages = list(compress(messages, [e is None for e in errors]))
@@ -358,11 +348,6 @@ class RangeReader:
         if messages:
             self._mean_bytes = max(1, sum(block.records.nbytes for block in blocks) // len(messages))
         return {block.partition for block in blocks}, is_all
-
-    def _raise_unless_transient(self, error: KafkaError) -> None:
-        mapped = map_error(f"reading {self._topic}", error, self._classes)
-        if not isinstance(mapped, RetryableError):
-            raise mapped
 
     def close(self) -> None:
         self._consumer.close()

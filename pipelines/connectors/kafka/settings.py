@@ -15,7 +15,6 @@ _KEYTAB_MAGIC = b"\x05"
 
 
 def client_settings(source: KafkaSource) -> dict[str, str | bool | int]:
-    """Return `connection_settings` of a source."""
     return connection_settings(source.connection_params)
 
 
@@ -46,15 +45,16 @@ def _login_settings(connection: KafkaConnection) -> dict[str, str | bool | int]:
     if connection.mechanism == "GSSAPI":
         settings |= _kerberos_settings(connection)
     elif connection.mechanism == "OAUTHBEARER":
-        settings["sasl.oauthbearer.method"] = "oidc"
-        settings["sasl.oauthbearer.token.endpoint.url"] = connection.oauth_token_endpoint_url or ""
-        settings["sasl.oauthbearer.client.id"] = connection.oauth_client_id or ""
-        if connection.oauth_client_secret:
-            settings["sasl.oauthbearer.client.secret"] = connection.oauth_client_secret.get_secret_value()
-        if connection.oauth_scope:
-            settings["sasl.oauthbearer.scope"] = connection.oauth_scope
-        if connection.oauth_extensions:
-            settings["sasl.oauthbearer.extensions"] = connection.oauth_extensions
+        secret = connection.oauth_client_secret
+        texts = {
+            "method": "oidc",
+            "token.endpoint.url": connection.oauth_token_endpoint_url,
+            "client.id": connection.oauth_client_id,
+            "client.secret": secret.get_secret_value() if secret else None,
+            "scope": connection.oauth_scope,
+            "extensions": connection.oauth_extensions,
+        }
+        settings |= {f"sasl.oauthbearer.{name}": text for name, text in texts.items() if text}
     else:
         settings["sasl.username"] = connection.username
         settings["sasl.password"] = connection.password.get_secret_value() if connection.password else ""

@@ -7,35 +7,22 @@ deduplicate within a time window and prove nothing (reference/reliability.md sec
 
 import asyncio
 import json
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
-from pipelines.config import NatsConnection
-from pipelines.connectors.nats.errors import TABLE_CLASSES, map_error
+from pipelines.connectors.nats.connection import REQUEST_TIMEOUT_SECONDS, Connection
 from pipelines.connectors.nats.messages import direct_message, instant, sequence_and_time
-from pipelines.connectors.nats.settings import NoTlsError, connection_options, new_client
 from pipelines.connectors.nats.stream_settings import check_stream
-from pipelines.error_classes import ErrorClasses
-from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
+from pipelines.errors import DataLossError, HaltError, RetryableError
 from pipelines.protocol.naming import stream_of_subject
 from pipelines.protocol.records import Message
 
-T = TypeVar("T")
-
-CONNECT_TIMEOUT_SECONDS = 5.0
-REQUEST_TIMEOUT_SECONDS = 5.0
-# A connection silenced by a firewall or a lost host is replaced within 12 s. The client's own defaults: 6 min.
-_PINGS = {"ping_interval": 4.0, "max_outstanding_pings": 2}
 FETCH_BATCH_MESSAGES = 256
 # After a pull of 100 MB in one request the server closed the connection as a slow consumer (reliability.md section 3).
 FETCH_BATCH_BYTES = 8 * 1024 * 1024
@@ -85,106 +72,15 @@ def fetch_whole(log: Any, stream: str, subject: str, after: int, to: int) -> Ite
         )
 
 
-class JetStream:
-    """A connection to one NATS server; thread-safe.
+class JetStream(Connection):
+    """A connection that reads and writes streams."""
 
-    `classes`: overrides of the error classes; without it the error table applies.
-
-    Every method raises RetryableError if the server is away or the outcome is unknown (after REQUEST_TIMEOUT_SECONDS; the client reconnects
-    by itself), ConflictError for a lost compare-and-set, and HaltError for the rest.
-    """
-
-    def __init__(self, settings: NatsConnection, name: str = "tallyflow", classes: ErrorClasses = TABLE_CLASSES) -> None:
-        self._settings = settings
-        self._name = name
-        self._classes = classes
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
-        self._thread.start()
-        self._client: Client | None = None
-        self._jetstream: JetStreamContext | None = None
-        self._connecting = threading.Lock()
-
-    def connect(self) -> "JetStream":
-        """Connect now, so that a wrong address or password is noticed before anything starts. Idempotent."""
-        with self._connecting:
-            if self._client is None:
-                self._client = self._wait(f"connecting to NATS at {self._settings.url}", self._connect(), CONNECT_TIMEOUT_SECONDS + 1)
-                self._jetstream = self._client.jetstream(timeout=REQUEST_TIMEOUT_SECONDS)
-        return self
-
-    def close(self) -> None:
-        """Close the connection. Raise nothing: the caller has its result, or a more useful error."""
-        if self._client is not None:
-            with suppress(TallyflowError):
-                self._wait("closing the NATS connection", self._client.close())
-            self._client = None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=REQUEST_TIMEOUT_SECONDS)
-
-    async def _connect(self) -> Client:
-        doing = f"connecting to NATS at {self._settings.url}"
-        try:
-            options = connection_options(self._settings)
-        except OSError as error:
-            raise HaltError(f"{doing}: {error}; check the files that `nats` names in the pipeline file") from error
-        refused: list[Exception] = []
-        all_refused = asyncio.Event()
-
-        async def on_error(error: Exception) -> None:
-            if not connecting.done():
-                refused.append(error)
-            if len(refused) >= len(self._settings.servers):
-                all_refused.set()
-
-        client = new_client(self._settings)
-        connecting = asyncio.ensure_future(
-            client.connect(
-                list(self._settings.servers),
-                name=self._name,
-                connect_timeout=CONNECT_TIMEOUT_SECONDS,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.25,
-                error_cb=on_error,
-                **_PINGS,
-                **options,
-            )
-        )
-        # The client itself would try its servers forever: once each has refused, the caller waits and reports why.
-        giving_up = asyncio.ensure_future(all_refused.wait())
-        await asyncio.wait({connecting, giving_up}, timeout=CONNECT_TIMEOUT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        giving_up.cancel()
-        if connecting.done():
-            connecting.result()
-            return client
-        connecting.cancel()
-        if any(isinstance(error, NoTlsError) for error in refused):
-            raise HaltError(
-                f"{doing}: the server offers no TLS, and nothing was sent to it; turn TLS on at the server, or ask for none in the "
-                "pipeline file: neither `nats.tls` nor a tls:// URL"
-            )
-        if any("authorization" in str(error).lower() for error in refused):
-            raise HaltError(f"{doing}: the server refused the credentials; check `nats` in the pipeline file")
-        reason = refused[-1] if refused else f"no answer within {CONNECT_TIMEOUT_SECONDS:.0f} s"
-        raise RetryableError(f"{doing}: NATS did not answer ({reason})")
-
-    def _wait(self, doing: str, work: Coroutine[Any, Any, T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
-        return self._result(doing, asyncio.run_coroutine_threadsafe(work, self._loop), timeout)
-
-    def _result(self, doing: str, future: "Future[T]", timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
-        try:
-            return future.result(timeout)
-        except TallyflowError:
-            raise
-        except Exception as error:
-            future.cancel()
-            raise map_error(doing, error, self._classes) from error
+    _jetstream: JetStreamContext | None = None
 
     @property
     def _js(self) -> JetStreamContext:
         if self._jetstream is None:
-            self.connect()
-        assert self._jetstream is not None
+            self._jetstream = self._connected.jetstream(timeout=REQUEST_TIMEOUT_SECONDS)
         return self._jetstream
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
@@ -335,17 +231,16 @@ class JetStream:
 
     def clock(self, stream: str) -> datetime:
         """Return the time at the stream's leader, whose clock stamps the messages; other hosts' may differ. Raise if there is no stream."""
+        client = self._connected
 
-        async def read(client: Client) -> datetime:
+        async def read() -> datetime:
             reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", timeout=REQUEST_TIMEOUT_SECONDS)
             answer = json.loads(reply.data)
             if "error" in answer:
                 APIError.from_error(answer["error"])
             return instant(answer["ts"])
 
-        self.connect()
-        assert self._client is not None
-        return self._wait(f"reading the clock of stream {stream}", read(self._client))
+        return self._wait(f"reading the clock of stream {stream}", read())
 
     def subjects(self, stream: str, subject: str) -> dict[str, int]:
         """Return the subjects of the stream that match `subject` and hold messages, with their counts."""
@@ -411,20 +306,3 @@ class JetStream:
         # nats-py 2.16 leaves a zero out of the request, and the server then purges the whole subject.
         if below > 1:
             self._wait(f"purging {subject} below {below}", self._js.purge_stream(stream, seq=below, subject=subject))
-
-    def on_message(self, subject: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` (from the connection's thread) on every publish to `subject`; return the function that stops it.
-
-        A plain subscription: it may miss messages around a reconnect, so callers also poll now and then.
-        """
-
-        async def received(_: Msg) -> None:
-            callback()
-
-        async def subscribe() -> Any:
-            assert self._client is not None
-            return await self._client.subscribe(subject, cb=received)
-
-        self.connect()
-        subscription = self._wait(f"subscribing to {subject}", subscribe())
-        return lambda: self._wait(f"unsubscribing from {subject}", subscription.unsubscribe())

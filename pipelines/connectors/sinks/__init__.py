@@ -4,7 +4,7 @@ A sink takes a block of rows whole or not at all, once per token, and tells afte
 package, whose `SINK` opens the sink of the pipeline file; the sink's `type` there names the module.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -77,23 +77,18 @@ class Sink(Protocol):
 
         Raise ConfigurationError if its columns do not fit the mapping, HaltError if it cannot recognize a repeated insert.
         """
-        ...
 
     def inspect(self, database: str, name: str) -> Table | None:
         """Return the table's facts; None if it does not exist."""
-        ...
 
     def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
         """Return the table's current columns, in their order; empty if it does not exist."""
-        ...
 
     def views_on(self, database: str, name: str) -> list[View]:
         """List what an insert into this table feeds besides; a sink without such a thing has none."""
-        ...
 
     def count_rows(self, database: str, name: str, with_positions: bool) -> int:
         """Count the rows of a table; `with_positions`: only rows that a pipeline has written, in a table with position columns."""
-        ...
 
     def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int, work: str = "") -> None:
         """Insert one Arrow IPC stream of one record batch into `database.name`, once per token; `work` names the insert.
@@ -101,26 +96,17 @@ class Sink(Protocol):
         Raise RetryableError if the outcome is unknown: the caller sends the same block with the same token again. Raise
         InsertTooLargeError (retryable) if a smaller block may pass, RefusedError if the table refuses the block because of its rows.
         """
-        ...
 
     def inserts_at_work(self, work: str) -> int | None:
         """Count the running inserts of this name; None if the user may not see them."""
-        ...
 
     def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int] | None = None) -> pa.Table:
         """Read (sequence, ordinal) of the rows within these bounds, inclusive; with `arrivals_us` also (emit, arrival in us)."""
-        ...
 
     def close(self) -> None: ...
 
 
-class Kind(Protocol):
-    """A kind of sink, as the `SINK` of its module: it opens the sink of a pipeline without connecting."""
-
-    def __call__(self, pipeline: PipelineConfig) -> Sink: ...
-
-
 def open_sink(pipeline: PipelineConfig) -> Sink:
     """Open the sink of a pipeline without connecting."""
-    kind: Kind = import_module(f"{__name__}.{pipeline.sink.type}").SINK
+    kind: Callable[[PipelineConfig], Sink] = import_module(f"{__name__}.{pipeline.sink.type}").SINK
     return kind(pipeline)

@@ -39,7 +39,9 @@ class ClickHouseTable(ClickHouse):
         if table is None:
             if not sink.create_table:
                 raise HaltError(f"checking table {self.target}: it does not exist; create it, or set `create_table: true` in the sink")
-            _create(self._pipeline, self)
+            columns = [*((entry.column_name, str(parse_type(entry.column_type))) for entry in sink.mapping), *POSITION_COLUMN_TYPES]
+            order = sink.order_by or ("_tf_sequence", "_tf_ordinal", "_tf_emit")
+            self.create_table(database, sink.table, columns, order, CREATED_DEDUP_WINDOW)
             table = self.inspect(database, sink.table)
             if table is None:
                 raise HaltError(f"creating table {self.target}: it was created but does not exist; is another process dropping it?")
@@ -49,13 +51,6 @@ class ClickHouseTable(ClickHouse):
             for target in [table, *self.view_targets(database, sink.table)]:
                 _check_window(target, sink.max_outage or MIN_DEDUP_TIME)
         return table
-
-
-def _create(config: PipelineConfig, clickhouse: ClickHouse) -> None:
-    sink = config.sink
-    columns = [(m.column_name, str(parse_type(m.column_type))) for m in sink.mapping]
-    order = sink.order_by or ("_tf_sequence", "_tf_ordinal", "_tf_emit")
-    clickhouse.create_table(sink.connection_params.database, sink.table, [*columns, *POSITION_COLUMN_TYPES], order, CREATED_DEDUP_WINDOW)
 
 
 def check_columns(config: PipelineConfig, table: Table) -> None:

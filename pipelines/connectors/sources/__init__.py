@@ -5,7 +5,7 @@ opens a source of the pipeline file; the source's `type` there names the module.
 `config/sources`, and its test.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
@@ -73,71 +73,53 @@ class Source(Protocol):
 
     def facts(self, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> SourceFacts:
         """Return the present facts. Raise HaltError if the source does not exist."""
-        ...
 
     def beginnings(self, partitions: Sequence[int]) -> dict[int, int]:
         """Return the offset per partition at which the first start of a pipeline begins."""
-        ...
 
     def starts(self, partitions: Sequence[int]) -> dict[int, int]:
         """Return the first offset that still exists, per partition."""
-        ...
 
     def ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> dict[int, int]:
         """Return the end per partition, exclusive. Raise RetryableError while any gives no answer."""
-        ...
 
     def known_ends(
         self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     ) -> tuple[dict[int, int], dict[int, RetryableError]]:
         """Return the ends of the partitions that answer, and the errors of the others. Raise RetryableError if none answers."""
-        ...
 
     def ask_ends(self, partitions: Sequence[int], timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> Asked:
         """Request the ends without waiting; `heard` returns them."""
-        ...
 
     def heard(self, asked: Asked) -> tuple[dict[int, int], dict[int, RetryableError]]:
         """Return the result of `ask_ends` as `known_ends` does; wait for answers that are missing."""
-        ...
 
     def first_since(self, partitions: Sequence[int], instant: datetime) -> dict[int, int]:
         """Return per partition the offset of the first record whose own time is at or after the instant; the end if there is none."""
-        ...
 
     def open(self) -> int:
         """Open what reading needs, so that the first range need not; return the number of partitions."""
-        ...
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Block]:
         """Yield blocks that cover every range {partition: (start, end)} (end exclusive), each partition's in offset order.
 
         The last block of a partition has `next_offset` == end. Raise DataLossError if `start` has expired.
         """
-        ...
 
     def discard(self) -> None:
         """Discard the state of reading after a failed read: the next one starts afresh."""
-        ...
 
     def publish(self, next_offsets: Mapping[int, int]) -> None:
         """Publish the progress for the system's own tools, without waiting. Nothing resumes from it, and an error is no fault."""
-        ...
 
     def close(self) -> None: ...
 
 
-class Kind(Protocol):
-    """A kind of source, as the `SOURCE` of its module: it opens one source of a pipeline without connecting.
+def open_source(pipeline: PipelineConfig, source_id: str, keep_partitions: bool = False) -> Source:
+    """Open the source of this id without connecting. Raise HaltError for settings that its client refuses.
 
     `keep_partitions`: the opener reads all partitions in turn, so that the source may fetch ahead.
     """
-
-    def __call__(self, pipeline: PipelineConfig, source: Any, keep_partitions: bool) -> Source: ...
-
-
-def open_source(pipeline: PipelineConfig, source_id: str, keep_partitions: bool = False) -> Source:
-    """Open the source of this id without connecting. Raise HaltError for settings that its client refuses."""
     source = source_by_id(pipeline, source_id)
-    kind: Kind = import_module(f"{__name__}.{source.type}").SOURCE
+    kind: Callable[[PipelineConfig, Any, bool], Source] = import_module(f"{__name__}.{source.type}").SOURCE
     return kind(pipeline, source, keep_partitions)

@@ -15,7 +15,7 @@ from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, Clocks, Fra
 from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED
 from pipelines.protocol.positions import in_position_order
-from pipelines.protocol.records import StageOutput
+from pipelines.protocol.records import StageOutput, joined
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Dedup(Step):
         is_past = pc.fill_null(rows.column(PAST_COLUMN), False)
         past = rows.filter(is_past)
         found, late = self._deduplicated(rows.filter(pc.invert(is_past)).drop_columns([PAST_COLUMN]), store, frames)
-        accepted = pa.concat_tables([found.accepted, past.select(found.accepted.column_names)]).unify_dictionaries()
+        accepted = joined([found.accepted, past.select(found.accepted.column_names)])
         return replace(found, accepted=in_position_order(accepted)), late
 
     def _deduplicated(self, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:

@@ -216,11 +216,9 @@ class Offsets:
         self._raw: Counts = np.zeros(self.end - self.start, dtype=np.uint8)
 
     def add_kafka(self, offsets: npt.NDArray[np.int64]) -> None:
-        """Note offsets that Kafka holds."""
         self._kafka[self._inside(offsets)] = 1
 
     def add_raw(self, offsets: npt.NDArray[np.int64]) -> None:
-        """Count offsets that raw holds."""
         _count(self._raw, self._inside(offsets))
 
     def _inside(self, offsets: npt.NDArray[np.int64]) -> Numbers:

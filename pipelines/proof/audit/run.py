@@ -24,31 +24,11 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.process import stage_config
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
-from pipelines.proof.audit.account import (
-    DOUBLED,
-    EXTRA,
-    KAFKA_TO_RAW,
-    MISSING,
-    OUT_TO_TABLE,
-    RAW_TO_OUT,
-    Account,
-    Limits,
-    Numbers,
-    Tallied,
-    compare,
-)
+from pipelines.proof.audit.account import KAFKA_TO_RAW, OUT_TO_TABLE, RAW_TO_OUT, Account, Limits, Numbers, Tallied, compare
 from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
+from pipelines.proof.readers import streams
 from pipelines.proof.readers.kafka import Settings, end_offsets, first_offsets, is_compacted, topic_batches
-from pipelines.proof.readers.streams import (
-    Coordinates,
-    Subjects,
-    coordinates,
-    first_sequence,
-    last_sequence,
-    positions_of,
-    read_dead_letters,
-    read_frames,
-)
+from pipelines.proof.readers.streams import Coordinates, Subjects
 from pipelines.proof.readers.table import SEQUENCE_AND_ORDINAL, count_rows, position_batches, table_batches
 from pipelines.proof.report import Kind, Report
 from pipelines.proof.verification.copies import find_copies
@@ -80,7 +60,6 @@ class AuditReport(Report):
     ranges: dict[str, Any] = field(default_factory=dict)
 
     def heading(self) -> Iterator[str]:
-        """Yield the counts, and a line per range."""
         yield from super().heading()
         for name, ends in self.ranges.items():
             parts = ends if isinstance(ends, dict) else {"": ends}
@@ -105,7 +84,6 @@ class Audit:
         self._report = AuditReport(config.pipeline_id)
 
     def run(self) -> AuditReport:
-        """Read everything and compare."""
         check_started(self._log, self._names)
         topology = self._config.topology
         self._chains = {leg: read_chain(self._log, self._names, leg.chain) for leg in reversed(topology.legs)}
@@ -130,7 +108,7 @@ class Audit:
         self._progress("reading Kafka")
         self._compare_kafka(raw)
         removed = [str(gap) for subjects in self._streams.values() for gap in subjects.removed]
-        self._report.find("streams", MISSING, len(removed), [{"found": gap} for gap in removed[: self._examples]])
+        self._report.find("streams", "missing", len(removed), [{"found": gap} for gap in removed[: self._examples]])
         return self._report
 
     def _floor(self) -> int:
@@ -146,7 +124,7 @@ class Audit:
         return self._chains[leg].to or 0
 
     def _last(self, role: str) -> int:
-        return last_sequence(self._log, self._names.stream(role))
+        return streams.last_sequence(self._log, self._names.stream(role))
 
     # The places.
 
@@ -169,16 +147,16 @@ class Audit:
         self._progress("reading dead letters, out and duplicates")
         self._read_dead_letters(dead_letters, refused)
         waiting = 0
-        for message in read_frames(self._log, self._names, "out", self._streams["out"]):
-            codes = positions_of(message)
+        for message in streams.read_frames(self._log, self._names, "out", self._streams["out"]):
+            codes = streams.positions_of(message)
             out.add(codes)
             if message.sequence <= self._to(self._config.topology.sinks[0]):
                 confirmed.add(codes)
             elif message.sequence <= self._out_read_to:
                 waiting += len(codes)
         self._report.cannot_prove("rows on out that the sink has not confirmed", waiting)
-        for message in read_frames(self._log, self._names, "duplicates", self._streams["duplicates"]):
-            duplicates.add(positions_of(message))
+        for message in streams.read_frames(self._log, self._names, "duplicates", self._streams["duplicates"]):
+            duplicates.add(streams.positions_of(message))
         entered.add(raw.entered)
         return Account(raw.frames, out, confirmed, dead_letters, duplicates, refused, entered, table)
 
@@ -192,7 +170,7 @@ class Audit:
 
     def _read_dead_letters(self, dead_letters: Tallied, refused: Tallied) -> None:
         abandoned = 0
-        for batch in read_dead_letters(self._log, self._names, ("stage", "code"), self._streams["dlq"]):
+        for batch in streams.read_dead_letters(self._log, self._names, ("stage", "code"), self._streams["dlq"]):
             is_refused = pc.equal(batch.column("stage"), "sink")
             dead_letters.add(batch.filter(pc.invert(is_refused)).column("position").to_numpy())
             of_sink = batch.filter(is_refused)
@@ -213,7 +191,7 @@ class Audit:
         self._report.cannot_prove("records on raw that process has not read", unread)
         for fault in compare(account, limits):
             codes = fault.codes
-            if (fault.hop, fault.kind) == (RAW_TO_OUT, MISSING) and len(codes):
+            if (fault.hop, fault.kind) == (RAW_TO_OUT, "missing") and len(codes):
                 codes = self._without_copies(codes, account, limits, directory)
             self._report.find(fault.hop, fault.kind, len(codes), self._named(account, codes[: self._examples]))
 
@@ -248,7 +226,7 @@ class Audit:
     def _named(self, account: Account, codes: RawPositions) -> list[dict[str, Any]]:
         """Return positions as examples, with their Kafka coordinates in raw, or else in the table."""
         positions = [unpacked(code) for code in codes]
-        coordinates_of = coordinates(self._log, self._names, positions)
+        coordinates_of = streams.coordinates(self._log, self._names, positions)
         coordinates_of |= self._coordinates_in_table([position for position in positions if position not in coordinates_of])
         named = []
         for code, position in zip(codes, positions, strict=True):
@@ -274,14 +252,14 @@ class Audit:
     def _compare_kafka(self, raw: RawRead) -> None:
         self._report.cannot_prove("records in Kafka that ingest has not read", self._read_kafka(raw))
         firsts = self._in_kafka(first_offsets)
-        counts: dict[Kind, int] = dict.fromkeys((MISSING, DOUBLED, EXTRA), 0)
+        counts: dict[Kind, int] = dict.fromkeys(("missing", "doubled", "extra"), 0)
         examples: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in counts}
         compacted = 0
         for source_id, source in self._sources.items():
             mine = {key: offsets for key, offsets in sorted(raw.offsets.items()) if key.source == source_id}
             found = [(key, offsets.faults(firsts.get(key, offsets.end))) for key, offsets in mine.items()]
-            if sum(len(faults[EXTRA]) for _, faults in found) and is_compacted(client_settings(source), source.topic):
-                compacted += sum(len(faults.pop(EXTRA)) for _, faults in found)
+            if sum(len(faults["extra"]) for _, faults in found) and is_compacted(client_settings(source), source.topic):
+                compacted += sum(len(faults.pop("extra")) for _, faults in found)
             for key, faults in found:
                 for kind, faulty in faults.items():
                     counts[kind] += len(faulty)
@@ -297,7 +275,6 @@ class Audit:
         }
 
     def _in_kafka(self, look: Callable[[Settings, str], dict[int, int]]) -> dict[SourcePartition, int]:
-        """Return the offsets that `look` finds at each partition of every source."""
         return {
             SourcePartition(source_id, partition): offset
             for source_id, source in self._sources.items()
@@ -309,7 +286,7 @@ class Audit:
         waiting = 0
         for source_id, source in self._sources.items():
             for batch in topic_batches(client_settings(source), source.topic):
-                partitions, all_offsets = (batch.column(name).to_numpy() for name in ("_tf_partition", "_tf_offset"))
+                partitions, all_offsets = (batch.column(name).to_numpy() for name in ("partition", "offset"))
                 for partition in np.unique(partitions).tolist():
                     waiting += self._note_kafka(raw, SourcePartition(source_id, partition), all_offsets[partitions == partition])
         return waiting
@@ -323,9 +300,10 @@ class Audit:
 
     def _note_ranges(self, raw: RawRead, limits: Limits) -> None:
         first = max(limits.floor + 1, raw.frames.first_sequence)
+        first_out = streams.first_sequence(self._log, self._names.stream("out"))
         self._report.ranges |= {
             "raw sequences in out": [first, limits.process_to],
-            "out sequences in the table": [first_sequence(self._log, self._names.stream("out")), self._to(self._config.topology.sinks[0])],
+            "out sequences in the table": [first_out, self._to(self._config.topology.sinks[0])],
         }
         self._report.leave_out(
             f"raw sequences up to {limits.floor}: what became of them is purged, or may be", raw.frames.up_to(limits.floor)

@@ -52,7 +52,6 @@ class TableFacts:
         return self._clickhouse.columns(self._database, self._name)
 
     def has_positions(self) -> bool:
-        """Return whether the table has all position columns."""
         return {column.name for column in self.columns()} >= _POSITIONS
 
     def removes(self) -> str:
@@ -61,7 +60,6 @@ class TableFacts:
         return removes_rows(table) if table else ""
 
     def rows(self) -> int:
-        """Count the rows."""
         return self._number("counting the rows of", "checks/rows", self._database, self._name)
 
     def positions(self, settled_to: int) -> PositionCounts:

@@ -59,7 +59,9 @@ class Look:
             "dead_letters": self._dead_letters,
             "schema_drift": self._schema_drift,
             "views": lambda: evaluate.views(list(self._table.view_sums(self._inserting))),
-            "insert_window": self._insert_window,
+            "insert_window": lambda: evaluate.insert_window(
+                [(table.full_name, table.dedup_window) for table in self._table.tables()], self._config.checks.insert_window.min_tokens
+            ),
         }
         return checks[name]()
 
@@ -170,7 +172,3 @@ class Look:
     def _inserting(self) -> int:
         confirmed, with_open_chunk = confirmed_rows(self._log, self._names)
         return with_open_chunk - confirmed
-
-    def _insert_window(self) -> CheckResult:
-        tokens = [(table.full_name, table.dedup_window) for table in self._table.tables()]
-        return evaluate.insert_window(tokens, self._config.checks.insert_window.min_tokens)

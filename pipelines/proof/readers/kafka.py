@@ -12,28 +12,20 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from pipelines.connectors.kafka.client import map_error
 from pipelines.errors import RetryableError
-from pipelines.proof.positions import POSITION_SCHEMA
 
 _QUIET_SECONDS = 30.0
 _CONSUME_MESSAGES = 10_000
 Settings = Mapping[str, str | bool | int]
 
 
-def read_topic(settings: Settings, topic: str, columns: Sequence[str] = ()) -> pa.Table:
-    """Read every committed record of a topic, from its first offset to its present end: POSITION_SCHEMA, and `key` or `value` on request.
-
-    `settings` are librdkafka's, `bootstrap.servers` at least. Offsets may have gaps. Raise RetryableError if Kafka gives nothing for 30 s,
-    HaltError if the topic does not exist.
-    """
-    return pa.concat_tables([_topic_schema(columns).empty_table(), *topic_batches(settings, topic, columns)])
-
-
 def topic_batches(
-    settings: Settings, topic: str, columns: Sequence[str] = (), within: Mapping[int, tuple[int, int]] | None = None
+    settings: Settings, topic: str, with_values: bool = False, within: Mapping[int, tuple[int, int]] | None = None
 ) -> Iterator[pa.Table]:
-    """Yield the records of `read_topic` batch by batch, so that memory holds one batch.
+    """Yield `partition` and `offset`, and on request `value`, of every committed record of a topic up to its present end, in batches.
 
-    `within`: only these partitions, each from one offset to another, both inclusive, as far as Kafka still holds them.
+    `settings` are librdkafka's, `bootstrap.servers` at least. Offsets may have gaps. `within`: only these partitions, each from one offset
+    to another, both inclusive, as far as Kafka still holds them. Raise RetryableError if Kafka gives nothing for 30 s, HaltError if the
+    topic does not exist.
     """
     with _consumer(f"verifying topic {topic}", settings) as consumer:
         ends, starts = _bounds(consumer, topic)
@@ -42,17 +34,17 @@ def topic_batches(
             starts = {partition: max(starts[partition], within[partition][0]) for partition in ends}
         consumer.assign([TopicPartition(topic, partition, starts[partition]) for partition, end in ends.items() if starts[partition] < end])
         for messages in _messages(consumer, topic, starts, ends):
-            yield _records(topic, messages, _topic_schema(columns))
+            yield _records(messages, with_values)
 
 
 def first_offsets(settings: Settings, topic: str) -> dict[int, int]:
-    """Return the first offset that each partition holds now. Raise as `read_topic`."""
+    """Return the first offset that each partition holds now. Raise as `topic_batches`."""
     with _consumer(f"looking at topic {topic}", settings) as consumer:
         return _bounds(consumer, topic)[1]
 
 
 def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
-    """Return the end of each partition now, exclusive. Raise as `read_topic`."""
+    """Return the end of each partition now, exclusive. Raise as `topic_batches`."""
     with _consumer(f"looking at topic {topic}", settings) as consumer:
         return _bounds(consumer, topic)[0]
 
@@ -69,10 +61,6 @@ def is_compacted(settings: Settings, topic: str) -> bool:
     except KafkaException as error:
         raise map_error(f"looking at the settings of topic {topic}", error) from error
     return "compact" in config["cleanup.policy"].value
-
-
-def _topic_schema(columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([*POSITION_SCHEMA, *((name, pa.binary()) for name in columns)])
 
 
 @contextmanager
@@ -137,13 +125,12 @@ def _messages(consumer: Consumer, topic: str, starts: Mapping[int, int], ends: M
         yield records
 
 
-def _records(topic: str, messages: Sequence[Message], schema: pa.Schema) -> pa.Table:
+def _records(messages: Sequence[Message], with_values: bool) -> pa.Table:
     count = len(messages)
-    positions = [
-        pa.repeat(pa.scalar(topic), count),
-        pa.array(np.fromiter(map(Message.partition, messages), dtype=np.int32, count=count)),
-        pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
-    ]
-    parts = {"key": Message.key, "value": Message.value}
-    others = [pa.array(list(map(part, messages)), pa.binary()) for name, part in parts.items() if name in schema.names]
-    return pa.table([*positions, *others], schema=schema)
+    columns = {
+        "partition": pa.array(np.fromiter(map(Message.partition, messages), dtype=np.int32, count=count)),
+        "offset": pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
+    }
+    if with_values:
+        columns["value"] = pa.array(list(map(Message.value, messages)), pa.binary())
+    return pa.table(columns)

@@ -5,20 +5,21 @@ comes from outside.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
-import clickhouse_connect
 import numpy as np
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 
 from pipelines.config import ClickHouseSink
-from pipelines.connectors.clickhouse.answers import pool_for
+from pipelines.connectors.clickhouse.connection import open_client
 from pipelines.connectors.clickhouse.errors import map_error
 from pipelines.protocol.positions import position_keys
 from pipelines.types.columns import quote_identifier
 
 SEQUENCE_AND_ORDINAL = ("_tf_sequence", "_tf_ordinal")
+_RESPONSE_SECONDS = 300.0
+"""The whole table is read."""
 
 
 def full_name(sink: ClickHouseSink) -> str:
@@ -49,27 +50,14 @@ def stream_rows(sink: ClickHouseSink, sql: str, as_text: bool = False) -> Iterat
 
 
 def count_rows(sink: ClickHouseSink, where: str) -> int:
-    """Return the number of rows."""
     with _client(sink) as client:
         return int(client.query(f"SELECT count() FROM {full_name(sink)} WHERE {where}").result_rows[0][0])  # noqa: S608
 
 
 @contextmanager
 def _client(sink: ClickHouseSink) -> Iterator[Client]:
-    connection = sink.connection_params
     try:
-        client = clickhouse_connect.get_client(
-            host=connection.host,
-            port=connection.http_port_effective,
-            username=connection.username,
-            password=connection.password.get_secret_value(),
-            secure=connection.secure,
-            verify=not connection.skip_certificate_verification,
-            pool_mgr=pool_for(connection),
-        )
-        try:
+        with closing(open_client(sink.connection_params, response_seconds=_RESPONSE_SECONDS)) as client:
             yield client
-        finally:
-            client.close()
     except Exception as error:
         raise map_error(f"verifying table {full_name(sink)}", error) from error

@@ -100,7 +100,6 @@ def _base(kind: str) -> str:
 
 
 def _fault(name: str, declared: str, actual: str | None) -> Finding:
-    """Return the fault of a column. `actual`: None if there is no such column."""
     example = {"expected": declared, "found": actual or "no such column"}
     return Finding("schema", "different" if actual else "missing", 1, name, [example])
 

@@ -47,9 +47,9 @@ def find_other_bytes(
     )
     within = {partition: (first, last) for partition, first, last in engine.execute(first_and_last, bounds).fetchall()}
     engine.execute('CREATE TABLE kafka ("partition" INTEGER, "offset" BIGINT, bytes UBIGINT)')
-    for batch in topic_batches(client_settings(source), topic, ["value"], within):
+    for batch in topic_batches(client_settings(source), topic, with_values=True, within=within):
         engine.register("batch", batch)
-        engine.execute("INSERT INTO kafka SELECT _tf_partition, _tf_offset, hash(value) FROM batch")
+        engine.execute('INSERT INTO kafka SELECT "partition", "offset", hash(value) FROM batch')
         engine.unregister("batch")
     report.counts["in Kafka"] = _number(engine, "SELECT count(*) FROM kafka")
     faults = filled("reference/other_bytes", **bounds)

@@ -45,7 +45,6 @@ class FramesSeen:
     partitions: dict[int, int | None] = field(default_factory=dict)
 
     def add(self, frame: Arrived) -> None:
-        """Note a frame; nothing of its contents is kept."""
         sequence, message = frame.message.sequence, frame.message
         self.arrivals_us[sequence] = frame.arrival_us
         self.partitions[sequence] = None if is_redriven(message.subject) else int(message.headers[HEADER_PARTITION])

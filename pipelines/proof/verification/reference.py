@@ -59,7 +59,6 @@ class Bounds:
 
 
 def compared_columns(config: Program) -> list[Column]:
-    """Return the mapped columns whose values can be compared."""
     targets = [(one.name, parse_type(one.type), one.has_default) for one in config.mapping.columns]
     return [Column(f"v{index}", *target) for index, target in enumerate(targets) if is_compared(target[1])]
 
@@ -112,7 +111,6 @@ class Reference:
         self._insert("raw_frames", pa.table(rows))
 
     def add_dead_letters(self, dead_letters: pa.Table) -> None:
-        """Add dead letters: `position`, `stage`, `code`."""
         self._insert("dead_letters", dead_letters.select(["position", "stage", "code"]))
 
     def add_accepted_before(self, positions: pa.Table) -> None:
@@ -138,13 +136,13 @@ class Reference:
         for step in config.steps:
             # The statements of a step about records beside others, once all are read.
             if isinstance(step, Dedup):
-                self._drop_copies(step, bounds)
-        self._engine.execute(self._expected(config, bounds))
-
-    def _drop_copies(self, dedup: Dedup, bounds: Bounds) -> None:
-        if dedup.time_field:
-            self._mark_late(dedup, bounds.before)
-        self._find_copies(dedup, bounds)
+                if step.time_field:
+                    self._mark_late(step, bounds.before)
+                self._find_copies(step, bounds)
+        listed = "".join(f", {column.label}" for column in self._columns)
+        listed += f', encode({literal(config.topic)}) AS topic, "partition", "offset", arrival_us'
+        expected = filled("reference/expected", bucket_bits=BUCKET_BITS, columns=listed, first=bounds.first, last=bounds.last)
+        self._engine.execute(expected)
 
     def _mark_late(self, dedup: Dedup, before: Watermarks) -> None:
         partitions = [(partition, _known(newest), seen) for partition, (newest, seen) in before.partitions.items()]
@@ -166,11 +164,6 @@ class Reference:
         in_windows = "accepted_in_event_windows" if dedup.time_field else "accepted_in_windows"
         for name in ("replayed", "seeds", "keys_with_copies", "accepted_in_one_window", in_windows, "dropped", "unsure"):
             self._engine.execute(filled(f"reference/{name}", **numbers))
-
-    def _expected(self, config: Program, bounds: Bounds) -> str:
-        listed = "".join(f", {column.label}" for column in self._columns)
-        listed += f', encode({literal(config.topic)}) AS topic, "partition", "offset", arrival_us'
-        return filled("reference/expected", bucket_bits=BUCKET_BITS, columns=listed, first=bounds.first, last=bounds.last)
 
 
 def _known(time_us: int) -> int | None:

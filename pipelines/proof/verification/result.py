@@ -52,7 +52,6 @@ class Verification(Report):
         return all(gap.what not in (*WAITING, OPEN) for gap in self.not_proven)
 
     def heading(self) -> Iterator[str]:
-        """Yield the range, the counts, and the columns whose checksums are equal."""
         if self.arrivals is None or self.sequences is None:
             yield f"pipeline {self.pipeline}, table {self.table}: the sink has confirmed no rows of this range"
         else:

@@ -21,7 +21,6 @@ from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.readers.streams import last_sequence
 from pipelines.proof.readers.table import count_rows, table_batches
-from pipelines.proof.report import Finding
 from pipelines.proof.verification.columns import ColumnChoice, choose_columns
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
 from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine
@@ -87,7 +86,6 @@ class Subject:
         return {*self.config.position_columns} >= _POSITION_COLUMNS
 
     def span(self, since: datetime | None, until: datetime | None) -> Span | None:
-        """Return the span of a range, as `span_of`."""
         return span_of(self.history, since, until, self.config, same_dedup_from(self.history, self.configs, self.config))
 
 
@@ -260,19 +258,15 @@ class Verifier:
             made = engine.execute("SELECT count(*) FROM expected WHERE position < ?", [column.since]).fetchall()[0][0]
             report.cannot_prove(_RENAMED.format(column.name, ", ".join(column.former)), made)
         for finding in rows.faults(last_position(history.confirmed_to), self._request.examples, subject.config.topic):
-            self._add_row_finding(finding, is_quiet)
+            # Excess rows may belong to records that are not confirmed yet.
+            if finding.kind == "missing" or is_quiet:
+                report.findings.append(finding)
+            else:
+                report.cannot_prove("rows that no confirmed record explains, while the pipeline writes: verify again", finding.count)
         self._find_beside_rows(engine, subject, span, seen)
         return span
 
-    def _add_row_finding(self, finding: Finding, is_quiet: bool) -> None:
-        """Take excess rows for unproved while the pipeline writes: they may belong to records that are not confirmed yet."""
-        if finding.kind != "missing" and not is_quiet:
-            self.report.cannot_prove("rows that no confirmed record explains, while the pipeline writes: verify again", finding.count)
-        else:
-            self.report.findings.append(finding)
-
     def _is_quiet(self, history: History) -> bool:
-        """Return whether all of raw is confirmed."""
         return history.confirmed_to >= last_sequence(self._log, self._raw)
 
     # The unproved parts.

@@ -20,7 +20,7 @@ from pipelines.process.stage_config import config_of
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.verification.result import Verification, add_up
 from pipelines.proof.verification.run import Request, Subject, Verifier
-from pipelines.proof.verification.span import Span, load_configs, read_history
+from pipelines.proof.verification.span import load_configs, read_history
 from pipelines.proof.verification.steps import Column
 from pipelines.protocol.codec import Count, Flag, Form, Text, Version
 from pipelines.protocol.positions import ORDINAL_BITS
@@ -44,16 +44,17 @@ class Slice(Form):
 
 
 @dataclass(frozen=True)
-class Verified:
-    """A slice with its report. `relies_from`: the first raw sequence whose rows were trusted, its own first one if none were.
+class Verified(Form):
+    """A slice with its report.
 
-    `last_fault`: the last raw sequence with a row that is missing or extra; 0 for none.
+    `relies_from`: the first raw sequence whose rows were trusted, its own first one if none were, beyond all of them if nothing was
+    compared. `last_fault`: the last raw sequence with a row that is missing or extra; 0 for none.
     """
 
     slice: Slice
     report: Verification
-    relies_from: int
-    last_fault: int
+    relies_from: Count
+    last_fault: Count
 
 
 def verify_in_tasks(
@@ -94,7 +95,6 @@ def cut(subject: Subject, request: Request, most: int) -> list[Slice]:
 
 
 def slices_between(request: Request, borders: Sequence[datetime]) -> list[Slice]:
-    """Return the slices of the request's range between these arrivals."""
     ends = [request.since, *borders, request.until]
     return [Slice(since, until, follows=number > 0) for number, (since, until) in enumerate(pairwise(ends))]
 
@@ -150,8 +150,7 @@ def _verified(subject: Subject, request: Request, slices: Sequence[Slice], tasks
         )
         for one in slices
     ]
-    reports = tasks.run(VERIFY_SLICE, items)
-    return [Verified(one, report.result, report.relies_from, report.last_fault) for one, report in zip(slices, reports, strict=True)]
+    return tasks.run(VERIFY_SLICE, items)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,31 +166,15 @@ class SliceItem(Form):
     slice: Slice
 
 
-@dataclass(frozen=True)
-class SliceReport(Form):
-    """The parts of a `Verified` without its slice, which the task was given."""
-
-    result: Verification
-    relies_from: Count
-    last_fault: Count
-
-
-def verify_slice(connections: Connections, item: SliceItem) -> SliceReport:
-    """Verify one slice in a task."""
+def verify_slice(connections: Connections, item: SliceItem) -> Verified:
     request = Request(Path(item.directory), item.slice.since, item.slice.until, item.examples, item.with_kafka)
     verifier = Verifier(connections.config, connections.log, request, follows=item.slice.follows)
     history = read_history(connections.log, connections.names, request.since)
     configs, config = load_configs(connections.log, connections.names, history), config_of(connections, item.config)
     subject = Subject(history, configs, config, [*item.columns], item.lost)
     span = verifier.compare(subject, threads=1)
-    return SliceReport(verifier.report, _relies_from(span), verifier.last_fault >> ORDINAL_BITS)
+    relies_from = _BEYOND if span is None else span.read_from if span.is_seeded else span.first
+    return Verified(item.slice, verifier.report, relies_from, verifier.last_fault >> ORDINAL_BITS)
 
 
-VERIFY_SLICE = Work(verify_slice, SliceItem, SliceReport)
-
-
-def _relies_from(span: Span | None) -> int:
-    """Return the first trusted sequence: beyond all of them if nothing was compared."""
-    if span is None:
-        return _BEYOND
-    return span.read_from if span.is_seeded else span.first
+VERIFY_SLICE = Work(verify_slice, SliceItem, Verified)

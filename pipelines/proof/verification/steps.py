@@ -92,7 +92,6 @@ def statement_of(program: Program, wanted: Wanted) -> str:
 
 
 def fields_of(program: Program) -> dict[str, Field]:
-    """Return the fields that are read from a record, by name."""
     return {name: Field(index, name, source) for index, (name, source) in enumerate(program.parse.fields)}
 
 

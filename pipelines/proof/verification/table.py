@@ -53,7 +53,6 @@ class TableSide:
         """Values that differ in rows that were made when their column had another name, by column."""
 
     def positions(self, first: int, last: int) -> Iterator[pa.Table]:
-        """Yield `position` of the rows of these raw sequences."""
         yield from self._stream([f"{_POSITION} AS position"], f"_tf_sequence BETWEEN {first} AND {last}")
 
     def sum_up(self, first: int, last: int) -> list[Checksum]:
@@ -72,7 +71,6 @@ class TableSide:
         return list(self._checksums())
 
     def counts(self) -> dict[str, int]:
-        """Count the rows that were summed up, by side."""
         rows = dict(self._engine.execute("SELECT side, sum(rows) FROM sums GROUP BY side").fetchall())
         return {side: int(rows.get(side, 0)) for side in ("expected", "found")}
 

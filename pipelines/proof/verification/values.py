@@ -54,7 +54,6 @@ class Reading:
 
 
 def literal(text: str) -> str:
-    """Return `text` as a DuckDB string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -111,7 +110,8 @@ def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int
     if kind.name == "Tuple":
         return _tuple(kind, text, depth)
     if kind.name == "JSON":
-        return Reading("NULL", _is_object_text(text) if source == "string" else f"({text} IS NOT NULL)")
+        is_object = f"coalesce(json_valid({text}) AND regexp_matches({text}, '^[ \\t\\r\\n]*\\{{'), false)"
+        return Reading("NULL", is_object if source == "string" else f"({text} IS NOT NULL)")
     if source == "decimal":
         value = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {_decimal('string', kind, text)} ELSE {_decimal('float64', kind, text)} END"
     elif unit and kind.name in ("DateTime", "DateTime64"):
@@ -119,10 +119,6 @@ def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int
     else:
         value = _scalar(source, kind, text)
     return Reading(value, f"(({value}) IS NOT NULL)")
-
-
-def _is_object_text(text: str) -> str:
-    return f"coalesce(json_valid({text}) AND regexp_matches({text}, '^[ \\t\\r\\n]*\\{{'), false)"
 
 
 def _element(kind: ColumnType, document: str, depth: int) -> Reading:
@@ -291,7 +287,6 @@ def _instant_bounds(name: str, digits: int) -> tuple[int, int]:
 
 
 def duckdb_type(kind: ColumnType) -> str:
-    """Return the DuckDB type of the plain form."""
     if kind.name == "Array":
         return f"{duckdb_type(kind.inner[0])}[]"
     if kind.name in ("Map", "Tuple"):

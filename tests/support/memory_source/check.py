@@ -1,7 +1,6 @@
 """The test of the source in memory; it runs in a tree that has the source's three files, this one among them, and nothing else new."""
 
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +34,7 @@ def file(on_data_loss: str) -> str:
 def connections(log: MemoryLog, epoch: int, on_data_loss: str = "halt", identity: str = "first") -> Connections:
     config = parse(file(on_data_loss), name="file", environment={})
     assert unsupported(config) == []
-    run = RunSpec("", "file", {"ingest": epoch}, {}, {"events": identity}, "", 10**9, 10**9, "")
+    run = RunSpec("", "file", {}, {"events": identity}, "", "")
     reached: Any = log
     return Connections(run, keep_partitions=True, log=reached, config=config)
 
@@ -45,15 +44,15 @@ def start(log: MemoryLog, epoch: int, **options: str) -> IngestLeg:
     chain = Chain(log, NAMES, INGEST_CHAIN, epoch)
     chain.open()
     lease: Any = SimpleNamespace(lost=threading.Event())
-    leg = IngestLeg(connections(log, epoch, **options), chain, lease, Path("run"), threading.Event())
+    leg = IngestLeg(connections(log, epoch, **options), chain, lease, threading.Event())
     source = leg.connections.source("events")
     leg.anchor(lambda: source.beginnings(source.facts().partitions))
     return leg
 
 
 def advance(leg: IngestLeg, end: dict[str, int]) -> None:
-    session: Any = None
-    leg.advance(session, end)
+    leg.advance(end)
+    leg.show_progress()
 
 
 def values(log: MemoryLog) -> list[bytes]:

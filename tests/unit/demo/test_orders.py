@@ -10,6 +10,7 @@ import pytest
 from pipelines.config import load
 from pipelines.connectors.duckdb import open_engine
 from pipelines.demo.orders import BAD_KINDS, DUPLICATE, GOOD, KINDS, MAX_BLOCK_EVENTS, Events, Recipe, orders
+from pipelines.errors import ConfigurationError
 from pipelines.process.mapping.step import TargetColumn, map_columns
 from pipelines.process.parse.step import parse
 from pipelines.protocol.records import RAW_SCHEMA, with_positions
@@ -128,7 +129,7 @@ def test_the_counts_by_kind_are_those_of_the_events() -> None:
     "wrong", [{"duplicate_share": -0.1}, {"bad_share": 1.1}, {"duplicate_share": 0.6, "bad_share": 0.6}, {"size": 0}, {"seed": -1}]
 )
 def test_a_recipe_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ConfigurationError, match="must be"):
         Recipe(**wrong)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ import pytest
 from pipelines.config import parse
 from pipelines.config.docs import EXAMPLE
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import last_message
+from pipelines.engine.failures import last_message
 from pipelines.engine.run_spec import RunSpec, read_run, resolved_digest
 from pipelines.errors import ConfigurationError, HaltError
 from pipelines.protocol.naming import STREAM_ID_KEY
@@ -20,7 +20,7 @@ DRIVER = {"WHICH": "orders-demo"}
 
 def run(**changes: Any) -> RunSpec:
     resolved = resolved_digest(parse(TEXT, name="driver", environment=DRIVER))
-    return RunSpec(TEXT, "pipeline orders-demo", {}, {}, {}, "", 0, 0, "", resolved=resolved, **changes)
+    return RunSpec(TEXT, "pipeline orders-demo", {}, {}, "", "", resolved=resolved, **changes)
 
 
 def test_a_worker_that_resolves_the_same_pipeline_has_it() -> None:
@@ -43,7 +43,7 @@ def test_the_digest_holds_no_secret() -> None:
 
 @pytest.mark.parametrize("state", [None, SimpleNamespace(metadata={STREAM_ID_KEY: "other"})])
 def test_a_worker_that_reaches_other_streams_halts_first(state: Any) -> None:
-    reached = RunSpec(TEXT, "pipeline", {}, {"raw": "ours"}, {}, "", 0, 0, "")
+    reached = RunSpec(TEXT, "pipeline", {"raw": "ours"}, {}, "", "")
     log = SimpleNamespace(state=lambda stream: state)
     connections = Connections(reached, keep_partitions=False, log=log, config=parse(TEXT, name="worker", environment=DRIVER))
     with pytest.raises(HaltError, match="it is not the one that the driver writes, so nothing was done"):

@@ -101,7 +101,7 @@ def test_a_file_that_could_not_be_ended_is_removed(tmp_path: Path, monkeypatch: 
         waits(case)
         assert case.files() == set()
     with pytest.raises(RetryableError, match="No space left on device; the disk is full"):
-        case.process.execute(None, case.process.chain.state.plan)
+        case.process.execute(case.process.chain.state.plan)
 
 
 def test_a_file_of_somebody_else_is_not_removed(tmp_path: Path) -> None:

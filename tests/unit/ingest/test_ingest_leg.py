@@ -45,11 +45,11 @@ def leg(confirmed: dict[str, int], ends: dict[int, int]) -> Any:
 
 def test_an_end_moved_back_halts_unless_kafka_has_it_again() -> None:
     with pytest.raises(DataLossError, match="it ends before what was read"):
-        leg({"0": 10}, {0: 8}).advance(None, {"0": 8})
-    leg({"0": 10}, {0: 10}).advance(None, {"0": 8})
-    leg({"0": 10}, {0: 8}).advance(None, {"0": 10})
+        leg({"0": 10}, {0: 8}).advance({"0": 8})
+    leg({"0": 10}, {0: 10}).advance({"0": 8})
+    leg({"0": 10}, {0: 8}).advance({"0": 10})
     # Of a partition without a leader nothing is known; what it ends at is looked at when it has one.
-    leg({"0": 10, "1": 10}, {0: 10}).advance(None, {"0": 10, "1": 8})
+    leg({"0": 10, "1": 10}, {0: 10}).advance({"0": 10, "1": 8})
 
 
 class _LaggingLog(MemoryLog):

@@ -1,4 +1,4 @@
-"""parse: each rule with literal records, and both of its ways (close reading, template) against plain Python."""
+"""parse: each rule with literal records, and all of its ways (library, template, close reading) against plain Python."""
 
 import json
 import math
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.native import build_library, without_library
 
 from pipelines.connectors.duckdb import open_engine
 from pipelines.process.parse import json_reader as reader_module
@@ -31,6 +32,18 @@ from pipelines.types.fields import SOURCE_TYPES, ParsedField, check_fields
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 _ENGINE = open_engine()
+
+
+@pytest.fixture(params=["library", "engine"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every rule holds with the native library and without."""
+    if request.param == "library":
+        build_library()
+        reader_module.json_reader.cache_clear()
+        yield
+    else:
+        with without_library():
+            yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -13,20 +12,18 @@ from support.programs import program
 from tenacity import wait_none
 
 from pipelines.connectors.duckdb import open_engine
-from pipelines.engine.execute import Work, _attempt, _Failure, _revive
+from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegMeans
 from pipelines.errors import HaltError, UndecidedError
 from pipelines.process import frames
 from pipelines.process import leg as process
 from pipelines.process.arrivals import Arrived
 from pipelines.process.isolation import INTERNAL_ERROR
-from pipelines.process.items import ProcessItem, ProcessReports
 from pipelines.process.leg import ProcessLeg
 from pipelines.process.program import Program, run
 from pipelines.process.steps import Context, Step
 from pipelines.process.steps.dedup import Dedup
 from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan
-from pipelines.protocol.codec import from_text, to_text
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_TOPIC, Message, StageOutput, encode_frame
@@ -91,13 +88,7 @@ def test_a_decided_record_is_a_letter_even_when_it_would_pass() -> None:
 
 
 def test_what_a_task_finds_reaches_the_driver_whole() -> None:
-    def work(*_: object) -> ProcessReports:
-        raise UndecidedError("one record", [POISON])
-
-    item = to_text(ProcessItem(start=4, to=6, config="v1"))
-    report, failure = _attempt(lambda: SimpleNamespace(), Work(work, ProcessItem, ProcessReports), item)
-    assert report is None
-    revived = _revive(from_text(_Failure, failure))
+    revived = from_failure(to_failure(UndecidedError("one record", [POISON])))
     assert isinstance(revived, UndecidedError)
     assert (str(revived), revived.records) == ("one record", [POISON])
 
@@ -108,7 +99,7 @@ def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:
     chain.open()
     chain.plan(ProcessPlan(start=3, to=6, config="v1"))
     connections = SimpleNamespace(names=NAMES, log=log, keep=lambda _, make: configuration(key))
-    made = ProcessLeg(connections, chain, SimpleNamespace(lost=Event()), Path("run"), Event(), LegMeans(pause=wait_none()))
+    made = ProcessLeg(connections, chain, SimpleNamespace(lost=Event()), Event(), LegMeans(pause=wait_none()))
     made._undecided = [POISON]
     return made
 
@@ -145,7 +136,7 @@ def test_a_decision_of_unknown_outcome_is_appended_again(monkeypatch: pytest.Mon
     log = MemoryLog()
     made, attempts = leg_with_plan(log), []
 
-    def execute(_: object, plan: ProcessPlan) -> ProcessDone:
+    def execute(plan: ProcessPlan) -> ProcessDone:
         attempts.append(plan.poison)
         return ProcessDone(start=plan.start, to=plan.to, config=plan.config)
 
@@ -153,7 +144,7 @@ def test_a_decision_of_unknown_outcome_is_appended_again(monkeypatch: pytest.Mon
     log.go_away(1)
     assert made.chain.state.plan is not None
     plan = made.chain.state.plan
-    made.patiently(lambda: made.execute(None, plan))
+    made.patiently(lambda: made.execute(plan))
     assert attempts == [((5, 1, "parse", POISON[4]),)]
     assert made._undecided == []
 

@@ -96,7 +96,7 @@ def test_the_message_names_cause_share_example_and_both_ways_on() -> None:
 
 def connections(**run: str) -> Connections:
     """Of a start with the file's version `new`."""
-    spec = RunSpec(EXAMPLE, "pipeline", {}, {}, {}, "new", 0, 0, "", **run)
+    spec = RunSpec(EXAMPLE, "pipeline", {}, {}, "new", "", **run)
     return Connections(spec, keep_partitions=False)
 
 

@@ -32,7 +32,7 @@ EXCEPTIONS = {
 }
 
 PROOFS = (
-    *("pipelines.proof.positions", "pipelines.proof.report"),
+    "pipelines.proof.report",
     *("pipelines.proof.readers.kafka", "pipelines.proof.readers.table"),
     *("pipelines.proof.verification.reference", "pipelines.proof.verification.steps", "pipelines.proof.verification.values"),
     "pipelines.proof.audit.account",

@@ -10,7 +10,7 @@ from pipelines.process.steps.dedup import Dedup
 from pipelines.proof.report import Finding, Gap
 from pipelines.proof.verification.result import Checksum, Verification, add_up
 from pipelines.proof.verification.run import Request, Subject
-from pipelines.proof.verification.slices import Slice, SliceReport, Verified, cut, joined
+from pipelines.proof.verification.slices import Slice, Verified, cut, joined
 from pipelines.proof.verification.span import History, Plan
 from pipelines.protocol.codec import from_text, to_text
 
@@ -115,4 +115,4 @@ def test_a_report_of_a_task_is_read_as_it_was_written() -> None:
         "p", {"rows": 3}, findings, [Gap("unsure", 3)], [Gap("purged")], "t", (after(1), after(2)), (1, 4), [Checksum("a", "0", "1")]
     )
     for report in (whole, Verification("p", table="t")):
-        assert from_text(SliceReport, to_text(SliceReport(report, 1, 0))).result == report
+        assert from_text(Verified, to_text(Verified(Slice(None, None, False), report, 1, 0))).report == report

@@ -281,3 +281,35 @@ def test_a_renewal_that_is_refused_for_good_is_a_lost_lease(lease: Make, log: Me
     assert not held.renew()
     assert held.lost.is_set()
     assert held.remaining_seconds == 0
+
+
+def test_a_raised_epoch_is_in_the_lease_and_stays_ours(lease: Make, log: MemoryLog) -> None:
+    own = lease("a")
+    own.acquire()
+    assert own.raise_epoch() == 2
+    assert own.renew()
+    assert (holder(log).epoch, own.remaining_seconds) == (2, TTL_SECONDS)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_raised_epoch_of_unknown_outcome_is_passed_over(lease: Make, log: MemoryLog, fault: Fault) -> None:
+    own = lease("a")
+    own.acquire()
+    log.fail_publish(fault)
+    with pytest.raises(RetryableError):
+        own.raise_epoch()
+    log.deliver()
+    assert own.renew()
+    assert own.raise_epoch() == 3
+    assert (holder(log).epoch, own.lost.is_set()) == (3, False)
+
+
+def test_an_epoch_of_a_lease_taken_over_is_not_raised(lease: Make, log: MemoryLog) -> None:
+    paused = lease("a")
+    paused.acquire()
+    dead(paused)
+    lease("b").acquire()
+    with pytest.raises(FencedError, match="another runner has taken this leg over"):
+        paused.raise_epoch()
+    assert paused.lost.is_set()
+    assert holder(log).epoch == 2

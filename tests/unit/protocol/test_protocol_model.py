@@ -82,7 +82,7 @@ def chaos(world: World, steps: int) -> None:
         elif event < 0.43 and world.commands:
             rng.choice([world.commands[-1].kill, partial(paused.symmetric_difference_update, world.commands[-1:])])()
         else:
-            awake = [a for a in world.actors() if a.runner not in paused or a in world.attempts]
+            awake = [a for a in world.actors() if a.runner not in paused]
             if awake:
                 rng.choice(awake).step(rng.choice([1, 1, 2, 5, 15]))
 

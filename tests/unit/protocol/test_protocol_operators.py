@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.protocol_account import entries
 from support.protocol_operators import ABANDON, RESET, Operator, operated_chaos, use_event_times
 from support.protocol_outside import NAMES, Topic
 from support.protocol_stages import POISON, configuration, stored_rows
@@ -23,7 +22,7 @@ from support.protocol_world import World
 from pipelines.errors import FencedError, RefusedError
 from pipelines.process.arrivals import arrivals
 from pipelines.process.leg import ProcessLeg
-from pipelines.protocol.bodies import NOTHING, SINK_CHAIN, ProcessDone, ProcessPlan
+from pipelines.protocol.bodies import CHAINS, NOTHING, SINK_CHAIN, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Chain, ChainState, read_chain
 from pipelines.testing import Fault
 
@@ -215,7 +214,8 @@ def reset_history(prepare: Callable[[World], None], killed_at: int = 0) -> tuple
             world.produce(3)
             world.drain(world.start())
         world.settle()
-        resets = len(entries(world.log, "process")[-1].body.clock_resets)
+        done = read_chain(world.log, NAMES, CHAINS["process"]).done
+        resets = len(done.body.clock_resets) if done else 0
     finally:
         for actor in world.actors():
             actor.kill()
@@ -258,7 +258,7 @@ class SeesNoPlan(Chain):
 
 
 def test_a_reset_that_passes_an_old_runners_arrivals_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.maintenance.reset_clock.Chain", SeesNoPlan)
+    monkeypatch.setattr("pipelines.maintenance.inspect.Chain", SeesNoPlan)
     with pytest.raises((AssertionError, FencedError)):
         found_in(45)
 
@@ -314,12 +314,12 @@ def test_an_event_time_runner_may_end_before_every_call(kind: str) -> None:
             raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
 
 
-def begins_its_watermarks_anew(self: ProcessLeg, session: object, plan: ProcessPlan) -> ProcessDone:
+def begins_its_watermarks_anew(self: ProcessLeg, plan: ProcessPlan) -> ProcessDone:
     """A leg that keeps watermarks to itself, and not in its `done`."""
     done = self.chain.state.done
     if done is not None and done.epoch != self.chain.state.epoch:
         self.chain.state = replace(self.chain.state, done=replace(done, body=replace(done.body, watermarks=NOTHING)))
-    return EXECUTE(self, session, plan)
+    return EXECUTE(self, plan)
 
 
 def test_watermarks_that_a_restart_forgets_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,17 +23,16 @@ from pipelines.testing import SINGLE, Fault
 SILENT = 1
 CALLS = 60
 """Of ingest, until it has nothing left; a few more or less by the seed."""
-IN_DRIVER, IN_TASKS = 1000, 0
 NARROWED = pipelines.ingest.narrowing.narrowed
 
 
 @contextmanager
-def world_of_two_partitions(seed: int, driver_offsets: int) -> Iterator[World]:
+def world_of_two_partitions(seed: int) -> Iterator[World]:
     world = World(seed)
     world.window_us, world.config = 0, configuration("bad", 0)
     world.max_age, world.log.max_bytes = None, {}
     world.begins_at_latest = world.expires = False
-    world.table.refused, world.driver_offsets = None, driver_offsets
+    world.table.refused = None
     world.topic = Topic(world, {0: 0, SILENT: 7})
     # Frames are written as soon as there is something to write.
     world.flush_bytes = 1
@@ -62,13 +61,11 @@ def check_while_silent(world: World, runner: Runner) -> None:
     assert account.residue == 0
 
 
-def history(
-    seed: int, leader_goes_at: int, prepare: Callable[[World], None], driver_offsets: int = IN_DRIVER, is_paused: bool = False
-) -> None:
+def history(seed: int, leader_goes_at: int, prepare: Callable[[World], None], is_paused: bool = False) -> None:
     """One runner, whose partition loses its leader at a call, and that is met by what `prepare` arranges; it is killed, or paused until the
     end. Another one goes on beside the silent partition; then the leader comes back, and what was late.
     """
-    with world_of_two_partitions(seed, driver_offsets) as world:
+    with world_of_two_partitions(seed) as world:
         first = started(world)
         world.leader_goes_at = world.calls + leader_goes_at
         prepare(world)
@@ -103,20 +100,16 @@ def late(publish: int, world: World) -> None:
     world.log.fail_publish(Fault.DELAYED, publish)
 
 
-IN_DRIVER_OR_TASKS = pytest.mark.parametrize("driver_offsets", [IN_DRIVER, IN_TASKS], ids=["in the driver", "in tasks"])
+def test_a_partition_may_lose_its_leader_before_every_call() -> None:
+    lose_the_leader_before_every_call()
 
 
-@IN_DRIVER_OR_TASKS
-def test_a_partition_may_lose_its_leader_before_every_call(driver_offsets: int) -> None:
-    lose_the_leader_before_every_call(driver_offsets)
-
-
-def lose_the_leader_before_every_call(driver_offsets: int, max_calls: int = MAX_CALLS) -> None:
+def lose_the_leader_before_every_call(max_calls: int = MAX_CALLS) -> None:
     def at_most(world: World) -> None:
         world.max_calls = max_calls
 
     for call in range(1, CALLS + 1):
-        reported(f"no leader from call {call}", lambda c=call: history(c, c, at_most, driver_offsets))
+        reported(f"no leader from call {call}", lambda c=call: history(c, c, at_most))
 
 
 def test_a_publish_may_be_late_until_the_leader_is_back() -> None:
@@ -127,14 +120,13 @@ def test_a_publish_may_be_late_until_the_leader_is_back() -> None:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["kill", "pause"])
-@IN_DRIVER_OR_TASKS
-def test_a_leaderless_runner_may_stop_before_every_call(kind: str, driver_offsets: int) -> None:
+def test_a_leaderless_runner_may_stop_before_every_call(kind: str) -> None:
     for call in range(1, CALLS + 1, 3):
         # What is decided, and what follows from it, comes behind it.
         for struck in range(call, call + 12):
             reported(
                 f"no leader from call {call}, {kind} before call {struck}",
-                lambda c=call, s=struck: history(c, c, partial(strike, s, kind), driver_offsets, is_paused=kind == "pause"),
+                lambda c=call, s=struck: history(c, c, partial(strike, s, kind), is_paused=kind == "pause"),
             )
 
 
@@ -160,7 +152,7 @@ def plans_less_than_was_left(done: IngestDone, start: Offsets, end: Offsets) -> 
     return {}
 
 
-BEFORE_EVERY_CALL = partial(lose_the_leader_before_every_call, IN_DRIVER)
+BEFORE_EVERY_CALL = lose_the_leader_before_every_call
 
 
 @pytest.mark.parametrize(
@@ -187,4 +179,4 @@ def test_a_narrowing_that_is_wrong_is_found(
 def test_a_plan_not_narrowed_holds_up_the_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IngestLeg, "_narrow", lambda *_: None)
     with pytest.raises(AssertionError, match="does not come to an end"):
-        lose_the_leader_before_every_call(IN_DRIVER, max_calls=6000)
+        lose_the_leader_before_every_call(max_calls=6000)

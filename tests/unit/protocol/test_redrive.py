@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.connectors.nats.client import fetch_whole
-from pipelines.dead_letters.redrive import Portion, taken
+from pipelines.dead_letters.redrive import shares, taken
 from pipelines.errors import RetryableError
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.bodies import REDRIVE_CHAIN, RedriveDone, RedrivePlan
@@ -83,8 +83,8 @@ def test_letters_of_two_sources_enter_on_their_own_subjects() -> None:
     rows = [
         {**dead_letters().to_pylist()[0], "source": source, "_tf_partition": p} for source, p in [("a", 2), ("b", 2), ("a", 0), ("a", 2)]
     ]
-    found = Portion.of(pa.Table.from_pylist(rows, schema=DEAD_LETTER_SCHEMA), 10)
-    assert [(str(key), share.ordinals.tolist()) for key, share in found.shares()] == [("a/2", [10, 13]), ("a/0", [12]), ("b/2", [11])]
+    portion = pa.Table.from_pylist(rows, schema=DEAD_LETTER_SCHEMA).append_column("n", pa.array(range(4)))
+    assert [(str(key), share["n"].to_pylist()) for key, share in shares(portion)] == [("a/2", [0, 3]), ("a/0", [2]), ("b/2", [1])]
 
 
 def test_a_reentered_record_keeps_bytes_coordinates_and_history() -> None:

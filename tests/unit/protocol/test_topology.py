@@ -258,7 +258,7 @@ def test_a_kind_without_outcomes_fails_at_import(monkeypatch: pytest.MonkeyPatch
         load_again(topology)
 
 
-@pytest.mark.parametrize("name", ["pipelines.runner.runner", "pipelines.cli.plan"])
+@pytest.mark.parametrize("name", ["pipelines.runner.share", "pipelines.cli.plan"])
 def test_a_kind_that_a_module_does_not_know_fails_at_import(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     __import__(name)
     monkeypatch.setattr(topology, "KINDS", (*KINDS, "join"))

@@ -6,20 +6,17 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.engine.leg import LegStatus
 from pipelines.errors import HaltError, RetryableError, StateDamagedError
 from pipelines.host import is_of_host, raise_file_limit
 from pipelines.key_store.segments import Entries, Run, RunFacts, write_run
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
-from pipelines.runner.queries import FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, RESTARTS_WITHOUT_PROGRESS, Queries
 
 MANY_RUNS = """
 import resource, sys
@@ -135,57 +132,3 @@ def test_a_run_that_is_missing_or_cut_is_damage(tmp_path: Path) -> None:
 )
 def test_errors_of_this_host_are_told_from_bugs_of_a_stage(error: Exception, expected: bool) -> None:
     assert is_of_host(error) is expected
-
-
-# -- below Spark ------------------------------------------------------------------------------------------------------------------
-
-
-class Started(Queries):
-    """Queries whose every start ends at once with what Spark says of the host."""
-
-    error = "org.apache.spark.SparkException: java.io.IOException: No space left on device"
-
-    def _start(self, leg: object) -> None:
-        self.starts = [*getattr(self, "starts", []), self._clock()]
-        self._running[leg.name] = SimpleNamespace(isActive=False, exception=lambda: self.error, status={"message": ""})
-
-
-def leg_of(reported: list[str]) -> tuple[Started, SimpleNamespace, SimpleNamespace]:
-    clock = SimpleNamespace(now=0.0)
-    chain = SimpleNamespace(open=lambda: None)
-    leg = SimpleNamespace(name="process", status=LegStatus(), failure=None, chain=chain, patiently=lambda attempt: attempt())
-    return Started(None, Path("run/run.json"), {"process": leg}, {}, reported.append, lambda: clock.now), leg, clock
-
-
-def test_a_full_disk_below_spark_is_waited_for_never_a_halt() -> None:
-    reported: list[str] = []
-    queries, leg, clock = leg_of(reported)
-    queries._start(leg)
-    for _ in range(400):
-        queries.look()
-        clock.now += 0.25
-    waits = [after - before for before, after in zip(queries.starts, queries.starts[1:], strict=False)]
-    assert len(waits) > RESTARTS_WITHOUT_PROGRESS
-    assert FIRST_WAIT_SECONDS <= waits[0] < 1
-    assert MOST_WAIT_SECONDS <= waits[-1] <= MOST_WAIT_SECONDS + 0.5
-    assert leg.failure is None
-    assert (leg.status.state, "make room" in leg.status.message) == ("waiting", True)
-
-
-def test_after_a_batch_waits_for_the_host_begin_anew() -> None:
-    queries, leg, clock = leg_of([])
-    queries._start(leg)
-    for _ in range(100):
-        queries.look()
-        clock.now += 0.25
-    leg.status.batches += 1
-    begun = len(queries.starts)
-    for _ in range(70):
-        queries.look()
-        clock.now += 0.25
-    assert min(after - before for before, after in zip(queries.starts[begun:], queries.starts[begun + 1 :], strict=False)) < 2
-    queries.error = "java.lang.IllegalStateException: something else"
-    for _ in range(200):
-        queries.look()
-        clock.now += 0.25
-    assert "ended 6 times without progress" in str(leg.failure)

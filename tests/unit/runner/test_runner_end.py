@@ -24,7 +24,7 @@ def test_a_failed_step_of_the_end_stops_no_other_step(failing: str, tmp_path: Pa
     runner = Runner(
         parse(EXAMPLE, name="example", environment={}), EXAMPLE, tmp_path, RunOptions(), lambda *pipeline: None, reported.append
     )
-    runner.legs = {"ingest": SimpleNamespace(failure=None, status=SimpleNamespace(state="running"), close=lambda: step("close"))}
+    runner.sources = {"ingest": SimpleNamespace(close=lambda: step("close"))}
     runner.leases = {"ingest": SimpleNamespace(release=lambda: step("release"))}
     runner.log = SimpleNamespace(close=lambda: step("log"))
     runner._shut_down(None, SimpleNamespace(stop=lambda: step("stop")))

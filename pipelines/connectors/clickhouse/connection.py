@@ -8,12 +8,45 @@ two headers in HTTP/1.1.
 from functools import lru_cache
 from typing import Any
 
+import clickhouse_connect
+from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.httputil import check_env_proxy, get_pool_manager
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 from urllib3.exceptions import ProtocolError
 from urllib3.response import BaseHTTPResponse
 
 from pipelines.config import ClickHouseConnection
+from pipelines.connectors.clickhouse.errors import TABLE_CLASSES, map_error
+from pipelines.error_classes import ErrorClasses
+
+CONNECT_TIMEOUT_SECONDS = 5
+RESPONSE_TIMEOUT_SECONDS = 60
+
+
+def open_client(
+    connection: ClickHouseConnection, classes: ErrorClasses = TABLE_CLASSES, response_seconds: float = RESPONSE_TIMEOUT_SECONDS
+) -> Client:
+    """Open a connected client. Raise RetryableError or HaltError."""
+    try:
+        return clickhouse_connect.get_client(
+            host=connection.host,
+            port=connection.http_port_effective,
+            username=connection.username,
+            password=connection.password.get_secret_value(),
+            secure=connection.secure,
+            verify=not connection.skip_certificate_verification,
+            pool_mgr=pool_for(connection),
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            send_receive_timeout=response_seconds,
+            autogenerate_session_id=False,
+            query_retries=0,
+            # The server's message without address and version.
+            show_clickhouse_errors="scrub",
+            client_name="tallyflow",
+        )
+    except Exception as error:
+        doing = f"connecting to ClickHouse at {connection.host}:{connection.http_port_effective}"
+        raise map_error(doing, error, classes) from error
 
 
 def pool_for(connection: ClickHouseConnection) -> PoolManager | None:

@@ -1,0 +1,167 @@
+"""A connection to NATS, driven from ordinary threads, and what it offers without a stream: requests and notes."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Self, TypeVar
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
+
+from pipelines.config import NatsConnection
+from pipelines.connectors.nats.errors import TABLE_CLASSES, map_error
+from pipelines.connectors.nats.settings import NoTlsError, connection_options, new_client
+from pipelines.error_classes import ErrorClasses
+from pipelines.errors import HaltError, RetryableError, TallyflowError
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+REQUEST_TIMEOUT_SECONDS = 5.0
+# A connection silenced by a firewall or a lost host is replaced within 12 s. The client's own defaults: 6 min.
+_PINGS = {"ping_interval": 4.0, "max_outstanding_pings": 2}
+
+
+class Connection:
+    """A connection to one NATS server; thread-safe.
+
+    `classes`: overrides of the error classes; without it the error table applies.
+
+    Every method raises RetryableError if the server is away or the outcome is unknown (after REQUEST_TIMEOUT_SECONDS; the client reconnects
+    by itself), ConflictError for a lost compare-and-set, and HaltError for the rest.
+    """
+
+    def __init__(self, settings: NatsConnection, name: str = "tallyflow", classes: ErrorClasses = TABLE_CLASSES) -> None:
+        self._settings = settings
+        self._name = name
+        self._classes = classes
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
+        self._thread.start()
+        self._client: Client | None = None
+        self._connecting = threading.Lock()
+
+    def connect(self) -> Self:
+        """Connect now, so that a wrong address or password is noticed before anything starts. Idempotent."""
+        with self._connecting:
+            if self._client is None:
+                self._client = self._wait(f"connecting to NATS at {self._settings.url}", self._connect(), CONNECT_TIMEOUT_SECONDS + 1)
+        return self
+
+    def close(self) -> None:
+        """Close the connection. Raise nothing: the caller has its result, or a more useful error."""
+        if self._client is not None:
+            with suppress(TallyflowError):
+                self._wait("closing the NATS connection", self._client.close())
+            self._client = None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=REQUEST_TIMEOUT_SECONDS)
+
+    async def _connect(self) -> Client:
+        doing = f"connecting to NATS at {self._settings.url}"
+        try:
+            options = connection_options(self._settings)
+        except OSError as error:
+            raise HaltError(f"{doing}: {error}; check the files that `nats` names in the pipeline file") from error
+        refused: list[Exception] = []
+        all_refused = asyncio.Event()
+
+        async def on_error(error: Exception) -> None:
+            if not connecting.done():
+                refused.append(error)
+            if len(refused) >= len(self._settings.servers):
+                all_refused.set()
+
+        client = new_client(self._settings)
+        connecting = asyncio.ensure_future(
+            client.connect(
+                list(self._settings.servers),
+                name=self._name,
+                connect_timeout=CONNECT_TIMEOUT_SECONDS,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.25,
+                error_cb=on_error,
+                **_PINGS,
+                **options,
+            )
+        )
+        # The client itself would try its servers forever: once each has refused, the caller waits and reports why.
+        giving_up = asyncio.ensure_future(all_refused.wait())
+        await asyncio.wait({connecting, giving_up}, timeout=CONNECT_TIMEOUT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        giving_up.cancel()
+        if connecting.done():
+            connecting.result()
+            return client
+        connecting.cancel()
+        if any(isinstance(error, NoTlsError) for error in refused):
+            raise HaltError(
+                f"{doing}: the server offers no TLS, and nothing was sent to it; turn TLS on at the server, or ask for none in the "
+                "pipeline file: neither `nats.tls` nor a tls:// URL"
+            )
+        if any("authorization" in str(error).lower() for error in refused):
+            raise HaltError(f"{doing}: the server refused the credentials; check `nats` in the pipeline file")
+        reason = refused[-1] if refused else f"no answer within {CONNECT_TIMEOUT_SECONDS:.0f} s"
+        raise RetryableError(f"{doing}: NATS did not answer ({reason})")
+
+    def _wait(self, doing: str, work: Coroutine[Any, Any, T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
+        return self._result(doing, asyncio.run_coroutine_threadsafe(work, self._loop), timeout)
+
+    def _result(self, doing: str, future: "Future[T]", timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
+        try:
+            return future.result(timeout)
+        except TallyflowError:
+            raise
+        except Exception as error:
+            future.cancel()
+            raise map_error(doing, error, self._classes) from error
+
+    @property
+    def _connected(self) -> Client:
+        self.connect()
+        assert self._client is not None
+        return self._client
+
+    def on_message(self, subject: str, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` (from the connection's thread) on every publish to `subject`; return the function that stops it.
+
+        A plain subscription: it may miss messages around a reconnect, so callers also poll now and then.
+        """
+
+        async def received(_: Msg) -> None:
+            callback()
+
+        subscription = self._wait(f"subscribing to {subject}", self._connected.subscribe(subject, cb=received))
+        return lambda: self._wait(f"unsubscribing from {subject}", subscription.unsubscribe())
+
+    def request(self, subject: str, payload: bytes) -> bytes:
+        """Return the answer of the connection that serves `subject`. Raise RetryableError if none comes."""
+        client = self._connected
+
+        async def ask() -> Msg:
+            try:
+                return await client.request(subject, payload, timeout=REQUEST_TIMEOUT_SECONDS)
+            except NoRespondersError as error:
+                raise RetryableError(f"asking {subject}: nobody answers there") from error
+
+        return bytes(self._wait(f"asking {subject}", ask()).data)
+
+    def serve(self, subject: str, answer: Callable[[bytes], bytes]) -> None:
+        """Answer requests to `subject` until the connection is closed. `answer` runs on a thread of its own and raises nothing."""
+
+        async def received(message: Msg) -> None:
+            await message.respond(await asyncio.get_running_loop().run_in_executor(None, answer, message.data))
+
+        self._wait(f"subscribing to {subject}", self._connected.subscribe(subject, cb=received))
+
+    def notify(self, subject: str) -> None:
+        """Publish an empty message outside every stream, for `on_message` elsewhere; it may be lost."""
+        client = self._connected
+
+        async def send() -> None:
+            await client.publish(subject)
+            await client.flush()
+
+        self._wait(f"notifying {subject}", send())

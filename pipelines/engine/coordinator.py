@@ -1,0 +1,321 @@
+"""Which process works on which share of a pipeline's legs: the runner grants a share to one process at a time.
+
+A process joins, is given epochs of its own for the legs, and reports to the runner every second. Each answer says how long nobody else is
+given the share. So a process that was given up loses its right to insert before another one gets it, without a clock that two hosts share;
+what it still appends is fenced by its epoch.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from socket import gethostname
+from typing import Protocol
+
+from pipelines.connectors.nats.client import JetStream
+from pipelines.control.processes import ProcessIdentity, start_mark
+from pipelines.engine.failures import from_failure, to_failure
+from pipelines.engine.leg import LegStatus
+from pipelines.errors import FencedError, HaltError, RetryableError, TallyflowError
+from pipelines.protocol.codec import Count, F, Flag, Form, FormError, Seconds, Text, from_text, to_text
+from pipelines.protocol.lease import Lease
+from pipelines.protocol.topology import LegId
+
+REPORT_EVERY_SECONDS = 1.0
+SILENT_SECONDS = 3.0
+_FAILED = b"!"
+"""What an answer begins with that is an error."""
+
+
+@dataclass(frozen=True)
+class Process(Form):
+    """A process: the host and its namespace of process ids, the id, and the mark of its start."""
+
+    host: Text
+    pid: Count
+    mark: Text
+
+    @classmethod
+    def own(cls) -> "Process":
+        return cls(_place(), os.getpid(), start_mark(os.getpid()) or "")
+
+    def is_dead(self) -> bool:
+        """Return True if it is known to have ended; only a process of this host is."""
+        return self.host == _place() and not ProcessIdentity(self.pid, self.mark).is_running()
+
+    def __str__(self) -> str:
+        return f"{self.host.partition(' ')[0]}:{self.pid}"
+
+
+def _place() -> str:
+    namespace = ""
+    with suppress(OSError):
+        # Containers may share a host's name and number their processes on their own.
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return f"{gethostname()} {namespace}"
+
+
+@dataclass(frozen=True)
+class Join(Form):
+    """A process asks for a share."""
+
+    share: Count
+    process: Process
+
+
+@dataclass(frozen=True)
+class Joined(Form):
+    """The epochs by leg; none while an earlier process may still insert (ask again), and while the runner stops."""
+
+    epochs: dict[Text, Count] = field(default_factory=dict)
+    is_stopping: Flag = False
+
+
+@dataclass(frozen=True)
+class Report(Form):
+    """The state of a share's legs. `has_ended`: the process does no more for it. `notes`: what the runner shall announce."""
+
+    share: Count
+    process: Process
+    legs: dict[Text, LegStatus] = field(default_factory=dict)
+    notes: tuple[Text, ...] = ()
+    has_ended: Flag = False
+
+
+@dataclass(frozen=True)
+class Answer(Form):
+    """For how many seconds from the report on nobody else is given the share; whether to stop, orderly, or at once (`is_replaced`)."""
+
+    seconds: Seconds = 0.0
+    is_stopping: Flag = False
+    is_replaced: Flag = False
+
+
+class Line(Protocol):
+    """What a share's process says to its runner. Raises RetryableError if the runner does not answer."""
+
+    def join(self, join: Join) -> Joined: ...
+
+    def report(self, report: Report) -> Answer: ...
+
+    def on_stop(self, callback: Callable[[], None]) -> None: ...
+
+
+class LegView:
+    """A leg as its runner knows it, by the last report of the process that works on it."""
+
+    def __init__(self, name: LegId, lease: Lease) -> None:
+        self.name, self.lease = name, lease
+        self.status = LegStatus()
+        self.process: Process | None = None
+
+    @property
+    def failure(self) -> HaltError | None:
+        """The error that halted the leg."""
+        if not self.status.failure:
+            return None
+        error = from_failure(self.status.failure)
+        return error if isinstance(error, HaltError) else HaltError(str(error))
+
+    def halt(self, error: TallyflowError) -> None:
+        """Halt a leg that no process works on."""
+        self.status.state, self.status.message, self.status.failure = "halted", str(error), to_failure(error)
+
+
+@dataclass
+class _Member:
+    """The process that has a share. `until`: the time up to which it may insert. `heard_at`: that of its last report.
+
+    `is_leaving`: it is to make room for another one.
+    """
+
+    process: Process
+    until: float
+    heard_at: float
+    is_leaving: bool = False
+
+
+class Coordinator:
+    """The runner's side. Thread-safe."""
+
+    def __init__(
+        self,
+        shares: Sequence[Sequence[LegId]],
+        legs: Mapping[LegId, LegView],
+        announce: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.shares = tuple(tuple(share) for share in shares)
+        self._legs, self._announce, self._clock = legs, announce, clock
+        self._members: dict[int, _Member] = {}
+        self._granted: set[int] = set()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self.changed = threading.Event()
+        """Set with each report, and with each halt or wait that the runner notes itself."""
+        self.is_stopping = False
+
+    def join(self, join: Join) -> Joined:
+        """Give the share to a process, unless another one may still insert; that one is asked to leave."""
+        with self._lock:
+            if self.is_stopping:
+                return Joined(is_stopping=True)
+            before = self._members.get(join.share)
+            if before is not None and before.process != join.process and self._clock() < before.until and not before.process.is_dead():
+                before.is_leaving = True
+                return Joined()
+            epochs = {str(leg): self._epoch(leg, join.share) for leg in self.shares[join.share]}
+            self._granted.add(join.share)
+            self._members[join.share] = _Member(join.process, self._clock(), self._clock())
+            return Joined(epochs)
+
+    def _epoch(self, leg: LegId, share: int) -> int:
+        """Return an epoch that no other process has: an earlier process of this runner is fenced by the next one."""
+        lease = self._legs[leg].lease
+        if lease.lost.is_set():
+            raise FencedError(f"{leg}: the lease was lost, another runner has taken this leg over; stop this one")
+        return lease.raise_epoch() if share in self._granted else lease.holder.epoch
+
+    def report(self, report: Report) -> Answer:
+        """Note the state of a share's legs; answer for how long the process keeps the share."""
+        with self._lock:
+            member = self._members.get(report.share)
+            if member is None or member.process != report.process:
+                return Answer(is_replaced=True)
+            leases = [self._legs[leg].lease for leg in self.shares[report.share]]
+            if any(lease.lost.is_set() for lease in leases):
+                return Answer(is_replaced=True)
+            for name, status in report.legs.items():
+                view = self._legs[LegId.parse(name)]
+                view.status, view.process = status, report.process
+            if report.has_ended:
+                del self._members[report.share]
+            seconds = max(0.0, min(lease.remaining_seconds for lease in leases))
+            member.heard_at = self._clock()
+            member.until = member.heard_at + seconds
+        for note in report.notes:
+            self._announce(note)
+        self.changed.set()
+        return Answer(seconds, self.is_stopping or member.is_leaving)
+
+    def look(self) -> None:
+        """Note the legs of processes that have been silent for SILENT_SECONDS as waiting: reports travel over NATS."""
+        with self._lock:
+            for share, member in self._members.items():
+                silent = self._clock() - member.heard_at
+                for view in (self._legs[leg] for leg in self.shares[share]):
+                    if silent > SILENT_SECONDS and view.status.state in ("starting", "running", "waiting"):
+                        message = f"no report from {member.process} for {silent:.0f} s: NATS does not answer, or the process hangs"
+                        view.status = replace(view.status, state="waiting", message=message)
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the runner stops."""
+        self._callbacks.append(callback)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every leg has begun, or waits for a system, or has halted."""
+        return all(leg.status.state != "starting" for leg in self._legs.values())
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether a process has joined for any share."""
+        return bool(self._granted)
+
+    @property
+    def has_halted(self) -> bool:
+        """Whether every leg has halted."""
+        return all(leg.failure is not None for leg in self._legs.values())
+
+    @property
+    def reached(self) -> list[Mapping[str, int]]:
+        """The end of each leg's last `done`, by the last reports."""
+        return [leg.status.reached for leg in self._legs.values()]
+
+    def announce(self, message: str) -> None:
+        """Tell the user."""
+        self._announce(message)
+
+    def fail(self, leg: LegId, error: TallyflowError) -> None:
+        """Halt a leg that no process works on."""
+        self._legs[leg].halt(error)
+        self._announce(f"{leg} halted: {error}")
+        self.changed.set()
+
+    def wait(self, message: str) -> None:
+        """Note that every leg waits, and why."""
+        self._announce(f"waiting: {message}")
+        for leg in self._legs.values():
+            if leg.failure is None:
+                leg.status.state, leg.status.message = "waiting", message
+        self.changed.set()
+
+    def stop(self) -> None:
+        """Ask every process to finish its batch and end."""
+        self.is_stopping = True
+        for callback in self._callbacks:
+            callback()
+
+
+def serve(coordinator: Coordinator, log: JetStream, subject: str) -> None:
+    """Answer the processes of a run over NATS, below `subject`, for as long as the connection is open."""
+
+    def answered(form: type[F], answer: Callable[[F], Form]) -> Callable[[bytes], bytes]:
+        def received(payload: bytes) -> bytes:
+            try:
+                return to_text(answer(from_text(form, payload))).encode()
+            except (TallyflowError, FormError) as error:
+                failure = error if isinstance(error, TallyflowError) else HaltError(f"answering at {subject}: {error}")
+                return _FAILED + to_failure(failure).encode()
+
+        return received
+
+    def notified() -> None:
+        # The answer to the next report says it too.
+        with suppress(RetryableError):
+            log.notify(f"{subject}.stop")
+
+    log.serve(f"{subject}.join", answered(Join, coordinator.join))
+    log.serve(f"{subject}.report", answered(Report, coordinator.report))
+    coordinator.on_stop(notified)
+
+
+class NatsLine:
+    """The line of a process to its runner, over NATS."""
+
+    def __init__(self, log: JetStream, subject: str) -> None:
+        self._log, self._subject = log, subject
+
+    def join(self, join: Join) -> Joined:
+        return from_text(Joined, self._ask("join", join))
+
+    def report(self, report: Report) -> Answer:
+        return from_text(Answer, self._ask("report", report))
+
+    def _ask(self, what: str, form: Form) -> bytes:
+        answer = self._log.request(f"{self._subject}.{what}", to_text(form).encode())
+        if answer.startswith(_FAILED):
+            raise from_failure(answer.removeprefix(_FAILED).decode())
+        return answer
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        self._log.on_message(f"{self._subject}.stop", callback)
+
+
+class Held:
+    """The right of this process to a share, as the runner's answers extend it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._until = clock, 0.0
+        self.lost = threading.Event()
+
+    def extend(self, asked_at: float, seconds: float) -> None:
+        """Note an answer to a report that was sent at `asked_at`."""
+        self._until = asked_at + seconds
+
+    @property
+    def remaining_seconds(self) -> float:
+        return 0.0 if self.lost.is_set() else self._until - self._clock()

@@ -1,0 +1,210 @@
+"""The inputs of legs: how far a leg may read now, waited for without polling where the system announces it.
+
+An offset is {part: position}: of a source {partition: next offset}, of a stream {"sequence": last sequence}.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event
+
+from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.sources import Asked, Source
+from pipelines.errors import RetryableError
+from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.naming import Names
+from pipelines.protocol.topology import LegId
+
+Offset = dict[str, int]
+MAX_OFFSETS_PER_BATCH = 500_000
+MAX_FRAMES_PER_BATCH = 128
+IDLE_SECONDS = 0.5
+"""A stream is looked at so often without an announcement: an announcement may be lost while the client reconnects."""
+LINGER_SECONDS = 0.1
+"""Interval between the batches of a trickling source: a batch has fixed costs in every leg, however few its rows are."""
+FEW_OFFSETS = 20_000
+"""A batch of fewer offsets is followed by a pause of LINGER_SECONDS."""
+_FACTS_EVERY_SECONDS = 5.0
+_OUTAGE_PAUSE_SECONDS = 0.25
+_ASK_SILENT_EVERY_SECONDS = 0.5
+
+
+class Input(ABC):
+    """What a leg reads. For one thread, but for `wake`."""
+
+    limit: int
+    """Limit of a batch, in positions."""
+
+    def __init__(self) -> None:
+        self._woken = Event()
+
+    def wake(self) -> None:
+        """End a wait early: there is news, or the leg is to stop. For any thread."""
+        self._woken.set()
+
+    def next(self, start: Offset, stop: Event) -> Offset:
+        """Wait for new positions; return the end of the next batch, at most `limit` beyond `start`; `start` itself after a stop.
+
+        A system that is away has no new positions.
+        """
+        while not stop.is_set():
+            self._woken.clear()
+            try:
+                end = admit(start, self._available(start), self.limit)
+                if end != start:
+                    return end
+                pause = self._pause()
+            except RetryableError:
+                pause = _OUTAGE_PAUSE_SECONDS
+            if not stop.is_set():
+                self._woken.wait(pause)
+        return start
+
+    @abstractmethod
+    def _available(self, start: Offset) -> Offset:
+        """Return the newest end that may be planned now."""
+
+    @abstractmethod
+    def _pause(self) -> float:
+        """Return the seconds until the next look, unless something wakes the input."""
+
+
+def admit(start: Offset, available: Offset, limit: int | None) -> Offset:
+    """Return `available`, or at most `limit` positions beyond `start`, shared among the parts by the positions waiting in each.
+
+    An end before `start` is passed on: positions have disappeared, and the leg reports the cause.
+    """
+    waiting = {part: max(0, end - start.get(part, 0)) for part, end in available.items()}
+    total = sum(waiting.values())
+    if limit is None or total <= limit:
+        return dict(available)
+    share = {part: -(-count * limit // total) for part, count in waiting.items()}
+    return {part: min(end, start.get(part, 0) + min(waiting[part], share[part])) for part, end in available.items()}
+
+
+class SourceInput(Input):
+    """The ends of a source's partitions. New partitions join from offset 0 within 5 s.
+
+    After a batch of under FEW_OFFSETS the next one waits until LINGER_SECONDS have passed, so that few large batches replace many small
+    ones. The first record after a quiet time is not delayed. `until`: nothing at or beyond these offsets, and no other partition.
+    """
+
+    limit = MAX_OFFSETS_PER_BATCH
+
+    def __init__(self, source: Source, until: Mapping[int, int] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._source, self._until, self._clock = source, until, clock
+        self._partitions: tuple[int, ...] = ()
+        self._silent: set[int] = set()
+        self._asked_silent: Asked | None = None
+        self._ask_silent_at = 0.0
+        self._looked_at = -_FACTS_EVERY_SECONDS
+        self._quiet_since = clock()
+        self._linger_until = 0.0
+
+    def next(self, start: Offset, stop: Event) -> Offset:
+        if (linger := self._linger_until - self._clock()) > 0:
+            stop.wait(linger)
+        end = super().next(start, stop)
+        if end != start:
+            self._quiet_since = self._clock()
+            is_small = sum(end.values()) - sum(start.values()) < FEW_OFFSETS
+            self._linger_until = self._quiet_since + LINGER_SECONDS if is_small else 0.0
+        return end
+
+    def _available(self, start: Offset) -> Offset:
+        now = self._clock()
+        if now - self._looked_at >= _FACTS_EVERY_SECONDS:
+            self._partitions = self._source.facts().partitions
+            self._looked_at = now
+        ends = self._ends(start)
+        if self._until is None:
+            return ends
+        return {part: min(end, self._until[int(part)]) for part, end in ends.items() if int(part) in self._until}
+
+    def _ends(self, start: Offset) -> Offset:
+        """Return the end of each partition; for a partition without a leader its `start`, so that the others continue."""
+        asked = [p for p in self._partitions if p not in self._silent]
+        ends: dict[int, int] = {}
+        if asked:
+            ends, lost = self._source.known_ends(asked)
+            self._silent |= set(lost)
+        ends |= self._ends_heard_since()
+        return {str(p): ends.get(p, start.get(str(p), 0)) for p in sorted(self._partitions)}
+
+    def _ends_heard_since(self) -> dict[int, int]:
+        """Return the ends of silent partitions that have answered meanwhile. They are asked repeatedly, without waiting for the answers."""
+        found: dict[int, int] = {}
+        if self._asked_silent is not None and all(future.done() for future in self._asked_silent.values()):
+            with suppress(RetryableError):
+                found, _ = self._source.heard(self._asked_silent)
+            self._silent -= set(found)
+            self._asked_silent = None
+        if self._silent and self._asked_silent is None and self._clock() >= self._ask_silent_at:
+            self._ask_silent_at = self._clock() + _ASK_SILENT_EVERY_SECONDS
+            self._asked_silent = self._source.ask_ends(sorted(self._silent))
+        return found
+
+    def _pause(self) -> float:
+        """Return the pause between looks: Kafka cannot announce new records without sending them.
+
+        It is 15 ms, and longer after a long quiet time.
+        """
+        quiet = self._clock() - self._quiet_since
+        return 0.015 if quiet < 2 else 0.05 if quiet < 10 else 0.15
+
+
+@dataclass(frozen=True)
+class Hold:
+    """How long rows are held back so that more come with them: until `rows` wait, at most `seconds`."""
+
+    rows: int = 0
+    seconds: float = 0.0
+
+
+class StreamInput(Input):
+    """The end of the stream that a leg reads. The ledger entries of the legs upstream wake it; it also looks every half second."""
+
+    limit = MAX_FRAMES_PER_BATCH
+
+    def __init__(
+        self, log: JetStream, names: Names, leg: LegId, upstream: tuple[LegId, ...], hold: Hold, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._log, self._names, self._leg, self._upstream, self._hold, self._clock = log, names, leg, upstream, hold, clock
+        self._waiting_since: float | None = None
+        self._subscribed = 0
+
+    def _available(self, start: Offset) -> Offset:
+        self._subscribe()
+        state = self._log.state(self._names.stream(str(self._leg.reads)))
+        last = max(start["sequence"], state.last_sequence if state else 0)
+        if last == start["sequence"]:
+            self._waiting_since = None
+            return start
+        if self._waiting_since is None:
+            self._waiting_since = self._clock()
+        if self._clock() - self._waiting_since < self._hold.seconds and self._rows_waiting() < self._hold.rows:
+            return start
+        self._waiting_since = None
+        return {"sequence": last}
+
+    def _subscribe(self) -> None:
+        for leg in self._upstream[self._subscribed :]:
+            self._log.on_message(self._names.chain(leg), self.wake)
+            self._subscribed += 1
+
+    def _rows_waiting(self) -> int:
+        """Return the rows that the legs upstream have written and this one has not confirmed, by the totals of each last `done`."""
+
+        def total(leg: LegId, count: str) -> int:
+            return read_chain(self._log, self._names, leg.chain).totals.get(count, 0)
+
+        return sum(total(leg, "rows_out") for leg in self._upstream) - total(self._leg, self._leg.counted_in)
+
+    def _pause(self) -> float:
+        if self._waiting_since is None:
+            return IDLE_SECONDS
+        return max(0.001, self._hold.seconds - (self._clock() - self._waiting_since))

@@ -1,0 +1,233 @@
+"""The legs of one share, in this process: a thread each, and one that reports to the runner."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from pipelines.connectors.nats.client import JetStream
+from pipelines.engine.connections import Connections
+from pipelines.engine.coordinator import REPORT_EVERY_SECONDS, Answer, Held, Join, Line, Process, Report
+from pipelines.engine.failures import to_failure
+from pipelines.engine.leg import AnyLeg, ReplanError, StoppedError
+from pipelines.engine.run_spec import RunSpec
+from pipelines.errors import HaltError, RetryableError
+from pipelines.host import remedy_by_text
+from pipelines.ingest.leg import IngestLeg
+from pipelines.process.leg import ProcessLeg
+from pipelines.protocol.ledger import Chain
+from pipelines.protocol.topology import INGEST, PROCESS, SINK, LegId, for_every_kind
+from pipelines.sink.leg import SinkLeg
+
+LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
+RESTARTS_WITHOUT_PROGRESS = 5
+FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.5, 15.0
+_JOIN_EVERY_SECONDS = 0.05
+
+
+class Restarts:
+    """Counts the ends that led nowhere, and the growing pauses for what a host lacks; progress in between resets both."""
+
+    def __init__(self) -> None:
+        self._fruitless, self._waited = 0, 0.0
+
+    def pause_seconds(self, has_moved: bool) -> float:
+        """Return the pause after an end for which the host is the cause."""
+        self._waited = min(MOST_WAIT_SECONDS, 2 * self._waited) if self._waited and not has_moved else FIRST_WAIT_SECONDS
+        return self._waited
+
+    def fruitless(self, has_moved: bool) -> int:
+        """Return the ends in a row without progress, after an end for any other cause."""
+        self._fruitless = 1 if has_moved else self._fruitless + 1
+        return self._fruitless
+
+
+class LegThread:
+    """Runs a leg until a stop or a halt.
+
+    After any other error it begins again at the end of its chain: at once, or with growing pauses for what this host lacks (room, files,
+    memory). It halts after RESTARTS_WITHOUT_PROGRESS.
+    """
+
+    def __init__(self, leg: AnyLeg, note: Callable[[str], None]) -> None:
+        self.leg, self._note = leg, note
+        self._input = leg.open_input()
+        self._restarts, self._batches = Restarts(), 0
+        self._rows: int | None = None
+        """The rows in total that `rows_taken` has reported; None before the leg has begun."""
+        self._thread = threading.Thread(target=self._run, name=leg.name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the leg see that it is to stop."""
+        self._input.wake()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the end of the leg, so long at most; return True if it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def rows_taken(self) -> int:
+        """Return the rows that the leg has taken since the last call."""
+        if self._rows is None:
+            return 0
+        before, self._rows = self._rows, self._rows_in_total()
+        return self._rows - before
+
+    def _rows_in_total(self) -> int:
+        return self.leg.status.totals.get("rows_in", 0)
+
+    def _run(self) -> None:
+        leg = self.leg
+        while not leg.stop.is_set():
+            try:
+                self._work()
+            except StoppedError:
+                break
+            except ReplanError as replan:
+                self._note(str(replan))
+            except HaltError as error:
+                self._halt(error)
+                return
+            except Exception as error:
+                if not self._may_begin_again(error):
+                    return
+        leg.status.state = "stopped"
+
+    def _work(self) -> None:
+        leg = self.leg
+        leg.patiently(leg.connections.prove)
+        start = leg.begin()
+        if self._rows is None:
+            self._rows = self._rows_in_total()
+        while not leg.stop.is_set():
+            end = self._input.next(start, leg.stop)
+            if end != start:
+                leg.advance(end)
+                leg.show_progress()
+                start = end
+
+    def _halt(self, error: HaltError) -> None:
+        status = self.leg.status
+        status.state, status.message, status.failure = "halted", str(error), to_failure(error)
+        self._note(f"{self.leg.name} halted: {error}")
+
+    def _may_begin_again(self, error: Exception) -> bool:
+        """Wait for the host if it is the cause; halt the leg, and return False, if it made no progress."""
+        leg, message = self.leg, f"{type(error).__name__}: {error}"
+        has_moved, self._batches = leg.status.batches > self._batches, leg.status.batches
+        if to_do := remedy_by_text(str(error)):
+            leg.status.state, leg.status.message = "waiting", f"{message}; {to_do}"
+            self._note(f"{leg.name}: waiting: {leg.status.message}")
+            leg.stop.wait(self._restarts.pause_seconds(has_moved))
+            return True
+        ends = self._restarts.fruitless(has_moved)
+        if ends > RESTARTS_WITHOUT_PROGRESS:
+            self._halt(HaltError(f"{leg.name}: it ended {ends} times without progress, last with: {message}"))
+            return False
+        self._note(f"{leg.name}: beginning again after: {message}")
+        return True
+
+
+class Share:
+    """The legs of a share of a run in this process, from `start` to `end`. The log belongs to the caller."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        number: int,
+        legs: Sequence[LegId],
+        log: JetStream,
+        line: Line,
+        leg_classes: Mapping[str, Callable[..., AnyLeg]] = LEG_CLASSES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._number, self._names, self._log, self._line = run, number, legs, log, line
+        self._leg_classes, self._clock = leg_classes, clock
+        self._process = Process.own()
+        self._held = Held(clock)
+        self._stop = threading.Event()
+        self._news = threading.Event()
+        self._notes: list[str] = []
+        self._legs: list[LegThread] = []
+        self._reporter = threading.Thread(target=self._report_until_the_end, name="report", daemon=True)
+        self.ended = threading.Event()
+        self.is_over = False
+        """Whether the share has ended and `hold` has said so."""
+
+    def start(self) -> None:
+        """Join the run and start the legs; wait while an earlier process may still write. Return without legs if the runner stops.
+
+        Raise RetryableError if the runner does not answer, HaltError if this process must not work for it.
+        """
+        self._line.on_stop(self.stop)
+        epochs = self._joined()
+        if epochs:
+            for name in self._names:
+                connections = Connections(self._run, keep_partitions=True, log=self._log)
+                chain = Chain(self._log, connections.names, name.chain, epochs[name])
+                self._legs.append(LegThread(self._leg_classes[name.kind](connections, chain, self._held, self._stop), self._say))
+            self._report()
+        for thread in self._legs:
+            thread.start()
+        self._reporter.start()
+
+    def _joined(self) -> Mapping[str, int]:
+        """Return the epochs by leg; none after a stop."""
+        while not self._stop.is_set():
+            joined = self._line.join(Join(self._number, self._process))
+            if joined.epochs:
+                return joined.epochs
+            if joined.is_stopping:
+                self._stop.set()
+            self._stop.wait(_JOIN_EVERY_SECONDS)
+        return {}
+
+    def stop(self) -> None:
+        """Let every leg finish its batch and end. For any thread."""
+        self._stop.set()
+        for thread in self._legs:
+            thread.wake()
+        self._news.set()
+
+    def hold(self, seconds: float) -> dict[LegId, int]:
+        """Wait until the share has ended, or so many seconds are over; return the rows that each leg took since the last call."""
+        self.is_over = self.ended.wait(seconds)
+        return {thread.leg.name: thread.rows_taken() for thread in self._legs}
+
+    def _say(self, note: str) -> None:
+        self._notes.append(note)
+        self._news.set()
+
+    def _report_until_the_end(self) -> None:
+        while not self._stop.is_set():
+            self._news.wait(REPORT_EVERY_SECONDS)
+            self._news.clear()
+            self._report()
+        for thread in self._legs:
+            # The last batch may take longer than the right to the share lasts without a report.
+            while not thread.join(REPORT_EVERY_SECONDS):
+                self._report()
+        self._report(has_ended=True)
+        for thread in self._legs:
+            thread.leg.close()
+        self.ended.set()
+
+    def _report(self, has_ended: bool = False) -> None:
+        """Report once; without an answer the right to the share runs out, and the next report may extend it."""
+        notes, asked_at = tuple(self._notes), self._clock()
+        statuses = {str(thread.leg.name): thread.leg.status for thread in self._legs}
+        try:
+            answer = self._line.report(Report(self._number, self._process, statuses, notes, has_ended))
+        except RetryableError:
+            return
+        except HaltError:
+            # A runner that does not understand this process does not give it the share.
+            answer = Answer(is_replaced=True)
+        del self._notes[: len(notes)]
+        self._held.extend(asked_at, answer.seconds)
+        if answer.is_replaced:
+            self._held.lost.set()
+        if answer.is_replaced or answer.is_stopping:
+            self.stop()

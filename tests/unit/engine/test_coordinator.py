@@ -1,0 +1,192 @@
+"""Shares of a run: who has one, for how long, and under which epoch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.engine.coordinator import SILENT_SECONDS, Coordinator, Held, Join, LegView, NatsLine, Process, Report, serve
+from pipelines.engine.leg import LegStatus
+from pipelines.errors import FencedError, RetryableError
+from pipelines.protocol.lease import TTL_SECONDS, Lease
+from pipelines.protocol.naming import Names
+from pipelines.protocol.topology import LegId
+from pipelines.testing import SINGLE, Fault, ManualClock, MemoryLog
+
+NAMES = Names("p")
+LEG = SINGLE.legs[0]
+ONE, OTHER = Process("elsewhere", 1, "a"), Process("elsewhere", 2, "b")
+
+
+class Case:
+    """A coordinator of one share of one leg, over a lease that is held."""
+
+    def __init__(self, home: Path) -> None:
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock)
+        self.lease = Lease(self.log, NAMES, home, LEG, self.clock.seconds, self.clock.sleep)
+        self.lease.acquire()
+        self.view = LegView(LegId(LEG), self.lease)
+        self.announced: list[str] = []
+        self.coordinator = Coordinator([[LEG]], {LEG: self.view}, self.announced.append, self.clock.seconds)
+
+    def join(self, process: Process) -> dict[str, int]:
+        return self.coordinator.join(Join(0, process)).epochs
+
+    def report(self, process: Process, **facts: Any) -> Any:
+        return self.coordinator.report(Report(0, process, **facts))
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    made = Case(tmp_path)
+    yield made
+    made.log.come_back()
+    made.lease.release()
+
+
+def test_the_first_process_works_under_the_epoch_of_the_lease(case: Case) -> None:
+    assert case.join(ONE) == {LEG: 1}
+    assert case.report(ONE).seconds == TTL_SECONDS
+
+
+def test_a_second_process_waits_while_the_first_may_insert(case: Case) -> None:
+    case.join(ONE)
+    assert not case.report(ONE).is_stopping
+    assert case.join(OTHER) == {}
+    assert case.report(ONE).is_stopping
+    case.clock.sleep(TTL_SECONDS - 0.1)
+    assert case.join(OTHER) == {}
+    case.clock.sleep(0.1)
+    assert case.join(OTHER) == {LEG: 2}
+    assert case.report(ONE).is_replaced
+    assert not case.report(OTHER).is_replaced
+
+
+def test_a_share_whose_process_has_left_is_given_at_once(case: Case) -> None:
+    case.join(ONE)
+    case.report(ONE)
+    case.report(ONE, has_ended=True)
+    assert case.join(OTHER) == {LEG: 2}
+
+
+def test_a_share_whose_process_died_here_is_given_at_once(case: Case) -> None:
+    died = Process(Process.own().host, Process.own().pid, "the mark of another process")
+    case.join(died)
+    case.report(died)
+    assert case.join(OTHER) == {LEG: 2}
+
+
+def test_a_process_that_joins_again_has_a_new_epoch(case: Case) -> None:
+    assert [case.join(ONE) for _ in range(3)] == [{LEG: 1}, {LEG: 2}, {LEG: 3}]
+
+
+def test_an_unknown_epoch_is_never_given_twice(case: Case) -> None:
+    case.join(ONE)
+    case.log.fail_publish(Fault.LOST_ACKNOWLEDGEMENT)
+    with pytest.raises(RetryableError):
+        case.join(OTHER)
+    assert case.join(OTHER) == {LEG: 3}
+
+
+def test_a_share_of_a_lost_lease_is_given_to_nobody(case: Case) -> None:
+    case.join(ONE)
+    case.lease.lost.set()
+    assert case.report(ONE).is_replaced
+    with pytest.raises(FencedError, match="the lease was lost"):
+        case.join(OTHER)
+
+
+def test_reports_show_the_legs_and_their_notes_are_announced(case: Case) -> None:
+    case.join(ONE)
+    assert not case.coordinator.has_begun
+    case.report(ONE, legs={LEG: LegStatus(state="running", reached={"0": 7})}, notes=("one", "two"))
+    assert case.coordinator.has_begun and case.coordinator.changed.is_set()
+    assert (case.coordinator.reached, case.announced, case.view.process) == ([{"0": 7}], ["one", "two"], ONE)
+
+
+def test_a_replaced_process_changes_nothing(case: Case) -> None:
+    case.join(ONE)
+    case.join(OTHER)
+    case.report(ONE, legs={LEG: LegStatus(state="running")}, notes=("words",))
+    assert (case.view.status.state, case.announced) == ("starting", [])
+
+
+def test_a_stop_reaches_callbacks_and_reports(case: Case) -> None:
+    called: list[str] = []
+    case.coordinator.on_stop(lambda: called.append("stop"))
+    case.join(ONE)
+    case.coordinator.stop()
+    assert (called, case.report(ONE).is_stopping) == (["stop"], True)
+
+
+def test_a_halt_comes_back_as_its_own_kind(case: Case) -> None:
+    case.coordinator.fail(LEG, FencedError("taken over"))
+    assert isinstance(case.view.failure, FencedError)
+    assert (case.coordinator.has_halted, case.announced) == (True, [f"{LEG} halted: taken over"])
+
+
+class Wire:
+    """What carries requests between two connections, in memory."""
+
+    def __init__(self) -> None:
+        self.served: dict[str, Any] = {}
+
+    def serve(self, subject: str, answer: Any) -> None:
+        self.served[subject] = answer
+
+    def request(self, subject: str, payload: bytes) -> bytes:
+        found: bytes = self.served[subject](payload)
+        return found
+
+    def notify(self, subject: str) -> None:
+        raise RetryableError("away")
+
+
+def test_an_error_crosses_the_line_as_its_own_kind(case: Case) -> None:
+    wire: Any = Wire()
+    serve(case.coordinator, wire, "run")
+    line = NatsLine(wire, "run")
+    assert line.join(Join(0, ONE)).epochs == {LEG: 1}
+    assert line.report(Report(0, ONE)).seconds == TTL_SECONDS
+    case.lease.lost.set()
+    with pytest.raises(FencedError, match="the lease was lost"):
+        line.join(Join(0, ONE))
+
+
+def test_a_stop_that_nobody_hears_is_said_in_the_next_answer(case: Case) -> None:
+    wire: Any = Wire()
+    serve(case.coordinator, wire, "run")
+    line = NatsLine(wire, "run")
+    line.join(Join(0, ONE))
+    case.coordinator.stop()
+    assert line.report(Report(0, ONE)).is_stopping
+
+
+def test_a_right_runs_out_without_answers_and_ends_when_lost() -> None:
+    clock = ManualClock()
+    held = Held(clock.seconds)
+    held.extend(0.0, 10.0)
+    clock.sleep(4)
+    assert held.remaining_seconds == 6
+    clock.sleep(7)
+    assert held.remaining_seconds == -1
+    held.extend(clock.seconds(), 10.0)
+    held.lost.set()
+    assert held.remaining_seconds == 0
+
+
+def test_legs_of_a_silent_process_are_shown_as_waiting(case: Case) -> None:
+    case.join(ONE)
+    case.report(ONE, legs={LEG: LegStatus(state="running")})
+    case.clock.sleep(SILENT_SECONDS)
+    case.coordinator.look()
+    assert case.view.status.state == "running"
+    case.clock.sleep(1)
+    case.coordinator.look()
+    assert (case.view.status.state, case.view.failure) == ("waiting", None)
+    assert "no report from elsewhere:1 for 4 s: NATS does not answer" in case.view.status.message
+    case.report(ONE, legs={LEG: LegStatus(state="running")})
+    case.coordinator.look()
+    assert case.view.status.state == "running"

@@ -1,0 +1,173 @@
+"""The legs of a share: what ends one, what all, and what is tried again."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.engine.coordinator import Answer, Joined
+from pipelines.engine.failures import from_failure
+from pipelines.engine.inputs import Input, Offset
+from pipelines.engine.leg import LegStatus, ReplanError
+from pipelines.errors import HaltError, RetryableError
+from pipelines.runner.share import RESTARTS_WITHOUT_PROGRESS, LegThread, Share
+from pipelines.testing import ManualClock
+
+SECONDS = 10.0
+
+
+class Always(Input):
+    """An input with one more position each time."""
+
+    limit = 1
+
+    def _available(self, start: Offset) -> Offset:
+        return {"sequence": start["sequence"] + 1}
+
+    def _pause(self) -> float:
+        return 60.0
+
+
+class FakeLeg:
+    """A leg whose batches raise what the test says, one after the other; then it asks for a stop."""
+
+    name = "sink"
+
+    def __init__(self, *errors: Exception | None, stop: threading.Event | None = None) -> None:
+        self.stop, self.status = stop or threading.Event(), LegStatus()
+        self.connections = SimpleNamespace(prove=lambda: None)
+        self.errors, self.begun = list(errors), 0
+
+    def open_input(self) -> Input:
+        return Always()
+
+    def patiently(self, attempt: Any) -> Any:
+        return attempt()
+
+    def begin(self) -> Offset:
+        self.begun += 1
+        self.status.state = "running"
+        return {"sequence": self.status.batches}
+
+    def show_progress(self) -> None:
+        """Nobody looks."""
+
+    def advance(self, end: Offset) -> None:
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        self.status.batches += 1
+        self.status.totals = {"rows_in": 10 * self.status.batches}
+        if not self.errors:
+            self.stop.set()
+
+
+def run(leg: Any) -> tuple[LegThread, list[str]]:
+    notes: list[str] = []
+    thread = LegThread(leg, notes.append)
+    thread.start()
+    assert thread.join(SECONDS)
+    return thread, notes
+
+
+def test_a_stop_ends_a_leg_after_its_batch() -> None:
+    leg = FakeLeg(None, None, None)
+    thread, _ = run(leg)
+    assert (leg.status.state, leg.status.batches, leg.begun) == ("stopped", 3, 1)
+    assert (thread.rows_taken(), thread.rows_taken()) == (30, 0)
+
+
+def test_a_halt_of_one_leg_leaves_the_others_working() -> None:
+    stop = threading.Event()
+    halted, other = FakeLeg(HaltError("damage"), stop=stop), FakeLeg(None, stop=stop)
+    _, notes = run(halted)
+    assert (halted.status.state, notes, stop.is_set()) == ("halted", ["sink halted: damage"], False)
+    assert isinstance(from_failure(halted.status.failure), HaltError)
+    run(other)
+    assert other.status.batches == 1
+
+
+def test_an_unknown_error_begins_again_and_halts_in_the_end() -> None:
+    leg = FakeLeg(*[ValueError("words")] * 50)
+    run(leg)
+    assert leg.begun == 1 + RESTARTS_WITHOUT_PROGRESS
+    assert "ended 6 times without progress, last with: ValueError: words" in leg.status.message
+
+
+def test_progress_lets_a_leg_begin_again() -> None:
+    leg = FakeLeg(*[ValueError("words"), None] * 12)
+    run(leg)
+    assert (leg.status.state, leg.begun) == ("stopped", 13)
+
+
+def test_what_the_host_lacks_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.runner.share.FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr("pipelines.runner.share.MOST_WAIT_SECONDS", 0.002)
+    leg = FakeLeg(*[OSError(28, "No space left on device")] * 20)
+    _, notes = run(leg)
+    assert (leg.status.state, leg.begun) == ("stopped", 21)
+    assert "make room" in notes[0]
+
+
+def test_ranges_planned_otherwise_begin_again() -> None:
+    leg = FakeLeg(*[ReplanError("narrowed")] * 10)
+    _, notes = run(leg)
+    assert (leg.status.state, leg.begun, notes[0]) == ("stopped", 11, "narrowed")
+
+
+class Spoken:
+    """A runner that gives what the test says: an epoch, and answers; an error is raised. `reports`: what it was told."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.reports = list(answers), list[Any]()
+
+    def on_stop(self, callback: Any) -> None:
+        self.callback = callback
+
+    def join(self, join: Any) -> Joined:
+        return Joined({"sink": 3})
+
+    def report(self, report: Any) -> Answer:
+        self.reports.append(report)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, Answer)
+        return answer
+
+
+def share_of(line: Spoken, clock: ManualClock) -> Share:
+    nothing: Any = None
+    return Share(nothing, 0, (), nothing, line, {}, clock.seconds)
+
+
+def test_a_replaced_share_stops_and_may_not_insert() -> None:
+    share = share_of(Spoken(Answer(10.0), Answer(is_replaced=True)), ManualClock())
+    share.start()
+    assert share.ended.wait(SECONDS)
+    assert share._held.lost.is_set()
+    assert share._held.remaining_seconds == 0
+
+
+def test_a_stop_of_the_runner_ends_the_share_with_a_report() -> None:
+    line = Spoken(Answer(10.0))
+    share = share_of(line, ManualClock())
+    share.start()
+    line.callback()
+    assert share.ended.wait(SECONDS)
+    assert [report.has_ended for report in line.reports][-1]
+
+
+def test_without_an_answer_the_right_runs_out_and_may_return() -> None:
+    clock = ManualClock()
+    line = Spoken(Answer(10.0), RetryableError("nobody answers"), Answer(10.0))
+    share = share_of(line, clock)
+    share._report()
+    clock.sleep(11)
+    share._say("words")
+    share._report()
+    assert (share._held.remaining_seconds, share._held.lost.is_set(), share._stop.is_set()) == (-1, False, False)
+    share._report()
+    assert share._held.remaining_seconds == 10
+    assert [report.notes for report in line.reports] == [(), ("words",), ("words",)]
