@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.protocol_account import entries
 from support.protocol_operators import ABANDON, RESET, Operator, operated_chaos, use_event_times
 from support.protocol_outside import NAMES, Topic
 from support.protocol_stages import POISON, configuration, stored_rows
@@ -22,7 +23,7 @@ from support.protocol_world import World
 from pipelines.errors import FencedError, RefusedError
 from pipelines.process.arrivals import arrivals
 from pipelines.process.leg import ProcessLeg
-from pipelines.protocol.bodies import CHAINS, NOTHING, SINK_CHAIN, ProcessDone, ProcessPlan
+from pipelines.protocol.bodies import NOTHING, SINK_CHAIN, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Chain, ChainState, read_chain
 from pipelines.testing import Fault
 
@@ -214,8 +215,7 @@ def reset_history(prepare: Callable[[World], None], killed_at: int = 0) -> tuple
             world.produce(3)
             world.drain(world.start())
         world.settle()
-        done = read_chain(world.log, NAMES, CHAINS["process"]).done
-        resets = len(done.body.clock_resets) if done else 0
+        resets = len([entry for entry in entries(world.log, "process") if entry.kind == "done"][-1].body.clock_resets)
     finally:
         for actor in world.actors():
             actor.kill()
