@@ -1,5 +1,6 @@
 """Epochs: the tasks of one streaming query take every record, and the next epoch's task finds what the one before has started."""
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
@@ -20,6 +21,15 @@ class ShortEpochs(BriskEngine):
         return self.made
 
 
+def end_idle_workers(session: SparkSession) -> None:
+    """Of earlier tests: Spark gives the next epoch to any of them, and the legs would move there."""
+    jvm = psutil.Process(session.sparkContext._gateway.proc.pid)
+    workers = [worker for child in jvm.children() if "pyspark.daemon" in child.cmdline() for worker in child.children()]
+    for worker in workers:
+        worker.kill()
+    psutil.wait_procs(workers, PATIENCE_SECONDS)
+
+
 def test_every_record_is_counted_by_sparks_tasks(case: PipelineCase, session: SparkSession) -> None:
     engine = ShortEpochs(session)
     case.create_topic()
@@ -34,6 +44,7 @@ def test_every_record_is_counted_by_sparks_tasks(case: PipelineCase, session: Sp
 
 def test_legs_stay_in_their_worker_over_many_epochs(case: PipelineCase, session: SparkSession) -> None:
     engine = ShortEpochs(session)
+    end_idle_workers(session)
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False)
     runner._engine = engine
