@@ -29,10 +29,10 @@ from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.buckets import key_owners, live_runs, shares
 from pipelines.process.items import ProcessItem
 from pipelines.process.leg import process_frames
-from pipelines.process.program import Program, compile_program, run, together
+from pipelines.process.program import Program, compile_program, run
 from pipelines.process.steps import Context
 from pipelines.protocol.naming import Names
-from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, RAW_SCHEMA, Message, cut_frames
+from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, RAW_SCHEMA, Message, cut_frames, joined
 from pipelines.testing import FIRST_INSTANT
 
 PARTS = ("whole", "decode", "parse", "keys", "map", "stages", "find", "store", "encode")
@@ -139,7 +139,7 @@ class _Step:
 
     def _parts(self, frames: list[Arrived], spent: dict[str, float]) -> None:
         program, engine = self._program, self._connections.engine
-        rows = _timed(spent, "decode", lambda: together([records_of(frame.message, frame.arrival_us) for frame in frames]))
+        rows = _timed(spent, "decode", lambda: joined([records_of(frame.message, frame.arrival_us) for frame in frames]))
         for name, (step, _) in zip(("parse", "keys", "map"), program.path, strict=True):
             rows = _timed(spent, name, lambda step=step, rows=rows: step.apply(Context(engine, program.carried), rows).accepted)
         made = _timed(spent, "stages", lambda: run(program, engine, frames))

@@ -24,7 +24,7 @@ from support.network_case import Proxied, proxies, through
 from support.pipeline_case import PipelineCase
 
 import pipelines.sink.settling
-from pipelines.engine.session import build_session
+from pipelines.engine.session import build_session, default_master
 from resources.local.stack import LocalStack
 
 # The same examples in every run, and as slow as a machine is: what fails once fails again. `--hypothesis-profile=default` draws others.
@@ -107,13 +107,17 @@ def running_stack(stack: LocalStack) -> LocalStack:
     return stack
 
 
+SLOTS = 8
+"""Of the shared session: two runs of a test may each keep as many as a pipeline has legs."""
+
+
 @pytest.fixture(scope="session")
 def session(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One warm Spark session: for a case's runs (`case.session = session`), or for tasks beside them. Its workers inherit the servers'
     addresses.
     """
     os.environ.update(stack.addresses().environment())
-    built = build_session("tests", tmp_path_factory.mktemp("spark"))
+    built = build_session("tests", tmp_path_factory.mktemp("spark"), default_master(SLOTS))
     yield built
     built.stop()
 

@@ -26,6 +26,8 @@ from pipelines.protocol.topology import LegId
 
 REPORT_EVERY_SECONDS = 1.0
 SILENT_SECONDS = 3.0
+IDLE_SECONDS = 5.0
+"""A share whose process has had no task for so long moves to a process that has one: Spark ends a worker without tasks."""
 _FAILED = b"!"
 """What an answer begins with that is an error."""
 
@@ -60,7 +62,7 @@ def _place() -> str:
 
 @dataclass(frozen=True)
 class Join(Form):
-    """A process asks for a share."""
+    """A process asks for a share: this one, or another that nobody works on."""
 
     share: Count
     process: Process
@@ -68,20 +70,25 @@ class Join(Form):
 
 @dataclass(frozen=True)
 class Joined(Form):
-    """The epochs by leg; none while an earlier process may still insert (ask again), and while the runner stops."""
+    """The share, and its epochs by leg; no epochs while no share is free (ask again), and while the runner stops."""
 
+    share: Count = 0
     epochs: dict[Text, Count] = field(default_factory=dict)
     is_stopping: Flag = False
 
 
 @dataclass(frozen=True)
 class Report(Form):
-    """The state of a share's legs. `has_ended`: the process does no more for it. `notes`: what the runner shall announce."""
+    """The state of a share's legs. `notes`: what the runner shall announce.
+
+    `has_task`: a task of Spark holds the share. `has_ended`: the process does no more for it.
+    """
 
     share: Count
     process: Process
     legs: dict[Text, LegStatus] = field(default_factory=dict)
     notes: tuple[Text, ...] = ()
+    has_task: Flag = True
     has_ended: Flag = False
 
 
@@ -129,12 +136,13 @@ class LegView:
 class _Member:
     """The process that has a share. `until`: the time up to which it may insert. `heard_at`: that of its last report.
 
-    `is_leaving`: it is to make room for another one.
+    `task_at`: that of its last report with a task. `is_leaving`: it is to make room for another one.
     """
 
     process: Process
     until: float
     heard_at: float
+    task_at: float
     is_leaving: bool = False
 
 
@@ -159,18 +167,32 @@ class Coordinator:
         self.is_stopping = False
 
     def join(self, join: Join) -> Joined:
-        """Give the share to a process, unless another one may still insert; that one is asked to leave."""
+        """Give a share on which no process works, and after which none may still insert; the one that is asked for before any other.
+
+        Which worker gets which task differs from epoch to epoch, so a process keeps its share whatever its task is. If no share is free,
+        a process that has had no task for IDLE_SECONDS is asked to leave.
+        """
         with self._lock:
             if self.is_stopping:
                 return Joined(is_stopping=True)
-            before = self._members.get(join.share)
-            if before is not None and before.process != join.process and self._clock() < before.until and not before.process.is_dead():
-                before.is_leaving = True
+            wanted = [join.share, *(number for number in range(len(self.shares)) if number != join.share)]
+            free = [number for number in wanted if self._is_free(number, join.process)]
+            if not free:
+                for member in self._members.values():
+                    member.is_leaving |= self._clock() - member.task_at >= IDLE_SECONDS
                 return Joined()
-            epochs = {str(leg): self._epoch(leg, join.share) for leg in self.shares[join.share]}
-            self._granted.add(join.share)
-            self._members[join.share] = _Member(join.process, self._clock(), self._clock())
-            return Joined(epochs)
+            epochs = {str(leg): self._epoch(leg, free[0]) for leg in self.shares[free[0]]}
+            self._granted.add(free[0])
+            now = self._clock()
+            self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now)
+            return Joined(free[0], epochs)
+
+    def _lease_seconds(self, number: int) -> float:
+        return max(0.0, min(self._legs[leg].lease.remaining_seconds for leg in self.shares[number]))
+
+    def _is_free(self, number: int, process: Process) -> bool:
+        member = self._members.get(number)
+        return member is None or member.process == process or self._clock() >= member.until or member.process.is_dead()
 
     def _epoch(self, leg: LegId, share: int) -> int:
         """Return an epoch that no other process has: an earlier process of this runner is fenced by the next one."""
@@ -185,16 +207,17 @@ class Coordinator:
             member = self._members.get(report.share)
             if member is None or member.process != report.process:
                 return Answer(is_replaced=True)
-            leases = [self._legs[leg].lease for leg in self.shares[report.share]]
-            if any(lease.lost.is_set() for lease in leases):
+            if any(self._legs[leg].lease.lost.is_set() for leg in self.shares[report.share]):
                 return Answer(is_replaced=True)
             for name, status in report.legs.items():
                 view = self._legs[LegId.parse(name)]
                 view.status, view.process = status, report.process
             if report.has_ended:
                 del self._members[report.share]
-            seconds = max(0.0, min(lease.remaining_seconds for lease in leases))
+            seconds = self._lease_seconds(report.share)
             member.heard_at = self._clock()
+            if report.has_task:
+                member.task_at = member.heard_at
             member.until = member.heard_at + seconds
         for note in report.notes:
             self._announce(note)
@@ -222,8 +245,8 @@ class Coordinator:
 
     @property
     def has_joined(self) -> bool:
-        """Whether a process has joined for any share."""
-        return bool(self._granted)
+        """Whether a process has joined for every share."""
+        return len(self._granted) == len(self.shares)
 
     @property
     def has_halted(self) -> bool:

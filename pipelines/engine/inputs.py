@@ -12,7 +12,7 @@ from threading import Event
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sources import Asked, Source
-from pipelines.errors import RetryableError
+from pipelines.errors import DataLossError, RetryableError
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import LegId
@@ -26,7 +26,9 @@ LINGER_SECONDS = 0.1
 """Interval between the batches of a trickling source: a batch has fixed costs in every leg, however few its rows are."""
 FEW_OFFSETS = 20_000
 """A batch of fewer offsets is followed by a pause of LINGER_SECONDS."""
-_FACTS_EVERY_SECONDS = 5.0
+_LOOK_EVERY_SECONDS = 5.0
+_AHEAD_SECONDS = 0.1
+"""Limit of a wait for a first record; a stop waits for it."""
 _OUTAGE_PAUSE_SECONDS = 0.25
 _ASK_SILENT_EVERY_SECONDS = 0.5
 
@@ -85,10 +87,12 @@ def admit(start: Offset, available: Offset, limit: int | None) -> Offset:
 
 
 class SourceInput(Input):
-    """The ends of a source's partitions. New partitions join from offset 0 within 5 s.
+    """The offsets that a source has sent. New partitions join from offset 0 within 5 s.
 
-    After a batch of under FEW_OFFSETS the next one waits until LINGER_SECONDS have passed, so that few large batches replace many small
-    ones. The first record after a quiet time is not delayed. `until`: nothing at or beyond these offsets, and no other partition.
+    A reader that keeps up is sent new records at once: what was read ahead is the next batch. Behind a backlog, and every 5 s, the source
+    is asked for its ends. After a batch of under FEW_OFFSETS the next one waits until LINGER_SECONDS have passed, so that few large
+    batches replace many small ones. The first record after a quiet time is not delayed. `until`: nothing at or beyond these offsets, and
+    no other partition.
     """
 
     limit = MAX_OFFSETS_PER_BATCH
@@ -100,38 +104,55 @@ class SourceInput(Input):
         self._silent: set[int] = set()
         self._asked_silent: Asked | None = None
         self._ask_silent_at = 0.0
-        self._looked_at = -_FACTS_EVERY_SECONDS
-        self._quiet_since = clock()
+        self._looked_at = -_LOOK_EVERY_SECONDS
         self._linger_until = 0.0
+        self._pause_seconds = 0.0
+        """Mostly none: reading ahead has waited."""
 
     def next(self, start: Offset, stop: Event) -> Offset:
         if (linger := self._linger_until - self._clock()) > 0:
             stop.wait(linger)
         end = super().next(start, stop)
         if end != start:
-            self._quiet_since = self._clock()
             is_small = sum(end.values()) - sum(start.values()) < FEW_OFFSETS
-            self._linger_until = self._quiet_since + LINGER_SECONDS if is_small else 0.0
+            self._linger_until = self._clock() + LINGER_SECONDS if is_small else 0.0
         return end
 
     def _available(self, start: Offset) -> Offset:
-        now = self._clock()
-        if now - self._looked_at >= _FACTS_EVERY_SECONDS:
-            self._partitions = self._source.facts().partitions
-            self._looked_at = now
-        ends = self._ends(start)
+        self._pause_seconds = 0.0
+        ends = self._ahead(start)
+        if ends is None:
+            ends = self._ends(start)
         if self._until is None:
             return ends
         return {part: min(end, self._until[int(part)]) for part, end in ends.items() if int(part) in self._until}
 
+    def _ahead(self, start: Offset) -> Offset | None:
+        """Return the end of what was read ahead; None if it is time to ask for the source's ends, or if they are further on."""
+        if self._clock() - self._looked_at >= _LOOK_EVERY_SECONDS:
+            return None
+        starts = {partition: start.get(str(partition), 0) for partition in self._partitions}
+        try:
+            read = self._source.ahead(starts, _AHEAD_SECONDS)
+        except DataLossError:
+            # The leg reports what is lost, or skips it, by the ends.
+            self._source.discard()
+            self._pause_seconds = _OUTAGE_PAUSE_SECONDS
+            return None
+        return {str(partition): end for partition, end in read.ends.items()} if read.is_all else None
+
     def _ends(self, start: Offset) -> Offset:
         """Return the end of each partition; for a partition without a leader its `start`, so that the others continue."""
+        now = self._clock()
+        if now - self._looked_at >= _LOOK_EVERY_SECONDS:
+            self._partitions = self._source.facts().partitions
         asked = [p for p in self._partitions if p not in self._silent]
         ends: dict[int, int] = {}
         if asked:
             ends, lost = self._source.known_ends(asked)
             self._silent |= set(lost)
         ends |= self._ends_heard_since()
+        self._looked_at = now
         return {str(p): ends.get(p, start.get(str(p), 0)) for p in sorted(self._partitions)}
 
     def _ends_heard_since(self) -> dict[int, int]:
@@ -148,17 +169,12 @@ class SourceInput(Input):
         return found
 
     def _pause(self) -> float:
-        """Return the pause between looks: Kafka cannot announce new records without sending them.
-
-        It is 15 ms, and longer after a long quiet time.
-        """
-        quiet = self._clock() - self._quiet_since
-        return 0.015 if quiet < 2 else 0.05 if quiet < 10 else 0.15
+        return self._pause_seconds
 
 
 @dataclass(frozen=True)
 class Hold:
-    """How long rows are held back so that more come with them: until `rows` wait, at most `seconds`."""
+    """The least interval between two batches: `seconds`, or until `rows` wait. The first rows after a quiet time are not held."""
 
     rows: int = 0
     seconds: float = 0.0
@@ -174,21 +190,22 @@ class StreamInput(Input):
     ) -> None:
         super().__init__()
         self._log, self._names, self._leg, self._upstream, self._hold, self._clock = log, names, leg, upstream, hold, clock
-        self._waiting_since: float | None = None
+        self._held_until: float | None = None
+        """Set while rows wait for the end of the interval."""
+        self._next_at = clock()
         self._subscribed = 0
 
     def _available(self, start: Offset) -> Offset:
         self._subscribe()
+        self._held_until = None
         state = self._log.state(self._names.stream(str(self._leg.reads)))
         last = max(start["sequence"], state.last_sequence if state else 0)
         if last == start["sequence"]:
-            self._waiting_since = None
             return start
-        if self._waiting_since is None:
-            self._waiting_since = self._clock()
-        if self._clock() - self._waiting_since < self._hold.seconds and self._rows_waiting() < self._hold.rows:
+        if self._clock() < self._next_at and self._rows_waiting() < self._hold.rows:
+            self._held_until = self._next_at
             return start
-        self._waiting_since = None
+        self._next_at = self._clock() + self._hold.seconds
         return {"sequence": last}
 
     def _subscribe(self) -> None:
@@ -205,6 +222,4 @@ class StreamInput(Input):
         return sum(total(leg, "rows_out") for leg in self._upstream) - total(self._leg, self._leg.counted_in)
 
     def _pause(self) -> float:
-        if self._waiting_since is None:
-            return IDLE_SECONDS
-        return max(0.001, self._hold.seconds - (self._clock() - self._waiting_since))
+        return IDLE_SECONDS if self._held_until is None else max(0.001, self._held_until - self._clock())

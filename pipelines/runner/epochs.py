@@ -24,7 +24,7 @@ from pipelines.engine.coordinator import Coordinator, NatsLine, serve
 from pipelines.engine.failures import from_failure, last_message, to_failure
 from pipelines.engine.leg import StoppedError
 from pipelines.engine.run_spec import RunSpec, read_run
-from pipelines.engine.session import build_session, is_jvm_alive
+from pipelines.engine.session import build_session, default_master, is_jvm_alive
 from pipelines.errors import HaltError, RetryableError, TallyflowError
 from pipelines.host import collect_rarely, remedy_by_text
 from pipelines.protocol.topology import LegId
@@ -37,8 +37,8 @@ SLOT_SECONDS = 30.0
 """A start announces that no task has begun when it has waited so long."""
 STOP_SECONDS = 60.0
 """How long a stop waits for the batches in progress before it ends the query under them."""
-_ROWS = "leg string, rows long, failure string"
-_SCHEMA = pa.schema([("leg", pa.string()), ("rows", pa.int64()), ("failure", pa.string())])
+_ROWS = "share long, leg string, rows long, failure string"
+_SCHEMA = pa.schema([("share", pa.int64()), ("leg", pa.string()), ("rows", pa.int64()), ("failure", pa.string())])
 
 
 class SparkEngine:
@@ -52,13 +52,19 @@ class SparkEngine:
     def __init__(self, session: SparkSession | None = None) -> None:
         self._given = session
 
-    def open(self, name: str, directory: Path, master: str | None) -> SparkSession:
-        """Return the session; start one in `directory` where none was given."""
+    def open(self, name: str, directory: Path, master: str | None, tasks: int) -> SparkSession:
+        """Return the session; start one in `directory` where none was given. Without a `master` it has slots for `tasks`, on any host."""
         if self._given is not None:
             return self._given
-        session = build_session(name, directory, master)
+        session = build_session(name, directory, master or default_master(max(tasks, os.cpu_count() or 2)))
         collect_rarely()
         return session
+
+    def shares(self, session: SparkSession, legs: Sequence[LegId]) -> list[Sequence[LegId]]:
+        """Return the legs of each task: one, so that none waits for another's interpreter; more where the master has fewer slots."""
+        context = session.sparkContext
+        tasks = min(len(legs), context.defaultParallelism) if str(context.master).startswith("local") else len(legs)
+        return [legs[number::tasks] for number in range(tasks)]
 
     def epochs(self, session: SparkSession, run: RunSpec, directory: Path, coordinator: Coordinator, log: JetStream) -> "Epochs":
         """Return the query of a run, not yet started; `directory` is for its checkpoint."""
@@ -140,12 +146,12 @@ class Epochs:
         """Run the tasks of an epoch: the `foreachBatch` function. Raise what ends the query."""
         if self._is_over.is_set():
             raise StoppedError("the runner is stopping")
-        work = _task(self._run.text(), self._subject, self._coordinator.shares, self._epoch_seconds)
+        work = _task(self._run.text(), self._subject, len(self._coordinator.shares), self._epoch_seconds)
         counted = Observation()
         done = epoch.select("value").mapInArrow(work, _ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
         for row in done.collect():
             if row["failure"]:
-                self._coordinator.fail(LegId.parse(row["leg"]), from_failure(row["failure"]))
+                self._fail(row["share"], from_failure(row["failure"]))
         self.rows += counted.get["rows"]
         if self._coordinator.is_stopping:
             self._is_over.set()
@@ -171,12 +177,15 @@ class Epochs:
         ends = self._restarts.fruitless(has_moved)
         if ends > RESTARTS_WITHOUT_PROGRESS:
             halt = HaltError(f"the tasks of this pipeline ended {ends} times without progress, last with: {message}")
-            for share in self._coordinator.shares:
-                for leg in share:
-                    self._coordinator.fail(leg, halt)
+            for number in range(len(self._coordinator.shares)):
+                self._fail(number, halt)
             self._due = None
             return
         self._coordinator.announce(f"starting the tasks again after: {message}")
+
+    def _fail(self, share: int, error: TallyflowError) -> None:
+        for leg in self._coordinator.shares[share]:
+            self._coordinator.fail(leg, error)
 
     def stop(self) -> None:
         """Let every leg finish its batch; then end the query. With a dead JVM there is nothing to end."""
@@ -189,62 +198,59 @@ class Epochs:
         self._query.stop()
 
 
-def _task(
-    run_text: str, subject: str, shares: Sequence[Sequence[LegId]], seconds: float
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(run_text: str, subject: str, shares: int, seconds: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the work of an epoch's tasks; each row of their input is the number of a share, counted on from epoch to epoch."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for value in batch.column(0).to_pylist():
-                number = value % len(shares)
-                yield pa.RecordBatch.from_pylist(list(_worked(run_text, subject, number, shares[number], seconds)), schema=_SCHEMA)
+                yield pa.RecordBatch.from_pylist(list(_worked(run_text, subject, value % shares, seconds)), schema=_SCHEMA)
 
     return work
 
 
-def _worked(run_text: str, subject: str, number: int, legs: Sequence[LegId], seconds: float) -> Iterator[dict[str, Any]]:
+def _worked(run_text: str, subject: str, number: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield the rows that each leg took. A share that must not begin has failed, for this run."""
     try:
-        rows = KEPT.share(run_text, subject, number, legs).hold(seconds)
+        rows = KEPT.share(run_text, subject, number).hold(seconds)
+    except RetryableError:
+        raise
     except TallyflowError as error:
-        if isinstance(error, RetryableError):
-            raise
-        yield from ({"leg": str(leg), "rows": 0, "failure": to_failure(error)} for leg in legs)
+        yield {"share": number, "leg": "", "rows": 0, "failure": to_failure(error)}
         return
-    yield from ({"leg": str(leg), "rows": count, "failure": None} for leg, count in rows.items())
+    yield from ({"share": number, "leg": str(leg), "rows": count, "failure": None} for leg, count in rows.items())
 
 
 class _Kept:
-    """What this Python worker keeps from one epoch to the next: the shares of one run, and their connection."""
+    """What this Python worker keeps from one epoch to the next: its share of one run, and its connection."""
 
     def __init__(self) -> None:
         self._subject = ""
         self._log: JetStream | None = None
-        self._shares: dict[int, Share] = {}
+        self._share: Share | None = None
 
-    def share(self, run_text: str, subject: str, number: int, legs: Sequence[LegId]) -> Share:
-        """Return the share that works here already, or start it."""
+    def share(self, run_text: str, subject: str, number: int) -> Share:
+        """Return the share that works here already, whatever its number; else start one, `number` if no other process has it."""
         if subject != self._subject:
             self._end()
             self._subject = subject
             collect_rarely()
-        found = self._shares.get(number)
-        if found is None or found.is_over:
+        if self._share is None or self._share.is_over:
             run = read_run(run_text)
             if self._log is None:
                 config = run.config
                 self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"))
-            found = Share(run, number, legs, self._log, NatsLine(self._log, subject))
-            found.start()
-            self._shares[number] = found
-        return found
+            share = Share(run, number, self._log, NatsLine(self._log, subject))
+            share.start()
+            self._share = share
+        return self._share
 
     def _end(self) -> None:
         """End what is left of an earlier run: its runner was killed, and its session was not."""
-        for share in self._shares.values():
-            share.stop()
-            share.ended.wait()
-        self._shares.clear()
+        if self._share is not None:
+            self._share.stop()
+            self._share.ended.wait()
+            self._share = None
         if self._log is not None:
             self._log.close()
             self._log = None

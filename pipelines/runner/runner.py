@@ -158,11 +158,11 @@ class Runner:
                     service.start()
                 run = self._write_run(prepared)
                 self.legs = {leg: LegView(leg, lease) for leg, lease in self.leases.items()}
-                coordinator = Coordinator([self.options.legs], self.legs, self._announce)
                 self._copy_ledger(prepared)
                 os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
-                name = f"tallyflow-{self.config.pipeline_id}"
-                session = self._engine.open(name, self.own_directory, self.options.master)
+                name, legs = f"tallyflow-{self.config.pipeline_id}", self.options.legs
+                session = self._engine.open(name, self.own_directory, self.options.master, len(legs))
+                coordinator = Coordinator(self._engine.shares(session, legs), self.legs, self._announce)
                 self.stop_on_signals()
                 epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
                 epochs.start()

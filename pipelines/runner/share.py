@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
-from pipelines.engine.coordinator import REPORT_EVERY_SECONDS, Answer, Held, Join, Line, Process, Report
+from pipelines.engine.coordinator import REPORT_EVERY_SECONDS, Answer, Held, Join, Joined, Line, Process, Report
 from pipelines.engine.failures import to_failure
 from pipelines.engine.leg import AnyLeg, ReplanError, StoppedError
 from pipelines.engine.run_spec import RunSpec
@@ -131,19 +131,21 @@ class LegThread:
 
 
 class Share:
-    """The legs of a share of a run in this process, from `start` to `end`. The log belongs to the caller."""
+    """The legs of a share of a run in this process, from `start` to `end`. The log belongs to the caller.
+
+    `number`: the share to ask for; another one is given if a process works on this one.
+    """
 
     def __init__(
         self,
         run: RunSpec,
         number: int,
-        legs: Sequence[LegId],
         log: JetStream,
         line: Line,
         leg_classes: Mapping[str, Callable[..., AnyLeg]] = LEG_CLASSES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._number, self._names, self._log, self._line = run, number, legs, log, line
+        self._run, self._number, self._log, self._line = run, number, log, line
         self._leg_classes, self._clock = leg_classes, clock
         self._process = Process.own()
         self._held = Held(clock)
@@ -152,37 +154,42 @@ class Share:
         self._notes: list[str] = []
         self._legs: list[LegThread] = []
         self._reporter = threading.Thread(target=self._report_until_the_end, name="report", daemon=True)
+        self._has_task = True
         self.ended = threading.Event()
         self.is_over = False
         """Whether the share has ended and `hold` has said so."""
 
     def start(self) -> None:
-        """Join the run and start the legs; wait while an earlier process may still write. Return without legs if the runner stops.
+        """Join the run and start the legs; wait until a share is free. Return without legs if the runner stops.
 
         Raise RetryableError if the runner does not answer, HaltError if this process must not work for it.
         """
         self._line.on_stop(self.stop)
-        epochs = self._joined()
-        if epochs:
-            for name in self._names:
-                connections = Connections(self._run, keep_partitions=True, log=self._log)
-                chain = Chain(self._log, connections.names, name.chain, epochs[name])
-                self._legs.append(LegThread(self._leg_classes[name.kind](connections, chain, self._held, self._stop), self._say))
+        joined = self._joined()
+        if joined.epochs:
+            self._number = joined.share
+            for name, epoch in joined.epochs.items():
+                self._legs.append(self._made(LegId.parse(name), epoch))
             self._report()
         for thread in self._legs:
             thread.start()
         self._reporter.start()
 
-    def _joined(self) -> Mapping[str, int]:
-        """Return the epochs by leg; none after a stop."""
+    def _made(self, name: LegId, epoch: int) -> LegThread:
+        connections = Connections(self._run, keep_partitions=True, log=self._log)
+        chain = Chain(self._log, connections.names, name.chain, epoch)
+        return LegThread(self._leg_classes[name.kind](connections, chain, self._held, self._stop), self._say)
+
+    def _joined(self) -> Joined:
+        """Return the share that is given, without epochs after a stop."""
         while not self._stop.is_set():
             joined = self._line.join(Join(self._number, self._process))
             if joined.epochs:
-                return joined.epochs
+                return joined
             if joined.is_stopping:
                 self._stop.set()
             self._stop.wait(_JOIN_EVERY_SECONDS)
-        return {}
+        return Joined()
 
     def stop(self) -> None:
         """Let every leg finish its batch and end. For any thread."""
@@ -193,7 +200,9 @@ class Share:
 
     def hold(self, seconds: float) -> dict[LegId, int]:
         """Wait until the share has ended, or so many seconds are over; return the rows that each leg took since the last call."""
+        self._has_task = True
         self.is_over = self.ended.wait(seconds)
+        self._has_task = False
         return {thread.leg.name: thread.rows_taken() for thread in self._legs}
 
     def _say(self, note: str) -> None:
@@ -219,7 +228,7 @@ class Share:
         notes, asked_at = tuple(self._notes), self._clock()
         statuses = {str(thread.leg.name): thread.leg.status for thread in self._legs}
         try:
-            answer = self._line.report(Report(self._number, self._process, statuses, notes, has_ended))
+            answer = self._line.report(Report(self._number, self._process, statuses, notes, self._has_task, has_ended))
         except RetryableError:
             return
         except HaltError:

@@ -1,11 +1,12 @@
 """Epochs: the tasks of one streaming query take every record, and the next epoch's task finds what the one before has started."""
 
-import psutil
 import pytest
 from pyspark.sql import SparkSession
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from support.plain_runner import BriskEngine
 
+from pipelines.engine.coordinator import Process
+from pipelines.protocol.topology import LegId
 from pipelines.runner.epochs import Epochs
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
@@ -19,15 +20,6 @@ class ShortEpochs(BriskEngine):
     def epochs(self, *arguments: object) -> Epochs:
         self.made = super().epochs(*arguments)
         return self.made
-
-
-def end_idle_workers(session: SparkSession) -> None:
-    """Of earlier tests: Spark gives the next epoch to any of them, and the legs would move there."""
-    jvm = psutil.Process(session.sparkContext._gateway.proc.pid)
-    workers = [worker for child in jvm.children() if "pyspark.daemon" in child.cmdline() for worker in child.children()]
-    for worker in workers:
-        worker.kill()
-    psutil.wait_procs(workers, PATIENCE_SECONDS)
 
 
 def test_every_record_is_counted_by_sparks_tasks(case: PipelineCase, session: SparkSession) -> None:
@@ -44,21 +36,23 @@ def test_every_record_is_counted_by_sparks_tasks(case: PipelineCase, session: Sp
 
 def test_legs_stay_in_their_worker_over_many_epochs(case: PipelineCase, session: SparkSession) -> None:
     engine = ShortEpochs(session)
-    end_idle_workers(session)
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False)
     runner._engine = engine
     thread = case.in_background(runner)
-    processes, epochs = set(), set()
+    processes: dict[LegId, set[Process | None]] = {leg: set() for leg in runner.legs}
+    epochs = set()
     with case.load():
         for rows in range(500, 4000, 500):
             case.wait_count(rows)
-            processes |= {leg.process for leg in runner.legs.values()}
+            for name, leg in runner.legs.items():
+                processes[name].add(leg.process)
             epochs.add(session.streams.active[0].lastProgress.batchId)
     wait_until(lambda: case.count() == case.good, "all rows")
     runner.request_stop()
     thread.join(PATIENCE_SECONDS)
-    assert len(processes) == 1
+    assert [len(each) for each in processes.values()] == [1, 1, 1], "each leg stays where it is"
+    assert len(set.union(*processes.values())) == 3, "in a process of its own"
     assert len(epochs) > 2
     assert {leg.lease.holder.epoch for leg in runner.legs.values()} == {1}, "no leg was taken over"
     case.check()

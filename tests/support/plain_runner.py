@@ -5,7 +5,7 @@ of its own. Started as a script, with the arguments of `tallyflow`.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -17,6 +17,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.coordinator import Coordinator
 from pipelines.engine.leg import AnyLeg
 from pipelines.engine.run_spec import RunSpec
+from pipelines.protocol.topology import LegId
 from pipelines.runner.epochs import Epochs, SparkEngine
 from pipelines.runner.share import LEG_CLASSES, Share
 
@@ -34,7 +35,7 @@ class PlainEpochs:
 
     def __init__(self, run: RunSpec, coordinator: Coordinator, log: JetStream, leg_classes: LegClasses) -> None:
         self._coordinator = coordinator
-        self._shares = [Share(run, number, legs, log, coordinator, leg_classes) for number, legs in enumerate(coordinator.shares)]
+        self._shares = [Share(run, number, log, coordinator, leg_classes) for number in range(len(coordinator.shares))]
 
     def start(self) -> None:
         for share in self._shares:
@@ -65,6 +66,9 @@ class PlainEngine(BriskEngine):
     def __init__(self, leg_classes: LegClasses = LEG_CLASSES) -> None:
         super().__init__(PlainSession())
         self._leg_classes = leg_classes
+
+    def shares(self, session: SparkSession, legs: Sequence[LegId]) -> list[Sequence[LegId]]:
+        return [legs]
 
     def epochs(self, session: SparkSession, run: RunSpec, directory: Path, coordinator: Coordinator, log: JetStream) -> Epochs:
         made: Any = PlainEpochs(run, coordinator, log, self._leg_classes)

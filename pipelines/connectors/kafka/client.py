@@ -27,7 +27,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from pipelines.config import KafkaSource
 from pipelines.connectors.kafka.records import to_records
 from pipelines.connectors.kafka.settings import client_settings
-from pipelines.connectors.sources import REQUEST_TIMEOUT_SECONDS, Asked, Block, SourceFacts
+from pipelines.connectors.sources import REQUEST_TIMEOUT_SECONDS, Ahead, Asked, Block, SourceFacts
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import DataLossError, HaltError, RetryableError, TallyflowError
 from pipelines.protocol.records import RAW_SCHEMA
@@ -229,6 +229,27 @@ class RangeReader:
         except KafkaException as error:
             raise map_error(f"reading the metadata of {self._topic}", error, self._classes) from error
 
+    def ahead(self, starts: Mapping[int, int], seconds: float) -> Ahead:
+        """Prefetch what Kafka has sent from `starts` on; wait at most `seconds` for a first record. Raise DataLossError like `read`."""
+        self._position({p: (start, start) for p, start in starts.items()})
+        self._resume(starts)
+        deadline = time.monotonic() + seconds
+        while (ends := self._ends_ahead(starts)) == starts and (left := deadline - time.monotonic()) > 0:
+            # Waits for one message: `consume` would wait for all that it may return.
+            self._poll(1, left)
+        held_bytes = sum(block.records.nbytes for blocks in self._ahead.values() for block in blocks)
+        if ends == starts or held_bytes >= CONSUME_BYTES:
+            return Ahead(ends, ends == starts)
+        _, is_all = self._poll(self._fitting, 0.0)
+        return Ahead(self._ends_ahead(starts), is_all)
+
+    def _ends_ahead(self, starts: Mapping[int, int]) -> dict[int, int]:
+        return {p: max(start, *(block.next_offset for block in self._ahead.get(p, ())[-1:]), 0) for p, start in starts.items()}
+
+    @property
+    def _fitting(self) -> int:
+        return max(1, min(CONSUME_MESSAGES, CONSUME_BYTES // self._mean_bytes))
+
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Block]:
         """Yield blocks that cover every range {partition: (start, end)} (end exclusive), each partition's in offset order.
 
@@ -245,9 +266,8 @@ class RangeReader:
                 yield from self._take_ahead(partition, open_ranges)
             if not open_ranges:
                 return
-            fitting = max(1, CONSUME_BYTES // self._mean_bytes)
-            begun, wanted = time.monotonic(), min(CONSUME_MESSAGES, fitting, sum(end - start for start, end in open_ranges.values()))
-            heard, is_all = self._poll(wanted)
+            begun, wanted = time.monotonic(), min(self._fitting, sum(end - start for start, end in open_ranges.values()))
+            heard, is_all = self._poll(wanted, 0.05)
             seconds = time.monotonic() - begun
             repositioned += seconds
             for partition in open_ranges:
@@ -318,13 +338,13 @@ class RangeReader:
         except KafkaException as error:
             raise map_error(f"assigning partitions of {self._topic}", error, self._classes) from error
 
-    def _poll(self, wanted: int) -> tuple[set[int], bool]:
+    def _poll(self, wanted: int, seconds: float) -> tuple[set[int], bool]:
         """Move up to `wanted` messages into `_ahead`; return the partitions with an event, and whether the queue is empty now.
 
-        `consume` waits for the requested number, so a request for the rest of the ranges returns without waiting.
+        `consume` waits for the requested number, `seconds` at most, so a request for the rest of the ranges returns without waiting.
         """
         try:
-            messages = self._consumer.consume(wanted, timeout=0.05)
+            messages = self._consumer.consume(wanted, timeout=seconds)
         except KafkaException as error:
             raise map_error(f"reading {self._topic}", error, self._classes) from error
         is_all = len(messages) < wanted

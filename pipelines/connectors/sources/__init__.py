@@ -49,6 +49,14 @@ class SourceFacts:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """Records that were read ahead: the offset after the last one, per partition, and whether the system had sent no more."""
+
+    ends: Mapping[int, int]
+    is_all: bool
+
+
+@dataclass(frozen=True)
 class Words:
     """The words of a source in messages: its system, what that system calls it, its name, and how the system may lose records."""
 
@@ -99,6 +107,12 @@ class Source(Protocol):
 
     def open(self) -> int:
         """Open what reading needs, so that the first range need not; return the number of partitions."""
+
+    def ahead(self, starts: Mapping[int, int], seconds: float) -> Ahead:
+        """Read ahead from `starts` on, as far as the memory for it goes; wait at most `seconds` for a first record.
+
+        A `read` from there needs the system no more. Raise DataLossError if a start has expired, or is beyond the end.
+        """
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Block]:
         """Yield blocks that cover every range {partition: (start, end)} (end exclusive), each partition's in offset order.

@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from pipelines.config import KafkaSource, PipelineConfig
 from pipelines.connectors.kafka.client import KafkaTopic, RangeReader
 from pipelines.connectors.kafka.settings import client_settings
-from pipelines.connectors.sources import Block, Words
+from pipelines.connectors.sources import Ahead, Block, Words
 
 _LOSSES = "an unclean leader election, a restore, a power loss of a single broker"
 
@@ -37,6 +37,9 @@ class TopicSource(KafkaTopic):
 
     def open(self) -> int:
         return self._opened.open()
+
+    def ahead(self, starts: Mapping[int, int], seconds: float) -> Ahead:
+        return self._opened.ahead(starts, seconds)
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Block]:
         return self._opened.read(ranges)

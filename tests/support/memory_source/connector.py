@@ -1,5 +1,6 @@
 """A source in memory: what a source has to be, and no more. It opens no socket."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.sources import Asked, Block, SourceFacts, Words
+from pipelines.connectors.sources import Ahead, Asked, Block, SourceFacts, Words
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.testing import records
 
@@ -63,6 +64,11 @@ class MemorySource:
 
     def open(self) -> int:
         return len(self._lists.held)
+
+    def ahead(self, starts: Mapping[int, int], seconds: float) -> Ahead:
+        if (ends := self.ends(list(starts))) == starts:
+            time.sleep(min(seconds, 0.01))
+        return Ahead(ends, True)
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Block]:
         for partition, (start, end) in ranges.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.engine.coordinator import SILENT_SECONDS, Coordinator, Held, Join, LegView, NatsLine, Process, Report, serve
+from pipelines.engine.coordinator import IDLE_SECONDS, SILENT_SECONDS, Coordinator, Held, Join, LegView, NatsLine, Process, Report, serve
 from pipelines.engine.leg import LegStatus
 from pipelines.errors import FencedError, RetryableError
 from pipelines.protocol.lease import TTL_SECONDS, Lease
@@ -53,15 +53,51 @@ def test_the_first_process_works_under_the_epoch_of_the_lease(case: Case) -> Non
 
 def test_a_second_process_waits_while_the_first_may_insert(case: Case) -> None:
     case.join(ONE)
-    assert not case.report(ONE).is_stopping
-    assert case.join(OTHER) == {}
-    assert case.report(ONE).is_stopping
+    case.report(ONE)
     case.clock.sleep(TTL_SECONDS - 0.1)
     assert case.join(OTHER) == {}
     case.clock.sleep(0.1)
     assert case.join(OTHER) == {LEG: 2}
     assert case.report(ONE).is_replaced
     assert not case.report(OTHER).is_replaced
+
+
+def test_a_process_with_a_task_is_not_asked_to_leave(case: Case) -> None:
+    case.join(ONE)
+    case.clock.sleep(IDLE_SECONDS)
+    case.report(ONE)
+    assert case.join(OTHER) == {}
+    assert not case.report(ONE).is_stopping
+
+
+def test_a_process_without_a_task_makes_room_for_one_that_has_one(case: Case) -> None:
+    case.join(ONE)
+    case.report(ONE)
+    case.clock.sleep(IDLE_SECONDS - 0.1)
+    assert (case.join(OTHER), case.report(ONE, has_task=False).is_stopping) == ({}, False)
+    case.clock.sleep(0.1)
+    assert (case.join(OTHER), case.report(ONE, has_task=False).is_stopping) == ({}, True)
+    case.report(ONE, has_task=False, has_ended=True)
+    assert case.join(OTHER) == {LEG: 2}
+
+
+def test_a_process_is_given_what_is_free_whatever_its_task_is(tmp_path: Path) -> None:
+    clock = ManualClock()
+    log = MemoryLog(clock)
+    views = {}
+    for leg in SINGLE.legs:
+        lease = Lease(log, NAMES, tmp_path, leg, clock.seconds, clock.sleep)
+        lease.acquire()
+        views[leg] = LegView(leg, lease)
+    coordinator = Coordinator([[leg] for leg in SINGLE.legs], views, lambda _: None, clock.seconds)
+    third = Process("elsewhere", 3, "c")
+    died = Process(Process.own().host, Process.own().pid, "the mark of another process")
+    assert [coordinator.join(Join(1, process)).share for process in (ONE, OTHER, died)] == [1, 0, 2]
+    assert coordinator.has_joined
+    given = coordinator.join(Join(0, third))
+    assert (given.share, dict(given.epochs)) == (2, {SINGLE.legs[2]: 2})
+    for view in views.values():
+        view.lease.release()
 
 
 def test_a_share_whose_process_has_left_is_given_at_once(case: Case) -> None:
@@ -84,6 +120,7 @@ def test_a_process_that_joins_again_has_a_new_epoch(case: Case) -> None:
 
 def test_an_unknown_epoch_is_never_given_twice(case: Case) -> None:
     case.join(ONE)
+    case.clock.sleep(TTL_SECONDS)
     case.log.fail_publish(Fault.LOST_ACKNOWLEDGEMENT)
     with pytest.raises(RetryableError):
         case.join(OTHER)
@@ -94,6 +131,7 @@ def test_a_share_of_a_lost_lease_is_given_to_nobody(case: Case) -> None:
     case.join(ONE)
     case.lease.lost.set()
     assert case.report(ONE).is_replaced
+    case.clock.sleep(TTL_SECONDS)
     with pytest.raises(FencedError, match="the lease was lost"):
         case.join(OTHER)
 
@@ -108,6 +146,7 @@ def test_reports_show_the_legs_and_their_notes_are_announced(case: Case) -> None
 
 def test_a_replaced_process_changes_nothing(case: Case) -> None:
     case.join(ONE)
+    case.clock.sleep(TTL_SECONDS)
     case.join(OTHER)
     case.report(ONE, legs={LEG: LegStatus(state="running")}, notes=("words",))
     assert (case.view.status.state, case.announced) == ("starting", [])

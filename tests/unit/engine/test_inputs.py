@@ -269,21 +269,29 @@ def test_an_announcement_wakes_an_input_that_waits(log: Announcing, clock: Manua
     assert pauses == [IDLE_SECONDS]
 
 
-def test_rows_are_held_until_enough_wait(log: Announcing, clock: ManualClock) -> None:
+def test_the_first_rows_after_a_quiet_time_are_not_held(log: Announcing, clock: ManualClock) -> None:
     grow(log, 1)
     processed(log, 10)
-    waiting = stream_input(log, clock, Hold(rows=11, seconds=5.0))
-    assert waiting._available({"sequence": 0}) == {"sequence": 0}
-    assert stream_input(log, clock, Hold(rows=10, seconds=5.0))._available({"sequence": 0}) == {"sequence": 1}
+    assert stream_input(log, clock, Hold(rows=11, seconds=5.0))._available({"sequence": 0}) == {"sequence": 1}
 
 
-def test_rows_are_held_for_a_time_at_most(log: Announcing, clock: ManualClock) -> None:
-    grow(log, 1)
+def test_the_next_rows_are_held_until_enough_wait(log: Announcing, clock: ManualClock) -> None:
+    grow(log, 2)
+    processed(log, 10)
+    few, many = (stream_input(log, clock, Hold(rows=rows, seconds=5.0)) for rows in (11, 10))
+    for held in (few, many):
+        held._available({"sequence": 0})
+    assert few._available({"sequence": 1}) == {"sequence": 1}
+    assert many._available({"sequence": 1}) == {"sequence": 2}
+
+
+def test_rows_are_held_until_the_interval_is_over(log: Announcing, clock: ManualClock) -> None:
+    grow(log, 2)
     processed(log, 10)
     waiting = stream_input(log, clock, Hold(rows=1000, seconds=5.0))
-    assert waiting._available({"sequence": 0}) == {"sequence": 0}
+    waiting._available({"sequence": 0})
     clock.advance(timedelta(seconds=2))
-    assert (waiting._available({"sequence": 0}), waiting._pause()) == ({"sequence": 0}, 3.0)
+    assert (waiting._available({"sequence": 1}), waiting._pause()) == ({"sequence": 1}, 3.0)
     clock.advance(timedelta(seconds=3))
-    assert waiting._available({"sequence": 0}) == {"sequence": 1}
-    assert waiting._pause() == IDLE_SECONDS
+    assert waiting._available({"sequence": 1}) == {"sequence": 2}
+    assert (waiting._available({"sequence": 2}), waiting._pause()) == ({"sequence": 2}, IDLE_SECONDS)

@@ -1,4 +1,4 @@
-"""A partition that has no leader holds back no other: how far the others go, and when it is asked again."""
+"""A source's input: what was read ahead, what is asked for, and a partition without a leader, which holds back no other."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -9,25 +9,35 @@ from typing import Any
 
 import pytest
 
-from pipelines.connectors.sources import Words
+from pipelines.connectors.sources import Ahead, Words
 from pipelines.engine.inputs import SourceInput
-from pipelines.errors import RetryableError
+from pipelines.errors import DataLossError, RetryableError
 from pipelines.testing import ManualClock
 
 
 class Topic:
     """A source's partitions with their ends.
 
-    Those in `silent` have no leader, those in `dead` one that does not answer. `asked`: each question.
+    Those in `silent` have no leader, those in `dead` one that does not answer. `asked`: each question. `sent`: the ends of what the source
+    has sent by itself; with `is_all` False there is more than that.
     """
 
     words = Words("Kafka", "topic", "orders", "a restore")
 
     def __init__(self, ends: dict[int, int]) -> None:
         self.held, self.silent, self.dead, self.asked = ends, set[int](), set[int](), list[list[int]]()
+        self.sent, self.is_all, self.is_lost, self.discarded = dict[int, int](), False, False, 0
 
     def facts(self) -> Any:
         return SimpleNamespace(partitions=tuple(sorted(self.held)))
+
+    def ahead(self, starts: Mapping[int, int], seconds: float) -> Ahead:
+        if self.is_lost:
+            raise DataLossError("out of range")
+        return Ahead({**starts, **self.sent}, self.is_all)
+
+    def discard(self) -> None:
+        self.discarded += 1
 
     def known_ends(self, partitions: Sequence[int]) -> tuple[dict[int, int], dict[int, RetryableError]]:
         return self.heard(self.ask_ends(partitions))
@@ -115,3 +125,53 @@ def test_a_cluster_that_is_away_is_waited_for() -> None:
         found._available({"0": 0})
     topic.silent = set()
     assert found._available({"0": 0}) == {"0": 5}
+
+
+def test_a_reader_that_keeps_up_asks_for_nothing() -> None:
+    topic, start = Topic({0: 5, 1: 6}), {"0": 5, "1": 6}
+    found = input_of(topic, ManualClock())
+    found._available(start)
+    topic.asked.clear()
+    topic.sent, topic.is_all = {1: 9}, True
+    assert found._available(start) == {"0": 5, "1": 9}
+    assert topic.asked == []
+
+
+def test_a_reader_behind_a_backlog_asks_for_its_end() -> None:
+    topic, start = Topic({0: 500, 1: 6}), {"0": 0, "1": 0}
+    found = input_of(topic, ManualClock())
+    found._available(start)
+    topic.sent, topic.held = {0: 50}, {0: 700, 1: 6}
+    assert found._available(start) == {"0": 700, "1": 6}
+
+
+def test_the_ends_are_asked_for_every_five_seconds() -> None:
+    clock = ManualClock()
+    topic, start = Topic({0: 5}), {"0": 5}
+    found = input_of(topic, clock)
+    topic.is_all = True
+    found._available(start)
+    topic.held[0] = 3
+    assert found._available(start) == {"0": 5}
+    clock.advance(timedelta(seconds=5))
+    assert found._available(start) == {"0": 3}
+
+
+def test_what_cannot_be_read_ahead_is_left_to_the_leg() -> None:
+    topic, start = Topic({0: 5}), {"0": 5}
+    found = input_of(topic, ManualClock())
+    found._available(start)
+    topic.is_lost, topic.held = True, {0: 3}
+    assert found._available(start) == {"0": 3}
+    assert (topic.discarded, found._pause()) == (1, 0.25)
+    topic.is_lost, topic.is_all, topic.sent = False, True, {0: 6}
+    assert found._available(start) == {"0": 6}
+    assert found._pause() == 0.0
+
+
+def test_a_run_to_the_present_end_takes_nothing_beyond_it() -> None:
+    topic, start = Topic({0: 5, 1: 6}), {"0": 5, "1": 5}
+    found = input_of(topic, ManualClock(), {0: 5, 1: 6})
+    found._available(start)
+    topic.sent, topic.is_all = {0: 50, 1: 60}, True
+    assert found._available(start) == {"0": 5, "1": 6}

@@ -11,6 +11,7 @@ from pipelines.engine.failures import from_failure
 from pipelines.engine.inputs import Input, Offset
 from pipelines.engine.leg import LegStatus, ReplanError
 from pipelines.errors import HaltError, RetryableError
+from pipelines.protocol.topology import LegId
 from pipelines.runner.share import RESTARTS_WITHOUT_PROGRESS, LegThread, Share
 from pipelines.testing import ManualClock
 
@@ -52,6 +53,9 @@ class FakeLeg:
 
     def show_progress(self) -> None:
         """Nobody looks."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def advance(self, end: Offset) -> None:
         error = self.errors.pop(0) if self.errors else None
@@ -126,7 +130,7 @@ class Spoken:
         self.callback = callback
 
     def join(self, join: Any) -> Joined:
-        return Joined({"sink": 3})
+        return Joined(1, {"sink": 3})
 
     def report(self, report: Any) -> Answer:
         self.reports.append(report)
@@ -137,9 +141,36 @@ class Spoken:
         return answer
 
 
-def share_of(line: Spoken, clock: ManualClock) -> Share:
+class OfOneLeg(Share):
+    """A share whose legs do one batch."""
+
+    def _made(self, name: LegId, epoch: int) -> LegThread:
+        self.given = name, epoch
+        return LegThread(FakeLeg(None), self._say)  # type: ignore[arg-type]
+
+
+def share_of(line: Spoken, clock: ManualClock) -> OfOneLeg:
     nothing: Any = None
-    return Share(nothing, 0, (), nothing, line, {}, clock.seconds)
+    return OfOneLeg(nothing, 0, nothing, line, {}, clock.seconds)
+
+
+def test_a_process_works_on_the_share_that_it_is_given() -> None:
+    line = Spoken(Answer(10.0))
+    share = share_of(line, ManualClock())
+    share.start()
+    share.stop()
+    assert share.ended.wait(SECONDS)
+    assert share.given == ("sink", 3)
+    assert {report.share for report in line.reports} == {1}
+
+
+def test_a_share_reports_whether_a_task_holds_it() -> None:
+    line = Spoken(Answer(10.0))
+    share = share_of(line, ManualClock())
+    share._report()
+    share.hold(0.0)
+    share._report()
+    assert [report.has_task for report in line.reports] == [True, False]
 
 
 def test_a_replaced_share_stops_and_may_not_insert() -> None:
