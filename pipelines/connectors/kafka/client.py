@@ -214,7 +214,7 @@ class RangeReader:
                 "fetch.message.max.bytes": FETCH_BYTES,
                 "fetch.max.bytes": FETCH_BYTES,
                 "fetch.wait.max.ms": 100,
-                # A full queue is empty again long before the second that librdkafka waits by itself (measured: a fifth of a backlog's rate).
+                # A full queue is empty long before the second that librdkafka waits by itself (measured: a fifth of a backlog's rate).
                 "fetch.queue.backoff.ms": 10,
                 "log_level": 0,
             }
