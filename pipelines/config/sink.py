@@ -59,7 +59,10 @@ class ClickHouseSink(Model):
     connection_params: ClickHouseConnection = theirs(..., "Connection to ClickHouse.")
     table: Identifier = theirs(..., "Table name, without the database.")
     max_batch_size: Positive = theirs(1000, "Rows that fill a batch; a full batch is inserted at once.")
-    max_delay_time: Window = theirs(timedelta(seconds=60), "Longest time a row waits for its batch to fill.")
+    max_delay_time: Window = theirs(
+        timedelta(seconds=60),
+        "Longest time a row waits for its batch to fill, and least interval between two batches that are not full.",
+    )
     mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = theirs(..., "The fields and their columns.")
     create_table: bool = ours(
         False, "Create the table from the mapping if it does not exist, with the deduplication window that exactly-once needs."
