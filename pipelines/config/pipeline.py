@@ -229,7 +229,7 @@ class PipelineConfig(Model):
     resources: Resources = theirs(Resources(), "Retention of the streams; the rest is accepted and ignored.")
     nats: NatsConnection = ours(NatsConnection(), "How to reach NATS.")
     buckets: Annotated[int, Field(ge=1, le=1024), BeforeValidator(no_flag)] = ours(
-        8, "Units of parallelism; fixed once the pipeline has run (`tallyflow rebucket` changes them). 64 or more on a cluster."
+        2, "Parts of the key store; fixed once the pipeline has run (`tallyflow rebucket` changes them). Each costs a file per batch."
     )
     state_uri: Annotated[str, AfterValidator(_state_uri)] = ours(
         "",

@@ -108,6 +108,7 @@ class PipelineCase:
         return {
             "version": "v3",
             "pipeline_id": self.pipeline,
+            "buckets": 8,
             "sources": [
                 {
                     "type": "kafka",

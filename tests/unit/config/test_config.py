@@ -213,7 +213,7 @@ def test_defaults_are_glassflows() -> None:
     assert config.resources.nats.stream.max_age == timedelta(hours=24)
     assert config.sources[0].source_id == "orders"
     assert config.consumer_group(config.sources[0]) == "tallyflow-orders-1"
-    assert (config.buckets, config.on_error.rejected, config.sink.delivery) == (8, "dead_letter", "exactly_once")
+    assert (config.buckets, config.on_error.rejected, config.sink.delivery) == (2, "dead_letter", "exactly_once")
 
 
 def test_null_is_absent() -> None:
@@ -262,7 +262,7 @@ def test_columns_of_the_kafka_record_are_fields() -> None:
 def test_key_of_several_fields() -> None:
     config = parsed(with_transforms(changed("config.key", ["order_id", "customer.city"], DEDUP)))
     assert shape_of(config) == {
-        "buckets": 8,
+        "buckets": 2,
         "sources": {
             "orders": {
                 "topic": "orders",
@@ -335,7 +335,7 @@ def test_numbers_and_flags_from_the_environment() -> None:
 )
 def test_interpolation(text: str, environment: dict[str, str], name: str) -> None:
     config = parsed(changed("name", text), **environment)
-    assert (config.name, config.buckets) == (name, 8)
+    assert (config.name, config.buckets) == (name, 2)
 
 
 def test_missing_variable_is_one_fault_at_its_path() -> None:
@@ -931,13 +931,18 @@ def test_model_errors_hide_their_input() -> None:
         ("sink.order_by", ["city"], "is ignored without create_table"),
         ("sink.delivery", "at_least_once", "rows may be duplicated"),
         ("resources.sink.replicas", 2, "resources.sink: replicas"),
-        ("resources.nats.stream.max_bytes", 4_718_591, "the last frame of each of 8 buckets"),
     ],
 )
 def test_note(path: str, value: Any, note: str) -> None:
     assert notes(parsed(MINIMAL)) == []
     (found,) = notes(parsed(changed(path, value)))
     assert note in found
+
+
+def test_note_on_a_limit_that_the_last_frames_may_fill() -> None:
+    document = changed("resources.nats.stream.max_bytes", 4_718_591)
+    (found,) = notes(parsed({**document, "buckets": 8}))
+    assert "the last frame of each of 8 buckets" in found
 
 
 def test_note_on_a_join_window_and_on_a_password_in_the_clear() -> None:

@@ -70,7 +70,7 @@ def test_a_process_with_a_task_is_not_asked_to_leave(case: Case) -> None:
     assert not case.report(ONE).is_stopping
 
 
-def test_a_process_without_a_task_makes_room_for_one_that_has_one(case: Case) -> None:
+def test_a_process_without_a_task_makes_room_for_one_with_a_task(case: Case) -> None:
     case.join(ONE)
     case.report(ONE)
     case.clock.sleep(IDLE_SECONDS - 0.1)
