@@ -8,11 +8,13 @@ from support.kafka_mock import MockKafka, Record
 from pipelines.config import KafkaSource
 from pipelines.connectors.kafka import client as kafka
 from pipelines.connectors.kafka.client import Block, KafkaTopic, RangeReader
-from pipelines.errors import RetryableError
+from pipelines.connectors.sources import Ahead
+from pipelines.errors import DataLossError, RetryableError
 from pipelines.protocol.records import UNREADABLE_HEADER
 
 pytestmark = pytest.mark.integration
 
+PATIENCE_SECONDS = 10.0
 NOON_MS = 1_767_960_000_000
 
 
@@ -53,6 +55,47 @@ def test_a_header_name_not_in_utf8_is_unreadable_alone(cluster: MockKafka) -> No
         (b"poison", b"k", [(UNREADABLE_HEADER, b"SystemError")])
     ]
     assert {row["headers"][0] for row in rows if not row["oversize"]} == {(b"h", b"v")}
+
+
+def test_what_kafka_has_sent_is_read_ahead_and_then_read(cluster: MockKafka) -> None:
+    reader = RangeReader(source(cluster.bootstrap), keep_partitions=True)
+    assert reader.ahead({0: 0, 1: 0}, 0.1) == Ahead({0: 0, 1: 0}, True)
+    cluster.produce(0, some(30))
+    cluster.produce(1, some(20))
+    starts = {0: 0, 1: 0}
+    while (ends := reader.ahead(starts, PATIENCE_SECONDS).ends) != {0: 30, 1: 20}:
+        assert ends[0] <= 30 and ends[1] <= 20
+    cluster.take_leader(0)
+    cluster.take_leader(1)
+    # Without a leader, so from memory.
+    blocks = list(reader.read({0: (0, 30), 1: (0, 15)}))
+    assert (offsets(blocks, 0), offsets(blocks, 1)) == (list(range(30)), list(range(15)))
+    assert reader.ahead({0: 30, 1: 15}, 0.1).ends == {0: 30, 1: 20}
+    assert offsets(list(reader.read({1: (15, 20)})), 1) == list(range(15, 20))
+    reader.close()
+
+
+def test_reading_ahead_stops_where_its_memory_is_full(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "CONSUME_BYTES", 20_000)
+    cluster.produce(0, some(500, size=1000))
+    reader = RangeReader(source(cluster.bootstrap))
+    ahead = reader.ahead({0: 0}, PATIENCE_SECONDS)
+    while ahead.is_all:
+        ahead = reader.ahead({0: 0}, PATIENCE_SECONDS)
+    full = reader.ahead({0: 0}, PATIENCE_SECONDS)
+    assert reader.ahead({0: 0}, PATIENCE_SECONDS) == full
+    assert (0 < full.ends[0] < 500, full.is_all) == (True, False)
+    assert offsets(list(reader.read({0: (0, 500)})), 0) == list(range(500))
+    reader.close()
+
+
+def test_reading_ahead_beyond_the_end_is_a_loss(cluster: MockKafka) -> None:
+    cluster.produce(0, some(3))
+    reader = RangeReader(source(cluster.bootstrap))
+    with pytest.raises(DataLossError):
+        while True:
+            reader.ahead({0: 50}, PATIENCE_SECONDS)
+    reader.close()
 
 
 def test_a_leaderless_partition_is_named_beside_other_ends(cluster: MockKafka) -> None:

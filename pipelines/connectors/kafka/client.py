@@ -246,7 +246,8 @@ class RangeReader:
         return Ahead(self._ends_ahead(starts), is_all)
 
     def _ends_ahead(self, starts: Mapping[int, int]) -> dict[int, int]:
-        return {p: max(start, *(block.next_offset for block in self._ahead.get(p, ())[-1:]), 0) for p, start in starts.items()}
+        held = {partition: blocks[-1].next_offset for partition, blocks in self._ahead.items() if blocks}
+        return {partition: max(start, held.get(partition, 0)) for partition, start in starts.items()}
 
     @property
     def _fitting(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.engine.coordinator import Coordinator, LegView
-from pipelines.runner.epochs import Epochs
+from pipelines.runner.epochs import Epochs, SparkEngine
 from pipelines.runner.share import FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, RESTARTS_WITHOUT_PROGRESS
 from pipelines.testing import SINGLE, ManualClock
 
@@ -83,3 +83,17 @@ def test_after_a_batch_waits_for_the_host_begin_anew() -> None:
     begun = len(ending.starts)
     ending.look_for(70)
     assert min(after - before for before, after in pairwise(ending.starts[begun:])) < 2
+
+
+@pytest.mark.parametrize(
+    ("master", "slots", "shares"),
+    [
+        ("local[4,4]", 4, [["ingest"], ["process"], ["sink"]]),
+        ("local[2,4]", 2, [["ingest", "sink"], ["process"]]),
+        ("local", 1, [["ingest", "process", "sink"]]),
+        ("spark://host:7077", 2, [["ingest"], ["process"], ["sink"]]),
+    ],
+)
+def test_a_leg_has_a_task_of_its_own_where_there_are_slots(master: str, slots: int, shares: list[list[str]]) -> None:
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master, defaultParallelism=slots))
+    assert SparkEngine().shares(session, SINGLE.legs) == [tuple(share) for share in shares]
