@@ -42,7 +42,7 @@ def test_a_kill_between_any_two_steps_is_repaired(case: PipelineCase, point: str
     case.check()
 
 
-@pytest.mark.parametrize("point", ["ingest.after-publish:1", "process.after-publish:1", "sink.after-insert:1", "leg.before-commit:3"])
+@pytest.mark.parametrize("point", ["ingest.after-publish:1", "process.after-publish:1", "sink.after-insert:1", "leg.before-commit:1"])
 def test_a_kill_of_the_runner_and_its_jvm_is_repaired(case: PipelineCase, point: str) -> None:
     _send_several_frames(case)
     killed = case.run(**{VARIABLE: point})
