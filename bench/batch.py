@@ -64,7 +64,7 @@ def _compared(pipeline: MeasuredPipeline) -> Iterator[Batch]:
     begun = time.monotonic()
     session = build_session("bench", Path(pipeline.directory) / "batch")
     yield Batch("session", time.monotonic() - begun, 0.0, os.getloadavg()[0])
-    run = RunSpec.beside(text, config.pipeline_id, state.connections.run.state_storage)
+    run = RunSpec.beside(text, config, state.connections.run.state_storage)
     tasks = batch_tasks(session, run, {})
     in_tasks: dict[str, Callable[[], object]] = {
         "rebuild": lambda: rebuild(state, tasks=tasks),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-import duckdb
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -21,6 +20,7 @@ from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.dedup import dedup, with_keys
 from pipelines.protocol.records import POSITION_FIELDS
+from pipelines.types.engine import Engine
 
 BUCKETS = 8
 FILL_EVENTS = 500_000
@@ -47,7 +47,7 @@ class StageCost:
 class _Stage:
     """Eight buckets, as one process leg has them, one after the other."""
 
-    def __init__(self, engine: duckdb.DuckDBPyConnection, directory: Path, window_events: int) -> None:
+    def __init__(self, engine: Engine, directory: Path, window_events: int) -> None:
         self._engine, self._window = engine, window_events
         self.directory = directory
         self.stores = [KeyedStore(Storage.local(directory / str(bucket))) for bucket in range(BUCKETS)]

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -18,8 +19,8 @@ import yaml
 
 from bench.pipeline import EXAMPLE
 from pipelines.config import OnError, parse
-from pipelines.connectors.clickhouse.client import Table, TableColumn
 from pipelines.connectors.duckdb import open_engine
+from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.demo.orders import Recipe, orders
 from pipelines.engine.connections import Kept, Means
 from pipelines.host import collect_rarely
@@ -27,10 +28,10 @@ from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.buckets import key_owners, live_runs, shares
+from pipelines.process.frames import process_frames
 from pipelines.process.items import ProcessItem
-from pipelines.process.leg import process_frames
 from pipelines.process.program import Program, compile_program, run
-from pipelines.process.steps import Context
+from pipelines.process.steps import Context, Step
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, RAW_SCHEMA, Message, cut_frames, joined
 from pipelines.testing import FIRST_INSTANT
@@ -141,7 +142,7 @@ class _Step:
         program, engine = self._program, self._connections.engine
         rows = _timed(spent, "decode", lambda: joined([records_of(frame.message, frame.arrival_us) for frame in frames]))
         for name, (step, _) in zip(("parse", "keys", "map"), program.path, strict=True):
-            rows = _timed(spent, name, lambda step=step, rows=rows: step.apply(Context(engine, program.carried), rows).accepted)
+            rows = _timed(spent, name, partial(_applied, step, Context(engine, program.carried), rows))
         made = _timed(spent, "stages", lambda: run(program, engine, frames))
         owned = list(shares(made.rows, key_owners(made.rows, program.buckets)))
         stores = [KeyedStore(self._connections.dedup_store(bucket).storage) for bucket, _ in owned]
@@ -202,6 +203,10 @@ def _values(size: int, events: int) -> Iterator[pa.Array]:
         held = pa.chunked_array([block.values for block in orders(Recipe(seed=seed, size=size), max(events, _BLOCK_EVENTS))])
         for start in range(0, len(held) - events + 1, events):
             yield pa.concat_arrays(held.slice(start, events).chunks)
+
+
+def _applied(step: Step, context: Context, rows: pa.Table) -> pa.Table:
+    return step.apply(context, rows).accepted
 
 
 def _timed(spent: dict[str, float], part: str, work: Callable[[], Made]) -> Made:
