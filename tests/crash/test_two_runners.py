@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, wait_until
 
+from pipelines.control.control import find_runners
 from pipelines.protocol.naming import ROLES
 from pipelines.testing import LEGS
 
@@ -85,6 +86,8 @@ def test_a_runner_per_leg_is_killed_alone_and_the_others_go_on(case: PipelineCas
     runners["process"].wait(PATIENCE_SECONDS)
     case.send_events(2000)
     runners["process"] = case.start("--leg", "process")
+    # The killed runner's worker may finish its work before Spark ends it, and the new runner cannot be stopped before it is there.
+    wait_until(lambda: len(find_runners(case.names.directory(case.home))) == len(LEGS), "all runners")
     case.wait_count(3980)
     stopped = case.command("stop", str(case.file))
     assert (stopped.returncode, stopped.stdout.strip()) == (0, "stopped")
