@@ -129,7 +129,7 @@ class SourceInput(Input):
 
     def _ahead(self, start: Offset) -> Offset | None:
         """Return the end of what was read ahead; None if it is time to ask for the source's ends, or if they are further on."""
-        if self._clock() - self._looked_at >= _LOOK_EVERY_SECONDS:
+        if self._is_look_due:
             return None
         starts = {partition: start.get(str(partition), 0) for partition in self._partitions}
         try:
@@ -141,10 +141,14 @@ class SourceInput(Input):
             return None
         return {str(partition): end for partition, end in read.ends.items()} if read.is_all else None
 
+    @property
+    def _is_look_due(self) -> bool:
+        return self._clock() - self._looked_at >= _LOOK_EVERY_SECONDS
+
     def _ends(self, start: Offset) -> Offset:
         """Return the end of each partition; for a partition without a leader its `start`, so that the others continue."""
-        now = self._clock()
-        if now - self._looked_at >= _LOOK_EVERY_SECONDS:
+        now, is_look = self._clock(), self._is_look_due
+        if is_look:
             self._partitions = self._source.facts().partitions
         asked = [p for p in self._partitions if p not in self._silent]
         ends: dict[int, int] = {}
@@ -152,7 +156,8 @@ class SourceInput(Input):
             ends, lost = self._source.known_ends(asked)
             self._silent |= set(lost)
         ends |= self._ends_heard_since()
-        self._looked_at = now
+        if is_look:
+            self._looked_at = now
         return {str(p): ends.get(p, start.get(str(p), 0)) for p in sorted(self._partitions)}
 
     def _ends_heard_since(self) -> dict[int, int]:

@@ -117,6 +117,19 @@ def test_a_new_partition_joins_within_five_seconds() -> None:
     assert found._available({"0": 0}) == {"0": 5, "1": 3}
 
 
+def test_a_new_partition_joins_behind_a_backlog_too() -> None:
+    clock = ManualClock()
+    topic = Topic({0: 5})
+    found = input_of(topic, clock)
+    found._available({"0": 0})
+    topic.held[1] = 3
+    for _ in range(4):
+        clock.advance(timedelta(seconds=1))
+        assert found._available({"0": 0}) == {"0": 5}
+    clock.advance(timedelta(seconds=1))
+    assert found._available({"0": 0}) == {"0": 5, "1": 3}
+
+
 def test_a_cluster_that_is_away_is_waited_for() -> None:
     topic = Topic({0: 5})
     found = input_of(topic, ManualClock())
