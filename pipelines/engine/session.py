@@ -41,9 +41,12 @@ SETTINGS: dict[str, str] = {
 _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:MaxMetaspaceSize=256m -XX:ReservedCodeCacheSize=96m"
 
 
-def default_master(cores: int | None = None) -> str:
-    """Return `local[N,4]`: plain `local[N]` never retries a task (measured: one killed worker failed the job)."""
-    return f"local[{cores or os.cpu_count() or 2},4]"
+def default_master(tasks: int = 2) -> str:
+    """Return `local[N,4]`, N the cores and at least `tasks`.
+
+    Plain `local[N]` never retries a task (measured: one killed worker failed the job).
+    """
+    return f"local[{max(tasks, os.cpu_count() or tasks)},4]"
 
 
 def build_session(

@@ -56,7 +56,7 @@ class SparkEngine:
         """Return the session; start one in `directory` where none was given. Without a `master` it has slots for `tasks`, on any host."""
         if self._given is not None:
             return self._given
-        session = build_session(name, directory, master or default_master(max(tasks, os.cpu_count() or 2)))
+        session = build_session(name, directory, master or default_master(tasks))
         collect_rarely()
         return session
 
