@@ -20,10 +20,11 @@ CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 CRASH_PATHS = tests/unit/protocol/test_protocol_model.py tests/unit/protocol/test_lanes_model.py tests/unit/protocol/test_protocol_operators.py tests/unit/protocol/test_protocol_silence.py tests/crash
 LINTED = pipelines resources sql dagster_project tests bench examples
 
-.PHONY: help demo dagster test crash test-browser bench lint venv installed check-java constraints
+.PHONY: help demo demo-cluster dagster test crash test-browser bench lint venv installed check-java constraints
 
 help:
 	@echo "make demo    start real servers, send 300,000 events through, check every one of them"
+	@echo "make demo-cluster   the same on a Spark cluster: a master and two workers on loopback"
 	@echo "make dagster  the pipelines in Dagster on loopback, with real servers; Ctrl-C ends all of it"
 	@echo "make test    unit, Spark and integration tests"
 	@echo "make crash   fault tests: killed processes, full disks, networks that fail"
@@ -33,6 +34,9 @@ help:
 
 demo: check-java venv
 	@$(BIN)/tallyflow demo
+
+demo-cluster: check-java venv
+	@$(BIN)/tallyflow demo --cluster
 
 dagster: check-java venv
 	@exec $(BIN)/tallyflow dagster

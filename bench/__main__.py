@@ -50,6 +50,7 @@ def main(
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification and batch.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Throughput on a Spark cluster: a master and two workers.")] = False,
 ) -> None:
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
     if only == "stage":
@@ -65,7 +66,7 @@ def main(
         _print_rival(home, live_keys or RIVAL_KEYS)
         return
     stack = LocalStack(home)
-    stack.up()
+    stack.up(with_spark=cluster)
     results: dict[str, object] = {"machine": machine(), "events": events, "large_events": large_events, "runs": runs}
     middles: dict[str, Throughput] = {}
     try:
@@ -79,7 +80,7 @@ def main(
             for name, legs in cases:
                 measured = []
                 for number in range(runs):
-                    measured.append(throughput.measure(stack, topic, count, legs, made.duplicates))
+                    measured.append(throughput.measure(stack, topic, count, legs, made.duplicates, cluster))
                     console.print(f"{name}, {size} B, run {number + 1}: {measured[-1].events_per_second:,.0f} events/s")
                 middle = middles[f"{name}, {size} B"] = throughput.middle(measured)
                 results[f"{name}-{size}"] = {**asdict(middle), "all_rates": [round(run.events_per_second) for run in measured]}

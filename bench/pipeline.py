@@ -15,7 +15,7 @@ import yaml
 
 from pipelines.control.control import find_runners
 from pipelines.protocol.naming import Names
-from resources.local.stack import Addresses, LocalStack
+from resources.local.stack import STATE_VARIABLE, Addresses, LocalStack
 
 START_SECONDS = 120.0
 EXAMPLE = Path(__file__).parent.parent / "examples" / "orders" / "pipeline.yaml"
@@ -40,6 +40,7 @@ class MeasuredPipeline:
             **os.environ,
             **self.addresses.environment(),
             "TALLYFLOW_HOME": str(stack.home),
+            STATE_VARIABLE: stack.state_uri,
             "ORDERS_PIPELINE": self.pipeline,
             "ORDERS_TABLE": self.table,
             "ORDERS_TOPIC": topic,

@@ -1,7 +1,7 @@
 """CPU time and memory of groups of processes, from the operating system's own accounting."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +23,16 @@ class Usage:
 
 
 class Meter:
-    """Watches one runner and the servers. The Python workers of Spark are `workers`.
+    """Watches one runner and the servers. The Python workers of Spark are `workers`, executors beside the runner are `jvm`.
 
     A process that has ended keeps the CPU time at which it was last seen, so no figure ever goes back; one that began and ended between
     two looks is missed.
     """
 
-    def __init__(self, runner_pid: int, servers: dict[str, int]) -> None:
+    def __init__(self, runner_pid: int, servers: dict[str, int], spark_pids: Sequence[int] = ()) -> None:
+        """`spark_pids`: the workers of a Spark cluster, whose children are the pipeline's."""
         self._runner = psutil.Process(runner_pid)
+        self._spark = [psutil.Process(pid) for pid in spark_pids]
         self._servers = {name: psutil.Process(pid) for name, pid in servers.items()}
         self._seen: dict[psutil.Process, tuple[str, float]] = {}
 
@@ -50,7 +52,7 @@ class Meter:
 
     def _processes(self) -> Iterator[tuple[psutil.Process, str]]:
         yield self._runner, "driver"
-        for child in self._runner.children(recursive=True):
+        for child in (child for parent in (self._runner, *self._spark) for child in parent.children(recursive=True)):
             try:
                 yield child, "jvm" if child.name() == "java" else "workers"
             except psutil.NoSuchProcess:

@@ -32,7 +32,7 @@ def refusal(headers: Headers) -> str:
     Ports are not compared: a tunnel or a proxy has another one.
     """
     host = headers.get("host", "")
-    if not _is_loopback(host):
+    if not is_loopback(host):
         return "this server answers to 127.0.0.1, [::1] and localhost only"
     if headers.get("origin", f"http://{host}") != f"http://{host}":
         return "this server answers no page of another origin"
@@ -41,7 +41,8 @@ def refusal(headers: Headers) -> str:
     return ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return True for the name or address of this host's own interface, with or without a port."""
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     if not name:
         name, port = port, ""

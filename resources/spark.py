@@ -22,6 +22,7 @@ class SparkResource(LazyPySparkResource):
 
     spark_config: dict[str, Any] = Field(default_factory=dict, description="Settings of Spark, over those of the pipelines.")
     master: str = Field(default="", description="Spark master. Empty: this machine, all cores.")
+    spark_conf: str = Field(default="", description="Spark's properties file for the master: a cluster's secret, memory.")
     _directory: TemporaryDirectory[str] | None = PrivateAttr(default=None)
 
     def _init_session(self) -> None:
@@ -33,7 +34,9 @@ class SparkResource(LazyPySparkResource):
             return
         self._directory = TemporaryDirectory(prefix="tallyflow-spark-")
         settings = {name: str(value) for name, value in self.spark_config.items()}
-        self._spark_session = build_session("tallyflow-dagster", Path(self._directory.name), self.master or None, settings=settings)
+        properties = Path(self.spark_conf) if self.spark_conf else None
+        directory = Path(self._directory.name)
+        self._spark_session = build_session("tallyflow-dagster", directory, self.master or None, None, settings, properties)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         if self._directory is not None and self._spark_session is not None:

@@ -95,12 +95,19 @@ def run(
     ] = False,
     connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at startup.")] = 60.0,
     master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
+    spark_conf: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TALLYFLOW_SPARK_CONF", help="Spark's properties file for --master: a cluster's secret, memory.", dir_okay=False
+        ),
+    ] = None,
     accept: Annotated[
         bool, typer.Option("--accept", help="Let the records that the rejection limit holds become dead letters, however many.")
     ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
     from pipelines.dead_letters.reprocess import expire_dead_letters
+    from pipelines.engine.session import is_cluster
     from pipelines.runner.epochs import SparkEngine
     from pipelines.runner.runner import Runner, RunOptions
     from pipelines.runner.status import StatusServer
@@ -112,7 +119,7 @@ def run(
         legs = selected(config, leg or ())
         for note in notes(config):
             err.print(f"note: {note}", style="yellow", markup=False)
-        options = RunOptions(legs, until_caught_up, connect_timeout, master, accept)
+        options = RunOptions(legs, until_caught_up, connect_timeout, master, accept, spark_conf if is_cluster(master) else None)
         runner = Runner(config, file.read_text(), default_home(), options, expire_dead_letters, announce, engine)
         runner.on_start = StatusServer
         try:
@@ -291,11 +298,12 @@ def demo(
     duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are copies of earlier ones.")] = 0.1,
     bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that cannot be parsed.")] = 0.001,
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Run on a Spark cluster: a master and two workers, started here.")] = False,
 ) -> None:
     """Start real servers, produce orders, run the pipeline over them, and check every position against the table."""
     from pipelines.demo.demo import demo as show
     from pipelines.demo.orders import Recipe
 
     with errors_as_exit():
-        code = show(Recipe(seed, size, duplicate_share, bad_share), count)
+        code = show(Recipe(seed, size, duplicate_share, bad_share), count, cluster)
     raise typer.Exit(code)

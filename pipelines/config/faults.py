@@ -112,7 +112,7 @@ def _choice(expected: list[str], got: Any) -> str:
 
 def _shown(details: ErrorDetails, location: Location, sentence: str) -> str:
     value = details["input"]
-    if details["type"] in _WITHOUT_VALUE or details["type"] == "extra_forbidden" or _hidden_names() & set(location):
+    if details["type"] in _WITHOUT_VALUE or details["type"] == "extra_forbidden" or hidden_names() & set(location):
         return ""
     if details["type"] == "union_tag_invalid":
         value = value.get("type") if isinstance(value, dict) else None
@@ -129,7 +129,8 @@ def _shown(details: ErrorDetails, location: Location, sentence: str) -> str:
 
 
 @cache
-def _hidden_names() -> frozenset[str]:
+def hidden_names() -> frozenset[str]:
+    """Return the names of the fields whose value no message may show."""
     names: set[str] = set()
     waiting: list[type[Model]] = [PipelineConfig]
     while waiting:

@@ -99,6 +99,11 @@ def expand(text: str, environment: Mapping[str, str]) -> str:
     return External(result) if outside else result
 
 
+def names_in(text: str) -> list[str]:
+    """Return the variables to which `text` refers, in their order."""
+    return [match[1] for match in _REFERENCE.finditer(text) if match[1] is not None]
+
+
 def _is_text(value: str) -> bool:
     """Return False for what Python makes of bytes that are not UTF-8."""
     try:

@@ -40,7 +40,7 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE
 from pipelines.protocol.tally import tally
 from resources.local.errors import LocalServerError
-from resources.local.stack import Addresses, LocalStack
+from resources.local.stack import STATE_VARIABLE, Addresses, LocalStack
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "orders" / "pipeline.yaml"
 _PARTITIONS = 4
@@ -55,8 +55,10 @@ _PLAIN_WIDTH = 120
 _EXAMPLES = 10
 
 
-def demo(recipe: Recipe, count: int) -> int:
+def demo(recipe: Recipe, count: int, on_cluster: bool = False) -> int:
     """Run the demo, print its progress on standard output and return the exit code.
+
+    `on_cluster`: on a Spark cluster of a master and two workers, which are processes of their own.
 
     Exit code 0: every produced record is in the table or among the dead letters exactly once, with the right contents, or it is a copy that
     was dropped and counted; the tally has no residue and the runner exited with 0. Exit code 1: anything else, such as servers that do not
@@ -67,9 +69,12 @@ def demo(recipe: Recipe, count: int) -> int:
         raise ConfigurationError("demo", [Fault("", f"{FILE} is missing: the demo needs a checkout of the repository")])
     stack = LocalStack(default_home())
     try:
-        addresses = _start_servers(console, stack)
+        addresses = _start_servers(console, stack, on_cluster)
         environment = {**os.environ, **addresses.environment(), **_fresh_names(), "TALLYFLOW_HOME": str(stack.home)}
-        stage = _Stage(console, load(FILE, environment), environment, stack.home)
+        if on_cluster:
+            environment[STATE_VARIABLE] = stack.state_uri
+        master = addresses.spark_master if on_cluster else ""
+        stage = _Stage(console, load(FILE, environment), environment, stack.home, master)
         is_exact = stage.play(recipe, count)
         console.print("The servers keep running with these records; `tallyflow down` stops them.")
     except LocalServerError as error:
@@ -84,12 +89,12 @@ def _fresh_names() -> dict[str, str]:
     return {"ORDERS_PIPELINE": name, "ORDERS_TOPIC": name, "ORDERS_TABLE": name.replace("-", "_")}
 
 
-def _start_servers(console: Console, stack: LocalStack) -> Addresses:
+def _start_servers(console: Console, stack: LocalStack, with_spark: bool) -> Addresses:
     """Start the servers that do not run.
 
     Progress is one changing line on a terminal, and a line per change elsewhere.
     """
-    _headline(console, 1, "Starting Kafka, NATS and ClickHouse")
+    _headline(console, 1, f"Starting Kafka, NATS{',' if with_spark else ' and'} ClickHouse{' and a Spark cluster' if with_spark else ''}")
     doing: dict[str, str] = {}
     with console.status("looking for running servers") as line:
 
@@ -101,7 +106,7 @@ def _start_servers(console: Console, stack: LocalStack) -> Addresses:
             if is_new and not console.is_terminal:
                 console.print(f"   {server}: {text}", markup=False, highlight=False, soft_wrap=True)
 
-        addresses = stack.up(show)
+        addresses = stack.up(show, with_spark=with_spark)
     console.print(
         f"   Kafka {addresses.kafka_bootstrap}, NATS {addresses.nats_address}, ClickHouse http://{addresses.clickhouse_host}:{addresses.clickhouse_port}"
     )
@@ -155,8 +160,8 @@ def _through(log: JetStream, config: PipelineConfig) -> int:
 class _Stage:
     """One demo run over running servers: its configuration, and the acts in their order."""
 
-    def __init__(self, console: Console, config: PipelineConfig, environment: Mapping[str, str], home: Path) -> None:
-        self._console, self._config, self._environment = console, config, environment
+    def __init__(self, console: Console, config: PipelineConfig, environment: Mapping[str, str], home: Path, master: str) -> None:
+        self._console, self._config, self._environment, self._master = console, config, environment, master
         self._names = Names(config.pipeline_id)
         self._directory = self._names.directory(home)
 
@@ -206,7 +211,8 @@ class _Stage:
 
     def _run_pipeline(self, expected: int) -> bool:
         """Return True iff the runner exited by itself with code 0 after every record was through."""
-        _headline(self._console, 3, f"Running pipeline {self._config.pipeline_id} until it has caught up")
+        where = f" on {self._master}" if self._master else ""
+        _headline(self._console, 3, f"Running pipeline {self._config.pipeline_id}{where} until it has caught up")
         self._directory.mkdir(parents=True, exist_ok=True)
         log = self._directory / "demo.log"
         with closing(JetStream(self._config.nats).connect()) as nats, self._runner(log) as runner, _bar(self._console) as bar:
@@ -230,6 +236,7 @@ class _Stage:
         """Run `tallyflow run` as a child process; stop it gracefully if it still runs at the end of the block."""
         # The demo breaks as many records as it is asked to: the rejection limit must not halt it.
         command = [sys.executable, "-m", "pipelines.cli", "run", str(FILE), "--until-caught-up", "--accept"]
+        command += ["--master", self._master] if self._master else []
         with log.open("wb") as output, subprocess.Popen(command, env=self._environment, stdout=output, stderr=output) as runner:  # noqa: S603
             try:
                 yield runner

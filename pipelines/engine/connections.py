@@ -18,6 +18,7 @@ from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
 from pipelines.engine.run_spec import RunSpec, read_run
 from pipelines.errors import HaltError
+from pipelines.key_store.cache import CachedStorage
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_storage
@@ -112,7 +113,10 @@ class Connections(Kept):
     def dedup_store(self, bucket: int) -> KeyedStore:
         """Return the bucket's key store; the caller opens the segments that the last `done` lists."""
         if bucket not in self._dedup_stores:
-            self._dedup_stores[bucket] = KeyedStore(Storage.at(dedup_storage(self.run.state_storage, bucket)))
+            storage = Storage.at(dedup_storage(self.run.state_storage, bucket))
+            # Batch work reads each segment once.
+            is_cached = self._keep_partitions and not storage.is_local
+            self._dedup_stores[bucket] = KeyedStore(CachedStorage.before(storage) if is_cached else storage)
         return self._dedup_stores[bucket]
 
     def discard_engine(self) -> None:

@@ -8,7 +8,7 @@ what it still appends is fenced by its epoch.
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.control.processes import ProcessIdentity, start_mark
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegStatus
+from pipelines.engine.release import release_differences
 from pipelines.errors import FencedError, HaltError, RetryableError, TallyflowError
 from pipelines.protocol.codec import Count, F, Flag, Form, FormError, Seconds, Text, from_text, to_text
 from pipelines.protocol.lease import Lease
@@ -26,6 +27,8 @@ from pipelines.protocol.topology import LegId
 
 REPORT_EVERY_SECONDS = 1.0
 SILENT_SECONDS = 3.0
+RIGHT_SECONDS = 8.0
+"""Limit of the right to a share from a report on: an insert, which nothing fences, may begin while more than 6 s are left."""
 IDLE_SECONDS = 5.0
 """A share whose process has had no task for so long moves to a process that has one: Spark ends a worker without tasks."""
 _FAILED = b"!"
@@ -62,19 +65,28 @@ def _place() -> str:
 
 @dataclass(frozen=True)
 class Join(Form):
-    """A process asks for a share: this one, or another that nobody works on."""
+    """A process asks for a share: this one, or another that nobody works on.
+
+    `release`: the versions with which it works. `gone`: holders of shares that ended on its host, where it can tell.
+    """
 
     share: Count
     process: Process
+    release: dict[Text, Text] = field(default_factory=dict)
+    gone: tuple[Process, ...] = ()
 
 
 @dataclass(frozen=True)
 class Joined(Form):
-    """The share, and its epochs by leg; no epochs while no share is free (ask again), and while the runner stops."""
+    """The share, and its epochs by leg; no epochs while no share is free (ask again), and while the runner stops.
+
+    `held_by`: the processes that have the shares, if none is free.
+    """
 
     share: Count = 0
     epochs: dict[Text, Count] = field(default_factory=dict)
     is_stopping: Flag = False
+    held_by: tuple[Process, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,17 +182,23 @@ class Coordinator:
         """Give a share on which no process works, and after which none may still insert; the one that is asked for before any other.
 
         Which worker gets which task differs from epoch to epoch, so a process keeps its share whatever its task is. If no share is free,
-        a process that has had no task for IDLE_SECONDS is asked to leave.
+        a process that has had no task for IDLE_SECONDS is asked to leave. Raise HaltError for a process of another release: two releases
+        of an engine must not write one stream.
         """
+        if differences := release_differences(join.release):
+            raise HaltError(
+                f"a worker on {join.process} does not run what this runner runs: {differences}. Nothing was done there; install one "
+                "release on every host, and start the pipeline again"
+            )
         with self._lock:
             if self.is_stopping:
                 return Joined(is_stopping=True)
             wanted = [join.share, *(number for number in range(len(self.shares)) if number != join.share)]
-            free = [number for number in wanted if self._is_free(number, join.process)]
+            free = [number for number in wanted if self._is_free(number, {join.process, *join.gone})]
             if not free:
                 for member in self._members.values():
                     member.is_leaving |= self._clock() - member.task_at >= IDLE_SECONDS
-                return Joined()
+                return Joined(held_by=tuple(member.process for member in self._members.values()))
             epochs = {str(leg): self._epoch(leg, free[0]) for leg in self.shares[free[0]]}
             self._granted.add(free[0])
             now = self._clock()
@@ -188,11 +206,12 @@ class Coordinator:
             return Joined(free[0], epochs)
 
     def _lease_seconds(self, number: int) -> float:
-        return max(0.0, min(self._legs[leg].lease.remaining_seconds for leg in self.shares[number]))
+        return max(0.0, min(RIGHT_SECONDS, *(self._legs[leg].lease.remaining_seconds for leg in self.shares[number])))
 
-    def _is_free(self, number: int, process: Process) -> bool:
+    def _is_free(self, number: int, without: Set[Process]) -> bool:
+        """Return whether nobody works on a share, but for processes that work on it no more."""
         member = self._members.get(number)
-        return member is None or member.process == process or self._clock() >= member.until or member.process.is_dead()
+        return member is None or member.process in without or self._clock() >= member.until or member.process.is_dead()
 
     def _epoch(self, leg: LegId, share: int) -> int:
         """Return an epoch that no other process has: an earlier process of this runner is fenced by the next one."""

@@ -1,25 +1,23 @@
 """The facts on which every process of one run must agree: a small file in the run's directory, written before the first leg starts.
 
 It holds the pipeline file's own text, with `${...}` and file references unresolved, so that a secret that is only referenced is neither on
-disk nor in Spark's plans; each process resolves the references from its own environment. An edit of the pipeline file while it runs has no
-effect until the next start.
+disk nor in Spark's plans: each process resolves those from its own environment. Variables outside of secrets travel along. An edit of the
+pipeline file while it runs has no effect until the next start.
 """
 
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from socket import gethostname
 
 from pipelines.config import PipelineConfig, parse
-from pipelines.errors import HaltError
+from pipelines.config.variables import variables_of
+from pipelines.errors import ConfigurationError, HaltError
 from pipelines.private import write_whole
 from pipelines.protocol.naming import Names
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,8 @@ class RunSpec:
 
     `targets`: the offsets at which the run ends, by source and partition, None for a run without an end. `state_storage` is the directory
     or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty for none. `resolved`: the
-    `resolved_digest` of the driver's configuration, empty for any. `file_version`: the version of the file's configuration
+    `resolved_digest` of the driver's configuration, empty for any. `variables`: those that hold no secret, as the driver has them, empty
+    if they are not set. `file_version`: the version of the file's configuration
     (`config.version_of`), to detect a later change of the file.
     """
 
@@ -42,6 +41,7 @@ class RunSpec:
     file_version: str = ""
     resolved: str = ""
     targets: dict[str, dict[str, int]] | None = None
+    variables: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def beside(cls, config_text: str, config: PipelineConfig, state_storage: str = "") -> "RunSpec":
@@ -62,15 +62,25 @@ class RunSpec:
         return self.resolve(os.environ)
 
     def resolve(self, environment: Mapping[str, str]) -> PipelineConfig:
-        """Resolve the configuration with other variables; see `config`."""
-        config = parse(self.config_text, name=self.config_name, environment=environment)
+        """Resolve the configuration with the environment of a process; see `config`."""
+        here = f"in process {os.getpid()} of {gethostname()}"
+        try:
+            config = parse(self.config_text, name=self.config_name, environment={**environment, **self.variables})
+        except ConfigurationError as error:
+            if not self.resolved:
+                raise
+            raise HaltError(f"resolving {here}: {error}\n{self._remedy}") from None
         if self.resolved and resolved_digest(config) != self.resolved:
-            names = ", ".join(sorted(set(_VARIABLE.findall(self.config_text)))) or "files that it refers to"
             raise HaltError(
-                f"resolving {self.config_name}: in process {os.getpid()} of {gethostname()} the pipeline file means another configuration "
-                f"than in the driver, so nothing was done. Give every worker the driver's values of what the file refers to: {names}"
+                f"resolving {self.config_name}: {here} the pipeline file means another configuration than in the driver, so nothing was "
+                f"done. {self._remedy}"
             )
         return config
+
+    @property
+    def _remedy(self) -> str:
+        own = sorted({"NATS_URL", *variables_of(self.config_text)} - self.variables.keys())
+        return f"Give every worker the files that the pipeline file refers to, and the driver's values of {', '.join(own)}"
 
     @property
     def names(self) -> Names:

@@ -1,7 +1,7 @@
 """Storage of the segments of one bucket: a directory on this machine, or one of any pyarrow filesystem, such as an object store."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
@@ -117,6 +117,16 @@ class Storage:
         with _reaching(self.path):
             if self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound:
                 self.filesystem.delete_dir(self.path)
+
+    def has_copy(self, name: str) -> bool:
+        """Return whether `read` would read a copy of this host, which may be damaged while the file is not."""
+        return False
+
+    def discard_copy(self, name: str) -> None:
+        """Delete this host's copy of a file."""
+
+    def discard_copies(self, keep: Collection[str] = ()) -> None:
+        """Delete this host's copies of all other files than `keep`."""
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.errors import StateDamagedError
 from pipelines.key_store.bucket_filter import BucketFilter
 from pipelines.key_store.index import Sought, Words
 from pipelines.key_store.segments import Entries, Run, RunFacts, by_hash, write_run
@@ -69,11 +70,22 @@ class KeyedStore:
     def open(self, listed: Sequence[RunFacts]) -> None:
         """Read these segments from now on, as the last `done` lists them. Raise StateDamagedError for a missing or foreign one."""
         known = self._open if self._added is None else {**self._open, self._added.run.facts: self._added.run}
-        self._open = {facts: known.get(facts) or Run.open(self.storage, facts) for facts in listed}
+        self._open = {facts: known.get(facts) or self._opened(facts) for facts in listed}
         if self._added is not None and self._added.live != tuple(listed):
             self._added = None
         self.live = tuple(listed)
         self.bucket_filter.keep([*listed, self._added.run.facts] if self._added else listed)
+
+    def _opened(self, facts: RunFacts) -> Run:
+        """Open a segment; a copy of this host that is damaged is fetched again."""
+        if self.storage.has_copy(facts.name):
+            try:
+                run = Run.open(self.storage, facts)
+                run.checked_entries()
+                return run
+            except StateDamagedError:
+                self.storage.discard_copy(facts.name)
+        return Run.open(self.storage, facts)
 
     def checked(self) -> Iterator[Entries]:
         """Return the entries of each live segment, oldest first, every block checked."""

@@ -156,6 +156,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         listed, done_to = self._listed(), self.chain.state.to or 0
         for bucket in range(config.buckets):
             storage = self.connections.dedup_store(bucket).storage
+            storage.discard_copies(listed.get(str(bucket), set()))
             for name in storage.names():
                 if name not in listed.get(str(bucket), set()) and made_for(name) <= done_to:
                     storage.delete(name)

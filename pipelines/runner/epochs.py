@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.functions import coalesce, lit
 from pyspark.sql.functions import sum as sum_of
@@ -24,8 +26,8 @@ from pipelines.engine.coordinator import Coordinator, NatsLine, serve
 from pipelines.engine.failures import from_failure, last_message, to_failure
 from pipelines.engine.leg import StoppedError
 from pipelines.engine.run_spec import RunSpec, read_run
-from pipelines.engine.session import build_session, default_master, is_jvm_alive
-from pipelines.errors import HaltError, RetryableError, TallyflowError
+from pipelines.engine.session import build_session, default_master, is_cluster, is_jvm_alive
+from pipelines.errors import HaltError, ProcessLostError, RetryableError, TallyflowError
 from pipelines.host import collect_rarely, remedy_by_text
 from pipelines.protocol.topology import LegId
 from pipelines.runner.retention import LOOK_EVERY_SECONDS
@@ -52,18 +54,18 @@ class SparkEngine:
     def __init__(self, session: SparkSession | None = None) -> None:
         self._given = session
 
-    def open(self, name: str, directory: Path, master: str | None, tasks: int) -> SparkSession:
+    def open(self, name: str, directory: Path, master: str | None, properties: Path | None, tasks: int) -> SparkSession:
         """Return the session; start one in `directory` where none was given. Without a `master` it has slots for `tasks`, on any host."""
         if self._given is not None:
             return self._given
-        session = build_session(name, directory, master or default_master(tasks))
+        session = build_session(name, directory, master or default_master(tasks), properties=properties)
         collect_rarely()
         return session
 
     def shares(self, session: SparkSession, legs: Sequence[LegId]) -> list[Sequence[LegId]]:
         """Return the legs of each task: one, so that none waits for another's interpreter; more where the master has fewer slots."""
         context = session.sparkContext
-        tasks = min(len(legs), context.defaultParallelism) if str(context.master).startswith("local") else len(legs)
+        tasks = len(legs) if is_cluster(context.master) else min(len(legs), context.defaultParallelism)
         return [legs[number::tasks] for number in range(tasks)]
 
     def epochs(self, session: SparkSession, run: RunSpec, directory: Path, coordinator: Coordinator, log: JetStream) -> "Epochs":
@@ -149,7 +151,12 @@ class Epochs:
         work = _task(self._run.text(), self._subject, len(self._coordinator.shares), self._epoch_seconds)
         counted = Observation()
         done = epoch.select("value").mapInArrow(work, _ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
-        for row in done.collect():
+        try:
+            rows = done.collect()
+        except (Py4JError, PySparkException) as error:
+            # Spark compares the text of what Python raises with a regular expression that takes stack for each character.
+            raise ProcessLostError(last_message(str(error))) from None
+        for row in rows:
             if row["failure"]:
                 self._fail(row["share"], from_failure(row["failure"]))
         self.rows += counted.get["rows"]

@@ -5,9 +5,12 @@ created.
 """
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +29,7 @@ from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
 from pipelines.protocol.topology import LegId
 from pipelines.types.columns import parse_type
 
+_MASTER = re.compile(r"local(\[[^]]+\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^:/\s]+:\d+(,[^:/\s]+:\d+)*|k8s://\S+|yarn")
 CONTACT_SECONDS = 3.0
 """Timeout of a source's first answer: short, so that whoever starts a pipeline soon reads what the start waits for."""
 
@@ -56,13 +60,20 @@ def check_types(config: PipelineConfig) -> None:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 
 
-def check_master(config: PipelineConfig, master: str | None) -> None:
-    """Raise ConfigurationError for a Spark master whose workers would not share the key stores of this host."""
-    if master is not None and not master.startswith("local") and not config.state_uri:
+def check_master(config: PipelineConfig, master: str | None, properties: Path | None = None) -> None:
+    """Raise ConfigurationError for a Spark master that cannot be, or whose workers would not share the key stores of this host."""
+    faults = []
+    if master is not None and not _MASTER.fullmatch(master):
+        faults.append(Fault("--master", f"{master!r} is no Spark master; name local[N,4], spark://HOST:PORT, k8s://URL or yarn"))
+    elif master is not None and not master.startswith("local") and not config.state_uri:
         message = (
             f"--master {master} has workers on other hosts, which cannot read this host's directories: set a URI that all of them reach"
         )
-        raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("state_uri", message)])
+        faults.append(Fault("state_uri", message))
+    if properties is not None and not os.access(properties, os.R_OK):
+        faults.append(Fault("--spark-conf", f"{properties} cannot be read"))
+    if faults:
+        raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 
 
 def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Source], sink: Sink) -> Prepared:

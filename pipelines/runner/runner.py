@@ -30,13 +30,14 @@ from tenacity import (
 )
 
 from pipelines.config import PipelineConfig, run_digest, version_of
+from pipelines.config.variables import open_variables
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
 from pipelines.control.control import forget_halts, note_halt
 from pipelines.engine.coordinator import Coordinator, LegView
 from pipelines.engine.run_spec import RunSpec, resolved_digest
-from pipelines.engine.session import is_jvm_alive
+from pipelines.engine.session import check_answers, is_jvm_alive
 from pipelines.errors import ConfigurationError, FencedError, HaltError, ProcessLostError, RetryableError, TallyflowError
 from pipelines.host import RESERVED_FILES, raise_file_limit, remedy
 from pipelines.key_store.store import RUNS_PER_BUCKET
@@ -74,7 +75,8 @@ class Service(Protocol):
 class RunOptions:
     """Options of a run: the legs, whether to exit when Kafka's present end is confirmed, and how long to wait for systems at startup.
 
-    `legs`: empty for all legs of the pipeline. `accept`: without the rejection limit.
+    `legs`: empty for all legs of the pipeline. `accept`: without the rejection limit. `properties`: Spark's own file of
+    settings for the master.
     """
 
     legs: tuple[LegId, ...] = ()
@@ -82,6 +84,7 @@ class RunOptions:
     connect_seconds: float = 60.0
     master: str | None = None
     accept: bool = False
+    properties: Path | None = None
 
 
 def files_needed(config: PipelineConfig) -> int:
@@ -135,7 +138,7 @@ class Runner:
         with self._halts_noted():
             check_supported(self.config)
             check_types(self.config)
-            check_master(self.config, self.options.master)
+            check_master(self.config, self.options.master, self.options.properties)
             raise_file_limit(files_needed(self.config))
             self.stop_on_signals()
             self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
@@ -161,7 +164,7 @@ class Runner:
                 self._copy_ledger(prepared)
                 os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
                 name, legs = f"tallyflow-{self.config.pipeline_id}", self.options.legs
-                session = self._engine.open(name, self.own_directory, self.options.master, len(legs))
+                session = self._engine.open(name, self.own_directory, self.options.master, self.options.properties, len(legs))
                 coordinator = Coordinator(self._engine.shares(session, legs), self.legs, self._announce)
                 self.stop_on_signals()
                 epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
@@ -203,6 +206,7 @@ class Runner:
 
     def _prepare(self, sink: Sink) -> Prepared:
         prepared = prepare(self.config, self.log, self.sources, sink)
+        check_answers(self.options.master)
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
             self._targets = {leg: source.ends(prepared.sources[leg].partitions, CONTACT_SECONDS) for leg, source in self.sources.items()}
@@ -265,6 +269,7 @@ class Runner:
             version_of(self.config),
             resolved_digest(self.config),
             self._targets_by_source(),
+            open_variables(self._text, os.environ),
         )
         run.save(self.own_directory / "run.json")
         return run

@@ -9,6 +9,7 @@ from pipelines.engine.connections import Connections
 from pipelines.engine.coordinator import REPORT_EVERY_SECONDS, Answer, Held, Join, Joined, Line, Process, Report
 from pipelines.engine.failures import to_failure
 from pipelines.engine.leg import AnyLeg, ReplanError, StoppedError
+from pipelines.engine.release import own_release
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, RetryableError
 from pipelines.host import remedy_by_text
@@ -182,8 +183,10 @@ class Share:
 
     def _joined(self) -> Joined:
         """Return the share that is given, without epochs after a stop."""
+        gone: tuple[Process, ...] = ()
         while not self._stop.is_set():
-            joined = self._line.join(Join(self._number, self._process))
+            joined = self._line.join(Join(self._number, self._process, dict(own_release()), gone))
+            gone = tuple(process for process in joined.held_by if process.is_dead())
             if joined.epochs:
                 return joined
             if joined.is_stopping:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipelines.home import default_home
 from resources.local.errors import LocalServerError
@@ -40,11 +40,12 @@ def up(
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for each server to answer.")] = START_TIMEOUT.total_seconds(),
     new_ports: Annotated[bool, typer.Option("--new-ports", help="Move servers whose port another process has taken.")] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Start a Spark cluster, too: a master and two workers.")] = False,
 ) -> None:
     """Start stopped servers, repair servers that do not answer, leave the rest alone."""
     stack = _stack(home, timedelta(seconds=timeout))
     with errors_as_exit(), _live_progress() as progress:
-        stack.up(progress, users=user or (), new_ports=new_ports)
+        stack.up(progress, users=user or (), new_ports=new_ports, with_spark=spark)
     Console().print(_table(stack.status()))
     Console().print('Addresses for this shell: eval "$(tallyflow env)"', highlight=False)
 
@@ -129,7 +130,7 @@ def _live_progress() -> Iterator[Progress]:
 
 
 def _table(found: list[ServerStatus]) -> Table:
-    table = Table("server", "state", "pid", "address", "version", "since", "memory")
+    table = Table(Column("server", no_wrap=True), "state", "pid", Column("address", no_wrap=True), "version", "since", "memory")
     for one in found:
         since = "" if one.since is None else _age(datetime.now(UTC) - one.since)
         memory = "" if one.rss_bytes is None else f"{one.rss_bytes / 2**20:.0f} MiB"

@@ -118,13 +118,13 @@ class _Record:
         return ProcessIdentity(self.pid, self.start)
 
 
-def _environment(home: Path, name: str) -> dict[str, str]:
-    """Return our environment, the marks, and the path of this package.
+def _environment(home: Path, name: str, more: Mapping[str, str]) -> dict[str, str]:
+    """Return our environment with `more`, the marks, and the path of this package.
 
     A server runs in another directory, and the package may not be installed.
     """
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, HOME_MARK: str(home), NAME_MARK: name, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, **more, HOME_MARK: str(home), NAME_MARK: name, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class LocalServer:
@@ -138,14 +138,16 @@ class LocalServer:
         password: str,
         lock: Callable[[], AbstractContextManager[object]],
         patience: Patience = Patience(),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Create without starting. `environment`: variables beside our own."""
         self.kind = kind
         self.name = kind.name
         self._home = home
         self._lock = lock
         self._patience = patience
         directory = home / "servers" / kind.name
-        self.endpoint = Endpoint(directory, port, _environment(home, kind.name), password)
+        self.endpoint = Endpoint(directory, port, _environment(home, kind.name, environment or {}), password)
         self._record_path = directory / "pid.json"
 
     def start(self, timeout: timedelta = START_TIMEOUT) -> None:

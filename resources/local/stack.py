@@ -27,10 +27,14 @@ from resources.local.nats import Nats
 from resources.local.passwords import USER, keep_passwords, read_passwords
 from resources.local.ports import HOST, is_free, keep_ports, read_ports
 from resources.local.server import LocalServer, Patience, Progress, ServerKind, ServerStatus
+from resources.local.spark import CLUSTER, CONFIGURATION_VARIABLE, MASTER_VARIABLE, SparkMaster, configuration_file
 
 LOCK_TIMEOUT = timedelta(minutes=10)
+_OF_CLUSTER = frozenset(kind.name for kind in CLUSTER)
 
+STATE_VARIABLE = "TALLYFLOW_STATE_URI"
 SERVERS = ("kafka", "nats", "clickhouse")
+"""The servers to which a pipeline connects; a Spark cluster on which it may run comes beside them, if it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class Addresses:
     clickhouse_port: int
     clickhouse_user: str
     clickhouse_password: str = field(repr=False)
+    spark_master: str = ""
+    """The address of the Spark cluster; empty if none was set up."""
+    spark_configuration: str = ""
+    """The file with its settings, and its secret."""
 
     @property
     def nats_url(self) -> str:
@@ -68,6 +76,7 @@ class Addresses:
             "CLICKHOUSE_PORT": str(self.clickhouse_port),
             "CLICKHOUSE_USER": self.clickhouse_user,
             "CLICKHOUSE_PASSWORD": self.clickhouse_password,
+            **({MASTER_VARIABLE: self.spark_master, CONFIGURATION_VARIABLE: self.spark_configuration} if self.spark_master else {}),
         }
 
     def shell_exports(self) -> str:
@@ -83,32 +92,45 @@ class LocalStack:
     """The local servers of one home. Cheap to make; nothing is read or started before a method is called."""
 
     def __init__(self, home: Path, patience: Patience = Patience(), kinds: Sequence[ServerKind] | None = None) -> None:  # noqa: B008
-        """Take the servers in `kinds`; without it all three, in the order of the data."""
+        """Take the servers in `kinds`; without it all three, in the order of the data, and the Spark cluster once it was set up."""
         self.home = home.resolve()
         self._patience = patience
-        self._kinds: dict[str, ServerKind] = {kind.name: kind for kind in kinds or (Kafka(), Nats(), ClickHouse())}
         self._directory = self.home / "servers"
         self._ports_path = self._directory / "ports.json"
         self._passwords_path = self._directory / "passwords.json"
+        cluster = CLUSTER if configuration_file(self._directory).exists() else ()
+        self._kinds: dict[str, ServerKind] = {kind.name: kind for kind in kinds or (Kafka(), Nats(), ClickHouse(), *cluster)}
 
-    def up(self, progress: Progress = ignore_progress, users: Sequence[str] = (), new_ports: bool = False) -> Addresses:
+    @property
+    def state_uri(self) -> str:
+        """The place that the workers of the Spark cluster share: for the key stores of what runs there."""
+        return (self.home / "state").as_uri()
+
+    def up(
+        self, progress: Progress = ignore_progress, users: Sequence[str] = (), new_ports: bool = False, with_spark: bool = False
+    ) -> Addresses:
         """Start stopped servers, repair servers that do not answer, leave the rest alone; return when all answer.
+
+        `with_spark`: the Spark cluster as well, without which its processes are left as they are.
 
         `users`: ClickHouse users as `name:password[:rights]`, kept for later starts; the first is the one in the addresses. `new_ports`: if
         another process took the port of a stopped server, give the server a new one instead of failing. `progress` is called from several
         threads. Raise LocalServerError that names each server that did not start; the others run. If it is interrupted (Ctrl-C), it leaves
         the started servers to the next `up` or `down`.
         """
+        if with_spark:
+            self._kinds = {**self._kinds, **{kind.name: kind for kind in CLUSTER if kind.name not in self._kinds}}
         with self._locked(progress):
-            passwords = keep_passwords(self._passwords_path, SERVERS)
+            passwords = keep_passwords(self._passwords_path, [*SERVERS, *self._kinds])
             close_default_user(self._directory / "clickhouse", passwords["clickhouse"])
             if users:
                 keep_users(self._directory / "clickhouse", users)
-            ports = keep_ports(self._ports_path, SERVERS)
+            ports = keep_ports(self._ports_path, [*SERVERS, *self._kinds])
             if new_ports:
                 taken = [name for name in self._kinds if not is_free(ports[name]) and self._make(name, ports[name], "").pid is None]
-                ports = keep_ports(self._ports_path, SERVERS, renew=taken)
-            self._ensure_all([self._make(name, ports[name], passwords[name]) for name in self._kinds], progress)
+                ports = keep_ports(self._ports_path, self._kinds, renew=taken)
+            asked = [name for name in self._kinds if with_spark or name not in _OF_CLUSTER]
+            self._ensure_all([self._make(name, ports[name], passwords[name]) for name in asked], progress)
         return self.addresses()
 
     def down(self, progress: Progress = ignore_progress, purge: bool = False) -> None:
@@ -119,7 +141,7 @@ class LocalStack:
         if not self._directory.exists():
             return
         with self._locked(progress):
-            ports = keep_ports(self._ports_path, SERVERS)
+            ports = keep_ports(self._ports_path, self._kinds)
             for name in reversed(self._kinds):
                 self._make(name, ports[name], "").end(progress)
                 if purge and (self._directory / name).exists():
@@ -151,6 +173,11 @@ class LocalStack:
             ports["clickhouse"],
             user.name,
             user.password,
+            *(
+                (f"spark://{HOST}:{ports[SparkMaster.name]}", str(configuration_file(self._directory)))
+                if SparkMaster.name in self._kinds
+                else ()
+            ),
         )
 
     def server(self, name: str) -> LocalServer:
@@ -164,7 +191,9 @@ class LocalStack:
         return self._make(name, read_ports(self._ports_path)[name], read_passwords(self._passwords_path)[name])
 
     def _make(self, name: str, port: int, password: str) -> LocalServer:
-        return LocalServer(self._kinds[name], self.home, port, password, lambda: self._locked(ignore_progress), self._patience)
+        # Spark's tasks resolve the pipeline file where they run.
+        environment = {**self.addresses().environment(), STATE_VARIABLE: self.state_uri} if name in _OF_CLUSTER else None
+        return LocalServer(self._kinds[name], self.home, port, password, lambda: self._locked(ignore_progress), self._patience, environment)
 
     def _ensure_all(self, servers: Sequence[LocalServer], progress: Progress) -> None:
         cancelled = Event()

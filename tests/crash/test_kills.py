@@ -6,14 +6,13 @@ import signal
 import subprocess
 
 import pytest
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, kill, members, survivors, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, family_of, forked_workers, kill, members, survivors, wait_until
 
 from pipelines.control.control import read_halts
 
 pytestmark = pytest.mark.crash
 
 JVM = "org.apache.spark.deploy.SparkSubmit"
-WORKER_DAEMON = "pyspark.daemon pyspark.worker"
 
 
 def _started(case: PipelineCase, *arguments: str) -> "subprocess.Popen[str]":
@@ -72,8 +71,7 @@ def test_a_runner_goes_on_whenever_its_worker_is_killed(case: PipelineCase) -> N
     with case.load():
         for _ in range(10):
             case.wait_count(case.count() + moments.randint(1, 1500))
-            daemons = {daemon.pid for daemon in members(process, WORKER_DAEMON)}
-            for worker in [worker for worker in members(process, WORKER_DAEMON) if worker.ppid() in daemons]:
+            for worker in forked_workers(family_of(process)):
                 kill(worker)
     words = _end(case, process)
     assert "halted" not in words

@@ -49,6 +49,8 @@ from support.plain_runner import BriskEngine, InvokedEngine, PlainEngine
 
 PATIENCE_SECONDS = 240.0
 """For whatever is awaited: it costs time only when it does not come, and a shared machine may be five times slower than ours."""
+WORKER_DAEMON = "pipelines.runner.worker_daemon pyspark.worker"
+"""In the command line of Spark's Python workers, and of the daemon that forks them."""
 Position = tuple[int, int]
 _HTTP = httpx.Client(timeout=30, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 """Shared: making one reads certificates, 25 ms of CPU for each look of those that wait."""
@@ -309,7 +311,10 @@ class PipelineCase:
         return self._start("-m", "pipelines.cli", "run", str(self.file), *arguments, **environment)
 
     def _start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, *arguments]
+        return self.begin([sys.executable, *arguments], **environment)
+
+    def begin(self, command: Sequence[str], **environment: str) -> "subprocess.Popen[str]":
+        """Any process that has ended when the test has."""
         process = subprocess.Popen(
             command,
             env=self.environment(**environment),
@@ -497,6 +502,13 @@ def with_text(processes: Iterable[psutil.Process], words: str) -> list[psutil.Pr
             if words in " ".join(one.cmdline()):
                 found.append(one)
     return found
+
+
+def forked_workers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those of the processes that are Python workers of Spark: children of one of its daemons."""
+    found = with_text(processes, WORKER_DAEMON)
+    daemons = {process.pid for process in found}
+    return [process for process in found if process.ppid() in daemons]
 
 
 def kill(process: psutil.Process) -> None:

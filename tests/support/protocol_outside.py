@@ -405,6 +405,12 @@ class MemoryStorage:
     def size(self, name: str) -> int:
         return int(name in self._held)
 
+    def has_copy(self, name: str) -> bool:
+        return False
+
+    def discard_copies(self, keep: object = ()) -> None:
+        """It has none."""
+
     def delete(self, name: str) -> None:
         self._world.call()
         self._held.pop(name, None)

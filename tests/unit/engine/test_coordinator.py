@@ -1,21 +1,34 @@
 """Shares of a run: who has one, for how long, and under which epoch."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipelines.engine.coordinator import IDLE_SECONDS, SILENT_SECONDS, Coordinator, Held, Join, LegView, NatsLine, Process, Report, serve
+from pipelines.engine.coordinator import (
+    IDLE_SECONDS,
+    RIGHT_SECONDS,
+    SILENT_SECONDS,
+    Coordinator,
+    Held,
+    Join,
+    LegView,
+    NatsLine,
+    Process,
+    Report,
+    serve,
+)
 from pipelines.engine.leg import LegStatus
-from pipelines.errors import FencedError, RetryableError
+from pipelines.engine.release import own_release
+from pipelines.errors import FencedError, HaltError, RetryableError
 from pipelines.protocol.lease import TTL_SECONDS, Lease
 from pipelines.protocol.naming import Names
-from pipelines.protocol.topology import LegId
 from pipelines.testing import SINGLE, Fault, ManualClock, MemoryLog
 
 NAMES = Names("p")
-LEG = SINGLE.legs[0]
+LEG = SINGLE.sinks[0]
 ONE, OTHER = Process("elsewhere", 1, "a"), Process("elsewhere", 2, "b")
 
 
@@ -27,15 +40,19 @@ class Case:
         self.log = MemoryLog(self.clock)
         self.lease = Lease(self.log, NAMES, home, LEG, self.clock.seconds, self.clock.sleep)
         self.lease.acquire()
-        self.view = LegView(LegId(LEG), self.lease)
+        self.view = LegView(LEG, self.lease)
         self.announced: list[str] = []
         self.coordinator = Coordinator([[LEG]], {LEG: self.view}, self.announced.append, self.clock.seconds)
 
     def join(self, process: Process) -> dict[str, int]:
-        return self.coordinator.join(Join(0, process)).epochs
+        return self.coordinator.join(Join(0, process, dict(own_release()))).epochs
 
     def report(self, process: Process, **facts: Any) -> Any:
         return self.coordinator.report(Report(0, process, **facts))
+
+
+def _join(share: int, process: Process) -> Join:
+    return Join(share, process, dict(own_release()))
 
 
 @pytest.fixture
@@ -48,18 +65,37 @@ def case(tmp_path: Path) -> Iterator[Case]:
 
 def test_the_first_process_works_under_the_epoch_of_the_lease(case: Case) -> None:
     assert case.join(ONE) == {LEG: 1}
-    assert case.report(ONE).seconds == TTL_SECONDS
+    assert case.report(ONE).seconds == RIGHT_SECONDS
 
 
 def test_a_second_process_waits_while_the_first_may_insert(case: Case) -> None:
     case.join(ONE)
     case.report(ONE)
-    case.clock.sleep(TTL_SECONDS - 0.1)
+    case.clock.sleep(RIGHT_SECONDS - 0.1)
     assert case.join(OTHER) == {}
     case.clock.sleep(0.1)
     assert case.join(OTHER) == {LEG: 2}
     assert case.report(ONE).is_replaced
     assert not case.report(OTHER).is_replaced
+
+
+def test_a_right_ends_with_the_lease(case: Case) -> None:
+    case.join(ONE)
+    case.log.go_away()
+    case.clock.sleep(TTL_SECONDS - 3)
+    assert case.report(ONE).seconds == 3
+
+
+def test_a_process_of_another_release_is_given_nothing(case: Case) -> None:
+    other = {**own_release(), "duckdb": "0.1", "tallyflow": "9.9"}
+    with pytest.raises(HaltError, match=r"a worker on elsewhere:1 .* duckdb 0\.1 there, .*, tallyflow 9\.9 there, .* here"):
+        case.coordinator.join(Join(0, ONE, other))
+    assert case.join(OTHER) == {LEG: 1}
+
+
+def test_a_process_that_names_no_release_is_given_nothing(case: Case) -> None:
+    with pytest.raises(HaltError, match="duckdb none there"):
+        case.coordinator.join(Join(0, ONE))
 
 
 def test_a_process_with_a_task_is_not_asked_to_leave(case: Case) -> None:
@@ -92,9 +128,9 @@ def test_a_process_is_given_what_is_free_whatever_its_task_is(tmp_path: Path) ->
     coordinator = Coordinator([[leg] for leg in SINGLE.legs], views, lambda _: None, clock.seconds)
     third = Process("elsewhere", 3, "c")
     died = Process(Process.own().host, Process.own().pid, "the mark of another process")
-    assert [coordinator.join(Join(1, process)).share for process in (ONE, OTHER, died)] == [1, 0, 2]
+    assert [coordinator.join(_join(1, process)).share for process in (ONE, OTHER, died)] == [1, 0, 2]
     assert coordinator.has_joined
-    given = coordinator.join(Join(0, third))
+    given = coordinator.join(_join(0, third))
     assert (given.share, dict(given.epochs)) == (2, {SINGLE.legs[2]: 2})
     for view in views.values():
         view.lease.release()
@@ -112,6 +148,16 @@ def test_a_share_whose_process_died_here_is_given_at_once(case: Case) -> None:
     case.join(died)
     case.report(died)
     assert case.join(OTHER) == {LEG: 2}
+
+
+def test_a_process_on_the_same_host_tells_of_a_dead_one(case: Case) -> None:
+    case.join(ONE)
+    case.report(ONE)
+    refused = case.coordinator.join(_join(0, OTHER))
+    assert (refused.epochs, refused.held_by) == ({}, (ONE,))
+    given = case.coordinator.join(replace(_join(0, OTHER), gone=refused.held_by))
+    assert given.epochs == {LEG: 2}
+    assert case.report(ONE).is_replaced
 
 
 def test_a_process_that_joins_again_has_a_new_epoch(case: Case) -> None:
@@ -187,18 +233,18 @@ def test_an_error_crosses_the_line_as_its_own_kind(case: Case) -> None:
     wire: Any = Wire()
     serve(case.coordinator, wire, "run")
     line = NatsLine(wire, "run")
-    assert line.join(Join(0, ONE)).epochs == {LEG: 1}
-    assert line.report(Report(0, ONE)).seconds == TTL_SECONDS
+    assert line.join(_join(0, ONE)).epochs == {LEG: 1}
+    assert line.report(Report(0, ONE)).seconds == RIGHT_SECONDS
     case.lease.lost.set()
     with pytest.raises(FencedError, match="the lease was lost"):
-        line.join(Join(0, ONE))
+        line.join(_join(0, ONE))
 
 
 def test_a_stop_that_nobody_hears_is_said_in_the_next_answer(case: Case) -> None:
     wire: Any = Wire()
     serve(case.coordinator, wire, "run")
     line = NatsLine(wire, "run")
-    line.join(Join(0, ONE))
+    line.join(_join(0, ONE))
     case.coordinator.stop()
     assert line.report(Report(0, ONE)).is_stopping
 

@@ -1,0 +1,36 @@
+"""The environment variables to which a pipeline file refers, and which of them hold no secret."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipelines.config.faults import hidden_names
+from pipelines.config.interpolate import names_in
+from pipelines.config.text import read_tree
+
+
+def variables_of(text: str) -> list[str]:
+    """Return the names of all variables in the text of a pipeline file, sorted."""
+    return sorted({*names_in(text)})
+
+
+def open_variables(text: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that no field with a secret refers to, with their values; a variable that is not set is empty.
+
+    A file reads an empty variable as one that is not set, so the two mean the same elsewhere.
+    """
+    tree, _ = read_tree(text, "the pipeline file")
+    found = [*_references(tree, is_hidden=False)]
+    secret = {name for name, is_hidden in found if is_hidden}
+    return {name: environment.get(name, "") for name, _ in sorted(found) if name not in secret}
+
+
+def _references(tree: Any, is_hidden: bool) -> Iterator[tuple[str, bool]]:
+    """Yield each reference as (name of the variable, whether a secret refers to it)."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _references(value, is_hidden or key in hidden_names())
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _references(value, is_hidden)
+    elif isinstance(tree, str):
+        yield from ((name, is_hidden) for name in names_in(tree))

@@ -1,0 +1,58 @@
+"""A pipeline on a real Spark cluster: executors beside the driver, which sees none of their files, as on another host."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from resources.local.spark import WORKERS
+from resources.local.stack import LocalStack
+from support.pipeline_case import PipelineCase, forked_workers, with_text
+
+EXECUTOR = "CoarseGrainedExecutorBackend"
+CAN_ISOLATE = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False).returncode == 0
+"""Whether this account may give a process a namespace of its own."""
+_HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
+
+
+class Cluster:
+    """The workers of the shared servers' cluster, and what runs below them."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self.stack = stack
+        self.addresses = stack.up(with_spark=True)
+        self.workers = [f"spark-worker-{number}" for number in range(1, WORKERS + 1)]
+
+    def executors(self) -> list[psutil.Process]:
+        return with_text(self._below(), EXECUTOR)
+
+    def pythons(self) -> list[psutil.Process]:
+        """The Python workers that have a share."""
+        return forked_workers(self._below())
+
+    def _below(self) -> list[psutil.Process]:
+        """All that runs below its workers, in their order."""
+        pids = [pid for pid in (self.stack.server(name).pid for name in self.workers) if pid is not None]
+        return [child for pid in pids for child in psutil.Process(pid).children(recursive=True)]
+
+    def options(self) -> list[str]:
+        return ["--master", self.addresses.spark_master, "--spark-conf", self.addresses.spark_configuration]
+
+    def start_elsewhere(self, case: PipelineCase, *arguments: str) -> "subprocess.Popen[str]":
+        """A driver whose home is empty at first and gone with it, and whose processes nobody else sees: a host of its own."""
+        case.home.mkdir(parents=True, exist_ok=True)
+        isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _HIDE, str(case.home)]
+        run = [sys.executable, "-m", "pipelines.cli", "run", str(case.file), *self.options(), *arguments]
+        return case.begin([*isolated, *run])
+
+
+def sharing_state(case: PipelineCase, change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """The file's change, with key stores where every host reaches them."""
+
+    def changed(document: dict[str, Any]) -> None:
+        change(document)
+        document["state_uri"] = (case.directory / "shared").as_uri()
+
+    return changed
