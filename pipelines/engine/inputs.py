@@ -27,7 +27,7 @@ LINGER_SECONDS = 0.1
 FEW_OFFSETS = 20_000
 """A batch of fewer offsets is followed by a pause of LINGER_SECONDS."""
 _LOOK_EVERY_SECONDS = 5.0
-_AHEAD_SECONDS = 0.1
+_AHEAD_SECONDS = 0.5
 """Limit of a wait for a first record; a stop waits for it."""
 _OUTAGE_PAUSE_SECONDS = 0.25
 _ASK_SILENT_EVERY_SECONDS = 0.5
