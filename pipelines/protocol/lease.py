@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,8 @@ Leg = TypeVar("Leg", bound=str)
 """The id of a leg, or the name of work beside the legs that needs a lease."""
 TTL_SECONDS = 10.0
 RENEW_EVERY_SECONDS = 2.0
+PATIENCE_SECONDS = 3.0
+"""A holder that is alive renews its lease within this time."""
 INSERT_MAX_EXECUTION_SECONDS = 6
 """An insert starts only if more of the lease is left than this; a sent insert has reached ClickHouse by then.
 
@@ -236,16 +238,33 @@ class Lease:
         self._lock.release()
 
 
-def acquire_all(log: Log, names: Names, directory: Path, legs: Sequence[Leg]) -> dict[Leg, Lease]:
-    """Take the leases of `legs`, all or none, in parallel: each may wait for the TTL. Raise the error of the first refused one."""
+def acquire_all(
+    log: Log,
+    names: Names,
+    directory: Path,
+    legs: Sequence[Leg],
+    while_waiting: Callable[[], object] | None = None,
+    patience: float = PATIENCE_SECONDS,
+) -> dict[Leg, Lease]:
+    """Take the leases of `legs`, all or none, in parallel: each may wait for the TTL. Raise the error of the first refused one.
+
+    `while_waiting`: called on this thread, once, if after `patience` seconds none is refused and one is still waited for: its holder is
+    probably dead. This host's locks are held by then. What it raises is raised here, and no lease is kept.
+    """
     leases = {leg: Lease(log, names, directory, leg) for leg in legs}
-    with ThreadPoolExecutor(len(leases), "acquire") as waiting:
-        outcomes = {leg: waiting.submit(lease.acquire) for leg, lease in leases.items()}
-    refused = [outcome.exception() for outcome in outcomes.values() if outcome.exception() is not None]
-    if refused:
+    with ThreadPoolExecutor(len(leases), "acquire") as taking:
+        outcomes = {leg: taking.submit(lease.acquire) for leg, lease in leases.items()}
+        failures: list[BaseException] = []
+        waiting = wait(outcomes.values(), patience, FIRST_EXCEPTION)
+        if while_waiting is not None and waiting.not_done and not any(map(Future.exception, waiting.done)):
+            try:
+                while_waiting()
+            except BaseException as error:
+                failures.append(error)
+    failures += [error for error in map(Future.exception, outcomes.values()) if error is not None]
+    if failures:
         for leg, outcome in outcomes.items():
             if outcome.exception() is None:
                 leases[leg].release()
-        assert refused[0] is not None
-        raise refused[0]
+        raise failures[0]
     return leases

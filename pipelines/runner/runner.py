@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
 from filelock import Timeout
 from py4j.protocol import Py4JError
@@ -129,6 +130,7 @@ class Runner:
         self._waiting_service: Service | None = None
         self.on_start: Callable[[Runner], Service] | None = None
         self._engine = engine or SparkEngine()
+        self._session: SparkSession | None = None
         self.started_at = time.time()
         self._targets: dict[LegId, dict[int, int]] | None = None
 
@@ -149,23 +151,22 @@ class Runner:
         for note in filter(None, (facts.note for facts in prepared.sources.values())):
             self._announce(note)
         private_directory(self.directory)
-        self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs)
-        forget_halts(self.directory, self.options.legs)
-        self._make_own_directory()
-        session: SparkSession | None = None
         epochs: Epochs | None = None
-        service = self.on_start(self) if self.on_start else None
+        service: Service | None = None
         try:
             with self._halts_noted():
+                # A dead holder's leases are waited for: Spark starts meanwhile.
+                self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs, self._open_session)
+                forget_halts(self.directory, self.options.legs)
+                self._make_own_directory()
+                service = self.on_start(self) if self.on_start else None
                 if service:
                     service.start()
                 run = self._write_run(prepared)
                 self.legs = {leg: LegView(leg, lease) for leg, lease in self.leases.items()}
                 self._copy_ledger(prepared)
-                os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
-                name, legs = f"tallyflow-{self.config.pipeline_id}", self.options.legs
-                session = self._engine.open(name, self.own_directory, self.options.master, self.options.properties, len(legs))
-                coordinator = Coordinator(self._engine.shares(session, legs), self.legs, self._announce)
+                session = self._open_session()
+                coordinator = Coordinator(self._engine.shares(session, self.options.legs), self.legs, self._announce)
                 self.stop_on_signals()
                 epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
                 epochs.start()
@@ -175,11 +176,11 @@ class Runner:
         except (Py4JError, OSError) as error:
             if isinstance(error, OSError) and (to_do := remedy(error)):
                 raise RetryableError(f"running in {self.own_directory}: {error}; {to_do}, and start again") from error
-            if session is None or is_jvm_alive(session, JVM_END_SECONDS):
+            if self._session is None or is_jvm_alive(self._session, JVM_END_SECONDS):
                 raise
             raise self._jvm_ended() from error
         finally:
-            self._shut_down(session, epochs)
+            self._shut_down(epochs)
             if service:
                 service.close()
 
@@ -241,16 +242,27 @@ class Runner:
         return "-".join(leg.token for leg in self.options.legs)
 
     def _make_own_directory(self) -> None:
-        """Create a directory for this start under a new name; delete those of earlier starts with a leg of ours.
+        """Create a directory for this start, unless it is there, under a new name; delete those of earlier starts with a leg of ours.
 
         We hold these legs' locks, so the earlier runners are dead; the JVM of a killed runner may still write for a moment.
         """
+        if self.own_directory != self.directory:
+            return
         for old in self.directory.iterdir():
             if old.is_dir() and not {*old.name.split("-")}.isdisjoint(leg.token for leg in self.options.legs):
                 shutil.rmtree(old, ignore_errors=True)
-        epoch = self.leases[self.options.legs[0]].holder.epoch
-        self.own_directory = self.directory / f"{self._tokens()}-{epoch}"
+        # The tasks find their runner by this name, so no other host may give it.
+        self.own_directory = self.directory / f"{self._tokens()}-{uuid4().hex[:12]}"
         self.own_directory.mkdir(exist_ok=True)
+
+    def _open_session(self) -> SparkSession:
+        """Start Spark in this start's directory, unless it has started while we waited for a lease."""
+        if self._session is None:
+            self._make_own_directory()
+            os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
+            name, master, legs = f"tallyflow-{self.config.pipeline_id}", self.options.master, self.options.legs
+            self._session = self._engine.open(name, self.own_directory, master, self.options.properties, len(legs))
+        return self._session
 
     def _write_run(self, prepared: Prepared) -> RunSpec:
         """Store the stage configuration and the run file of this start."""
@@ -374,27 +386,27 @@ class Runner:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.request_stop())
 
-    def _shut_down(self, session: SparkSession | None, epochs: Epochs | None) -> None:
+    def _shut_down(self, epochs: Epochs | None) -> None:
         """Let the batches in progress finish, then release everything in the opposite order.
 
         A step that fails is reported and does not prevent the others: the run's own outcome is more important.
         """
         self.stop_requested.set()
-        for step in self._last_steps(session, epochs):
+        for step in self._last_steps(epochs):
             try:
                 step()
             except Exception as error:
                 self._announce(f"while stopping: {type(error).__name__}: {error}")
 
-    def _last_steps(self, session: SparkSession | None, epochs: Epochs | None) -> Iterator[Callable[[], object]]:
+    def _last_steps(self, epochs: Epochs | None) -> Iterator[Callable[[], object]]:
         if epochs is not None:
             yield epochs.stop
         if self.retention is not None:
             yield self.retention.close
         if self.pace is not None:
             yield self.pace.close
-        if session is not None:
-            yield partial(self._engine.close, session)
+        if self._session is not None:
+            yield partial(self._engine.close, self._session)
         for source in self.sources.values():
             yield source.close
         if self.copier is not None:

@@ -5,9 +5,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from filelock import Timeout
 
 from pipelines.errors import FencedError, HaltError, RetryableError
-from pipelines.protocol.lease import TTL_SECONDS, Holder, Lease, acquire_all
+from pipelines.protocol import lease as lease_module
+from pipelines.protocol.lease import TTL_SECONDS, Holder, Lease, acquire_all, leg_lock
 from pipelines.protocol.naming import Names
 from pipelines.testing import Fault, ManualClock, MemoryLog
 
@@ -267,6 +269,34 @@ def test_of_several_legs_all_are_taken_or_none(log: MemoryLog, tmp_path: Path) -
     again = acquire_all(log, NAMES, tmp_path, ["ingest", "process", "sink"])
     assert {leg: lease.holder.epoch for leg, lease in again.items()} == {"ingest": 2, "process": 2, "sink": 2}
     for lease in again.values():
+        lease.release()
+
+
+def test_what_needs_no_lease_is_done_beside_the_wait(log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "TTL_SECONDS", 0.5)
+    dead = acquire_all(log, NAMES, tmp_path / "dead", ["sink"])["sink"]
+    dead.abandon()
+    done: list[bool] = []
+
+    def meanwhile() -> None:
+        with pytest.raises(Timeout):
+            leg_lock(tmp_path, "sink").acquire(timeout=0)
+        done.append(True)
+        raise HaltError("starting Spark: not here")
+
+    with pytest.raises(HaltError, match="not here"):
+        acquire_all(log, NAMES, tmp_path, ["process", "sink"], meanwhile, patience=0.1)
+    assert len(done) == 1
+    assert [Holder.decode(log.last(STREAM, NAMES.lease(leg))).released for leg in ("process", "sink")] == [True, True]
+
+
+def test_a_refused_start_begins_nothing(log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "TTL_SECONDS", 0.5)
+    other = acquire_all(log, NAMES, tmp_path / "other", ["process"])
+    ours = acquire_all(log, NAMES, tmp_path, ["sink"])
+    with pytest.raises(FencedError, match="already holds leg sink"):
+        acquire_all(log, NAMES, tmp_path, ["sink", "process"], lambda: pytest.fail("Spark was started"), patience=60)
+    for lease in (*other.values(), *ours.values()):
         lease.release()
 
 
