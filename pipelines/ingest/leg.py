@@ -17,7 +17,6 @@ from pipelines.ingest.narrowing import narrowed, rest_behind, rest_to_plan
 from pipelines.ingest.writer import PartitionWriter, check_cover, frame_headers, identity_of, last_offset
 from pipelines.protocol.append import Appender, Tail, Written
 from pipelines.protocol.bodies import IngestDone, IngestPlan, RawTail
-from pipelines.protocol.codec import Count, Form, PartitionKey, Text
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import Chain, Entry, Log
 from pipelines.protocol.records import HEADER_FIRST, HEADER_SKIPPED, RAW_SCHEMA
@@ -29,36 +28,36 @@ _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class IngestItem(Form):
+class IngestItem:
     """Offsets [start, end) of a source to read by partition, and the known ends of their subjects.
 
     Offsets of `standing` partitions are on raw already, and are only reported.
     """
 
-    source: Text
-    ranges: dict[PartitionKey, tuple[Count, Count]]
-    tails: dict[PartitionKey, RawTail]
-    standing: tuple[PartitionKey, ...] = ()
-    epoch: Count = 0
-    flush_bytes: Count = FLUSH_BYTES
+    source: str
+    ranges: dict[str, tuple[int, int]]
+    tails: dict[str, RawTail]
+    standing: tuple[str, ...] = ()
+    epoch: int = 0
+    flush_bytes: int = FLUSH_BYTES
 
 
 @dataclass(frozen=True)
-class PartitionReport(Form):
+class PartitionReport:
     """The frames of one partition's range that are on raw."""
 
-    frames: Count
+    frames: int
     tail: RawTail
-    rows: Count
-    skipped: Count
-    bytes: Count
+    rows: int
+    skipped: int
+    bytes: int
 
 
 @dataclass(frozen=True)
-class IngestReport(Form):
+class IngestReport:
     """The reports of an item, by partition."""
 
-    partitions: dict[PartitionKey, PartitionReport]
+    partitions: dict[str, PartitionReport]
 
 
 def ingest(connections: Connections, item: IngestItem) -> IngestReport:

@@ -1,8 +1,8 @@
 """Rebuild of a lost or damaged key store from the raw stream: the same records through the same stages give the same keys.
 
-Nothing is published. The work is done here, or as Spark tasks (`rebuild_ways`). Each range is read under its original configuration, as the
-ledger's plans name it, without the records that the plans have made dead letters. The numbers of rows and duplicates must equal the
-ledger's counts; only then are the new segments listed.
+Nothing is published. The work is done here (`rebuild_ways`), or as Spark tasks (`rebuild_tasks`). Each range is read under its original
+configuration, as the ledger's plans name it, without the records that the plans have made dead letters. The numbers of rows and duplicates
+must equal the ledger's counts; only then are the new segments listed.
 
 Once the raw stream was purged, its beginning cannot be replayed, nor can the rest by the same rules, because earlier keys are missing. But
 only keys with an open window are needed: they come after the newest `done` by whose end all earlier windows have ended, and the out stream
@@ -20,7 +20,8 @@ from pipelines.engine.execute import Tasks
 from pipelines.errors import DataLossError, InvariantError
 from pipelines.key_store.index import Words
 from pipelines.maintenance.inspect import KeyState
-from pipelines.maintenance.rebuild_ways import Here, InTasks, RebuildItem, RebuildReport, Way
+from pipelines.maintenance.rebuild_tasks import InTasks
+from pipelines.maintenance.rebuild_ways import Here, RebuildItem, RebuildReport, Way
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import new_counts
 from pipelines.process.stage_config import config_of

@@ -1,60 +1,37 @@
 """The process leg's work on raw frames: through the stages, and then to the buckets.
 
 Without dedup a bucket holds the records of its Kafka partitions. With dedup it holds keys: all rows of a plan in a bucket are handled
-together. The parcels are those of `maintenance.rebuild_ways`, which does the first part of the work again in Spark's tasks.
+together. `maintenance.rebuild_ways` does the first part of the work again.
 """
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from heapq import merge
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.engine.connections import Connections
-from pipelines.engine.execute import Parcel
-from pipelines.errors import RetryableError, UndecidedError
+from pipelines.errors import UndecidedError
 from pipelines.process.admission import STAGES, admit
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.process.isolation import INTERNAL_ERROR, Decided
-from pipelines.process.items import ProcessItem, ProcessReport, Share
+from pipelines.process.items import ProcessItem, ProcessReport
 from pipelines.process.program import Program, add_counts, new_counts, run
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import FrameTimes
-from pipelines.protocol.bodies import NOTHING, Watermarks
+from pipelines.protocol.bodies import Watermarks
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import is_redriven
 from pipelines.protocol.records import joined
 
 BUCKET_THREADS = 8
-ROWS, COUNTS, TIMES = "rows", "counts", "times"
-"""Kinds of parcels that cross the exchange."""
-
-
-def times_to_all(rows: pa.Table, step: Sequence[Arrived], buckets: int) -> Iterator[Parcel]:
-    """Yield the times of the frames of a step, whose rows are `rows`, to each bucket."""
-    found = FrameTimes.of(rows, (frame.message for frame in step), NOTHING, 0)
-    times = json.dumps(found.rows()).encode()
-    yield from ((bucket, TIMES, times) for bucket in range(buckets))
-
-
-def times_of(parcels: Iterable[tuple[str, bytes]], before: Watermarks, config: Program) -> FrameTimes | None:
-    """Return the times that `times_to_all` has sent for all frames of a range after `before`.
-
-    None if the window is not measured on a field.
-    """
-    if not config.dedup.time_field:
-        return None
-    rows = (tuple(row) for kind, payload in parcels if kind == TIMES for row in json.loads(payload))
-    return FrameTimes.of_rows(rows, before, config.dedup.window_us)
 
 
 def frame_times(rows: pa.Table, frames: Iterable[Arrived], before: Watermarks, config: Program) -> FrameTimes | None:
-    """Return the same as `times_of`, from all frames of a range and their rows."""
+    """Return the times of all frames of a range after `before`, from the range's rows; None if the window is not measured on a field."""
     if not config.dedup.time_field:
         return None
     return FrameTimes.of(rows, (frame.message for frame in frames), before, config.dedup.window_us)
@@ -62,21 +39,6 @@ def frame_times(rows: pa.Table, frames: Iterable[Arrived], before: Watermarks, c
 
 def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -> ProcessReport:
     return ProcessReport(dict(counts), buckets.tails(), buckets.runs, frames.last if frames is not None else None)
-
-
-def fetched(connections: Connections, share: Share, start: int, to: int) -> Iterator[Arrived]:
-    """Yield the frames of a share, from `start` (exclusive) to `to`, exactly as the driver's scan named them.
-
-    A gap must stop the task before it writes beyond the gap.
-    """
-    stream = connections.names.stream("raw")
-    subjects = (connections.log.fetch(stream, subject, start, to) for subject in share.subjects)
-    found = merge(*subjects, key=lambda message: message.sequence)
-    for sequence, arrival_us in share.frames:
-        message = next(found, None)
-        if message is None or message.sequence != sequence:
-            raise RetryableError(f"reading {stream}: sequence {sequence} is not served yet by the replica that answered")
-        yield Arrived(message, arrival_us)
 
 
 def process_frames(connections: Connections, config: Program, item: ProcessItem, frames: Iterable[Arrived]) -> ProcessReport:

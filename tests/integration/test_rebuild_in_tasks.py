@@ -16,7 +16,7 @@ from support.pipeline_case import PipelineCase
 
 from pipelines.engine.execute import batch_tasks
 from pipelines.errors import DataLossError, FencedError, HaltError
-from pipelines.maintenance import rebuild_ways
+from pipelines.maintenance import rebuild_tasks
 from pipelines.maintenance.rebuild import Rebuilt, rebuild
 from pipelines.process.isolation import INTERNAL_ERROR
 from pipelines.process.steps import Context
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark]
 @pytest.fixture(autouse=True)
 def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several rounds over the exchange, each of which finds the store of those before."""
-    monkeypatch.setattr(rebuild_ways, "RECORDS_PER_BUCKET", 40)
+    monkeypatch.setattr(rebuild_tasks, "RECORDS_PER_BUCKET", 40)
 
 
 def rebuilt(case: PipelineCase, session: SparkSession | None, **options: Any) -> Rebuilt:
