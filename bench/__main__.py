@@ -1,7 +1,7 @@
 """`python -m bench`: all figures of this release, as a table and as JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,12 +87,7 @@ def main(
         if middles:
             console.print(_table(middles))
         if only in ("", "latency"):
-            found = latency.measure(stack, f"bench-latency-{uuid4().hex[:6]}", 1000, latency_seconds, 20.0)
-            results["latency"] = asdict(found)
-            console.print(
-                f"latency at 1,000 events/s: p50 {found.p50_ms:.0f} ms, p95 {found.p95_ms:.0f} ms, p99 {found.p99_ms:.0f} ms; "
-                f"{found.busy_cores:.2f} cores; idle {found.idle_cores:.3f} cores"
-            )
+            results["latency"] = {name: asdict(found) for name, found in _latencies(stack, latency_seconds)}
         if only in ("", "verification"):
             results["verification"] = asdict(_verification(stack, verified_events))
         if only == "batch":
@@ -101,6 +96,16 @@ def main(
         (home / "results.json").write_text(json.dumps(results, indent=2))
         stack.down()
     console.print(f"{machine()}; JSON in {home / 'results.json'}")
+
+
+def _latencies(stack: LocalStack, seconds: float) -> Iterator[tuple[str, latency.Latency]]:
+    for name, with_dedup in (("without dedup", False), ("with dedup", True)):
+        found = latency.measure(stack, f"bench-latency-{uuid4().hex[:6]}", with_dedup, 1000, seconds, 20.0)
+        console.print(
+            f"latency at 1,000 events/s {name}: p50 {found.p50_ms:.0f} ms, p95 {found.p95_ms:.0f} ms, p99 {found.p99_ms:.0f} ms; "
+            f"{found.busy_cores:.2f} cores; idle {found.idle_cores:.3f} cores"
+        )
+        yield name, found
 
 
 def _verification(stack: LocalStack, events: int) -> verification.Verified:

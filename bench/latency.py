@@ -33,10 +33,10 @@ class Latency:
     idle_cores: float
 
 
-def measure(stack: LocalStack, topic: str, per_second: int, seconds: float, idle_seconds: float) -> Latency:
+def measure(stack: LocalStack, topic: str, with_dedup: bool, per_second: int, seconds: float, idle_seconds: float) -> Latency:
     addresses = stack.addresses()
     ensure_topic(addresses.kafka_client, topic, 4)
-    with MeasuredPipeline(stack, topic, with_dedup=False) as pipeline:
+    with MeasuredPipeline(stack, topic, with_dedup) as pipeline:
         return _measure(stack, pipeline, per_second, seconds, idle_seconds)
 
 
