@@ -100,7 +100,7 @@ def main(
 
 def _latencies(stack: LocalStack, seconds: float) -> Iterator[tuple[str, latency.Latency]]:
     for name, with_dedup in (("without dedup", False), ("with dedup", True)):
-        found = latency.measure(stack, f"bench-latency-{uuid4().hex[:6]}", with_dedup, 1000, seconds, 20.0)
+        found = latency.measure(stack, f"bench-latency-{uuid4().hex[:6]}", with_dedup, 1000, seconds, 40.0)
         console.print(
             f"latency at 1,000 events/s {name}: p50 {found.p50_ms:.0f} ms, p95 {found.p95_ms:.0f} ms, p99 {found.p99_ms:.0f} ms; "
             f"{found.busy_cores:.2f} cores; idle {found.idle_cores:.3f} cores"

@@ -54,7 +54,7 @@ def _measure(stack: LocalStack, pipeline: MeasuredPipeline, per_second: int, sec
     used, elapsed = meter.read().since(before), time.monotonic() - begun
     stop.set()
     producer.join()
-    time.sleep(3)
+    time.sleep(10)
     resting, rested = meter.read(), time.monotonic()
     time.sleep(idle_seconds)
     idle, idled = meter.read().since(resting), time.monotonic() - rested
