@@ -9,9 +9,8 @@ import pyarrow as pa
 from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.bodies import ClockReset
 from pipelines.protocol.ledger import Log
-from pipelines.protocol.naming import bucket_of_partition, source_of_subject
+from pipelines.protocol.naming import source_of_subject
 from pipelines.protocol.records import (
-    HEADER_PARTITION,
     HEADER_TOPIC,
     HISTORY_SCHEMA,
     RAW_SCHEMA,
@@ -59,10 +58,6 @@ def arrival_by(resets: Sequence[ClockReset], sequence: int, server_us: int) -> i
 
 def microseconds(instant: datetime) -> int:
     return int(instant.timestamp()) * 1_000_000 + instant.microsecond
-
-
-def bucket_of(message: Message, buckets: int) -> int:
-    return bucket_of_partition(int(message.headers[HEADER_PARTITION]), buckets)
 
 
 def steps(frames: Iterable[Arrived], most_bytes: int = STEP_BYTES, most_frames: int = FRAMES_PER_STEP) -> Iterator[list[Arrived]]:

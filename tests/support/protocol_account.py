@@ -7,14 +7,13 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from pipelines.process import stage_config
-from pipelines.process.arrivals import bucket_of
 from pipelines.process.leg import ProcessLeg
 from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN
 from pipelines.protocol.ledger import Chain, Entry
-from pipelines.protocol.naming import REDRIVE
+from pipelines.protocol.naming import REDRIVE, bucket_of_partition
 from pipelines.protocol.positions import first_and_last
-from pipelines.protocol.records import RAW_SCHEMA
+from pipelines.protocol.records import HEADER_PARTITION, RAW_SCHEMA
 from pipelines.protocol.redrive import DISCARD, rows_of
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import tally
@@ -245,7 +244,9 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
     ends: dict[str, object] = {}
     for message in log.everything(NAMES.stream("out")):
         first, last = first_and_last(stored_rows(message.payload))
-        assert world.window_us or message.subject == NAMES.out(bucket_of(raw[first.sequence], BUCKETS))
+        assert world.window_us or message.subject == NAMES.out(
+            bucket_of_partition(int(raw[first.sequence].headers[HEADER_PARTITION]), BUCKETS)
+        )
         assert message.subject not in ends or ends[message.subject] < first
         ends[message.subject] = last
     return accepted, refused, duplicates
