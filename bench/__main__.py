@@ -51,6 +51,7 @@ def main(
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification and batch.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
     cluster: Annotated[bool, typer.Option("--cluster", help="Throughput on a Spark cluster: a master and two workers.")] = False,
+    lanes: Annotated[int, typer.Option(min=1, help="`lanes` of the measured pipelines.")] = 1,
 ) -> None:
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
     if only == "stage":
@@ -80,7 +81,7 @@ def main(
             for name, legs in cases:
                 measured = []
                 for number in range(runs):
-                    measured.append(throughput.measure(stack, topic, count, legs, made.duplicates, cluster))
+                    measured.append(throughput.measure(stack, topic, count, legs, made.duplicates, cluster, lanes))
                     console.print(f"{name}, {size} B, run {number + 1}: {measured[-1].events_per_second:,.0f} events/s")
                 middle = middles[f"{name}, {size} B"] = throughput.middle(measured)
                 results[f"{name}-{size}"] = {**asdict(middle), "all_rates": [round(run.events_per_second) for run in measured]}
@@ -204,6 +205,7 @@ def _table(middles: dict[str, Throughput]) -> Table:
     for group in GROUPS:
         table.add_row(f"CPU us/event: {group}", *(f"{middle.cpu_us_per_event[group]:.2f}" for middle in middles.values()))
     table.add_row("CPU us/event: driver + jvm + workers", *(f"{middle.pipeline_cpu_us:.2f}" for middle in middles.values()))
+    table.add_row("CPU us/event: the busiest worker", *(f"{middle.busiest_us:.2f}" for middle in middles.values()))
     table.add_row("peak memory of these, PSS, MB", *(f"{middle.peak_pss_bytes / 1e6:,.0f}" for middle in middles.values()))
     return table
 

@@ -13,13 +13,21 @@ PIPELINE_GROUPS = ("driver", "jvm", "workers")
 
 @dataclass(frozen=True)
 class Usage:
-    """CPU seconds by group since each process began, and the sum of proportional set sizes (PSS) of the pipeline's groups, in bytes."""
+    """CPU seconds by group since each process began, and the sum of proportional set sizes (PSS) of the pipeline's groups, in bytes.
+
+    `worker_seconds`: CPU seconds of each of Spark's Python workers, by pid.
+    """
 
     cpu_seconds: dict[str, float]
     pipeline_pss_bytes: int
+    worker_seconds: dict[int, float]
 
     def since(self, earlier: "Usage") -> dict[str, float]:
         return {group: self.cpu_seconds[group] - earlier.cpu_seconds[group] for group in GROUPS}
+
+    def busiest_since(self, earlier: "Usage") -> float:
+        """The CPU seconds of the worker that took the most."""
+        return max(seconds - earlier.worker_seconds.get(pid, 0.0) for pid, seconds in self.worker_seconds.items())
 
 
 class Meter:
@@ -48,7 +56,8 @@ class Meter:
         cpu = dict.fromkeys(GROUPS, 0.0)
         for group, seconds in self._seen.values():
             cpu[group] += seconds
-        return Usage(cpu, pss)
+        workers = {process.pid: seconds for process, (group, seconds) in self._seen.items() if group == "workers"}
+        return Usage(cpu, pss, workers)
 
     def _processes(self) -> Iterator[tuple[psutil.Process, str]]:
         yield self._runner, "driver"

@@ -23,6 +23,7 @@ from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.demo.orders import Recipe, orders
 from pipelines.engine.connections import Kept, Means
+from pipelines.engine.lanes import NO_LANES
 from pipelines.host import collect_rarely
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
@@ -77,7 +78,7 @@ class _Connections(Kept):
     def __init__(self, program: Program, directory: Path) -> None:
         super().__init__()
         self.names, self.log, self.engine, self.means = Names("bench"), _Log(), open_engine(), Means()
-        self.config = SimpleNamespace(on_error=OnError())
+        self.config, self.lanes = SimpleNamespace(on_error=OnError()), NO_LANES
         self.run = SimpleNamespace(stage_config=program.version, accepted_config=program.version)
         self.keep(("stage config", program.version), lambda: program)
         self._directory = directory

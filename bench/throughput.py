@@ -18,12 +18,13 @@ LIMIT_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class Throughput:
-    """One measured run."""
+    """One measured run. `busiest_us`: CPU microseconds per event of the worker that took the most, which bounds a run on more cores."""
 
     events: int
     seconds: float
     cpu_us_per_event: dict[str, float]
     peak_pss_bytes: int
+    busiest_us: float
 
     @property
     def events_per_second(self) -> float:
@@ -34,12 +35,14 @@ class Throughput:
         return sum(self.cpu_us_per_event[group] for group in PIPELINE_GROUPS)
 
 
-def measure(stack: LocalStack, topic: str, events: int, legs: tuple[str, ...], duplicates: int = 0, on_cluster: bool = False) -> Throughput:
+def measure(
+    stack: LocalStack, topic: str, events: int, legs: tuple[str, ...], duplicates: int = 0, on_cluster: bool = False, lanes: int = 1
+) -> Throughput:
     """Runs `legs` over the whole topic; the last of them says how many events are done.
 
     With `duplicates`, so many of the events, evenly spread, are dropped by dedup on their way to the last leg, and counted all the same.
     """
-    with MeasuredPipeline(stack, topic, with_dedup=duplicates > 0) as pipeline:
+    with MeasuredPipeline(stack, topic, with_dedup=duplicates > 0, lanes=lanes) as pipeline:
         return _measure(stack, pipeline, events, events - duplicates, legs, on_cluster)
 
 
@@ -70,7 +73,8 @@ def _measure(stack: LocalStack, pipeline: MeasuredPipeline, events: int, rows: i
     ended, after = reached(legs[-1], rows)
     counted = events - taken
     used = after.since(before)
-    return Throughput(counted, ended - begun, {group: used[group] / counted * 1e6 for group in GROUPS}, peak)
+    busiest_us = after.busiest_since(before) / counted * 1e6
+    return Throughput(counted, ended - begun, {group: used[group] / counted * 1e6 for group in GROUPS}, peak, busiest_us)
 
 
 def middle(runs: list[Throughput]) -> Throughput:

@@ -226,6 +226,8 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     oldest = max(leg["waiting_seconds"] for leg in now["legs"].values())
     caption = f"lag {count_of(lag, 'record')} across all legs, oldest waiting {oldest:,.0f} s; {count_of(len(now['lag']), 'partition')}"
     caption += f"; up {now['uptime_seconds']:,.0f} s"
+    if (wanted := now["lanes"]["wanted"]) > 1:
+        caption += f"; {now['lanes']['working']} of {wanted} lanes"
     if trouble := now.get("ledger_table", {}).get("message"):
         caption += f"\nledger table: {escape(trouble)}"
     title = f"pipeline {now['pipeline']}"

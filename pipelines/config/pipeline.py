@@ -231,6 +231,11 @@ class PipelineConfig(Model):
     buckets: Annotated[int, Field(ge=1, le=1024), BeforeValidator(no_flag)] = ours(
         2, "Parts of the key store; fixed once the pipeline has run (`tallyflow rebucket` changes them). Each costs a file per batch."
     )
+    lanes: Annotated[int, Field(ge=1, le=16), BeforeValidator(no_flag)] = ours(
+        1,
+        "Tasks that share the work of ingest and process while much waits: the legs' own, and each further one in a slot of Spark of its "
+        "own. At most as many as `buckets`. It changes no result, and may be changed at every start.",
+    )
     state_uri: Annotated[str, AfterValidator(_state_uri)] = ours(
         "",
         "URI of the key stores: `file:///path`, `s3://bucket/path`, `gs://`, `abfss://` or `hdfs://`, with PyArrow's options "

@@ -16,7 +16,7 @@ _MAX_NAME = 80
 
 def faults(config: Any) -> Faults:
     """Yield every fault between the sections of `config` as (location, sentence)."""
-    for rule in (_sources, _transform_sources, _dedups, _transform_fields, _join_sources, _mapping):
+    for rule in (_sources, _transform_sources, _dedups, _transform_fields, _join_sources, _mapping, _lanes):
         try:
             yield from rule(config)
         except Unjudged:
@@ -36,6 +36,14 @@ def _sources(config: Any) -> Faults:
         yield ("join", "enabled"), "a join needs two sources"
     for index, source_id in repeated(source.source_id for source in config.sources):
         yield ("sources", index, "source_id"), f"the source_id {source_id!r} is used twice"
+
+
+def _lanes(config: Any) -> Faults:
+    if config.lanes > config.buckets:
+        yield (
+            ("lanes",),
+            f"{config.lanes} lanes need as many buckets at least, the file has {config.buckets}: each lane works on some of them",
+        )
 
 
 def _transform_sources(config: Any) -> Faults:

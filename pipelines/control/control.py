@@ -240,6 +240,7 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "at": snapshots[0]["at"],
         "uptime_seconds": min(one["uptime_seconds"] for one in snapshots),
         "legs": {leg: legs[leg] for leg in in_data_order(map(LegId.parse, legs))},
+        "lanes": {name: max(one["lanes"][name] for one in snapshots) for name in ("wanted", "working")},
         "lag": {partition: count for one in snapshots for partition, count in one["lag"].items()},
         **next(({"ledger_table": one["ledger_table"]} for one in snapshots if "ledger_table" in one), {}),
         "streams": {role: facts for one in snapshots for role, facts in one["streams"].items()},

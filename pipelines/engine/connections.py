@@ -16,6 +16,7 @@ from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
+from pipelines.engine.lanes import NO_LANES, Lanes
 from pipelines.engine.run_spec import RunSpec, read_run
 from pipelines.errors import HaltError
 from pipelines.key_store.cache import CachedStorage
@@ -56,12 +57,21 @@ class Connections(Kept):
     A source's reader and the engine serve one thread at a time; the log serves many.
     """
 
-    def __init__(self, run: RunSpec, keep_partitions: bool, log: JetStream | None = None, config: PipelineConfig | None = None) -> None:
+    def __init__(
+        self,
+        run: RunSpec,
+        keep_partitions: bool,
+        log: JetStream | None = None,
+        config: PipelineConfig | None = None,
+        lanes: Lanes = NO_LANES,
+    ) -> None:
         """Create without connecting.
 
-        `config`: the configuration of `run`, if the caller has resolved it already, with other variables than this process has.
+        `config`: the configuration of `run`, if the caller has resolved it already, with other variables than this process has. `lanes`:
+        the processes that may do parts of a leg's plans.
         """
         super().__init__()
+        self.lanes = lanes
         self.run = run
         self.config = config or run.config
         self.names = Names(self.config.pipeline_id)

@@ -1,4 +1,4 @@
-"""Which process works on which share of a pipeline's legs: the runner grants a share to one process at a time.
+"""Which process works on which share of a run: the runner grants a share, some legs or a lane, to one process at a time.
 
 A process joins, is given epochs of its own for the legs, and reports to the runner every second. Each answer says how long nobody else is
 given the share. So a process that was given up loses its right to insert before another one gets it, without a clock that two hosts share;
@@ -31,6 +31,8 @@ RIGHT_SECONDS = 8.0
 """Limit of the right to a share from a report on: an insert, which nothing fences, may begin while more than 6 s are left."""
 IDLE_SECONDS = 5.0
 """A share whose process has had no task for so long moves to a process that has one: Spark ends a worker without tasks."""
+FREE_SECONDS = 5.0
+"""Legs on which nobody works for so long take the task slot of a lane."""
 _FAILED = b"!"
 """What an answer begins with that is an error."""
 
@@ -78,13 +80,15 @@ class Join(Form):
 
 @dataclass(frozen=True)
 class Joined(Form):
-    """The share, and its epochs by leg; no epochs while no share is free (ask again), and while the runner stops.
+    """The share: its epochs by leg, or the number of its `lane`; neither while no share is free (ask again), and while the runner stops.
 
-    `held_by`: the processes that have the shares, if none is free.
+    `lanes`: how many the run has. `held_by`: the processes that have the shares, if none is free.
     """
 
     share: Count = 0
     epochs: dict[Text, Count] = field(default_factory=dict)
+    lane: Count = 0
+    lanes: Count = 0
     is_stopping: Flag = False
     held_by: tuple[Process, ...] = ()
 
@@ -159,7 +163,10 @@ class _Member:
 
 
 class Coordinator:
-    """The runner's side. Thread-safe."""
+    """The runner's side. Thread-safe.
+
+    `shares`: the legs of each; the shares without a leg are lanes, and come last.
+    """
 
     def __init__(
         self,
@@ -172,6 +179,7 @@ class Coordinator:
         self._legs, self._announce, self._clock = legs, announce, clock
         self._members: dict[int, _Member] = {}
         self._granted: set[int] = set()
+        self._free_since: dict[int, float] = {}
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
         self.changed = threading.Event()
@@ -179,7 +187,7 @@ class Coordinator:
         self.is_stopping = False
 
     def join(self, join: Join) -> Joined:
-        """Give a share on which no process works, and after which none may still insert; the one that is asked for before any other.
+        """Give a share on which no process works, and after which none may still insert: legs before lanes, else the one asked for.
 
         Which worker gets which task differs from epoch to epoch, so a process keeps its share whatever its task is. If no share is free,
         a process that has had no task for IDLE_SECONDS is asked to leave. Raise HaltError for a process of another release: two releases
@@ -193,7 +201,7 @@ class Coordinator:
         with self._lock:
             if self.is_stopping:
                 return Joined(is_stopping=True)
-            wanted = [join.share, *(number for number in range(len(self.shares)) if number != join.share)]
+            wanted = sorted(range(len(self.shares)), key=lambda number: (not self.shares[number], number != join.share))
             free = [number for number in wanted if self._is_free(number, {join.process, *join.gone})]
             if not free:
                 for member in self._members.values():
@@ -203,10 +211,11 @@ class Coordinator:
             self._granted.add(free[0])
             now = self._clock()
             self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now)
-            return Joined(free[0], epochs)
+            lanes = [number for number, legs in enumerate(self.shares) if not legs]
+            return Joined(free[0], epochs, 0 if epochs else 1 + lanes.index(free[0]), len(lanes))
 
     def _lease_seconds(self, number: int) -> float:
-        return max(0.0, min(RIGHT_SECONDS, *(self._legs[leg].lease.remaining_seconds for leg in self.shares[number])))
+        return max(0.0, min([RIGHT_SECONDS, *(self._legs[leg].lease.remaining_seconds for leg in self.shares[number])]))
 
     def _is_free(self, number: int, without: Set[Process]) -> bool:
         """Return whether nobody works on a share, but for processes that work on it no more."""
@@ -244,14 +253,33 @@ class Coordinator:
         return Answer(seconds, self.is_stopping or member.is_leaving)
 
     def look(self) -> None:
-        """Note the legs of processes that have been silent for SILENT_SECONDS as waiting: reports travel over NATS."""
+        """Note the legs of processes that have been silent for SILENT_SECONDS as waiting: reports travel over NATS.
+
+        Ask a lane to leave if legs are without a process: on a cluster without a free slot nobody could join for them.
+        """
         with self._lock:
+            self._make_room()
             for share, member in self._members.items():
                 silent = self._clock() - member.heard_at
                 for view in (self._legs[leg] for leg in self.shares[share]):
                     if silent > SILENT_SECONDS and view.status.state in ("starting", "running", "waiting"):
                         message = f"no report from {member.process} for {silent:.0f} s: NATS does not answer, or the process hangs"
                         view.status = replace(view.status, state="waiting", message=message)
+
+    def _make_room(self) -> None:
+        free = [number for number in self._granted if self.shares[number] and self._is_free(number, set())]
+        self._free_since = {number: self._free_since.get(number, self._clock()) for number in free}
+        if any(self._clock() - since >= FREE_SECONDS for since in self._free_since.values()):
+            self._free_since.clear()
+            lane = next((member for share, member in self._members.items() if not self.shares[share] and not member.is_leaving), None)
+            if lane is not None:
+                lane.is_leaving = True
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes with a process."""
+        with self._lock:
+            return sum(not self.shares[share] and not self._is_free(share, set()) for share in self._members)
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the runner stops."""

@@ -95,6 +95,9 @@ class SourceInput(Input):
     no other partition.
     """
 
+    is_divided = False
+    """Whether lanes have read a part of the last batch: then this process does not read all partitions ahead."""
+
     limit = MAX_OFFSETS_PER_BATCH
 
     def __init__(self, source: Source, until: Mapping[int, int] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,13 +126,14 @@ class SourceInput(Input):
         ends = self._ahead(start)
         if ends is None:
             ends = self._ends(start)
+            self.is_divided &= any(end > start.get(part, 0) for part, end in ends.items())
         if self._until is None:
             return ends
         return {part: min(end, self._until[int(part)]) for part, end in ends.items() if int(part) in self._until}
 
     def _ahead(self, start: Offset) -> Offset | None:
         """Return the end of what was read ahead; None if it is time to ask for the source's ends, or if they are further on."""
-        if self._is_look_due:
+        if self._is_look_due or self.is_divided:
             return None
         starts = {partition: start.get(str(partition), 0) for partition in self._partitions}
         try:

@@ -41,7 +41,7 @@ class LegStatus(Form):
     """The state of a leg, as its process reports it, for `status`, `/metrics` and operators.
 
     `state`: starting, running, waiting, halted or stopped. `warning`: a fault that does not stop the leg. `failure`: the error that halted
-    it (`failures.to_failure`). `reached`: the end of its last `done`.
+    it (`failures.to_failure`). `reached`: the end of its last `done`. `lane_parts`: the parts of its batches that lanes have done.
     """
 
     state: Text = "starting"
@@ -50,6 +50,7 @@ class LegStatus(Form):
     failure: Text = ""
     retries: Count = 0
     batches: Count = 0
+    lane_parts: Count = 0
     last_batch: dict[Text, Any] = field(default_factory=dict)
     totals: Totals = field(default_factory=dict)
     seconds_busy: Seconds = 0.0
@@ -147,12 +148,14 @@ class Leg(ABC, Generic[P, D]):
 
     def _finish(self, plan: Entry[P]) -> None:
         begun = time.monotonic()
+        self.connections.lanes.helped = 0
         executed = self.patiently(lambda: self.execute(plan))
         closing = self.patiently(lambda: self._closing(executed))
         seconds = time.monotonic() - begun
         done = self.patiently(lambda: self.chain.done(replace(closing, seconds=round(seconds, 4)))).body
         status = self.status
         status.batches += 1
+        status.lane_parts += self.connections.lanes.helped
         status.seconds_busy += seconds
         status.totals, status.reached = dict(done.totals), self._reached(done)
         status.last_batch = {

@@ -51,8 +51,6 @@ CLUSTER_DEFAULTS: dict[str, str] = {
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
     "spark.executor.memory": "512m",
-    # A standalone master gives everything to whoever comes first; this is twice what a pipeline's legs need.
-    "spark.cores.max": "6",
     # An executor that vanishes with its host is given up after 8 s; the defaults take two minutes.
     "spark.executor.heartbeatInterval": "2s",
     "spark.storage.blockManagerHeartbeatTimeoutMs": "8s",
@@ -98,8 +96,9 @@ def build_session(
     java_options: str | None = None,
     settings: Mapping[str, str] | None = None,
     properties: Path | None = None,
+    tasks: int = 3,
 ) -> SparkSession:
-    """Start (or join) this process's session.
+    """Start (or join) this process's session, for so many `tasks` at a time.
 
     `properties`: Spark's own file of settings, such as a cluster's secret, which has no place on a command line; where it is given,
     Spark reads no `spark-defaults.conf`.
@@ -121,7 +120,7 @@ def build_session(
     builder = SparkSession.builder.appName(name).master(master)
     if properties is not None:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
-    for key, value in {**SETTINGS, **_settings_for(master, properties), **(settings or {})}.items():
+    for key, value in {**SETTINGS, **_settings_for(master, properties, tasks), **(settings or {})}.items():
         builder = builder.config(key, value)
     sharing = java_option() if java_options is None else java_options
     options = [_JAVA_OPTIONS, sharing, _log_options(directory), f"-Dderby.system.home={local}"]
@@ -138,13 +137,14 @@ def build_session(
         raise _refused(master, str(error), directory) from error
 
 
-def _settings_for(master: str, properties: Path | None) -> dict[str, str]:
+def _settings_for(master: str, properties: Path | None, tasks: int = 3) -> dict[str, str]:
     """Return the settings that depend on where the executors are; the operator's own file wins over the defaults for a cluster."""
     if not is_cluster(master):
         return LOOPBACK_SETTINGS
     usual = Path(os.environ.get("SPARK_CONF_DIR", Path(pyspark.__file__).parent / "conf")) / "spark-defaults.conf"
     set_there = _names_set_in(properties or usual)
-    own = {"spark.executor.extraJavaOptions": _JAVA_OPTIONS, **CLUSTER_DEFAULTS}
+    # A standalone master gives everything to whoever comes first; this is twice what the tasks need, so that a lost executor is replaced.
+    own = {"spark.executor.extraJavaOptions": _JAVA_OPTIONS, "spark.cores.max": str(2 * tasks), **CLUSTER_DEFAULTS}
     if pod := os.environ.get("TALLYFLOW_DRIVER_POD", ""):
         # Kubernetes deletes the executors with the pod that owns them.
         own["spark.kubernetes.driver.pod.name"] = pod

@@ -1,226 +1,33 @@
-"""The ingest leg of a source: ranges of its offsets to frames on the raw stream. A work item is one partition's range."""
+"""The ingest leg of a source: plans ranges of its offsets, and has them read onto raw (`ingest.ranges`)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
-import pyarrow as pa
-
-from pipelines.connectors.nats.client import fetch_whole
-from pipelines.connectors.sources import Block, Source, Words
+from pipelines.connectors.sources import Source, Words
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import Offset, SourceInput, admit
 from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, ReplanError, Tenure
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ingest.narrowing import narrowed, rest_behind, rest_to_plan
-from pipelines.ingest.writer import PartitionWriter, check_cover, frame_headers, identity_of, last_offset
-from pipelines.protocol.append import Appender, Tail, Written
+from pipelines.ingest.ranges import FLUSH_BYTES, IngestItem, headers_of, ingest_divided, place_of
+from pipelines.ingest.writer import identity_of, last_offset
+from pipelines.protocol.append import Appender, Tail
 from pipelines.protocol.bodies import IngestDone, IngestPlan, RawTail
-from pipelines.protocol.failpoints import reach
-from pipelines.protocol.ledger import Chain, Entry, Log
-from pipelines.protocol.records import HEADER_FIRST, HEADER_SKIPPED, RAW_SCHEMA
+from pipelines.protocol.ledger import Chain, Entry
+from pipelines.protocol.records import RAW_SCHEMA
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 
-FLUSH_BYTES = 4 * 1024 * 1024
-"""Ingest makes frames of what it has read as soon as it is this large."""
 _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
-
-
-@dataclass(frozen=True)
-class IngestItem:
-    """Offsets [start, end) of a source to read by partition, and the known ends of their subjects.
-
-    Offsets of `standing` partitions are on raw already, and are only reported.
-    """
-
-    source: str
-    ranges: dict[str, tuple[int, int]]
-    tails: dict[str, RawTail]
-    standing: tuple[str, ...] = ()
-    epoch: int = 0
-    flush_bytes: int = FLUSH_BYTES
-
-
-@dataclass(frozen=True)
-class PartitionReport:
-    """The frames of one partition's range that are on raw."""
-
-    frames: int
-    tail: RawTail
-    rows: int
-    skipped: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class IngestReport:
-    """The reports of an item, by partition."""
-
-    partitions: dict[str, PartitionReport]
-
-
-def ingest(connections: Connections, item: IngestItem) -> IngestReport:
-    """Read the item's ranges and append their frames; report the frames now on raw, including other attempts' frames.
-
-    Encoding and publishing run on a thread of their own, one flush behind reading.
-    """
-    ranges = {int(p): range_ for p, range_ in item.ranges.items()}
-    tails = {int(p): Tail(tail.sequence, tail.offset) for p, tail in item.tails.items()}
-    copy = _Copy(connections, item, ranges, tails)
-    standing = set(map(int, item.standing))
-    for partition in standing:
-        copy.writers[partition].must_read_back = True
-    try:
-        copy.run({p: r for p, r in ranges.items() if p not in standing}, item.flush_bytes)
-    except (DataLossError, RetryableError):
-        copy.source.discard()
-        raise
-    return IngestReport({str(p): copy.report(p, tails.get(p)) for p in ranges})
-
-
-class _Copy:
-    """One attempt at the ranges of an item: its source, and a writer per partition."""
-
-    def __init__(
-        self, connections: Connections, item: IngestItem, ranges: Mapping[int, tuple[int, int]], tails: Mapping[int, Tail[int]]
-    ) -> None:
-        self.connections, self.item, self.ranges = connections, item, ranges
-        self.source = connections.source(item.source)
-        self.writers = {p: self._writer(p, start, end, tails.get(p)) for p, (start, end) in ranges.items()}
-
-    def _writer(self, partition: int, start: int, end: int, tail: Tail[int] | None) -> PartitionWriter:
-        framing = self.connections.means.framing
-        appender = Appender(*_place(self.connections, self.item.source, partition), last_offset, end - 1, tail, framing)
-        return PartitionWriter(appender, start, end, _headers(self.connections, self.item.source, partition, self.item.epoch))
-
-    def run(self, ranges: dict[int, tuple[int, int]], flush_bytes: int) -> None:
-        """Copy these ranges of the item; publish whenever `flush_bytes` have been read."""
-        held: dict[int, list[Block]] = {}
-        held_bytes = 0
-        with self.connections.means.threads(1, "append") as publisher:
-            last: Future[None] | None = None
-            for block in _blocks(self.source, ranges):
-                reach("ingest.after-poll")
-                held.setdefault(block.partition, []).append(block)
-                held_bytes += block.records.get_total_buffer_size()
-                if block.is_expired or held_bytes >= flush_bytes:
-                    if last is not None:
-                        last.result()
-                    last = publisher.submit(self._flush, held)
-                    held, held_bytes = {}, 0
-            if last is not None:
-                last.result()
-            if held:
-                publisher.submit(self._flush, held).result()
-        reach("ingest.after-publish")
-
-    def _flush(self, held: dict[int, list[Block]]) -> None:
-        """Write blocks, once it is certain that they were read from the pipeline's original source: identities are never reused."""
-        self._check_identity()
-        for partition, blocks in held.items():
-            _write(self.writers[partition], blocks)
-
-    def _check_identity(self) -> None:
-        if self.source.facts().identity != self.connections.run.identities[self.item.source]:
-            raise DataLossError(
-                f"{self.source.words} was deleted and made again while it was read: its offsets mean other "
-                "records; delete the pipeline and start it anew, or use another pipeline_id and another table"
-            )
-
-    def report(self, partition: int, tail: Tail[int] | None) -> PartitionReport:
-        """Report the frames of a partition's range on its subject, with their sequences."""
-        writer, (start, end) = self.writers[partition], self.ranges[partition]
-        subject = self.connections.names.raw(self.item.source, partition)
-        frames = writer.frames
-        skipped = 0
-        if writer.must_read_back:
-            frames, skipped = _stored_frames(self.connections, subject, start, end, tail)
-        check_cover(frames, start, end, subject)
-        rows = sum(frame.rows for frame in frames)
-        tail_now = RawTail(frames[-1].sequence, frames[-1].last)
-        return PartitionReport(len(frames), tail_now, rows, skipped, sum(frame.bytes for frame in frames))
-
-
-def _place(connections: Connections, source_id: str, partition: int) -> tuple[Log, str, str]:
-    """Return the log, the stream and the subject of a partition's frames."""
-    names = connections.names
-    return connections.log, names.stream("raw"), names.raw(source_id, partition)
-
-
-def _headers(connections: Connections, source_id: str, partition: int, epoch: int) -> dict[str, str]:
-    return frame_headers(connections.source(source_id).words.name, connections.run.identities[source_id], partition, epoch)
-
-
-def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
-    """Write blocks as frames.
-
-    Expired offsets, which only a last block has, become a frame of their own that names the number of skipped offsets.
-    """
-    *before, end = blocks
-    if end.is_expired:
-        if before:
-            writer.write(pa.concat_tables([b.records for b in before]), before[-1].next_offset)
-        writer.skip(end.next_offset)
-    else:
-        writer.write(pa.concat_tables([b.records for b in blocks]), end.next_offset)
-
-
-def _blocks(source: Source, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
-    """Yield the blocks of all ranges; from a source that skips expired offsets, they come as a block that names them."""
-    left = dict(ranges)
-    while left:
-        try:
-            for block in source.read(left):
-                left[block.partition] = (block.next_offset, left[block.partition][1])
-                yield block
-            return
-        except DataLossError:
-            if not source.skips_expired:
-                raise
-            source.discard()
-        expired = list(_expired(source, left))
-        if not expired:
-            words = source.words
-            raise DataLossError(f"reading {words.name}: offsets {left} cannot be read, yet {words.system} says they exist")
-        for block in expired:
-            left[block.partition] = (block.next_offset, left[block.partition][1])
-            yield block
-        left = {p: (start, end) for p, (start, end) in left.items() if start < end}
-
-
-def _expired(source: Source, left: dict[int, tuple[int, int]]) -> Iterator[Block]:
-    first_kept = source.starts(list(left))
-    for partition, (start, end) in left.items():
-        resume = min(first_kept[partition], end)
-        if resume > start:
-            yield Block(partition, RAW_SCHEMA.empty_table(), resume, is_expired=True)
-
-
-def _stored_frames(connections: Connections, subject: str, start: int, end: int, tail: Tail[int] | None) -> tuple[list[Written[int]], int]:
-    """Return the frames of [start, end) on the subject, ours and other attempts', and the number of offsets that they skip.
-
-    Raise RetryableError while the replica that answers lags behind the leader.
-    """
-    stream = connections.names.stream("raw")
-    newest = connections.log.last(stream, subject)
-    frames, skipped = [], 0
-    for message in fetch_whole(connections.log, stream, subject, tail.sequence if tail else 0, newest.sequence if newest else 0):
-        first = int(message.headers[HEADER_FIRST])
-        if start <= first < end and last_offset(message) >= first:
-            frames.append(Written(first, last_offset(message), message.rows, message.sequence, len(message.payload)))
-            skipped += int(message.headers.get(HEADER_SKIPPED, "0"))
-    return frames, skipped
 
 
 def anchor(connections: Connections, source_id: str, starts: dict[int, int], epoch: int) -> dict[int, Tail[int]]:
     """Store the first-start offsets as an empty frame per partition that has none yet; return the tails."""
     tails = {}
     for partition, start in starts.items():
-        appender = Appender(*_place(connections, source_id, partition), last_offset, start - 1, framing=connections.means.framing)
+        appender = Appender(*place_of(connections, source_id, partition), last_offset, start - 1, framing=connections.means.framing)
         if appender.tail.sequence == 0:
             empty = appender.framing.encode(RAW_SCHEMA.empty_table())
-            appender.append(empty, start, start - 1, 0, _headers(connections, source_id, partition, epoch))
+            appender.append(empty, start, start - 1, 0, headers_of(connections, source_id, partition, epoch))
         tails[partition] = appender.tail
     return tails
 
@@ -230,7 +37,7 @@ def resume_points(connections: Connections, source_id: str, partitions: Sequence
     identity = connections.run.identities[source_id]
     tails: dict[int, Tail[int]] = {}
     for partition in partitions:
-        log, stream, subject = _place(connections, source_id, partition)
+        log, stream, subject = place_of(connections, source_id, partition)
         message = log.last(stream, subject)
         if message is not None:
             if identity_of(message) != identity:
@@ -280,11 +87,12 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
     ) -> None:
         super().__init__(connections, chain, tenure, stop, means)
         self._flush_bytes = flush_bytes
+        targets = connections.run.targets
+        until = None if targets is None else {int(p): end for p, end in targets[self.source_id].items()}
+        self._input = SourceInput(self._source, until, means.clock)
 
     def open_input(self) -> SourceInput:
-        targets = self.connections.run.targets
-        until = None if targets is None else {int(p): end for p, end in targets[self.source_id].items()}
-        return SourceInput(self._source, until, self.means.clock)
+        return self._input
 
     @property
     def source_id(self) -> str:
@@ -417,7 +225,9 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         done = self.chain.state.done.body
         known, standing = done.tails, plan.standing
         offsets = sum(end - begin for begin, end in ranges.values())
-        by_partition = ingest(self.connections, self._item(ranges, known, standing)).partitions
+        by_partition = ingest_divided(self.connections, self._item(ranges, known, standing)).partitions
+        # What this process reads ahead are all partitions.
+        self._input.is_divided = self.connections.lanes.helped > 0
         rows = sum(report.rows for report in by_partition.values())
         skipped = sum(report.skipped for report in by_partition.values())
         counts = {

@@ -5,7 +5,7 @@ Without dedup it is a function of the Kafka partition. A dead letter's bucket is
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,27 +53,28 @@ class Buckets:
         for bucket, share in shares(rejected, partition_owners(rejected, self._config.buckets)):
             append_rows(self._appender("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket)), share)
 
-    def append_bucket(self, bucket: int, rows: pa.Table | None, rejected: pa.Table | None, frames: FrameTimes | None) -> dict[str, int]:
-        """Append all rows and dead letters of the plan in `bucket`, given in any order, with dedup; return the counts of their outcomes.
+    def append_bucket(self, bucket: int, rows: pa.Table, frames: FrameTimes | None) -> tuple[dict[str, int], pa.Table | None]:
+        """Append all rows of the plan in `bucket`, given in any order; return the counts of their outcomes, and the dead letters, if any.
 
-        Duplicates are dropped, a segment is written, and the remaining rows are appended. The store is read exactly as the last `done`
-        lists it, so a second attempt gives the same answer. Different buckets may be processed by different threads.
+        With dedup, duplicates are dropped, a segment is written, and the remaining rows are appended. The store is read exactly as the
+        last `done` lists it, so a second attempt gives the same answer. Different buckets may be processed by different threads.
         """
+        if not self._config.dedup.key:
+            append_rows(self._appender("out", self._connections.names.out(bucket)), in_position_order(rows), self._headers)
+            return {}, None
         counts: Counter[str] = Counter()
-        refused = [] if rejected is None else [rejected]
-        if rows is not None:
-            late = self._append_first_of_keys(bucket, rows, frames, counts)
-            late_dead_letters = self._late_dead_letters(late) if late.num_rows else late
-            seen = (rows.num_rows, str(bucket), self._item.to)
-            admit(self._connections, self._item.config, LATE, seen, late_dead_letters)
-            if late.num_rows:
-                refused.append(late_dead_letters)
-                counts.update({REJECTED.total: late.num_rows, "rejected.dedup.late": late.num_rows})
-        reach("process.between-frames")
-        if refused:
-            together = in_position_order(joined(refused))
-            append_rows(self._appender("dlq", self._connections.names.dead_letters(PROCESS_CHAIN.leg, bucket)), together)
-        return dict(counts)
+        late = self._append_first_of_keys(bucket, rows, frames, counts)
+        late_dead_letters = self._late_dead_letters(late) if late.num_rows else late
+        admit(self._connections, self._item.config, LATE, (rows.num_rows, str(bucket), self._item.to), late_dead_letters)
+        if late.num_rows == 0:
+            return dict(counts), None
+        counts.update({REJECTED.total: late.num_rows, "rejected.dedup.late": late.num_rows})
+        return dict(counts), late_dead_letters
+
+    def append_dead_letters(self, bucket: int, dead_letters: Sequence[pa.Table]) -> None:
+        """Append all dead letters of the plan in `bucket`, given in any order."""
+        together = in_position_order(joined(dead_letters))
+        append_rows(self._appender("dlq", self._connections.names.dead_letters(PROCESS_CHAIN.leg, bucket)), together)
 
     def _append_first_of_keys(self, bucket: int, rows: pa.Table, frames: FrameTimes | None, counts: Counter[str]) -> pa.Table:
         """Deduplicate and append rows; return the late ones."""
@@ -131,6 +132,11 @@ def live_runs(runs: Lists, bucket: int) -> list[RunFacts]:
 def key_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
     """Return the bucket of each row, by its KEY_COLUMNS."""
     return bucket_of_key(rows.column(KEY_COLUMNS[1]).to_numpy(), buckets)
+
+
+def owners_of(rows: pa.Table, config: Program) -> npt.NDArray[Any]:
+    """Return the bucket of each row: with dedup by its key, else by its Kafka partition."""
+    return key_owners(rows, config.buckets) if config.dedup.key else partition_owners(rows, config.buckets)
 
 
 def partition_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:

@@ -5,8 +5,9 @@ together. `maintenance.rebuild_ways` does the first part of the work again.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,17 +18,18 @@ from pipelines.errors import UndecidedError
 from pipelines.process.admission import STAGES, admit
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.buckets import Buckets, key_owners, partition_owners, shares
+from pipelines.process.exchange import BUCKET_THREADS, process_exchanged, run_step
 from pipelines.process.isolation import INTERNAL_ERROR, Decided
 from pipelines.process.items import ProcessItem, ProcessReport
-from pipelines.process.program import Program, add_counts, new_counts, run
-from pipelines.process.stage_config import config_of
+from pipelines.process.program import Made, Program, add_counts, new_counts
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import Watermarks
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import is_redriven
 from pipelines.protocol.records import joined
 
-BUCKET_THREADS = 8
+Admitted = Callable[[Sequence[Arrived], Made], tuple[pa.Table, pa.Table]]
+"""Returns (rows, dead letters) of some frames, or raises what stops the plan."""
 
 
 def frame_times(rows: pa.Table, frames: Iterable[Arrived], before: Watermarks, config: Program) -> FrameTimes | None:
@@ -37,28 +39,40 @@ def frame_times(rows: pa.Table, frames: Iterable[Arrived], before: Watermarks, c
     return FrameTimes.of(rows, (frame.message for frame in frames), before, config.dedup.window_us)
 
 
-def _report(buckets: Buckets, counts: Counter[str], frames: FrameTimes | None) -> ProcessReport:
-    return ProcessReport(dict(counts), buckets.tails(), buckets.runs, frames.last if frames is not None else None)
-
-
 def process_frames(connections: Connections, config: Program, item: ProcessItem, frames: Iterable[Arrived]) -> ProcessReport:
     """Take all frames of a plan in sequence order through the stages; append the frames that the buckets' subjects do not hold yet.
 
-    Counts are taken from the stages, so a replay reports the same.
+    Counts are taken from the stages, so a replay reports the same. Where the plan is large, lanes do parts of it.
     """
-    buckets = Buckets(connections, config, item)
-    counts = Counter(new_counts())
-    frames = list(frames) if config.dedup.key else frames
-    passed = (_admitted(connections, item, step, counts) for step in steps(frames, STEP_BYTES // config.widening, item.step_frames))
-    times = None
-    if config.dedup.key:
-        rows, rejected = (joined(list(tables)) for tables in zip(*passed, strict=True))
-        times = frame_times(rows, frames, item.watermarks, config)
-        _append_by_key(buckets, config, rows, rejected, times, counts)
+    counts, frames = Counter(new_counts()), list(frames)
+
+    def admitted(step: Sequence[Arrived], made: Made) -> tuple[pa.Table, pa.Table]:
+        return _admitted(connections, item, step, made, counts)
+
+    parts = connections.lanes.parts_for(sum(frame.message.rows for frame in frames)) if len(frames) > 1 else 1
+    if parts > 1:
+        report = process_exchanged(connections, config, item, frames, parts, admitted)
     else:
-        _append_in_order(buckets, passed)
+        report = _process_here(connections, config, item, frames, admitted)
     reach("process.after-publish")
-    return _report(buckets, counts, times)
+    counts.update(report.counts)
+    return replace(report, counts=dict(counts))
+
+
+def _process_here(
+    connections: Connections, config: Program, item: ProcessItem, frames: Sequence[Arrived], admitted: Admitted
+) -> ProcessReport:
+    """Do a plan in this process; return its report, with the counts of the buckets."""
+    buckets = Buckets(connections, config, item)
+    portions = steps(frames, STEP_BYTES // config.widening, item.step_frames)
+    passed = (admitted(step, run_step(connections, config, step, item.poison)) for step in portions)
+    if not config.dedup.key:
+        _append_in_order(buckets, passed)
+        return ProcessReport({}, buckets.tails(), buckets.runs)
+    rows, rejected = (joined(list(tables)) for tables in zip(*passed, strict=True))
+    times = frame_times(rows, frames, item.watermarks, config)
+    counts = _append_by_key(buckets, config, rows, rejected, times)
+    return ProcessReport(dict(counts), buckets.tails(), buckets.runs, times.last if times is not None else None)
 
 
 def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table]]) -> None:
@@ -73,33 +87,35 @@ def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table
             last.result()
 
 
-def _append_by_key(
-    buckets: Buckets, config: Program, rows: pa.Table, rejected: pa.Table, times: FrameTimes | None, counts: Counter[str]
-) -> None:
-    """Append to the buckets in parallel: each mostly waits for the disk."""
+def _append_by_key(buckets: Buckets, config: Program, rows: pa.Table, rejected: pa.Table, times: FrameTimes | None) -> Counter[str]:
+    """Append to the buckets in parallel, as each mostly waits for the disk; return the counts of their outcomes."""
     keyed = dict(shares(rows, key_owners(rows, config.buckets)))
     refused = dict(shares(rejected, partition_owners(rejected, config.buckets)))
+
+    def append(bucket: int) -> dict[str, int]:
+        counts, late = buckets.append_bucket(bucket, keyed[bucket], times) if bucket in keyed else ({}, None)
+        reach("process.between-frames")
+        if dead_letters := [table for table in (refused.get(bucket), late) if table is not None]:
+            buckets.append_dead_letters(bucket, dead_letters)
+        return counts
+
+    counts: Counter[str] = Counter()
     with buckets.means.threads(BUCKET_THREADS, "bucket") as workers:
-        owners = sorted({*keyed, *refused})
-        work = [workers.submit(buckets.append_bucket, bucket, keyed.get(bucket), refused.get(bucket), times) for bucket in owners]
-        for done in work:
+        for done in [workers.submit(append, bucket) for bucket in sorted({*keyed, *refused})]:
             counts.update(done.result())
+    return counts
 
 
-def _admitted(connections: Connections, item: ProcessItem, step: Sequence[Arrived], counts: dict[str, int]) -> tuple[pa.Table, pa.Table]:
+def _admitted(
+    connections: Connections, item: ProcessItem, frames: Sequence[Arrived], made: Made, counts: dict[str, int]
+) -> tuple[pa.Table, pa.Table]:
     """Return (rows, dead letters) of some frames; add to `counts`.
 
     Raise HaltError if the dead letters must not be written, UndecidedError if the plan must name some of them first.
     """
-    try:
-        made = run(config_of(connections, item.config), connections.engine, step, item.poison, connections.means.open_engine)
-    except Exception:
-        connections.discard_engine()
-        raise
-    seen = (sum(frame.message.rows for frame in step if not is_redriven(frame.message.subject)), "", step[-1].message.sequence)
+    seen = (sum(frame.message.rows for frame in frames if not is_redriven(frame.message.subject)), "", frames[-1].message.sequence)
     admit(connections, item.config, STAGES, seen, made.dead_letters)
     if found := undecided(made.dead_letters, item.poison):
-        connections.discard_engine()
         raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
     add_counts(counts, made.counts)
     return made.rows, made.dead_letters

@@ -4,31 +4,32 @@ from dataclasses import dataclass, field
 
 from pipelines.process.arrivals import FRAMES_PER_STEP
 from pipelines.protocol.bodies import NOTHING, ClockReset, Poison, Watermarks
+from pipelines.protocol.codec import Count, Form, Long, Text, Version
 from pipelines.protocol.ledger import Totals
 from pipelines.protocol.run_lists import Lists
 
-SubjectTail = tuple[int, str]
+SubjectTail = tuple[Count, Text]
 """The end of a subject: its last sequence, and the last position that its frames cover; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessItem:
+class ProcessItem(Form):
     """A plan of the process leg: raw frames from `start` (exclusive) to `to`, under the configuration of a version.
 
     As of the last `done`: `clock_us`, `clock_resets`, `watermarks`, the live `runs` by bucket, and the known `tails` of subjects. `poison`:
     records that are not tried. `step_frames`: the most frames that pass through the stages together.
     """
 
-    start: int
-    to: int
-    config: str
-    clock_us: int = 0
+    start: Count
+    to: Count
+    config: Version
+    clock_us: Long = 0
     clock_resets: tuple[ClockReset, ...] = ()
     watermarks: Watermarks = NOTHING
-    tails: dict[str, SubjectTail] = field(default_factory=dict)
+    tails: dict[Text, SubjectTail] = field(default_factory=dict)
     runs: Lists = field(default_factory=dict)
     poison: tuple[Poison, ...] = ()
-    step_frames: int = FRAMES_PER_STEP
+    step_frames: Count = FRAMES_PER_STEP
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One streaming query per pipeline: its batches are epochs, and each of its tasks works on a share of the legs until the epoch ends.
+"""One streaming query per pipeline: its batches are epochs, and each of its tasks works on a share, legs or a lane, until the epoch ends.
 
 What a task starts outlives it: threads, connections, engines and stores stay in its Python worker, which Spark keeps, and the next epoch's
 task finds them there. The driver plans shares, watches and stops; no record passes here.
@@ -58,15 +58,19 @@ class SparkEngine:
         """Return the session; start one in `directory` where none was given. Without a `master` it has slots for `tasks`, on any host."""
         if self._given is not None:
             return self._given
-        session = build_session(name, directory, master or default_master(tasks), properties=properties)
+        session = build_session(name, directory, master or default_master(tasks), properties=properties, tasks=tasks)
         collect_rarely()
         return session
 
-    def shares(self, session: SparkSession, legs: Sequence[LegId]) -> list[Sequence[LegId]]:
-        """Return the legs of each task: one, so that none waits for another's interpreter; more where the master has fewer slots."""
+    def shares(self, session: SparkSession, legs: Sequence[LegId], lanes: int) -> list[Sequence[LegId]]:
+        """Return the legs of each task: one, so that none waits for another's interpreter; more where the master has fewer slots.
+
+        Behind them an empty share for each lane, as far as the master of this host has slots.
+        """
         context = session.sparkContext
-        tasks = len(legs) if is_cluster(context.master) else min(len(legs), context.defaultParallelism)
-        return [legs[number::tasks] for number in range(tasks)]
+        slots = len(legs) + lanes if is_cluster(context.master) else context.defaultParallelism
+        tasks = min(len(legs), slots)
+        return [*(legs[number::tasks] for number in range(tasks)), *([()] * min(lanes, slots - tasks))]
 
     def epochs(self, session: SparkSession, run: RunSpec, directory: Path, coordinator: Coordinator, log: JetStream) -> "Epochs":
         """Return the query of a run, not yet started; `directory` is for its checkpoint."""
@@ -193,6 +197,8 @@ class Epochs:
     def _fail(self, share: int, error: TallyflowError) -> None:
         for leg in self._coordinator.shares[share]:
             self._coordinator.fail(leg, error)
+        if not self._coordinator.shares[share]:
+            self._coordinator.announce(f"a lane cannot work, the legs do without it: {error}")
 
     def stop(self) -> None:
         """Let every leg finish its batch; then end the query. With a dead JVM there is nothing to end."""
@@ -247,7 +253,7 @@ class _Kept:
             if self._log is None:
                 config = run.config
                 self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"))
-            share = Share(run, number, self._log, NatsLine(self._log, subject))
+            share = Share(run, number, self._log, NatsLine(self._log, subject), subject=subject)
             share.start()
             self._share = share
         return self._share

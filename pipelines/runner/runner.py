@@ -121,6 +121,7 @@ class Runner:
         """The source of each ingest leg, wherever it runs; empty before the start."""
         self.stop_requested = threading.Event()
         self.legs: dict[LegId, LegView] = {}
+        self.coordinator: Coordinator | None = None
         self.copier: LedgerCopier | None = None
         self.retention: Retention | None = None
         self.pace: Pace | None = None
@@ -166,7 +167,8 @@ class Runner:
                 self.legs = {leg: LegView(leg, lease) for leg, lease in self.leases.items()}
                 self._copy_ledger(prepared)
                 session = self._open_session()
-                coordinator = Coordinator(self._engine.shares(session, self.options.legs), self.legs, self._announce)
+                shares = self._engine.shares(session, self.options.legs, self.config.lanes - 1)
+                self.coordinator = coordinator = Coordinator(shares, self.legs, self._announce)
                 self.stop_on_signals()
                 epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
                 epochs.start()
@@ -261,7 +263,8 @@ class Runner:
             self._make_own_directory()
             os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
             name, master, legs = f"tallyflow-{self.config.pipeline_id}", self.options.master, self.options.legs
-            self._session = self._engine.open(name, self.own_directory, master, self.options.properties, len(legs))
+            tasks = len(legs) + self.config.lanes - 1
+            self._session = self._engine.open(name, self.own_directory, master, self.options.properties, tasks)
         return self._session
 
     def _write_run(self, prepared: Prepared) -> RunSpec:

@@ -1,25 +1,36 @@
-"""The legs of one share, in this process: a thread each, and one that reports to the runner."""
+"""One share in this process: a thread for each of its legs, or the parts that it does as a lane; and one that reports to the runner."""
 
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
 from pipelines.engine.coordinator import REPORT_EVERY_SECONDS, Answer, Held, Join, Joined, Line, Process, Report
 from pipelines.engine.failures import to_failure
+from pipelines.engine.lanes import Lane, Lanes, lane_subject
 from pipelines.engine.leg import AnyLeg, ReplanError, StoppedError
 from pipelines.engine.release import own_release
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, RetryableError
 from pipelines.host import remedy_by_text
 from pipelines.ingest.leg import IngestLeg
+from pipelines.ingest.ranges import INGEST_PART, ingest_part
+from pipelines.process.exchange import BUCKETS_PART, STAGES_PART, buckets_part, stages_part
 from pipelines.process.leg import ProcessLeg
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.topology import INGEST, PROCESS, SINK, LegId, for_every_kind
 from pipelines.sink.leg import SinkLeg
 
 LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
+LANE_WORKS: Mapping[str, Callable[[Connections, str], bytes]] = {
+    INGEST_PART: ingest_part,
+    STAGES_PART: stages_part,
+    BUCKETS_PART: buckets_part,
+}
+"""What a lane can do for the legs."""
 RESTARTS_WITHOUT_PROGRESS = 5
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.5, 15.0
 _JOIN_EVERY_SECONDS = 0.05
@@ -132,9 +143,10 @@ class LegThread:
 
 
 class Share:
-    """The legs of a share of a run in this process, from `start` to `end`. The log belongs to the caller.
+    """A share of a run in this process, from `start` to its end. The log belongs to the caller.
 
-    `number`: the share to ask for; another one is given if a process works on this one.
+    `number`: the share to ask for; another one is given if a process works on this one. `subject`: that of the runner; without it nobody
+    asks a lane for anything.
     """
 
     def __init__(
@@ -145,9 +157,11 @@ class Share:
         line: Line,
         leg_classes: Mapping[str, Callable[..., AnyLeg]] = LEG_CLASSES,
         clock: Callable[[], float] = time.monotonic,
+        subject: str = "",
     ) -> None:
         self._run, self._number, self._log, self._line = run, number, log, line
-        self._leg_classes, self._clock = leg_classes, clock
+        self._leg_classes, self._clock, self._subject = leg_classes, clock, subject
+        self._at_the_end: list[Callable[[], object]] = []
         self._process = Process.own()
         self._held = Held(clock)
         self._stop = threading.Event()
@@ -161,33 +175,50 @@ class Share:
         """Whether the share has ended and `hold` has said so."""
 
     def start(self) -> None:
-        """Join the run and start the legs; wait until a share is free. Return without legs if the runner stops.
+        """Join the run and start the legs, or the lane; wait until a share is free. Return without either if the runner stops.
 
         Raise RetryableError if the runner does not answer, HaltError if this process must not work for it.
         """
         self._line.on_stop(self.stop)
         joined = self._joined()
-        if joined.epochs:
+        if joined.epochs or joined.lane:
             self._number = joined.share
             for name, epoch in joined.epochs.items():
-                self._legs.append(self._made(LegId.parse(name), epoch))
+                self._legs.append(self._made(LegId.parse(name), epoch, joined.lanes))
+            if joined.lane:
+                self._serve_lane(joined.lane, joined.lanes)
             self._report()
         for thread in self._legs:
             thread.start()
         self._reporter.start()
 
-    def _made(self, name: LegId, epoch: int) -> LegThread:
-        connections = Connections(self._run, keep_partitions=True, log=self._log)
+    def _made(self, name: LegId, epoch: int, count: int) -> LegThread:
+        lanes = Lanes(self._log, self._subject, count)
+        connections = Connections(self._run, keep_partitions=True, log=self._log, lanes=lanes)
+        if count and name.kind == PROCESS:
+            self._serve(0, Lane({}, self._say, lanes.shelf))
         chain = Chain(self._log, connections.names, name.chain, epoch)
         return LegThread(self._leg_classes[name.kind](connections, chain, self._held, self._stop), self._say)
 
+    def _serve_lane(self, number: int, count: int) -> None:
+        """Do the parts for which this lane is asked, until the end."""
+        lanes = Lanes(self._log, self._subject, count, own=number)
+        connections = Connections(self._run, keep_partitions=True, log=self._log, lanes=lanes)
+        connections.prove()
+        works = {name: partial(work, connections) for name, work in LANE_WORKS.items()}
+        self._serve(number, Lane(works, self._say, lanes.shelf))
+        self._at_the_end.append(connections.close)
+
+    def _serve(self, number: int, lane: Lane) -> None:
+        self._at_the_end += [self._log.serve(lane_subject(self._subject, number), lane.answer), lane.close]
+
     def _joined(self) -> Joined:
-        """Return the share that is given, without epochs after a stop."""
+        """Return the share that is given, neither legs nor a lane after a stop."""
         gone: tuple[Process, ...] = ()
         while not self._stop.is_set():
             joined = self._line.join(Join(self._number, self._process, dict(own_release()), gone))
             gone = tuple(process for process in joined.held_by if process.is_dead())
-            if joined.epochs:
+            if joined.epochs or joined.lane:
                 return joined
             if joined.is_stopping:
                 self._stop.set()
@@ -224,6 +255,9 @@ class Share:
         self._report(has_ended=True)
         for thread in self._legs:
             thread.leg.close()
+        for end in self._at_the_end:
+            with suppress(RetryableError):
+                end()
         self.ended.set()
 
     def _report(self, has_ended: bool = False) -> None:

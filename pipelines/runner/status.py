@@ -42,8 +42,8 @@ _KAFKA_ANSWERS_WITHIN_SECONDS = 3.0
 def snapshot(runner: "Runner") -> dict[str, Any]:
     """Return the runner's state now, as JSON values.
 
-    Legs with their last batch and totals, lag and rate of each leg (`pace`), lag per Kafka partition, what the runner waits for; if the
-    file asks for a ledger table, how far it is copied.
+    Legs with their last batch and totals, lag and rate of each leg (`pace`), lanes, lag per Kafka partition, what the runner waits for; if
+    the file asks for a ledger table, how far it is copied.
     """
     lag, kafka_away = _lag(runner)
     legs = {name: _leg(runner.legs[name]) if name in runner.legs else _leg_to_come(runner, name) for name in runner.options.legs}
@@ -60,6 +60,7 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
         "at": round(time.time(), 3),
         "uptime_seconds": round(time.time() - runner.started_at, 3),
         "legs": legs,
+        "lanes": {"wanted": runner.config.lanes, "working": 1 + (runner.coordinator.lanes if runner.coordinator else 0)},
         "lag": lag,
         **({"ledger_table": asdict(runner.copier.status)} if runner.copier else {}),
         **_streams(runner),
@@ -95,6 +96,7 @@ def _leg(leg: "LegView") -> dict[str, Any]:
         "message": leg.status.message or leg.status.warning,
         "retries": leg.status.retries,
         "batches": leg.status.batches,
+        "lane_parts": leg.status.lane_parts,
         "seconds_busy": round(leg.status.seconds_busy, 3),
         "last_batch": leg.status.last_batch,
         "totals": leg.status.totals,
@@ -108,7 +110,7 @@ def _leg_to_come(runner: "Runner", name: LegId) -> dict[str, Any]:
     """
     message = runner.waits_for if name == runner.options.legs[0] else ""
     state = "waiting" if message else "starting"
-    nothing = {"worker": "", "epoch": 0, "retries": 0, "batches": 0, "seconds_busy": 0.0, "last_batch": {}, "totals": {}}
+    nothing = {"worker": "", "epoch": 0, "retries": 0, "batches": 0, "lane_parts": 0, "seconds_busy": 0.0, "last_batch": {}, "totals": {}}
     return {"pid": os.getpid(), "state": state, "message": message, **nothing}
 
 
@@ -173,6 +175,8 @@ class _Metrics:
             age.add_metric([pipeline, leg], facts["waiting_seconds"])
         for partition, count in now["lag"].items():
             lag.add_metric([pipeline, partition], count)
+        lanes = GaugeMetricFamily("tallyflow_lanes", "Lanes that work, the legs' own processes counted as one", labels=["pipeline"])
+        lanes.add_metric([pipeline], now["lanes"]["working"])
         healthy = GaugeMetricFamily("tallyflow_healthy", "1 when ready and no leg has halted", labels=["pipeline"])
         healthy.add_metric([pipeline], float(now["healthy"]))
         size = GaugeMetricFamily("tallyflow_stream_bytes", "Bytes that a stream holds", labels=["pipeline", "role"])
@@ -181,7 +185,7 @@ class _Metrics:
             size.add_metric([pipeline, role], facts["bytes"])
             if facts["max_bytes"] > 0:
                 limit.add_metric([pipeline, role], facts["max_bytes"])
-        return [rows, batches, retries, busy, state, lag, waiting, age, size, limit, healthy]
+        return [rows, batches, retries, busy, state, lag, waiting, age, size, limit, lanes, healthy]
 
 
 class StatusServer:

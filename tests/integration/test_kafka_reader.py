@@ -124,6 +124,18 @@ def test_without_any_leader_the_ends_are_waited_for(cluster: MockKafka) -> None:
         KafkaTopic(source(cluster.bootstrap)).known_ends((0, 1), 1)
 
 
+def test_partitions_that_others_read_are_not_fetched_ahead(cluster: MockKafka) -> None:
+    cluster.produce(0, some(3000, 1000))
+    cluster.produce(1, some(3000, 1000))
+    reader = RangeReader(source(cluster.bootstrap), keep_partitions=True)
+    list(reader.read({0: (0, 10), 1: (0, 10)}))
+    reader.keep_only({0})
+    assert offsets(list(reader.read({0: (10, 3000)})), 0) == list(range(10, 3000))
+    assert 1 not in reader._ahead
+    assert offsets(list(reader.read({1: (500, 3000)})), 1) == list(range(500, 3000))
+    reader.close()
+
+
 def test_a_silent_partition_is_given_up_beside_flowing_ones(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "GIVE_UP_SECONDS", 5.0)
     monkeypatch.setattr(kafka, "AHEAD_BYTES", 100_000)

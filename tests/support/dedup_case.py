@@ -26,6 +26,14 @@ def keyed_by(*fields: str, window: str = "1h", **options: Any) -> Callable[[dict
     return change
 
 
+def with_lanes(count: int) -> Callable[[dict[str, Any]], None]:
+    def change(document: dict[str, Any]) -> None:
+        keyed_by("id")(document)
+        document["lanes"] = count
+
+    return change
+
+
 def event(number: int, key: int) -> bytes:
     return json.dumps({"id": key, "name": f"record {number}", "amount": None}).encode()
 

@@ -1,7 +1,7 @@
 """Ingest and process in one process without Spark: the real legs, stages and key store, over an in-memory log and a list as Kafka."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from pipelines.config import OnError
 from pipelines.connectors.sources import Block, SourceFacts, Words
 from pipelines.engine.connections import Kept, Means
+from pipelines.engine.lanes import NO_LANES
 from pipelines.ingest.leg import IngestLeg
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
+from pipelines.process.steps import Step
 from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
@@ -48,21 +50,30 @@ class Topic:
 
 
 class LegCase(Kept):
-    """One start of the legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`."""
+    """One start of the legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`; some cases have an `at`, too.
+
+    `between`: the steps between parse and the mapping, by default the first of each key.
+    """
 
     def __init__(
-        self, directory: Path, buckets: int, log: MemoryLog | None = None, epoch: int = 1, table: MemoryTable | None = None
+        self,
+        directory: Path,
+        buckets: int,
+        log: MemoryLog | None = None,
+        epoch: int = 1,
+        table: MemoryTable | None = None,
+        between: Sequence[Step] = (first_of("id", 3_600_000_000),),
     ) -> None:
         super().__init__()
         self.log = log or MemoryLog(ManualClock())
         self.clock = self.log.clock
         self.topic, self.sink = Topic(), table or MemoryTable()
         self.names, self.directory, self.epoch = NAMES, directory, epoch
-        self.means = Means()
+        self.means, self.lanes = Means(), NO_LANES
         self.engine = self.means.open_engine()
         columns = (("id", "id", "Int64", False), ("v", "v", "String", False))
-        fields = (("id", "int"), ("v", "string"))
-        self.stages = program(fields, columns, first_of("id", 3_600_000_000), source="s", topic="s", buckets=buckets)
+        fields = (("id", "int"), ("v", "string"), ("at", "int"))
+        self.stages = program(fields, columns, *between, source="s", topic="s", buckets=buckets)
         version = stage_config.store(self.log, NAMES, self.stages)
         source = SimpleNamespace(source_id="s")
         nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))

@@ -195,6 +195,17 @@ class PipelineCase:
                 producer.poll(0)
         assert producer.flush(60) == 0
 
+    def send_at_once(self, values: Iterable[bytes | None], partitions: int = 3) -> None:
+        """Sends values in one transaction: nobody sees one of them before all are there."""
+        producer = Producer({"log_level": 0, **self.addresses.kafka_client, "transactional.id": self.topic, "linger.ms": 5})
+        producer.init_transactions(PATIENCE_SECONDS)
+        producer.begin_transaction()
+        for number, value in enumerate(values):
+            producer.produce(self.topic, value, partition=number % partitions)
+            if number % 1000 == 0:
+                producer.poll(0)
+        producer.commit_transaction(PATIENCE_SECONDS)
+
     def send_events(self, count: int, partitions: int = 3, bad_every: int = 0, name_bytes: int = 0, **settings: Any) -> None:
         """Good events with running ids; with `bad_every`, each so-manieth record is broken JSON.
 

@@ -67,7 +67,7 @@ class PlainEngine(BriskEngine):
         super().__init__(PlainSession())
         self._leg_classes = leg_classes
 
-    def shares(self, session: SparkSession, legs: Sequence[LegId]) -> list[Sequence[LegId]]:
+    def shares(self, session: SparkSession, legs: Sequence[LegId], lanes: int) -> list[Sequence[LegId]]:
         return [legs]
 
     def epochs(self, session: SparkSession, run: RunSpec, directory: Path, coordinator: Coordinator, log: JetStream) -> Epochs:

@@ -4,8 +4,9 @@ Part of the model of tests/unit/protocol/test_protocol_model.py; protocol_world.
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,15 @@ from pipelines.connectors.sinks import Table as TableFacts
 from pipelines.connectors.sinks import TableColumn
 from pipelines.connectors.sources import Block, SourceFacts, Words
 from pipelines.engine.connections import Kept
+from pipelines.engine.lanes import Shelf
 from pipelines.errors import DataLossError, RefusedError, RetryableError
 from pipelines.key_store.storage import Header
 from pipelines.key_store.store import KeyedStore
+from pipelines.protocol.codec import to_text
 from pipelines.protocol.ledger import Entry
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
+from pipelines.runner.share import LANE_WORKS
 from pipelines.testing import SINGLE, Fault, ManualClock, MemoryLog, records, stream_of
 from support.protocol_stages import modelled
 
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 
 NAMES = Names("model")
 TOKEN_WINDOW = 200
+LANE = "lane"
 
 
 class Killed(BaseException):
@@ -295,6 +300,9 @@ class Topic:
         self.world.call()
         return SourceFacts("T", tuple(self.held))
 
+    def keep_only(self, partitions: object) -> None:
+        """It reads nothing ahead."""
+
     def discard(self) -> None:
         """The next read starts anew anyway."""
 
@@ -344,7 +352,7 @@ class Topic:
 class Outside(Kept):
     """What a leg's work sees as `legs.connections.Connections`."""
 
-    def __init__(self, world: "World", epoch: int, version: str) -> None:
+    def __init__(self, world: "World", epoch: int, version: str, lanes: "ModelLanes | None" = None) -> None:
         super().__init__()
         self.names, self.log, self.engine = NAMES, world.log, None
         source = SimpleNamespace(source_id="orders")
@@ -355,6 +363,7 @@ class Outside(Kept):
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
         self.config = SimpleNamespace(sources=[source], topology=SINGLE, sink=sink, on_error=OnError(), resources=resources)
         self._world, self._stores, self.means = world, {}, world.means
+        self.lanes = lanes or ModelLanes(world, epoch, version)
         versions = {"stage_config": version, "accepted_config": version}
         self.run = SimpleNamespace(identities={"orders": "T"}, stream_ids={"out": "S"}, targets=None, **versions)
 
@@ -378,6 +387,47 @@ class Outside(Kept):
 
     def discard_engine(self) -> None:
         """There is none."""
+
+
+class ModelLanes:
+    """Lanes of a runner: each does its part, or is given up before or after it has begun; then it goes on whenever it likes.
+
+    `shelves`: what each process of the runner holds, by its number. A lane may be lost, and a new one has its number.
+    """
+
+    helped = 0
+
+    def __init__(self, world: "World", epoch: int, version: str, own: int = 0, shelves: dict[int, Shelf] | None = None) -> None:
+        self._world, self._epoch, self._version, self.own = world, epoch, version, own
+        self._shelves = {} if shelves is None else shelves
+        self.shelf = Shelf() if own else self._shelves.setdefault(0, Shelf())
+
+    def parts_for(self, records: int) -> int:
+        return self._world.lanes.choice([1, 2, 3]) if self._world.has_lanes else 1
+
+    def divide(self, work: str, parts: Sequence[Any], here: Callable[[Any], Any], read: Callable[[bytes], Any]) -> list[Any]:
+        made = [here(parts[0])]
+        for number, part in enumerate(parts[1:], 1):
+            seen_there = ModelLanes(self._world, self._epoch, self._version, number, self._shelves)
+            do = partial(LANE_WORKS[work], Outside(self._world, self._epoch, self._version, seen_there), to_text(part))
+            if self._world.lanes.random() < 0.5:
+                seen_there.shelf = self._shelves.setdefault(number, seen_there.shelf)
+                made.append(read(do()))
+                continue
+            runner = self._world.current.runner
+            runner.actors.append(Actor(self._world, LANE, do, runner))
+            made.append(here(part))
+        return made
+
+    def fetch(self, lane: int, exchange: str, name: str) -> bytes:
+        if lane and self._world.lanes.random() < 0.1:
+            self._shelves[lane] = Shelf()
+        return self.found(self._shelves[lane].content(exchange, name))
+
+    def found(self, content: bytes | None) -> bytes:
+        if content is None:
+            raise RetryableError("a lane is lost, and what it has held")
+        return content
 
 
 class MemoryStorage:

@@ -22,7 +22,7 @@ from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_
 from pipelines.engine.connections import Means
 from pipelines.engine.inputs import admit
 from pipelines.engine.leg import AnyLeg, LegMeans, ReplanError, StoppedError
-from pipelines.errors import FencedError, RetryableError
+from pipelines.errors import FencedError, HaltError, RetryableError
 from pipelines.ingest.leg import IngestLeg
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
@@ -37,7 +37,7 @@ from pipelines.sink.chunks import Chunk, chunks
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import LEGS, SINGLE, ManualClock
 from support.protocol_account import check_account
-from support.protocol_outside import NAMES, Actor, MemoryStorage, ModelLog, Outside, Table, Topic
+from support.protocol_outside import LANE, NAMES, Actor, MemoryStorage, ModelLog, Outside, Table, Topic
 from support.protocol_stages import POISON, VENOM, configuration, uncompressed
 
 MAX_ATTEMPTS = 4
@@ -236,6 +236,8 @@ class World:
         """Of its own, so that who else is met by chance does not depend on it."""
         self.loses_leaders = self.leaders.random() < 0.4
         self.leader_goes_at = 0
+        self.lanes = random.Random(f"the lanes of {seed}")
+        self.has_lanes = self.lanes.random() < 0.5
         self.is_mended_at_failure = False
         self.is_frozen = False
         self.means = Means(Framing(uncompressed, self._cut), Inline, lambda: SimpleNamespace(close=lambda: None))
@@ -370,7 +372,10 @@ class World:
         check_account(self)
 
     def _may_end_with(self, actor: Actor, clean: Runner) -> tuple[type[Exception], ...]:
-        """Fenced by a newer one; a start or a command by an outage; what was told to stop while it waited."""
+        """Fenced by a newer one; a start or a command by an outage; what was told to stop while it waited; a lane that was given up."""
+        if actor.name == LANE:
+            # Its part was done by the leg, which may have come far since.
+            return (HaltError, RetryableError)
         fenced = (FencedError,) if actor.was_overtaken else ()
         if isinstance(actor.runner, Command):
             return *fenced, RetryableError

@@ -6,7 +6,7 @@ Offsets have gaps (compaction, transaction markers, aborted transactions), so a 
 
 import contextlib
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import compress
 from typing import Any
@@ -324,6 +324,12 @@ class RangeReader:
             if block.next_offset > start:
                 self._next[partition] = block.next_offset
                 yield block
+
+    def keep_only(self, partitions: Collection[int]) -> None:
+        """Stop fetching of all other partitions, which a full queue would hold instead of these."""
+        if self._next.keys() - set(partitions):
+            self._next = {partition: offset for partition, offset in self._next.items() if partition in partitions}
+            self._assign({})
 
     def _position(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Keep the consumer's position if every range starts where reading stopped; else assign anew."""

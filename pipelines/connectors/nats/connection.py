@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self, TypeVar
@@ -133,28 +133,43 @@ class Connection:
         async def received(_: Msg) -> None:
             callback()
 
+        return self._subscribed(subject, received)
+
+    def _subscribed(self, subject: str, received: Callable[[Msg], Awaitable[None]]) -> Callable[[], None]:
         subscription = self._wait(f"subscribing to {subject}", self._connected.subscribe(subject, cb=received))
         return lambda: self._wait(f"unsubscribing from {subject}", subscription.unsubscribe())
 
-    def request(self, subject: str, payload: bytes) -> bytes:
-        """Return the answer of the connection that serves `subject`. Raise RetryableError if none comes."""
+    def request(self, subject: str, payload: bytes, seconds: float = REQUEST_TIMEOUT_SECONDS) -> bytes:
+        """Return the answer of the connection that serves `subject`. Raise RetryableError if none comes within `seconds`."""
         client = self._connected
 
         async def ask() -> Msg:
             try:
-                return await client.request(subject, payload, timeout=REQUEST_TIMEOUT_SECONDS)
+                return await client.request(subject, payload, timeout=seconds)
             except NoRespondersError as error:
                 raise RetryableError(f"asking {subject}: nobody answers there") from error
 
         return bytes(self._wait(f"asking {subject}", ask()).data)
 
-    def serve(self, subject: str, answer: Callable[[bytes], bytes]) -> None:
-        """Answer requests to `subject` until the connection is closed. `answer` runs on a thread of its own and raises nothing."""
+    def serve(self, subject: str, answer: Callable[[bytes], bytes]) -> Callable[[], None]:
+        """Answer requests to `subject` until the connection is closed; return the function that ends it before.
+
+        `answer` runs on a thread of its own, beside those of other requests, and raises nothing.
+        """
+        answering: set[asyncio.Task[None]] = set()
+
+        async def respond(message: Msg) -> None:
+            # An answer that cannot be sent is one that does not come.
+            with suppress(Exception):
+                await message.respond(await asyncio.get_running_loop().run_in_executor(None, answer, message.data))
 
         async def received(message: Msg) -> None:
-            await message.respond(await asyncio.get_running_loop().run_in_executor(None, answer, message.data))
+            # The client hands over the next request when this returns.
+            task = asyncio.create_task(respond(message))
+            answering.add(task)
+            task.add_done_callback(answering.discard)
 
-        self._wait(f"subscribing to {subject}", self._connected.subscribe(subject, cb=received))
+        return self._subscribed(subject, received)
 
     def notify(self, subject: str) -> None:
         """Publish an empty message outside every stream, for `on_message` elsewhere; it may be lost."""

@@ -5,7 +5,7 @@ opens a source of the pipeline file; the source's `type` there names the module.
 `config/sources`, and its test.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
@@ -119,6 +119,9 @@ class Source(Protocol):
 
         The last block of a partition has `next_offset` == end. Raise DataLossError if `start` has expired.
         """
+
+    def keep_only(self, partitions: Collection[int]) -> None:
+        """Stop fetching ahead of all other partitions: another process reads them now. They may still be read."""
 
     def discard(self) -> None:
         """Discard the state of reading after a failed read: the next one starts afresh."""

@@ -1,7 +1,7 @@
 """A Kafka topic as a source: its facts and offsets, its records, and the consumer group that shows the progress to lag tools."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -43,6 +43,9 @@ class TopicSource(KafkaTopic):
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Block]:
         return self._opened.read(ranges)
+
+    def keep_only(self, partitions: Collection[int]) -> None:
+        self._opened.keep_only(partitions)
 
     def discard(self) -> None:
         """Discard the reader: the next read starts with a fresh consumer."""

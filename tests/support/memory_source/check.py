@@ -12,7 +12,8 @@ from pipelines.config.docs import EXAMPLE
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import DataLossError
-from pipelines.ingest.leg import IngestItem, IngestLeg, ingest
+from pipelines.ingest.leg import IngestLeg
+from pipelines.ingest.ranges import IngestItem, ingest
 from pipelines.protocol.bodies import INGEST_CHAIN
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names

@@ -76,6 +76,9 @@ class MemorySource:
                 raise DataLossError(f"reading {self.words}: offset {start} of partition {partition} has expired")
             yield Block(partition, records(partition, self._lists.held[partition][start:end], first=start), end)
 
+    def keep_only(self, partitions: object) -> None:
+        """Nothing is read ahead."""
+
     def discard(self) -> None:
         """Nothing is kept between two reads."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.engine.coordinator import (
+    FREE_SECONDS,
     IDLE_SECONDS,
     RIGHT_SECONDS,
     SILENT_SECONDS,
@@ -275,3 +276,65 @@ def test_legs_of_a_silent_process_are_shown_as_waiting(case: Case) -> None:
     case.report(ONE, legs={LEG: LegStatus(state="running")})
     case.coordinator.look()
     assert case.view.status.state == "running"
+
+
+class Crowd(Case):
+    """A coordinator of one leg and two lanes."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.coordinator = Coordinator([[LEG], [], []], {LEG: self.view}, self.announced.append, self.clock.seconds)
+
+    def given(self, process: Process, share: int) -> tuple[int, dict[str, int], int]:
+        joined = self.coordinator.join(_join(share, process))
+        return joined.share, joined.epochs, joined.lane
+
+    def hear(self, share: int, process: Process, **facts: Any) -> Any:
+        return self.coordinator.report(Report(share, process, **facts))
+
+
+@pytest.fixture
+def crowd(tmp_path: Path) -> Iterator[Crowd]:
+    made = Crowd(tmp_path)
+    yield made
+    made.lease.release()
+
+
+def test_legs_are_given_before_lanes_whatever_is_asked_for(crowd: Crowd) -> None:
+    assert crowd.given(ONE, 2) == (0, {LEG: 1}, 0)
+    assert crowd.given(OTHER, 2) == (2, {}, 2)
+    assert crowd.given(Process("elsewhere", 3, "c"), 0) == (1, {}, 1)
+    assert crowd.coordinator.join(_join(0, Process("elsewhere", 4, "d"))).lane == 0
+    assert (crowd.coordinator.lanes, crowd.coordinator.has_joined) == (2, True)
+
+
+def test_a_lane_keeps_its_share_as_long_as_it_reports(crowd: Crowd) -> None:
+    crowd.given(ONE, 0)
+    crowd.given(OTHER, 1)
+    assert crowd.hear(1, OTHER).seconds == RIGHT_SECONDS
+    crowd.clock.sleep(RIGHT_SECONDS)
+    assert crowd.coordinator.lanes == 0
+
+
+def test_a_lane_makes_room_for_legs_that_nobody_works_on(crowd: Crowd) -> None:
+    crowd.given(ONE, 0)
+    crowd.given(OTHER, 1)
+    for _ in range(int(RIGHT_SECONDS)):
+        crowd.clock.sleep(1)
+        crowd.coordinator.look()
+        assert not crowd.hear(1, OTHER).is_stopping
+    for _ in range(int(FREE_SECONDS)):
+        crowd.clock.sleep(1)
+        crowd.coordinator.look()
+    assert crowd.hear(1, OTHER, has_ended=True).is_stopping
+    assert crowd.given(OTHER, 1) == (0, {LEG: 2}, 0)
+
+
+def test_a_lane_stays_while_the_legs_have_a_process(crowd: Crowd) -> None:
+    crowd.given(ONE, 0)
+    crowd.given(OTHER, 1)
+    for _ in range(int(TTL_SECONDS) - 1):
+        crowd.clock.sleep(1)
+        crowd.hear(0, ONE)
+        crowd.coordinator.look()
+        assert not crowd.hear(1, OTHER).is_stopping

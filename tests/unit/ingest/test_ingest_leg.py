@@ -10,8 +10,10 @@ from confluent_kafka import Uuid
 from pipelines.connectors.kafka.client import topic_facts
 from pipelines.connectors.sources import Words
 from pipelines.errors import DataLossError, RetryableError
-from pipelines.ingest.leg import IngestLeg, _stored_frames, check_ends
+from pipelines.ingest.leg import IngestLeg, check_ends
+from pipelines.ingest.ranges import IngestItem, _stored_frames, parts_of
 from pipelines.protocol.append import Tail
+from pipelines.protocol.bodies import RawTail
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
 from pipelines.protocol.topology import Topology
@@ -74,3 +76,15 @@ def test_frames_that_a_replica_does_not_serve_yet_are_waited_for() -> None:
 def test_a_broker_without_topic_ids_is_told_at_the_start() -> None:
     assert "never recreate a topic under the same name" in topic_facts(str(Uuid(0, 0)), (0,)).note
     assert topic_facts(str(Uuid(7, 1)), (0,)).note == ""
+
+
+def test_a_plan_is_cut_by_the_numbers_of_its_partitions() -> None:
+    item = IngestItem("s", {str(p): (0, 10 * p + 1) for p in range(7)}, {"6": RawTail(4, 0)}, standing=("1",), epoch=3)
+    parts = parts_of(item, 3)
+    assert [list(part.ranges) for part in parts] == [["0", "1", "4", "5"], ["2", "6"], ["3"]]
+    assert [(part.tails, part.standing, part.epoch, part.is_part) for part in parts] == [
+        ({}, ("1",), 3, True),
+        ({"6": RawTail(4, 0)}, (), 3, True),
+        ({}, (), 3, True),
+    ]
+    assert sum(part.offsets for part in parts) == item.offsets

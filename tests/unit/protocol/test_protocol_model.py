@@ -18,9 +18,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.protocol_chaos import play
 from support.protocol_outside import NAMES, ModelLog, Topic
 from support.protocol_stages import POISON, VENOM, configuration
-from support.protocol_world import EXPIRE, MAX_CALLS, Runner, World
+from support.protocol_world import EXPIRE, MAX_CALLS, World
 
 from pipelines.errors import DataLossError, HaltError, RefusedError
 from pipelines.process.program import Program
@@ -37,66 +38,6 @@ from pipelines.testing import Fault
 PURGE_LIMITS = Purge._limits
 HISTORIES = int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "100"))
 """Each mistake below is found by one of the first hundred."""
-
-
-def chaos(world: World, steps: int) -> None:
-    """A seed's history: legs go on in turns of a few calls, and now and then something happens."""
-    rng, log = world.rng, world.log
-    world.produce(rng.randint(1, 15))
-    paused: set[Runner] = set()
-    for _ in range(steps):
-        world.move_leaders()
-        live = [r for r in world.runners if not r.is_expired]
-        event = rng.random()
-        if not [r for r in live if r not in paused] or event < 0.02:
-            paused.update(r for r in live if rng.random() < 0.5)
-            world.start()
-        elif event < 0.05:
-            rng.choice(live).kill()
-        elif event < 0.08:
-            paused.symmetric_difference_update([rng.choice(live)])
-        elif event < 0.12:
-            log.fail_publish(rng.choice(list(Fault)), rng.randint(1, 6))
-        elif event < 0.14:
-            world.table.fault = rng.choice(list(Fault))
-        elif event < 0.16:
-            world.current = None
-            log.deliver()
-            world.table.deliver()
-        elif event < 0.22 and len(world.topic.held) and sum(map(len, world.topic.held.values())) < 60:
-            world.produce(rng.randint(1, 8))
-        elif event < 0.23:
-            world.config = configuration(rng.choice(["bad", "odd"]), world.window_us, rng.random() < 0.5)
-        elif event < 0.25:
-            world.clock.advance(timedelta(seconds=rng.choice([-5, 1, 10])))
-        elif event < 0.26 and len(world.topic.held) < 4:
-            world.topic.add_partition()
-        elif event < 0.28 and world.expires:
-            world.topic.expire()
-        elif event < 0.3 and len(live) == 1 and not world.table.is_awaited:
-            world.table.mend()
-        elif event < 0.32:
-            world.table.worsen()
-        elif event < 0.4 and log.messages(NAMES.stream("dlq")):
-            world.command(rng.choice([ENTER, ENTER, DISCARD, "import", EXPIRE, EXPIRE]), rng.choice([0.3, 1]))
-        elif event < 0.43 and world.commands:
-            rng.choice([world.commands[-1].kill, partial(paused.symmetric_difference_update, world.commands[-1:])])()
-        else:
-            awake = [a for a in world.actors() if a.runner not in paused]
-            if awake:
-                rng.choice(awake).step(rng.choice([1, 1, 2, 5, 15]))
-
-
-def play(seed: int, max_calls: int = MAX_CALLS) -> World:
-    world = World(seed)
-    world.max_calls = max_calls
-    try:
-        chaos(world, world.rng.choice([10, 30, 100]))
-        world.settle()
-    finally:
-        for actor in world.actors():
-            actor.kill()
-    return world
 
 
 def play_all(seeds: Iterable[int]) -> None:

@@ -86,14 +86,17 @@ def test_after_a_batch_waits_for_the_host_begin_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("master", "slots", "shares"),
+    ("master", "slots", "lanes", "shares"),
     [
-        ("local[4,4]", 4, [["ingest"], ["process"], ["sink"]]),
-        ("local[2,4]", 2, [["ingest", "sink"], ["process"]]),
-        ("local", 1, [["ingest", "process", "sink"]]),
-        ("spark://host:7077", 2, [["ingest"], ["process"], ["sink"]]),
+        ("local[4,4]", 4, 0, [["ingest"], ["process"], ["sink"]]),
+        ("local[2,4]", 2, 0, [["ingest", "sink"], ["process"]]),
+        ("local", 1, 0, [["ingest", "process", "sink"]]),
+        ("spark://host:7077", 2, 0, [["ingest"], ["process"], ["sink"]]),
+        ("local[4,4]", 4, 3, [["ingest"], ["process"], ["sink"], []]),
+        ("local[2,4]", 2, 3, [["ingest", "sink"], ["process"]]),
+        ("spark://host:7077", 2, 2, [["ingest"], ["process"], ["sink"], [], []]),
     ],
 )
-def test_a_leg_has_a_task_of_its_own_where_there_are_slots(master: str, slots: int, shares: list[list[str]]) -> None:
+def test_legs_and_lanes_have_a_task_each_where_there_are_slots(master: str, slots: int, lanes: int, shares: list[list[str]]) -> None:
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master, defaultParallelism=slots))
-    assert SparkEngine().shares(session, SINGLE.legs) == [tuple(share) for share in shares]
+    assert SparkEngine().shares(session, SINGLE.legs, lanes) == [tuple(share) for share in shares]

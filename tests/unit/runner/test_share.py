@@ -123,6 +123,8 @@ def test_ranges_planned_otherwise_begin_again() -> None:
 class Spoken:
     """A runner that gives what the test says: an epoch, and answers; an error is raised. `reports`: what it was told."""
 
+    given = Joined(1, {"sink": 3})
+
     def __init__(self, *answers: Any) -> None:
         self.answers, self.reports = list(answers), list[Any]()
 
@@ -130,7 +132,7 @@ class Spoken:
         self.callback = callback
 
     def join(self, join: Any) -> Joined:
-        return Joined(1, {"sink": 3})
+        return self.given
 
     def report(self, report: Any) -> Answer:
         self.reports.append(report)
@@ -144,7 +146,7 @@ class Spoken:
 class OfOneLeg(Share):
     """A share whose legs do one batch."""
 
-    def _made(self, name: LegId, epoch: int) -> LegThread:
+    def _made(self, name: LegId, epoch: int, lanes: int) -> LegThread:
         self.given = name, epoch
         return LegThread(FakeLeg(None), self._say)  # type: ignore[arg-type]
 
@@ -162,6 +164,34 @@ def test_a_process_works_on_the_share_that_it_is_given() -> None:
     assert share.ended.wait(SECONDS)
     assert share.given == ("sink", 3)
     assert {report.share for report in line.reports} == {1}
+
+
+class OfALane(Share):
+    """A share that is told to be a lane."""
+
+    served = 0
+
+    def _serve_lane(self, number: int, count: int) -> None:
+        self.served = number
+        self._at_the_end.append(self._gone)
+
+    def _gone(self) -> None:
+        self.served = 0
+        raise RetryableError("nobody is told")
+
+
+def test_a_process_may_be_given_a_lane_and_serves_it_to_the_end() -> None:
+    nothing: Any = None
+    line = Spoken(Answer(10.0))
+    line.given = Joined(4, {}, 2, 2)
+    share = OfALane(nothing, 0, nothing, line, {}, ManualClock().seconds)
+    share.start()
+    assert share.served == 2
+    assert share.hold(0.0) == {}
+    share.stop()
+    assert share.ended.wait(SECONDS)
+    assert share.served == 0
+    assert {report.share for report in line.reports} == {4}
 
 
 def test_a_share_reports_whether_a_task_holds_it() -> None:

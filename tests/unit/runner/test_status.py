@@ -16,6 +16,7 @@ def snapshot(legs: list[str], lag: dict[str, int], uptime: float, healthy: bool 
         "at": 1000.0,
         "uptime_seconds": uptime,
         "legs": answer,
+        "lanes": {"wanted": 3, "working": 3 if "process" in legs else 1},
         "lag": lag,
         **reported,
     }
@@ -30,6 +31,7 @@ def test_runners_of_different_legs_are_shown_as_one_pipeline() -> None:
     found = together([snapshot(["sink"], {}, 5.0), snapshot(["ingest", "process"], {"0": 3, "1": 4}, 60.0)])
     assert list(found["legs"]) == ["ingest", "process", "sink"]
     assert set(found["streams"]) == {"raw", "out"}
+    assert found["lanes"] == {"wanted": 3, "working": 3}
     assert (found["lag"], found["uptime_seconds"], found["healthy"]) == ({"0": 3, "1": 4}, 5.0, True)
 
 

@@ -1,0 +1,305 @@
+"""A large plan of process on several processes: stretches of its frames through the stages, an exchange by bucket, then the buckets.
+
+First each process takes a stretch of the frames through the stages, and holds its rows by bucket. The leg admits the dead letters of all.
+Then each process fetches the rows of some buckets from all who hold such, and does with them what the leg alone does with every bucket.
+The leg appends the dead letters. Only the leg knows the whole plan: a lane that is lost takes rows with it, and the plan is begun again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.connectors.nats.client import check_contiguous
+from pipelines.engine.connections import Connections
+from pipelines.engine.lanes import OWN_SHARES
+from pipelines.process.arrivals import FRAMES_PER_STEP, STEP_BYTES, Arrived, steps
+from pipelines.process.buckets import Buckets, owners_of, partition_owners, shares
+from pipelines.process.isolation import INTERNAL_ERROR, Decided
+from pipelines.process.items import ProcessItem, ProcessReport, SubjectTail
+from pipelines.process.program import Made, Program, add_counts, new_counts, run
+from pipelines.process.stage_config import config_of
+from pipelines.process.watermarks import FrameTimes
+from pipelines.protocol.bodies import NOTHING, Poison
+from pipelines.protocol.codec import Count, F, Form, Long, PartitionKey, Text, Version, from_text, to_text
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.ledger import Totals
+from pipelines.protocol.records import decode_parcel, encode_frame, joined
+from pipelines.protocol.run_lists import Lists
+
+STAGES_PART, BUCKETS_PART = "stages", "buckets"
+"""The names of the work that a lane does for process."""
+BUCKET_THREADS = 8
+_HEAD_BYTES = 4
+Admit = Callable[[Sequence[Arrived], Made], object]
+"""Checks what the stages have made of some frames, and counts it; raises what stops the plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagesItem(Form):
+    """The stretch `number` of a plan: raw frames from `start` (exclusive) to `to`, and their `arrivals` in microseconds.
+
+    `poison`: records that are not tried. `step_frames`: the most frames that pass through the stages together. `exchange`: the name under
+    which the rows are held.
+    """
+
+    exchange: Text
+    number: Count
+    start: Count
+    to: Count
+    config: Version
+    arrivals: tuple[Long, ...]
+    poison: tuple[Poison, ...] = ()
+    step_frames: Count = FRAMES_PER_STEP
+
+
+@dataclass(frozen=True)
+class StagesReport(Form):
+    """What became of a stretch: the lane that holds its rows, their number by bucket, the counts, and the times of its frames, if any."""
+
+    holder: Count
+    rows: dict[PartitionKey, Count]
+    counts: Totals = field(default_factory=dict)
+    times: tuple[tuple[Count, Long, Long, Count], ...] = ()
+
+
+@dataclass(frozen=True)
+class BucketsItem(Form):
+    """Some `buckets` of a plan. `holders`: by stretch, the lane that has its rows. `times`: of all frames of the plan."""
+
+    plan: ProcessItem
+    exchange: Text
+    holders: tuple[Count, ...]
+    buckets: tuple[Count, ...]
+    times: tuple[tuple[Count, Long, Long, Count], ...] = ()
+
+
+@dataclass(frozen=True)
+class BucketsReport(Form):
+    """What became of some buckets. `late`: the number of dead letters of each; they follow in the order of the buckets."""
+
+    counts: Totals = field(default_factory=dict)
+    tails: dict[Text, SubjectTail] = field(default_factory=dict)
+    runs: Lists = field(default_factory=dict)
+    late: dict[PartitionKey, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Place(Form):
+    """Where an item lies that may be too large for a request: what the leg holds under a name."""
+
+    exchange: Text
+    name: Text
+
+
+def process_exchanged(
+    connections: Connections, config: Program, item: ProcessItem, frames: Sequence[Arrived], parts: int, admitted: Admit
+) -> ProcessReport:
+    """Do a plan in so many parts, here and in lanes; return its report, with the counts of the buckets.
+
+    Raise RetryableError if a lane is lost that holds rows, and what `admitted` raises, before anything is appended.
+    """
+    lanes, exchange = connections.lanes, uuid4().hex
+    stretches = stretches_of(frames, parts)
+    items = [_stages_item(item, exchange, number, stretch) for number, stretch in enumerate(stretches)]
+    lanes.shelf.clear(exchange)
+    staged = lanes.divide(STAGES_PART, items, lambda one: _staged(connections, one, stretches[one.number]), _staged_of)
+    for stretch, (report, dead_letters) in zip(stretches, staged, strict=True):
+        admitted(stretch, Made(dead_letters.slice(0, 0), dead_letters, report.counts))
+    times = tuple(time for report, _ in staged for time in report.times)
+    found = sorted({int(bucket) for report, _ in staged for bucket in report.rows})
+    count = lanes.parts_for(sum(frame.message.rows for frame in frames))
+    whole = BucketsItem(replace(item, poison=()), exchange, tuple(report.holder for report, _ in staged), (), times)
+    places = []
+    for number, share in enumerate(filter(None, _dealt(found, count))):
+        places.append(Place(exchange, f"item {number}"))
+        lanes.shelf.put(exchange, places[-1].name, to_text(_of_buckets(whole, share)).encode())
+    appended = lanes.divide(BUCKETS_PART, places, lambda place: _appended(connections, place), _appended_of) if places else []
+    lanes.shelf.clear("")
+    reach("process.between-frames")
+    return _closed(connections, config, item, [dead_letters for _, dead_letters in staged], appended, times)
+
+
+def _stages_item(item: ProcessItem, exchange: str, number: int, stretch: Sequence[Arrived]) -> StagesItem:
+    first, last = stretch[0].message.sequence, stretch[-1].message.sequence
+    return StagesItem(
+        exchange=exchange,
+        number=number,
+        start=first - 1,
+        to=last,
+        config=item.config,
+        arrivals=tuple(frame.arrival_us for frame in stretch),
+        poison=tuple(one for one in item.poison if first <= one[0] <= last),
+        step_frames=item.step_frames,
+    )
+
+
+def _of_buckets(whole: BucketsItem, buckets: Sequence[int]) -> BucketsItem:
+    runs = {str(bucket): whole.plan.runs[str(bucket)] for bucket in buckets if str(bucket) in whole.plan.runs}
+    return replace(whole, plan=replace(whole.plan, runs=runs), buckets=tuple(buckets))
+
+
+def _dealt(buckets: Sequence[int], most: int) -> list[Sequence[int]]:
+    """Return the buckets of each process: a share for each lane, and the leg's own as the first."""
+    shares = most - 1 + OWN_SHARES
+    own = sorted(bucket for first in range(OWN_SHARES) for bucket in buckets[first::shares])
+    return [own, *(buckets[first::shares] for first in range(OWN_SHARES, shares))]
+
+
+def stretches_of(frames: Sequence[Arrived], most: int) -> list[Sequence[Arrived]]:
+    """Return the stretches, `most` at most, into which frames are cut: the leg's own, then a share of the rows for each lane."""
+    ends = np.cumsum([frame.message.rows for frame in frames])
+    shares = most - 1 + OWN_SHARES
+    cuts = np.searchsorted(ends, [ends[-1] * number // shares for number in range(OWN_SHARES, shares)]) + 1
+    return [frames[first:end] for first, end in pairwise(sorted({0, *cuts.tolist(), len(frames)}))]
+
+
+# The stages.
+
+
+def stages_part(connections: Connections, text: str) -> bytes:
+    """Take a stretch, a `StagesItem` as text, through the stages, and hold its rows. The work of a lane.
+
+    Raise RetryableError while a frame is not served.
+    """
+    item = from_text(StagesItem, text)
+    names = connections.names
+    messages = list(connections.log.fetch(names.stream("raw"), names.subjects("raw"), item.start, item.to))
+    check_contiguous(names.stream("raw"), [message.sequence for message in messages], item.start, item.to)
+    connections.lanes.shelf.clear(item.exchange)
+    report, dead_letters = _staged(connections, item, [Arrived(*frame) for frame in zip(messages, item.arrivals, strict=True)])
+    return _packed(report, encode_frame(dead_letters))
+
+
+def _staged_of(content: bytes) -> tuple[StagesReport, pa.Table]:
+    report, dead_letters = _unpacked(StagesReport, content)
+    return report, decode_parcel(dead_letters)
+
+
+def _staged(connections: Connections, item: StagesItem, frames: Sequence[Arrived]) -> tuple[StagesReport, pa.Table]:
+    config, counts, lanes = config_of(connections, item.config), new_counts(), connections.lanes
+    rows, dead_letters = [], []
+    for step in steps(frames, STEP_BYTES // config.widening, item.step_frames):
+        made = run_step(connections, config, step, item.poison)
+        add_counts(counts, made.counts)
+        rows.append(made.rows)
+        dead_letters.append(made.dead_letters)
+    together = joined(rows)
+    found = {}
+    for bucket, share in shares(together, owners_of(together, config)):
+        lanes.shelf.put(item.exchange, f"{item.number} {bucket}", share)
+        found[str(bucket)] = share.num_rows
+    window_us, timed = config.dedup.window_us, (frame.message for frame in frames)
+    times = FrameTimes.of(together, timed, NOTHING, window_us).rows() if config.dedup.time_field else ()
+    return StagesReport(lanes.own, found, counts, tuple(times)), joined(dead_letters)
+
+
+def run_step(connections: Connections, config: Program, step: Sequence[Arrived], poison: Decided) -> Made:
+    """Take the frames of a step through the stages; discard an engine that an error may have left unusable."""
+    try:
+        made = run(config, connections.engine, step, poison, connections.means.open_engine)
+    except Exception:
+        connections.discard_engine()
+        raise
+    if INTERNAL_ERROR in made.dead_letters.column("code").unique().to_pylist():
+        connections.discard_engine()
+    return made
+
+
+# The buckets.
+
+
+def buckets_part(connections: Connections, text: str) -> bytes:
+    """Do some buckets of a plan, a `BucketsItem` that lies at a `Place`, which is given as text. The work of a lane.
+
+    Raise RetryableError if a process that holds some of it does not answer.
+    """
+    report, late = _appended(connections, from_text(Place, text))
+    return _packed(report, encode_frame(joined(list(late.values()))) if late else b"")
+
+
+def _appended_of(content: bytes) -> tuple[BucketsReport, dict[int, pa.Table]]:
+    report, payload = _unpacked(BucketsReport, content)
+    late = {}
+    if report.late:
+        rest = decode_parcel(payload)
+        for bucket, count in report.late.items():
+            late[int(bucket)], rest = rest.slice(0, count), rest.slice(count)
+    return report, late
+
+
+def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, dict[int, pa.Table]]:
+    """Drop the copies of some buckets, append their rows; return the late dead letters by bucket."""
+    item = from_text(BucketsItem, connections.lanes.fetch(0, place.exchange, place.name))
+    config = config_of(connections, item.plan.config)
+    buckets = Buckets(connections, config, item.plan)
+    times = _times(config, item.plan, item.times)
+
+    def done(bucket: int) -> tuple[dict[str, int], pa.Table | None]:
+        return buckets.append_bucket(bucket, _rows_of(connections, item, bucket), times)
+
+    counts, late = Counter[str](), {}
+    with connections.means.threads(BUCKET_THREADS, "bucket") as workers:
+        for bucket, working in [(bucket, workers.submit(done, bucket)) for bucket in item.buckets]:
+            of_bucket, late_letters = working.result()
+            counts.update(of_bucket)
+            if late_letters is not None:
+                late[bucket] = late_letters
+    sizes = {str(bucket): letters.num_rows for bucket, letters in late.items()}
+    return BucketsReport(dict(counts), buckets.tails(), buckets.runs, sizes), late
+
+
+def _times(config: Program, plan: ProcessItem, times: Sequence[tuple[int, int, int, int]]) -> FrameTimes | None:
+    return FrameTimes.of_rows(times, plan.watermarks, config.dedup.window_us) if config.dedup.time_field else None
+
+
+def _rows_of(connections: Connections, item: BucketsItem, bucket: int) -> pa.Table:
+    """Return the rows of a bucket from every stretch that has some, in the order of the stretches."""
+    lanes, found = connections.lanes, []
+    for number, holder in enumerate(item.holders):
+        name = f"{number} {bucket}"
+        table = lanes.shelf.table(item.exchange, name) if holder == lanes.own else None
+        if table is not None:
+            found.append(table)
+        elif content := lanes.fetch(holder, item.exchange, name):
+            found.append(decode_parcel(content))
+    return joined(found)
+
+
+def _closed(
+    connections: Connections,
+    config: Program,
+    item: ProcessItem,
+    refused: Sequence[pa.Table],
+    appended: Sequence[tuple[BucketsReport, dict[int, pa.Table]]],
+    times: Sequence[tuple[int, int, int, int]],
+) -> ProcessReport:
+    """Append the dead letters of the plan, in position order; return its report."""
+    buckets = Buckets(connections, config, item)
+    together = joined(list(refused))
+    by_bucket = {bucket: [share] for bucket, share in shares(together, partition_owners(together, config.buckets))}
+    counts, tails, runs = Counter[str](), dict[str, SubjectTail](), dict(Lists())
+    for report, late in appended:
+        counts.update(report.counts)
+        tails |= report.tails
+        runs |= report.runs
+        for bucket, letters in late.items():
+            by_bucket.setdefault(bucket, []).append(letters)
+    for bucket, letters in sorted(by_bucket.items()):
+        buckets.append_dead_letters(bucket, letters)
+    last = _times(config, item, times)
+    return ProcessReport(dict(counts), {**tails, **buckets.tails()}, runs, last.last if last else None)
+
+
+def _packed(report: Form, content: bytes) -> bytes:
+    head = to_text(report).encode()
+    return b"".join((len(head).to_bytes(_HEAD_BYTES), head, content))
+
+
+def _unpacked(form: type[F], content: bytes) -> tuple[F, bytes]:
+    end = _HEAD_BYTES + int.from_bytes(content[:_HEAD_BYTES])
+    return from_text(form, content[_HEAD_BYTES:end]), content[end:]

@@ -1,0 +1,153 @@
+"""A plan on several processes: the same rows, dead letters, counts and key store as on one."""
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.leg_case import NAMES, LegCase
+from support.programs import first_of
+
+from pipelines.engine.lanes import LEAST_RECORDS, Lane, Lanes, lane_subject
+from pipelines.errors import RetryableError
+from pipelines.process.arrivals import Arrived
+from pipelines.process.exchange import stretches_of
+from pipelines.process.steps import Step
+from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.records import decode_frame
+from pipelines.protocol.topology import LegId
+from pipelines.runner.share import LANE_WORKS
+
+KEYLESS: Sequence[Step] = ()
+ARRIVAL = (first_of("id", 3_600_000_000, keeps=True),)
+EVENT_TIME = (first_of("id", 20_000_000, time_field="at", time_unit="s", lateness_us=5_000_000, max_ahead_us=10**15),)
+
+
+class Network:
+    """Carries requests to the processes of a run; `lost`: the subjects that answer no more."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self.lost: set[str] = set()
+        self.asked = Counter[str]()
+
+    def request(self, subject: str, payload: bytes, seconds: float) -> bytes:
+        self.asked[subject] += 1
+        if subject in self.lost:
+            raise RetryableError("no answer")
+        return self.lanes[subject].answer(payload)
+
+
+class Shared(LegCase):
+    """The legs of a case beside two lanes, which see the same log and the same disk."""
+
+    def __init__(self, directory: Path, between: Sequence[Step], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pipelines.engine.lanes.LEAST_RECORDS", 2)
+        super().__init__(directory, 8, between=between)
+        self.network = Network()
+        self.lanes = Lanes(self.network, "run", 2, self.clock.seconds)
+        self.network.lanes[lane_subject("run", 0)] = Lane({}, print, self.lanes.shelf)
+        for number in (1, 2):
+            seen_there: Any = copy.copy(self)
+            seen_there._kept, seen_there.stores, seen_there.engine = {}, {}, self.means.open_engine()
+            seen_there.lanes = Lanes(self.network, "run", 2, own=number)
+            works = {name: partial(work, seen_there) for name, work in LANE_WORKS.items()}
+            self.network.lanes[lane_subject("run", number)] = Lane(works, print, seen_there.lanes.shelf)
+
+
+def records(seed: int, count: int) -> list[bytes]:
+    """Records over 40 keys whose times jump about by up to 20 s; some are no JSON, some have no key."""
+    some = random.Random(seed)
+    made = []
+    for number in range(count):
+        at = 1_780_000_000 + seed * 10 + number // 4 + some.randrange(-20, 20)
+        key: int | None = None if some.random() < 0.02 else some.randrange(40)
+        text = b'{"id": %s, "v": "%d", "at": %d}' % (b"null" if key is None else b"%d" % key, number, at)
+        made.append(b"{" if some.random() < 0.05 else text)
+    return made
+
+
+def outcome(case: LegCase) -> dict[str, Any]:
+    """What a case has written: rows, dead letters and duplicates by position, in the order of each subject; totals; keys."""
+    found: dict[str, Any] = {}
+    for role in ("out", "dlq", "duplicates"):
+        by_subject: dict[str, list[Any]] = {}
+        for message in case.log.messages(NAMES.stream(role)):
+            rows = decode_frame(message.payload).to_pylist()
+            by_subject.setdefault(message.subject, []).extend((row["_tf_sequence"], row["_tf_ordinal"], row.get("code")) for row in rows)
+        found[role] = by_subject
+    chain = read_chain(case.log, NAMES, LegId("process").chain)
+    assert chain.done is not None
+    body = chain.done.body
+    found["totals"], found["watermarks"], found["clock"] = body.totals, body.watermarks, body.clock_us
+    found["keys"] = {bucket: sum(run[1] for run in listing) for bucket, listing in case.lists().items()}
+    return found
+
+
+@pytest.mark.parametrize("between", [KEYLESS, ARRIVAL, EVENT_TIME], ids=["keyless", "by arrival", "by event time"])
+def test_several_processes_write_what_one_writes(between: Sequence[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, shared = LegCase(tmp_path / "alone", 8, between=between), Shared(tmp_path / "shared", between, monkeypatch)
+    for case in (alone, shared):
+        for plan in range(4):
+            for portion in range(5):
+                case.send(records(10 * plan + portion, 60))
+            case.go_on()
+    assert outcome(shared) == outcome(alone)
+    found = outcome(shared)
+    # A plan has two parts for lanes in the stages, and two in the buckets, if it has so many buckets.
+    assert (len(found["out"]), shared.process.status.lane_parts) == ((1, 4 * 2) if between is KEYLESS else (8, 4 * 4))
+    if between is EVENT_TIME:
+        assert "late" in {code for rows in found["dlq"].values() for _, _, code in rows}
+
+
+def test_a_plan_whose_rows_went_with_a_lane_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, shared = (
+        LegCase(tmp_path / "alone", 8),
+        Shared(tmp_path / "shared", ARRIVAL[:0] or (first_of("id", 3_600_000_000),), monkeypatch),
+    )
+    for case in (alone, shared):
+        for portion in range(5):
+            case.send(records(portion, 60))
+    fetch, gone = Lanes.fetch, lane_subject("run", 2)
+
+    def lost_on_the_way(self: Lanes, lane: int, exchange: str, name: str) -> bytes:
+        if lane == 2:
+            shared.network.lost.add(gone)
+        return fetch(self, lane, exchange, name)
+
+    monkeypatch.setattr(Lanes, "fetch", lost_on_the_way)
+    shared.process.stop.clear()
+    alone.go_on()
+    shared.go_on()
+    assert outcome(shared) == outcome(alone)
+    assert shared.process.status.retries >= 1
+    assert shared.files() == shared.listed(), "what the failed attempt has left on the disk is gone"
+
+
+def test_a_small_plan_asks_no_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Shared(tmp_path, ARRIVAL, monkeypatch)
+    monkeypatch.setattr("pipelines.engine.lanes.LEAST_RECORDS", LEAST_RECORDS)
+    case.send(records(1, 100))
+    case.send(records(2, 100))
+    case.go_on()
+    assert case.network.asked.total() == 0
+
+
+def test_the_first_stretch_has_two_shares_of_the_rows() -> None:
+    class Frame:
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+    def cut(rows: Sequence[int], most: int) -> list[list[int]]:
+        frames: Any = [Arrived(Frame(count), 0) for count in rows]  # type: ignore[arg-type]
+        return [[frame.message.rows for frame in stretch] for stretch in stretches_of(frames, most)]
+
+    assert cut([5, 5, 5, 5], 3) == [[5, 5], [5], [5]]
+    assert cut([90, 5, 5], 2) == [[90], [5, 5]]
+    assert cut([5, 5, 90], 2) == [[5, 5, 90]]
+    assert cut([5, 5], 8) == [[5], [5]]
+    assert cut([0, 0, 7], 2) == [[0, 0, 7]]
