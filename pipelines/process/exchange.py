@@ -80,7 +80,7 @@ class BucketsItem(Form):
 
 @dataclass(frozen=True)
 class BucketsReport(Form):
-    """What became of some buckets. `late`: the number of dead letters of each; they follow in the order of the buckets."""
+    """What became of some buckets. `late`: the number of dead letters of each; they follow in the order of the buckets' numbers."""
 
     counts: Totals = field(default_factory=dict)
     tails: dict[Text, SubjectTail] = field(default_factory=dict)
@@ -219,7 +219,7 @@ def buckets_part(connections: Connections, text: str) -> bytes:
     Raise RetryableError if a process that holds some of it does not answer.
     """
     report, late = _appended(connections, from_text(Place, text))
-    return _packed(report, encode_frame(joined(list(late.values()))) if late else b"")
+    return _packed(report, encode_frame(joined([late[bucket] for bucket in sorted(late)])) if late else b"")
 
 
 def _appended_of(content: bytes) -> tuple[BucketsReport, dict[int, pa.Table]]:
@@ -227,8 +227,9 @@ def _appended_of(content: bytes) -> tuple[BucketsReport, dict[int, pa.Table]]:
     late = {}
     if report.late:
         rest = decode_parcel(payload)
-        for bucket, count in report.late.items():
-            late[int(bucket)], rest = rest.slice(0, count), rest.slice(count)
+        for bucket in sorted(map(int, report.late)):
+            count = report.late[str(bucket)]
+            late[bucket], rest = rest.slice(0, count), rest.slice(count)
     return report, late
 
 
@@ -240,7 +241,12 @@ def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, di
     times = _times(config, item.plan, item.times)
 
     def done(bucket: int) -> tuple[dict[str, int], pa.Table | None]:
-        return buckets.append_bucket(bucket, _rows_of(connections, item, bucket), times)
+        found = buckets.append_bucket(bucket, _rows_of(connections, item, bucket), times)
+        if config.dedup.key and connections.lanes.own:
+            # The leg deletes segments, and the copies on its own host.
+            needed = [*item.plan.runs.get(str(bucket), []), *buckets.runs[str(bucket)]]
+            connections.dedup_store(bucket).storage.discard_copies({listed[0] for listed in needed})
+        return found
 
     counts, late = Counter[str](), {}
     with connections.means.threads(BUCKET_THREADS, "bucket") as workers:
