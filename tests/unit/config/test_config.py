@@ -527,6 +527,8 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
         ("sources.0.schema_fields.1.name", "customer..city", "sources[0].schema_fields[1].name", "must be a field name"),
         ("sources.0.schema_fields.1.name", "order_id", "sources[0].schema_fields[1].name", "is used twice"),
         ("sources.0.columns", [{"name": "order_id", "from": "key"}], "sources[0].columns[0].name", "is used twice"),
+        ("lanes", 17, "lanes", "must be at most 16, got 17"),
+        ("lanes", 3, "lanes", "3 lanes need as many buckets at least, the file has 2: each lane works on some of them"),
         ("sources.0.columns", [{"name": "_tf_x", "from": "key"}], "sources[0].columns[0].name", "reserved"),
         ("sources.0.columns", [{"name": "k", "from": "kye"}], "sources[0].columns[0].from", "did you mean key?"),
         ("sources.0.columns", [{"name": "k", "from": "key", "header": "h"}], "sources[0].columns[0].header", "only for 'from: headers'"),

@@ -71,6 +71,10 @@ def test_the_usual_file_counts_where_no_other_is_named(tmp_path: Path) -> None:
     assert _names_set_in(tmp_path / "missing.conf") == set()
 
 
+def test_a_cluster_is_asked_for_twice_the_slots_of_the_tasks() -> None:
+    assert [_settings_for("spark://host:7077", None, tasks)["spark.cores.max"] for tasks in (3, 7)] == ["6", "14"]
+
+
 def test_executors_on_kubernetes_belong_to_the_drivers_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TALLYFLOW_DRIVER_POD", "orders-5d9")
     assert _settings_for("k8s://https://host", None)["spark.kubernetes.driver.pod.name"] == "orders-5d9"
