@@ -140,6 +140,7 @@ def check_metrics(case: PipelineCase, answer: httpx.Response) -> None:
         "tallyflow_busy_seconds": "counter",
         "tallyflow_leg_state": "gauge",
         "tallyflow_lag_offsets": "gauge",
+        "tallyflow_lanes": "gauge",
         "tallyflow_healthy": "gauge",
         "tallyflow_stream_bytes": "gauge",
         "tallyflow_stream_limit_bytes": "gauge",
@@ -152,6 +153,7 @@ def check_metrics(case: PipelineCase, answer: httpx.Response) -> None:
         return sample.value
 
     assert value("tallyflow_healthy") == 1
+    assert value("tallyflow_lanes") == 1
     assert value("tallyflow_rows", leg="sink", outcome="rows_out") == 87
     assert value("tallyflow_rows", leg="process", outcome="rejected.parse.invalid_json") == 3
     assert value("tallyflow_leg_state", leg="process", state="running") == 1
