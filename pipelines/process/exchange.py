@@ -288,7 +288,9 @@ def _closed(
     buckets = Buckets(connections, config, item)
     together = joined(list(refused))
     by_bucket = {bucket: [share] for bucket, share in shares(together, partition_owners(together, config.buckets))}
-    counts, tails, runs = Counter[str](), dict[str, SubjectTail](), dict(Lists())
+    counts: Counter[str] = Counter()
+    tails: dict[str, SubjectTail] = {}
+    runs: Lists = {}
     for report, late in appended:
         counts.update(report.counts)
         tails |= report.tails

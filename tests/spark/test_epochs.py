@@ -1,26 +1,15 @@
 """Epochs: the tasks of one streaming query take every record, and the next epoch's task finds what the one before has started."""
 
-from typing import Any
-
-import psutil
 import pytest
 from pyspark.sql import SparkSession
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, forked_workers, kill, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from support.plain_runner import BriskEngine
 
 from pipelines.engine.coordinator import Process
 from pipelines.protocol.topology import LegId
 from pipelines.runner.epochs import Epochs
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark]
-
-
-@pytest.fixture(autouse=True)
-def no_idle_workers(session: SparkSession) -> None:
-    """Ends the Python workers that earlier tests have left idle in the shared session: epochs would take turns on them."""
-    jvm: Any = session.sparkContext._gateway
-    for worker in forked_workers(psutil.Process(jvm.proc.pid).children(recursive=True)):
-        kill(worker)
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("no_idle_workers")]
 
 
 class ShortEpochs(BriskEngine):

@@ -1,18 +1,14 @@
 """Lanes in Spark's tasks: what they do of a large backlog, and a lane that ends in the middle of it."""
 
-from typing import Any
-
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 from support.dedup_case import check_first_of_keys, copies, with_lanes
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, forked_workers, kill, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, kill, wait_until, workers_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("no_idle_workers")]
 RECORDS = 300_000
 """Of which no process takes so many at once that the rest is too little for lanes."""
-
-
 KEYS = 200_003
 GOOD = len({number * 7919 % KEYS for number in range(RECORDS) if number % 100 != 99})
 
@@ -34,10 +30,8 @@ class Run:
 
     def lane_processes(self, session: SparkSession) -> list[psutil.Process]:
         """The Python workers that have no leg."""
-        jvm: Any = session.sparkContext._gateway
-        workers = forked_workers(psutil.Process(jvm.proc.pid).children(recursive=True))
         legs = {leg.process.pid for leg in self.runner.legs.values() if leg.process}
-        return [worker for worker in workers if worker.pid not in legs]
+        return [worker for worker in workers_of(session) if worker.pid not in legs]
 
     def wait(self) -> None:
         wait_until(lambda: self._case.count() == GOOD, "all rows")
@@ -50,14 +44,6 @@ class Run:
         counts = check_first_of_keys(self._case)
         assert counts.total() == RECORDS
         return {str(leg): view.status.lane_parts for leg, view in self.runner.legs.items()}
-
-
-@pytest.fixture(autouse=True)
-def no_idle_workers(session: SparkSession) -> None:
-    """Ends the Python workers that earlier tests have left idle in the shared session."""
-    jvm: Any = session.sparkContext._gateway
-    for worker in forked_workers(psutil.Process(jvm.proc.pid).children(recursive=True)):
-        kill(worker)
 
 
 def test_lanes_share_the_work_on_a_backlog(case: PipelineCase, session: SparkSession) -> None:

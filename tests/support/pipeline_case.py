@@ -189,21 +189,21 @@ class PipelineCase:
         # waits half a second before its first record.
         ours = {"log_level": 0, **self.addresses.kafka_client, "linger.ms": 5, "acks": "all", "max.in.flight": 1}
         producer = Producer({**ours, **settings})
+        self._produce(producer, values, partitions)
+        assert producer.flush(60) == 0
+
+    def _produce(self, producer: Producer, values: Iterable[bytes | None], partitions: int) -> None:
         for number, value in enumerate(values):
             producer.produce(self.topic, value, key=str(number).encode(), partition=number % partitions)
             if number % 1000 == 0:
                 producer.poll(0)
-        assert producer.flush(60) == 0
 
     def send_at_once(self, values: Iterable[bytes | None], partitions: int = 3) -> None:
         """Sends values in one transaction: nobody sees one of them before all are there."""
         producer = Producer({"log_level": 0, **self.addresses.kafka_client, "transactional.id": self.topic, "linger.ms": 5})
         producer.init_transactions(PATIENCE_SECONDS)
         producer.begin_transaction()
-        for number, value in enumerate(values):
-            producer.produce(self.topic, value, partition=number % partitions)
-            if number % 1000 == 0:
-                producer.poll(0)
+        self._produce(producer, values, partitions)
         producer.commit_transaction(PATIENCE_SECONDS)
 
     def send_events(self, count: int, partitions: int = 3, bad_every: int = 0, name_bytes: int = 0, **settings: Any) -> None:
@@ -520,6 +520,12 @@ def forked_workers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     found = with_text(processes, WORKER_DAEMON)
     daemons = {process.pid for process in found}
     return [process for process in found if process.ppid() in daemons]
+
+
+def workers_of(session: SparkSession) -> list[psutil.Process]:
+    """The Python workers of a session of this process."""
+    jvm: Any = session.sparkContext._gateway
+    return forked_workers(psutil.Process(jvm.proc.pid).children(recursive=True))
 
 
 def kill(process: psutil.Process) -> None:
